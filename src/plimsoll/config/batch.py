@@ -1,0 +1,25 @@
+"""How much one step sees, and how it is cut into micro-batches."""
+
+from __future__ import annotations
+
+from plimsoll.config.base import PositiveInt, Settings
+
+
+class SftBatch(Settings):
+    """A step of SFT."""
+
+    sequences: PositiveInt = 32
+    """Sequences per optimizer step, over all ranks."""
+    micro_batch_tokens: PositiveInt = 4096
+    """The token budget of one forward on one rank; no pack exceeds it."""
+
+
+class PpoBatch(Settings):
+    """A step of PPO."""
+
+    prompts: PositiveInt = 32
+    """Prompts per step, over all ranks."""
+    responses: PositiveInt = 1
+    """Responses sampled for each prompt."""
+    micro_batch_tokens: PositiveInt = 4096
+    """The token budget of one forward on one rank; no pack exceeds it."""

@@ -1,0 +1,58 @@
+"""The whole config of each job, and what must agree within it."""
+
+from __future__ import annotations
+
+from plimsoll.config.algorithm import PpoAlgorithm
+from plimsoll.config.base import Settings
+from plimsoll.config.batch import PpoBatch, SftBatch
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.data import DataConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.config.run import RunConfig
+
+
+class SftConfig(Settings):
+    """Supervised fine-tuning."""
+
+    run: RunConfig
+    """The run directory, its length and habits."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Rows, template and lengths."""
+    batch: SftBatch = SftBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The model that learns."""
+
+
+class PpoConfig(Settings):
+    """Proximal policy optimisation with actor, critic, reference and rewards."""
+
+    run: RunConfig
+    """The run directory, its length and habits."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the roles live."""
+    data: DataConfig
+    """Prompts with reference answers."""
+    batch: PpoBatch = PpoBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The policy."""
+    critic: TrainedRole
+    """The value function; starts from its own model, with a new value head."""
+    reference: FrozenRole | None = None
+    """The frozen policy that the KL is measured from; default: the actor's first weights."""
+    rewards: dict[str, RewardConfig]
+    """The parts of the reward, by the name they are shown under."""
+    rollout: RolloutConfig = RolloutConfig()
+    """The engines that sample."""
+    eval_sampling: SamplingConfig | None = None
+    """How held-out prompts are answered; default: as in training."""
+    algorithm: PpoAlgorithm = PpoAlgorithm()
+    """Advantage, losses, KL."""
+
+
+JobConfig = SftConfig | PpoConfig

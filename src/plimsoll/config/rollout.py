@@ -1,0 +1,61 @@
+"""Who samples, how, and how new weights are proved to have arrived."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from plimsoll.config.base import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    Share,
+)
+
+
+class SamplingConfig(Settings):
+    """How responses are sampled."""
+
+    max_new_tokens: PositiveInt = 512
+    """The longest response, in tokens."""
+    temperature: NonNegativeFloat = 1.0
+    """Softmax temperature; the trainer's log-probs use the same. 0 is greedy (evaluation only)."""
+    top_p: Share = 1.0
+    """Nucleus sampling; below 1 the sampler's log-probs differ from the trainer's."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response (the end-of-sequence token always does)."""
+
+
+class SyncConfig(Settings):
+    """Weight sync and its proof."""
+
+    bucket_bytes: PositiveInt = 256 * 1024 * 1024
+    """Weights are gathered and sent in buckets of at most this size (or one tensor)."""
+    max_logprob_gap: PositiveFloat = 0.05
+    """Stop when the mean absolute difference between the engines' and the trainer's log-probs
+    of the probe tokens is larger than this."""
+    probe_sequences: PositiveInt = 4
+    """Sequences in the probe."""
+
+
+class RolloutConfig(Settings):
+    """The engines that sample."""
+
+    engine: Literal["vllm", "transformers"] = "vllm"
+    """vllm: fast, in Ray actors; transformers: for machines without vLLM."""
+    engines: PositiveInt = 1
+    """How many engines (data parallel)."""
+    tensor_parallel: PositiveInt = 1
+    """GPUs (or CPU processes) per engine."""
+    memory_share: Share = 0.5
+    """The share of the whole card that vLLM takes (its gpu_memory_utilization)."""
+    cpu_kv_cache_gib: PositiveFloat = 0.5
+    """Size of the KV cache on CPU, GiB per engine."""
+    max_sequences: PositiveInt = 256
+    """Sequences that one engine works on at once."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """The dtype of the engine's weights."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How responses are sampled for training."""
+    sync: SyncConfig = SyncConfig()
+    """Weight sync and its proof."""

@@ -1,0 +1,159 @@
+"""The records that cross rooms: what a row, a trajectory and a micro-batch are.
+
+Plain numpy, no torch, so that any process may hold them and Ray moves them without a copy.
+
+Shape suffixes used in the whole project:
+
+| suffix | meaning |
+| --- | --- |
+| `_B` | prompts of a batch |
+| `_G` | responses of one prompt (a group) |
+| `_S` | sequences of a pack |
+| `_T` | packed tokens of a pack |
+| `_L` | learned tokens of a pack: the targets that reach the head, in packed order |
+| `_V` | vocabulary |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt to sample from.
+
+    index: the row's number in the data, the same in every epoch and after a resume.
+    tokens: the prompt after the chat template, ready for the engine, shape [P].
+    text: the prompt as a person reads it (before the template).
+    reference: the reference answer, where the data has one.
+    """
+
+    index: int
+    tokens: Ints
+    text: str
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class RewardPart:
+    """One named part of a trajectory's reward; the reward is the sum of value * weight."""
+
+    name: str
+    value: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One sampled response.
+
+    response_tokens, sampler_logprobs: shape [R]; the log-probs are those of the distribution
+        that was sampled from (after temperature), by the engine that sampled.
+    sample_index: which of the prompt's responses this is, 0 <= sample_index < group size.
+    weight_version: the version of the weights that sampled it.
+    """
+
+    prompt: Prompt
+    sample_index: int
+    response_tokens: Ints
+    sampler_logprobs: Floats
+    response_text: str
+    finish_reason: FinishReason
+    weight_version: int
+    rewards: tuple[RewardPart, ...] = ()
+
+    @property
+    def reward(self) -> float:
+        """The scalar reward: the weighted sum of the parts."""
+        return sum(part.value * part.weight for part in self.rewards)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One training sequence.
+
+    tokens: shape [n]. learned: shape [n], True where the token is to be learned; the first
+    token can never be (nothing predicts it).
+    """
+
+    tokens: Ints
+    learned: Bools
+
+    def __post_init__(self) -> None:
+        assert self.tokens.shape == self.learned.shape and self.tokens.ndim == 1
+        assert len(self.tokens) > 0 and not self.learned[0]
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One micro-batch: whole sequences side by side, no padding, within a token budget.
+
+    Worked example: the sequences [a b c] (b, c learned) and [d e] (e learned) give
+    tokens_T = [a b c d e], positions_T = [0 1 2 0 1], cu_seqlens = [0 3 5],
+    predictor_L = [0 1 3] (the hidden states at a, b and d predict b, c and e),
+    targets_L = [b c e], cu_learned = [0 2 3].
+
+    samples_S: which sample of the batch each sequence is; -1 for a filler, a sequence without
+        learned tokens that only keeps the number of micro-batches equal on every rank.
+    """
+
+    tokens_T: Ints
+    positions_T: Ints
+    cu_seqlens: NDArray[np.int32]
+    predictor_L: Ints
+    targets_L: Ints
+    cu_learned: NDArray[np.int32]
+    samples_S: Ints
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the pack holds (T)."""
+        return len(self.tokens_T)
+
+    @property
+    def learned(self) -> int:
+        """How many of them are learned (L)."""
+        return len(self.targets_L)
+
+
+@dataclass(frozen=True)
+class BatchCounts:
+    """What one optimizer step sees over all ranks: losses are divided by these, never by a
+    micro-batch's own count, so no split into micro-batches or ranks can change the gradient.
+    """
+
+    tokens: int
+    sequences: int
+
+
+def to_packed(pack: Pack, per_sample: Sequence[Floats]) -> Floats:
+    """Lay per-sample arrays (each as long as its sample has learned tokens) out as the pack's _L."""
+    pieces = [per_sample[sample] for sample in pack.samples_S if sample >= 0]
+    flat_L = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
+    assert len(flat_L) == pack.learned
+    return flat_L.astype(np.float32, copy=False)
+
+
+def from_packed(packs: Sequence[Pack], values: Sequence[Floats], samples: int) -> list[Floats]:
+    """The inverse of `to_packed` over several packs: one array per sample, in batch order."""
+    found: list[Floats | None] = [None] * samples
+    for pack, values_L in zip(packs, values, strict=True):
+        assert len(values_L) == pack.learned
+        for i, sample in enumerate(pack.samples_S):
+            if sample >= 0:
+                found[sample] = values_L[pack.cu_learned[i] : pack.cu_learned[i + 1]]
+    missing = [i for i, array in enumerate(found) if array is None]
+    assert not missing, f"samples {missing} are in no pack"
+    return [array for array in found if array is not None]
