@@ -1,0 +1,1 @@
+"""Pure tensor functions, one idea a file; no DeepSpeed, Ray or transformers."""

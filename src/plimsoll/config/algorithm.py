@@ -7,6 +7,7 @@ from typing import Literal
 from plimsoll.config.base import (
     Choice,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Settings,
@@ -24,7 +25,8 @@ class KlConfig(Settings):
     coefficient: NonNegativeFloat = 0.01
     """The weight of the KL (the first one, when adaptive)."""
     target: PositiveFloat | None = None
-    """Adapt the coefficient towards this KL per response (nats, Ziegler et al. 2019); default: fixed."""
+    """Adapt the coefficient towards this KL per response (nats, Ziegler et al. 2019);
+    default: fixed."""
     horizon: PositiveInt = 10_000
     """Responses over which an adaptive coefficient moves."""
 
@@ -37,7 +39,7 @@ class PpoAlgorithm(Settings):
     policy_loss: Choice = Choice(name="clip")
     """The policy loss: a file of algorithm/policy_loss/, or an import path."""
     value_clip: PositiveFloat | None = 0.2
-    """Clip the change of the value by this much; none turns value clipping off."""
+    """Clip the change of the value by this much; null turns value clipping off."""
     kl: KlConfig = KlConfig()
     """The KL from the reference."""
     whiten_advantages: bool = True
@@ -48,5 +50,5 @@ class PpoAlgorithm(Settings):
     """Passes over each batch of trajectories."""
     mini_batches: PositiveInt = 1
     """Optimizer steps per pass; must divide the number of trajectories of a step."""
-    critic_warmup_steps: int = 0
+    critic_warmup_steps: NonNegativeInt = 0
     """Steps at the beginning that train the critic alone."""

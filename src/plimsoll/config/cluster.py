@@ -19,6 +19,7 @@ class ClusterConfig(Settings):
     threads: PositiveInt | None = None
     """CPU threads of each rank and engine; default: the machine's cores divided among them."""
     address: str | None = None
-    """A running Ray cluster's address; default: a cluster of this machine alone, ended with the run."""
+    """A running Ray cluster's address; default: a cluster of this machine alone,
+    ended with the run."""
     start_timeout: PositiveFloat = 600.0
     """Seconds that actors may take to start."""

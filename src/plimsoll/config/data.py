@@ -42,7 +42,8 @@ class DataConfig(Settings):
     system: str | None = None
     """A system message put before every conversation that has none."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """stop: refuse the data with file, line and field; skip: count and list them in the run directory."""
+    """stop: refuse the data with file, line and field; skip: count and list them in the
+    run directory."""
     over_long: Literal["refuse", "truncate"] = "refuse"
     """A sequence over max_tokens is a bad row, or is cut at the end."""
     max_tokens: PositiveInt = 2048

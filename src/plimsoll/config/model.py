@@ -13,11 +13,14 @@ class ModelConfig(Settings):
     path: str
     """A directory in Hugging Face format, or a name on the model hub."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """The dtype of weights and activations; the optimizer keeps fp32 masters of bfloat16 weights."""
+    """The dtype of weights and activations; the optimizer keeps fp32 masters of bfloat16
+    weights."""
     attention: Literal["auto", "sdpa", "varlen"] = "auto"
-    """Packed attention: `varlen` is PyTorch's varlen_attn (CUDA), `sdpa` works per sequence; auto takes varlen on CUDA."""
+    """Packed attention: `varlen` is PyTorch's varlen_attn (CUDA), `sdpa` works per sequence;
+    auto takes varlen on CUDA."""
     gradient_checkpointing: bool = False
-    """Recompute each layer's activations in the backward pass: less memory, about a third more compute."""
+    """Recompute each layer's activations in the backward pass: less memory, about a
+    third more compute."""
     head_chunk: PositiveInt = 1024
     """Learned tokens whose logits exist at once; the head's memory is head_chunk * vocabulary."""
     trust_remote_code: bool = False

@@ -15,7 +15,8 @@ class RunConfig(Settings):
     seed: NonNegativeInt = 0
     """Seeds data order, sampling and initialisation of new heads."""
     resume: Literal["never", "auto", "must"] = "never"
-    """never: refuse a directory that holds a run; auto: continue one that is there; must: refuse to start anew."""
+    """never: refuse a directory that holds a run; auto: continue one that is there;
+    must: refuse to start anew."""
     steps: PositiveInt
     """Steps of the run: optimizer steps (SFT), or rollout-and-train rounds (RL)."""
     save_every: PositiveInt | None = None

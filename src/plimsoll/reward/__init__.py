@@ -1,0 +1,1 @@
+"""Trajectories to reward parts. One file per rule, each with one function `reward`."""

@@ -1,0 +1,64 @@
+"""The policy loss and the advantage estimator that the config chooses, ready to be called.
+
+A new one is one new file and one config value: a file in policy_loss/ with a function `loss`, or
+in advantage/ with a function `estimate` and the constant NEEDS_VALUES; or, outside of Plimsoll,
+any function by import path. An estimator by import path that needs no critic says so with an
+attribute: `my_function.needs_values = False`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.algorithm.inputs import AdvantageInputs, Advantages, LossOutput, PolicyLossInputs
+from plimsoll.config.base import Choice
+from plimsoll.config.choice import resolve_choice
+from plimsoll.errors import ConfigError
+
+_PACKAGE = "plimsoll.algorithm"
+_FUNCTIONS = {"policy_loss": "loss", "advantage": "estimate"}
+
+
+@dataclass(frozen=True)
+class AdvantageEstimator:
+    """An advantage estimator, and whether it reads a critic's values."""
+
+    estimate: Callable[[AdvantageInputs], Advantages]
+    needs_values: bool
+
+
+def policy_loss(choice: Choice) -> Callable[[PolicyLossInputs], LossOutput]:
+    """The policy loss of the config, its options bound. Errors: see `resolve`."""
+    return resolve(choice, "policy_loss")
+
+
+def advantage(choice: Choice) -> AdvantageEstimator:
+    """The advantage estimator of the config, its options bound. Errors: see `resolve`."""
+    estimate = resolve(choice, "advantage")
+    if ":" in choice.name:
+        needs_values = vars(estimate.func).get("needs_values", True)
+    else:
+        needs_values = importlib.import_module(estimate.func.__module__).NEEDS_VALUES
+    return AdvantageEstimator(estimate=estimate, needs_values=needs_values)
+
+
+def resolve(choice: Choice, package: str) -> functools.partial[Any]:
+    """The function that `choice` names in a package of algorithm/, its options checked and bound.
+
+    Raises ConfigError for a name, option or option's value that cannot be used, and for a
+    function that does not take the inputs as its only positional argument.
+    """
+    function = resolve_choice(choice, f"{_PACKAGE}.{package}", _FUNCTIONS[package])
+    try:
+        inspect.signature(function).bind("inputs")
+    except TypeError as error:
+        raise ConfigError(
+            f"{choice.name!r} cannot be called as a function of {package}: {error}. It must take "
+            f"its inputs as the only positional argument, and its options by keyword."
+        ) from error
+    return function

@@ -1,0 +1,104 @@
+"""What the losses and the advantage estimators take and give: frozen records of tensors.
+
+Floats are float32. `_L` is the learned tokens of several sequences, flat, in packed order;
+sequence s holds the tokens from `cu_learned[s]` to `cu_learned[s + 1]`.
+
+Worked example: two sequences with 2 and 1 learned tokens have cu_learned = [0 2 3], and
+advantages_L[2] belongs to the only learned token of the second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from plimsoll.records import BatchCounts
+
+
+@dataclass(frozen=True)
+class PolicyLossInputs:
+    """One micro-batch of a policy loss; only logprobs_L has a gradient.
+
+    logprobs_L, old_logprobs_L: log-probs (nats) of the sampled tokens under the policy that
+        learns and under the policy as it was when the step began.
+    cu_learned: int, shape [S + 1].
+    counts: of the whole optimizer step, not of this micro-batch.
+    """
+
+    logprobs_L: Tensor
+    old_logprobs_L: Tensor
+    advantages_L: Tensor
+    cu_learned: Tensor
+    counts: BatchCounts
+
+    def __post_init__(self) -> None:
+        assert self.logprobs_L.ndim == 1 and self.cu_learned.ndim == 1
+        assert self.logprobs_L.shape == self.old_logprobs_L.shape == self.advantages_L.shape
+
+
+@dataclass(frozen=True)
+class ValueLossInputs:
+    """One micro-batch of the value loss; only values_L has a gradient.
+
+    values_L, old_values_L: the critic's values now and when the step began.
+    returns_L: what the values should have been.
+    counts: of the whole optimizer step, not of this micro-batch.
+    """
+
+    values_L: Tensor
+    old_values_L: Tensor
+    returns_L: Tensor
+    counts: BatchCounts
+
+    def __post_init__(self) -> None:
+        assert self.values_L.ndim == 1
+        assert self.values_L.shape == self.old_values_L.shape == self.returns_L.shape
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """A micro-batch's share of the batch's mean loss, and of the mean of each metric.
+
+    Everything is a scalar: a sum over the micro-batch divided by the whole step's count. Added
+    over micro-batches and ranks, losses, gradients and metrics are those of the whole batch.
+    Metrics carry no gradient.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """A whole batch of sequences, for an advantage estimator.
+
+    rewards_L: the reward of each learned token (see token_rewards).
+    values_L: the critic's values, or None for an estimator that needs none.
+    cu_learned: int, shape [S + 1].
+    prompt_S: int, which prompt each sequence answers; equal for the responses of one group.
+    """
+
+    rewards_L: Tensor
+    values_L: Tensor | None
+    cu_learned: Tensor
+    prompt_S: Tensor
+
+    def __post_init__(self) -> None:
+        assert self.rewards_L.ndim == 1
+        assert self.values_L is None or self.values_L.shape == self.rewards_L.shape
+        assert self.cu_learned.shape == (len(self.prompt_S) + 1,)
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """advantages_L for the policy loss; returns_L, the target of the value loss."""
+
+    advantages_L: Tensor
+    returns_L: Tensor
+
+
+def token_mean(x_L: Tensor, counts: BatchCounts) -> Tensor:
+    """The micro-batch's share of the mean over the step's learned tokens: a scalar."""
+    assert counts.tokens > 0
+    return x_L.sum() / counts.tokens

@@ -1,0 +1,72 @@
+"""Estimates of KL(policy || reference) from the policy's own samples, and its coefficient.
+
+Estimators: John Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html.
+Adaptive coefficient: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, assert_never
+
+import torch
+from torch import Tensor
+
+from plimsoll.errors import PlimsollError
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl(logprobs_L: Tensor, reference_logprobs_L: Tensor, estimator: KlEstimator) -> Tensor:
+    """KL(policy || reference) at each token, in nats; shape [L].
+
+    With d = log policy - log reference at tokens that the policy sampled:
+
+    k1 = d: unbiased; single tokens may be negative.
+    k2 = d^2 / 2: never negative; biased, little while the two are close.
+    k3 = exp(-d) - 1 + d: never negative and unbiased.
+
+    In a loss, what counts is the gradient, and it is another matter (Tang and Munos 2025,
+    https://arxiv.org/abs/2506.09477). Only k2's is, in expectation, the gradient of
+    KL(policy || reference). k1's is zero in expectation: it adds noise and holds nothing back.
+    k3's is the gradient of KL(reference || policy), much the same while the two are close.
+    """
+    difference_L = logprobs_L - reference_logprobs_L
+    match estimator:
+        case "k1":
+            return difference_L
+        case "k2":
+            return 0.5 * difference_L.square()
+        case "k3":
+            return torch.expm1(-difference_L) + difference_L
+        case _:
+            assert_never(estimator)
+
+
+@dataclass(frozen=True)
+class AdaptiveKl:
+    """The state of an adaptive coefficient: what a checkpoint keeps and `adapt` moves on."""
+
+    coefficient: float
+
+
+def adapt(
+    coefficient: float, observed_kl: float, responses: int, target: float, horizon: int
+) -> float:
+    """The next KL coefficient: larger when the policy is further from the reference than wanted.
+
+    observed_kl, target: nats per response. The relative error is clipped to +-0.2, and the
+    coefficient grows by that share per `horizon` responses; a step of more responses than the
+    horizon counts as one horizon, so that the coefficient cannot turn negative.
+
+    Raises PlimsollError when the observed KL is not a finite number.
+    """
+    if not math.isfinite(observed_kl):
+        raise PlimsollError(
+            f"The KL from the reference is {observed_kl}: the policy's log-probs are no longer "
+            f"finite, so training has diverged. Go back to a checkpoint, with a smaller "
+            f"learning rate or a larger KL coefficient."
+        )
+    error = max(-0.2, min(0.2, observed_kl / target - 1))
+    return coefficient * (1 + error * min(1.0, responses / horizon))

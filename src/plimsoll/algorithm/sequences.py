@@ -1,0 +1,27 @@
+"""Where the sequences lie in a flat `_L` tensor, from their offsets `cu_learned` [S + 1]."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def lengths(cu_learned: Tensor) -> Tensor:
+    """How many learned tokens each sequence has; int, shape [S]."""
+    return cu_learned.diff()
+
+
+def nonempty(cu_learned: Tensor) -> Tensor:
+    """Which sequences have a learned token at all; bool, shape [S]."""
+    return lengths(cu_learned) > 0
+
+
+def last_tokens(cu_learned: Tensor) -> Tensor:
+    """The position in `_L` of each non-empty sequence's last token; int, one per such sequence."""
+    return cu_learned[1:][nonempty(cu_learned)].long() - 1
+
+
+def sequence_of_token(cu_learned: Tensor) -> Tensor:
+    """Which sequence each token belongs to; int, shape [L]."""
+    lengths_S = lengths(cu_learned)
+    return torch.arange(len(lengths_S), device=cu_learned.device).repeat_interleave(lengths_S)

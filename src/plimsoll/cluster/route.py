@@ -1,0 +1,50 @@
+"""The weights' way from the ranks of the actor to the engines, over any cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.data.packing import pack
+from plimsoll.engine.worker import Worker
+from plimsoll.records import Floats, Ints, Sample, from_packed
+from plimsoll.rollout.protocol import RolloutEngine
+
+
+class ActorRoute:
+    """A `WeightRoute` for the actor."""
+
+    def __init__(self, cluster: Cluster, micro_batch_tokens: int) -> None:
+        self._cluster = cluster
+        self._budget = micro_batch_tokens
+
+    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
+        return self._cluster.all(Worker.weight_plan, "actor", bucket_bytes)[0]
+
+    def begin(self) -> None:
+        names = self._cluster.all(Worker.weight_names, "actor")[0]
+        self._cluster.engines_do(RolloutEngine.begin_sync, names)
+
+    def send(self, names: tuple[str, ...]) -> None:
+        self._cluster.hand_over(Worker.weight_bucket, ("actor", names), RolloutEngine.receive)
+
+    def finish(self, version: int) -> None:
+        self._cluster.engines_do(RolloutEngine.finish_sync, version)
+
+    def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        samples = [Sample(tokens, _all_but_first(len(tokens))) for tokens in sequences]
+        packs = pack(samples, self._cluster.ranks, max(self._budget, max(map(len, sequences))))
+        found = self._cluster.each(Worker.probe_log_probs, [("actor", own) for own in packs])
+        flat = [p for own in packs for p in own]
+        return from_packed(flat, [x for own in found for x in own], len(samples))
+
+    def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
+        return self._cluster.engines_do(RolloutEngine.log_probs, tuple(sequences))
+
+
+def _all_but_first(length: int) -> np.ndarray:
+    learned = np.ones(length, dtype=np.bool_)
+    learned[0] = False
+    return learned

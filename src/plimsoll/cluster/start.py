@@ -1,0 +1,31 @@
+"""Start the cluster that a config asks for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.rollout.protocol import EngineSpec
+
+
+def start_cluster(config: ClusterConfig, specs: Sequence[EngineSpec]) -> Cluster:
+    """All training ranks and one engine for each spec (none for SFT)."""
+    threads = thread_count(config, len(specs))
+    if config.where == "local":
+        from plimsoll.cluster.local import LocalCluster
+
+        return LocalCluster(config, specs, threads)
+    from plimsoll.cluster.ray import RayCluster
+
+    return RayCluster(config, specs, threads)
+
+
+def thread_count(config: ClusterConfig, engines: int) -> int:
+    """CPU threads of each process. Engines and ranks take turns (one samples while the other
+    waits), so each kind is given all cores."""
+    if config.threads is not None:
+        return config.threads
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // max(config.ranks, engines, 1))

@@ -1,0 +1,144 @@
+"""All keys of a job's config, with type, default and meaning, read off the models themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le
+from pydantic.fields import FieldInfo
+
+from plimsoll.config.base import Settings
+from plimsoll.config.problems import show
+from plimsoll.config.yaml_tree import Path
+
+ANY = "<name>"
+"""Stands in a key's path for a name that the user chooses."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a config.
+
+    kind: what may be written, in words; `choices`: the fixed values, where there are only those.
+    default: as YAML; None where the key is required or is a section.
+    section: it holds keys, not a value.
+    """
+
+    path: Path
+    kind: str
+    doc: str
+    default: str | None = None
+    required: bool = False
+    section: bool = False
+    choices: tuple[object, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The dotted name."""
+        return ".".join(self.path)
+
+    def covers(self, path: Path) -> bool:
+        """Is `path` this key?"""
+        return len(path) == len(self.path) and all(
+            mine in (ANY, given) for mine, given in zip(self.path, path, strict=True)
+        )
+
+
+def keys_of(model: type[Settings], above: Path = ()) -> Iterator[Key]:
+    """Every section and key of a config model, in the order of its fields."""
+    for name, field in model.model_fields.items():
+        yield from _keys_of_field((*above, name), field)
+
+
+def find_key(keys: tuple[Key, ...], path: Path) -> Key | None:
+    """The key at `path`."""
+    return next((key for key in keys if key.covers(path)), None)
+
+
+def below(keys: tuple[Key, ...], section: Path) -> list[Key]:
+    """The keys directly in a section (`()` is the top level)."""
+    depth = len(section)
+    return [
+        key
+        for key in keys
+        if len(key.path) == depth + 1
+        and all(a in (ANY, b) for a, b in zip(key.path, section, strict=False))
+    ]
+
+
+def _keys_of_field(path: Path, field: FieldInfo) -> Iterator[Key]:
+    doc = " ".join((field.description or "").split())
+    optional, plain = _without_null(field.annotation)
+    if isinstance(plain, type) and issubclass(plain, Settings):
+        about = f"{doc}{_default_of_section(field)}"
+        yield Key(path, "section", about, required=field.is_required(), section=True)
+        # Within an optional section keys are required only once the section is there.
+        yield from keys_of(plain, path)
+    elif get_origin(plain) is dict:
+        yield Key(path, "names", doc, required=field.is_required(), section=True)
+        yield from _keys_of_entries((*path, ANY), get_args(plain)[1])
+    else:
+        kind = _words(plain, tuple(field.metadata)) + (" or null" if optional else "")
+        default = None if field.is_required() else show(field.default)
+        choices = get_args(plain) if get_origin(plain) is Literal else ()
+        yield Key(path, kind, doc, default, required=field.is_required(), choices=choices)
+
+
+def _keys_of_entries(path: Path, entry: Any) -> Iterator[Key]:
+    if isinstance(entry, type) and issubclass(entry, Settings):
+        yield Key(path, "section", " ".join((entry.__doc__ or "").split()), section=True)
+        yield from keys_of(entry, path)
+    else:
+        yield Key(path, _words(entry, ()), "One option.")
+
+
+def _default_of_section(field: FieldInfo) -> str:
+    """A default that the keys below do not show: they have none of their own, such as a name."""
+    default: object = field.default
+    if isinstance(default, Settings) and any(
+        below.is_required() for below in type(default).model_fields.values()
+    ):
+        return f" Default: {show(default.model_dump())}."
+    return ""
+
+
+def _without_null(annotation: Any) -> tuple[bool, Any]:
+    """(may it be null?, the annotation without that); a union of several types stays whole."""
+    members = [a for a in get_args(annotation) if a is not NoneType]
+    if get_origin(annotation) in (Union, UnionType) and len(members) == 1:
+        return True, members[0]
+    return False, annotation
+
+
+def _words(annotation: Any, bounds: tuple[object, ...]) -> str:
+    """What may be written, such as `integer >= 1`."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        inner = [
+            m for a in arguments[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])
+        ]
+        return _words(arguments[0], (*inner, *bounds))
+    if origin in (Union, UnionType):
+        return " | ".join(_words(member, ()) for member in arguments)
+    if origin is Literal:
+        return " | ".join(map(str, arguments))
+    if origin is tuple:
+        return f"list of {_words(arguments[0], ())}"
+    return f"{_NAMES[annotation]} {' and '.join(_bounds(bounds))}".rstrip()
+
+
+_NAMES = {bool: "true | false", int: "integer", float: "number", str: "text", NoneType: "null"}
+
+
+def _bounds(bounds: tuple[object, ...]) -> Iterator[str]:
+    for bound in bounds:
+        match bound:
+            case Gt(gt=limit):
+                yield f"> {limit}"
+            case Ge(ge=limit):
+                yield f">= {limit}"
+            case Le(le=limit):
+                yield f"<= {limit}"

@@ -1,0 +1,159 @@
+"""From a YAML file and dotted flags to a config that is known to be right, without torch.
+
+Every wrong, unknown and missing key is named in one error. Relative paths in a config are
+relative to the current directory, not to the file that names them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path as FilePath
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from plimsoll.config.agree import check_agreement
+from plimsoll.config.base import Settings
+from plimsoll.config.flags import apply_flags, parse_flags
+from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.config.keys import Key, below, find_key, keys_of
+from plimsoll.config.problems import Problem, refuse, show
+from plimsoll.config.yaml_tree import Path, Tree, read_tree
+from plimsoll.errors import ConfigError
+
+ConfigT = TypeVar("ConfigT", SftConfig, PpoConfig)
+
+
+def load_config(model: type[ConfigT], path: str, flags: Sequence[str] = ()) -> ConfigT:
+    """The config of one job: the YAML file's values, and the flags' over them.
+
+    model: SftConfig or PpoConfig. flags: such as `["--run.steps", "10"]`.
+
+    Raises ConfigError (exit code 2) or SettingsConflict (4) with every problem, where it was
+    written, and what to write instead.
+    """
+    tree = apply_flags(read_tree(_read_text(path), path), parse_flags(flags))
+    config = validate(model, tree)
+    check_agreement(config)
+    return config
+
+
+def validate(model: type[ConfigT], tree: Tree) -> ConfigT:
+    """The model of a tree of values; ConfigError lists every key that is wrong."""
+    refuse(_problems(model, tree))
+    return model.model_validate(tree.values)
+
+
+def _problems(model: type[Settings], tree: Tree) -> Iterator[Problem]:
+    keys = tuple(keys_of(model))
+    yield from _bools_as_numbers(keys, tree)
+    try:
+        model.model_validate(tree.values)
+    except ValidationError as error:
+        yield from _in_plain_words(error, keys, tree)
+
+
+def _read_text(path: str) -> str:
+    try:
+        return FilePath(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such config file.{_near_file(path)}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a YAML file.") from error
+
+
+def _near_file(path: str) -> str:
+    folder = FilePath(path).parent
+    names = sorted(p.name for p in folder.glob("*.y*ml")) if folder.is_dir() else []
+    close = difflib.get_close_matches(FilePath(path).name, names, n=1)
+    return f" Nearest: {folder / close[0]}." if close else " Check the path."
+
+
+def _in_plain_words(error: ValidationError, keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
+    """One problem per key, in plain words; pydantic reports each branch of a union by itself."""
+    seen: set[Path] = set()
+    for detail in error.errors(include_url=False, include_context=False):
+        location = tuple(map(str, detail["loc"]))
+        if detail["type"] == "missing":
+            yield from _missing(location, keys)
+        elif detail["type"] == "extra_forbidden":
+            yield _unknown(location, detail["input"], keys, tree)
+        else:
+            key, path = _innermost(keys, location)
+            if path not in seen:
+                yield _wrong(key, path, _value_at(tree, path), tree)
+            seen.add(path)
+
+
+def _missing(path: Path, keys: tuple[Key, ...]) -> Iterator[Problem]:
+    """A missing key; for a missing section, each key that is required within it."""
+    key, _ = _innermost(keys, path)
+    required = [child for child in below(keys, path) if child.required]
+    if not required:
+        instead = "give at least one entry below it" if key.section else f"write {key.kind}"
+        yield Problem(".".join(path), None, f"Missing: {key.doc}", f"{instead}; it has no default")
+    for child in required:
+        yield from _missing((*path, child.path[-1]), keys)
+
+
+def _unknown(path: Path, value: object, keys: tuple[Key, ...], tree: Tree) -> Problem:
+    section = path[:-1]
+    known = [key.path[-1] for key in below(keys, section)]
+    elsewhere = [key.name for key in keys if key.path[-len(path) :] == path]
+    close = difflib.get_close_matches(path[-1], known, n=1)
+    if close:
+        instead = f"did you mean {'.'.join((*section, close[0]))}?"
+    elif elsewhere:
+        instead = f"did you mean {' or '.join(elsewhere[:4])}?"
+    else:
+        instead = f"valid keys here: {', '.join(known)}"
+    name = ".".join(path)
+    return Problem(name, show(value), "There is no such key.", instead, _origin(tree, path))
+
+
+def _wrong(key: Key, path: Path, value: object, tree: Tree) -> Problem:
+    if key.section:
+        why, instead = "A section is needed here.", "write keys with values below it"
+    else:
+        close = difflib.get_close_matches(str(value), map(str, key.choices), n=1)
+        why = f"It must be: {key.kind}."
+        default = f", or leave it out (default {key.default})" if key.default else ""
+        instead = f"did you mean {close[0]}?" if close else f"write such a value{default}"
+    if key.kind.startswith("text") and isinstance(value, bool | int | float):
+        instead = f'write it in quotes: "{show(value)}" (on a command line: \'"{show(value)}"\')'
+    return Problem(".".join(path), show(value), why, instead, _origin(tree, path))
+
+
+def _bools_as_numbers(keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
+    """`true` where one of a few numbers is expected: to Python, and so to pydantic, it is 1."""
+    for key in keys:
+        value = _value_at(tree, key.path)
+        if isinstance(value, bool) and value in key.choices:
+            yield _wrong(key, key.path, value, tree)
+
+
+def _innermost(keys: tuple[Key, ...], path: Path) -> tuple[Key, Path]:
+    """The key that `path` is or lies in: pydantic adds list indices and union branches to it."""
+    for length in range(len(path), 0, -1):
+        key = find_key(keys, path[:length])
+        if key is not None:
+            return key, path[:length]
+    raise AssertionError(f"{path} lies in no key")
+
+
+def _value_at(tree: Tree, path: Path) -> object:
+    """The value written at `path`; None where there is none."""
+    value: object = tree.values
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _origin(tree: Tree, path: Path) -> str:
+    """Where `path` was written, or else what it lies in, or else the first thing within it."""
+    upwards = [path[:length] for length in range(len(path), 0, -1)]
+    within = [found for found in tree.origins if found[: len(path)] == path]
+    return next((tree.origins[p] for p in [*upwards, *within] if p in tree.origins), "")

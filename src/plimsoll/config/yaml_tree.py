@@ -1,0 +1,173 @@
+"""YAML text <-> plain values, with the line that each key was written on.
+
+Plain words are read as YAML 1.2 does (its core schema), because YAML 1.1 surprises: there
+`1e-5` is text, `no` is false, `010` is 8, `12:30` is 750 and a date is no text. Anchors and
+aliases work; merge keys (`<<`) and tags (`!!`) do not. Lists are read as tuples, as the config
+models hold them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from plimsoll.errors import ConfigError
+
+Path = tuple[str, ...]
+
+_TAG = "tag:yaml.org,2002:"
+_FLOAT = re.compile(
+    r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$|[-+]?[0-9]+[eE][-+]?[0-9]+$"
+    r"|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+)
+_PLAIN_WORDS = {
+    "null": (re.compile(r"(~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    "bool": (re.compile(r"(true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    # 18 digits are more than any setting needs, and each such number fits 64 bits.
+    "int": (re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})$"), list("-+0123456789")),
+    "float": (_FLOAT, list("-+.0123456789")),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader with the plain words of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own way)
+
+
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which quotes what either YAML 1.1 or 1.2 would not read as text."""
+
+
+for _name, (_pattern, _first) in _PLAIN_WORDS.items():
+    _Loader.add_implicit_resolver(_TAG + _name, _pattern, _first)
+    _Dumper.add_implicit_resolver(_TAG + _name, _pattern, _first)
+
+
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # Only in double quotes does PyYAML escape every line break that YAML knows (such as U+0085).
+    style = None if text.isprintable() else '"'
+    return dumper.represent_scalar(_TAG + "str", text, style=style)
+
+
+_Dumper.add_representer(str, _text_node)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Nested values, and for each key path where it was written."""
+
+    values: dict[str, object]
+    origins: dict[Path, str]
+
+
+def read_tree(text: str, name: str) -> Tree:
+    """Read one YAML document whose top level is a mapping; an empty one is an empty mapping.
+
+    name: what messages call the text, such as the file's path.
+    Raises ConfigError with name and line: bad syntax, a key written twice, a tag, or another top
+    level.
+    """
+    origins: dict[Path, str] = {}
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        values = None if node is None else _Reader(loader, name, origins).value(node, (), ())
+    except yaml.MarkedYAMLError as error:
+        raise ConfigError(_syntax_message(error, name)) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not YAML: {error}. Write it as UTF-8 text.") from error
+    if values is None:
+        return Tree({}, {})
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{name}: the top level is {_kind(values)}, and a mapping is needed. "
+            f"Write sections with keys, such as `run:` with `steps: 100` below it."
+        )
+    return Tree(values, origins)
+
+
+def read_value(text: str) -> object:
+    """The value that a flag's text stands for: a quoted text, a list or a mapping in YAML's flow
+    style, or else one plain word or text as it stands (`#` and `: ` mean nothing in it).
+
+    Raises yaml.YAMLError where quotes or brackets are not closed.
+    """
+    if text.lstrip()[:1] in ("[", "{", '"', "'"):
+        return read_tree(f"value: {text}", "the value").values["value"]
+    loader = _Loader("")
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+    return loader.construct_object(yaml.ScalarNode(tag, text))
+
+
+def write_tree(values: dict[str, Any]) -> str:
+    """Nested values as YAML text, in the order given; `read_tree` gives them back."""
+    return yaml.dump(
+        values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Walks the nodes of one document, and notes in `origins` where keys were written."""
+
+    loader: _Loader
+    name: str
+    origins: dict[Path, str]
+
+    def value(self, node: yaml.Node, path: Path, above: tuple[int, ...]) -> object:
+        """The value of a node at `path`; above: the ids of the nodes that it lies within."""
+        if id(node) in above:
+            raise ConfigError(f"{self._at(node)}: the alias contains itself. Write it out.")
+        below = (*above, id(node))
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(node, path, below)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return tuple(self.value(item, path, below) for item in node.value)
+        if isinstance(node, yaml.ScalarNode) and node.tag in _SCALAR_TAGS:
+            return self._scalar(node)
+        raise ConfigError(f"{self._at(node)}: the tag {node.tag!r} is not read. Leave it out.")
+
+    def _mapping(self, node: yaml.MappingNode, path: Path, above: tuple[int, ...]) -> object:
+        found: dict[str, object] = {}
+        lines: dict[str, str] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"{self._at(key_node)}: a key must be plain text.")
+            key = key_node.value
+            at = self._at(key_node)
+            if key in found:
+                raise ConfigError(
+                    f"{at}: the key {'.'.join((*path, key))} is written a second time; it was "
+                    f"first written at {lines[key]}. Remove one of them."
+                )
+            lines[key] = self.origins[(*path, key)] = at
+            found[key] = self.value(value_node, (*path, key), above)
+        return found
+
+    def _scalar(self, node: yaml.ScalarNode) -> object:
+        try:
+            return self.loader.construct_object(node)
+        except (ValueError, KeyError) as error:  # such as `!!int x`
+            raise ConfigError(f"{self._at(node)}: {node.value!r} is not a {node.tag}.") from error
+
+    def _at(self, node: yaml.Node) -> str:
+        return f"{self.name}:{node.start_mark.line + 1}"
+
+
+_SCALAR_TAGS = {_TAG + name for name in ("null", "bool", "int", "float", "str")}
+
+
+def _syntax_message(error: yaml.MarkedYAMLError, name: str) -> str:
+    mark = error.problem_mark or error.context_mark
+    place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+    snippet = mark.get_snippet(indent=6) if mark else None
+    what = ", ".join(part for part in (error.context, error.problem) if part)
+    return f"{place}: this is not YAML: {what}." + (f"\n{snippet}" if snippet else "")
+
+
+def _kind(value: object) -> str:
+    return "a list" if isinstance(value, tuple) else f"the single value {value!r}"

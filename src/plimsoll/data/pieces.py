@@ -1,0 +1,82 @@
+"""Messages as text: pieces to tokenize, and which of their characters are the assistant's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from plimsoll.errors import ConfigError
+
+Messages = Sequence[Mapping[str, Any]]
+"""OpenAI-style turns: `role` and `content` as text; other keys are passed on to the template."""
+
+Span = tuple[int, int]
+"""A half-open range of characters."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that is tokenized by itself. learned: what of it is learned. closed: the
+    end-of-sequence token comes after it and is learned too."""
+
+    text: str
+    learned: tuple[Span, ...] = ()
+    closed: bool = False
+
+
+def readable(messages: Messages) -> str:
+    """Messages as a person reads them: a lone user turn as it is, otherwise roles and contents."""
+    if len(messages) == 1:
+        return str(messages[0]["content"])
+    return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in messages)
+
+
+def join_plain(turns: Messages) -> tuple[Piece, ...]:
+    """Contents one after the other with nothing between; the assistant's in pieces of their own."""
+    pieces = []
+    for learned, group in itertools.groupby(turns, key=lambda turn: turn["role"] == "assistant"):
+        text = "".join(turn["content"] for turn in group)
+        # one past the end, for tokens that cover no character of their own
+        pieces.append(Piece(text, ((0, len(text) + 1),) if learned else ()))
+    return tuple(pieces)
+
+
+def close_last(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """The pieces up to the last learned one, which the end-of-sequence token closes."""
+    last = max((i for i, piece in enumerate(pieces) if piece.learned), default=None)
+    if last is None:
+        return pieces
+    return (*pieces[:last], Piece(pieces[last].text, pieces[last].learned, closed=True))
+
+
+def without_tail(text: str, turn: Span, specials: tuple[str, ...]) -> Span:
+    """A turn less the white space after the token that ends it: sampling stops before that."""
+    start, end = turn
+    stripped = text[start:end].rstrip()
+    return (start, start + len(stripped)) if stripped.endswith(specials) else turn
+
+
+def with_end(text: str, marked: Span, specials: tuple[str, ...]) -> Span:
+    """A marked range up to the token that ends the turn, also where the mark stops before it."""
+    start, end = without_tail(text, marked, specials)
+    if text[start:end].endswith(specials):
+        return start, end
+    following = next((token for token in specials if text.startswith(token, end)), "")
+    return start, end + len(following)
+
+
+def check_begins(text: str, beginning: str, turn: int) -> None:
+    """ConfigError unless the text up to a turn is how the text with what follows begins."""
+    if text.startswith(beginning):
+        return
+    pairs = enumerate(zip(text, beginning, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), len(text))
+    raise ConfigError(
+        f"The chat template rewrites earlier turns, so it cannot be seen which tokens are the"
+        f" assistant's: rendered up to turn {turn}, the text goes on with"
+        f" {beginning[same : same + 40]!r} where, with what follows, it goes on with"
+        f" {text[same : same + 40]!r}. Set `data.chat_template` to a template that puts the"
+        f" assistant's text between `{{% generation %}}` and `{{% endgeneration %}}`."
+    )

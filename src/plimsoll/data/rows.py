@@ -1,0 +1,170 @@
+"""What a row must hold: its columns checked field by field and turned into messages.
+
+Every check raises `RowProblem` with the column's name as it is written in the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from plimsoll.config.data import SourceConfig
+from plimsoll.data.pieces import Messages
+from plimsoll.data.report import RowProblem, nearest
+from plimsoll.data.sources import Row
+from plimsoll.errors import ConfigError
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that a job reads: `turns` is `messages`, or `prompt` (and `response`)."""
+
+    messages: str | None
+    prompt: str | None
+    response: str | None
+    reference: str | None
+
+    @property
+    def turns(self) -> str:
+        """The column that a problem with the whole conversation is reported under."""
+        return self.messages or self.response or self.prompt or ""
+
+
+def sample_columns(source: SourceConfig, key: str) -> Columns:
+    """The columns of SFT; ConfigError when it is not clear which."""
+    _one_of(source, key)
+    if source.prompt is not None and source.response is None:
+        raise ConfigError(
+            f"`{key}.prompt` is set without `{key}.response`: SFT needs the column with the"
+            f" response too."
+        )
+    return Columns(source.messages, source.prompt, source.response, None)
+
+
+def prompt_columns(source: SourceConfig, key: str) -> Columns:
+    """The columns of RL; ConfigError when it is not clear which."""
+    _one_of(source, key)
+    return Columns(source.messages, source.prompt, None, source.reference)
+
+
+def _one_of(source: SourceConfig, key: str) -> None:
+    if (source.messages is None) == (source.prompt is None):
+        both = "both are" if source.messages is not None else "neither is"
+        raise ConfigError(
+            f"Set one of `{key}.messages` and `{key}.prompt` to the column with the text; {both}"
+            f" set."
+        )
+
+
+def check_columns(columns: Columns, rows: Sequence[Row], key: str) -> None:
+    """ConfigError for a column that no row has: that is a wrong setting, not bad rows."""
+    present = {name: None for row in rows for name in row.values}
+    configured = {
+        "messages": columns.messages,
+        "prompt": columns.prompt,
+        "response": columns.response,
+        "reference": columns.reference,
+    }
+    for setting, column in configured.items():
+        if rows and column is not None and column not in present:
+            raise ConfigError(
+                f"`{key}.{setting}: {column}`: no row of {rows[0].file} has a column `{column}`;"
+                f" there are {', '.join(f'`{name}`' for name in present)}."
+                f"{nearest(column, present)}"
+            )
+
+
+def conversation_of(row: Row, columns: Columns) -> Messages:
+    """The messages of an SFT row, at least one of them the assistant's."""
+    if columns.messages is None:
+        assert columns.prompt is not None and columns.response is not None
+        return [
+            {"role": "user", "content": _text(row.values, columns.prompt)},
+            {"role": "assistant", "content": _text(row.values, columns.response)},
+        ]
+    messages = _messages(row, columns.messages)
+    if not any(turn["role"] == "assistant" for turn in messages):
+        raise RowProblem(columns.messages, "has no assistant turn, so nothing to learn from")
+    return messages
+
+
+def prompt_of(row: Row, columns: Columns) -> Messages:
+    """The messages of an RL row, the last of them the user's (or a tool's)."""
+    if columns.messages is None:
+        assert columns.prompt is not None
+        return [{"role": "user", "content": _text(row.values, columns.prompt)}]
+    messages = _messages(row, columns.messages)
+    last = messages[-1]["role"]
+    if last not in ("user", "tool"):
+        raise RowProblem(
+            f"{columns.messages}[{len(messages) - 1}].role",
+            f"is `{last}`, but the last turn of a prompt must be the user's",
+        )
+    return messages
+
+
+def reference_of(row: Row, column: str | None) -> str | None:
+    """The reference answer; a number becomes text."""
+    if column is None:
+        return None
+    value = _present(row.values, column)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return _checked_text(value, column)
+
+
+def _messages(row: Row, column: str) -> Messages:
+    value = _present(row.values, column)
+    if not isinstance(value, list):
+        raise RowProblem(column, f"must be a list of messages, but is {_kind(value)}")
+    if not value:
+        raise RowProblem(column, "is empty")
+    return [_message(turn, f"{column}[{i}]") for i, turn in enumerate(value)]
+
+
+def _message(turn: object, place: str) -> Mapping[str, object]:
+    if not isinstance(turn, dict):
+        raise RowProblem(place, f"must be an object with role and content, but is {_kind(turn)}")
+    role = _checked_text(_present(turn, "role", place), f"{place}.role")
+    if role not in ROLES:
+        hint = nearest(role, ROLES)
+        raise RowProblem(
+            f"{place}.role", f"is `{role}`, which is none of {', '.join(ROLES)}.{hint}"
+        )
+    _checked_text(_present(turn, "content", place), f"{place}.content")
+    # a missing key is None in columnar data; templates ask whether a key is there
+    return {name: value for name, value in turn.items() if value is not None}
+
+
+def _text(values: Mapping[str, object], column: str) -> str:
+    return _checked_text(_present(values, column), column)
+
+
+def _present(values: Mapping[str, object], name: str, place: str = "") -> object:
+    value = values.get(name)
+    if value is None:
+        raise RowProblem(f"{place}.{name}" if place else name, "is missing")
+    return value
+
+
+def _checked_text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise RowProblem(field, f"must be text, but is {_kind(value)}")
+    if not value.strip():
+        raise RowProblem(field, "is empty")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        broken = f"U+{ord(value[error.start]):04X}"
+        raise RowProblem(field, f"is not valid Unicode: half of a surrogate pair, {broken}") from (
+            error
+        )
+    return value
+
+
+def _kind(value: object) -> str:
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "text"}
+    kinds |= {list: "a list", dict: "an object"}
+    return kinds.get(type(value), f"a {type(value).__name__}")

@@ -1,0 +1,214 @@
+"""Rows from files, directories, `datasets` directories and the hub, one at a time.
+
+A row that cannot even be read (broken JSON, bytes that are not UTF-8) comes out as a `BadRow`
+in its place, so that one bad line never hides the others.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from plimsoll.config.data import SourceConfig
+from plimsoll.data.report import BadRow, RowProblem, nearest
+from plimsoll.errors import ConfigError
+
+LINES = (".jsonl", ".json")
+SUFFIXES = (*LINES, ".parquet")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+SPLIT_WORDS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
+BATCH_ROWS = 1024
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as read.
+
+    file: the file, directory or hub name it came from.
+    line: 1-based line in JSON lines, 1-based row number in Parquet and `datasets`.
+    values: by column.
+    """
+
+    file: str
+    line: int
+    values: Mapping[str, object]
+
+
+def read_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
+    """The source's rows in order, at most `source.limit` of them (bad ones count).
+
+    Raises ConfigError for a path that is not there, a format that is not known, a split that
+    the source lacks, or a hub that does not answer.
+    """
+    return islice(_read(source), source.limit)
+
+
+def _read(source: SourceConfig) -> Iterator[Row | BadRow]:
+    path = Path(source.path).expanduser()
+    if path.is_file():
+        return _read_file(path)
+    if path.is_dir():
+        return _read_directory(path, source.split)
+    looks_like_file = path.suffix.lower() in SUFFIXES
+    if HUB_NAME.fullmatch(source.path) and not looks_like_file:
+        return _read_hub(source.path, source.split)
+    raise ConfigError(_missing(path))
+
+
+def _missing(path: Path) -> str:
+    missing = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
+    return (
+        f"There is no {path}: `{missing.name}` is not in {missing.parent.absolute()}."
+        f"{_neighbours(missing.name, missing.parent)}"
+        f" Give the path of a file, of a directory, or the name of a data set of the hub."
+    )
+
+
+def _neighbours(name: str, directory: Path) -> str:
+    if not directory.is_dir():
+        return ""
+    return nearest(name, (child.name for child in directory.iterdir()))
+
+
+def _read_file(path: Path) -> Iterator[Row | BadRow]:
+    suffix = path.suffix.lower()
+    if suffix in LINES:
+        return _read_lines(path)
+    if suffix == ".parquet":
+        return _read_parquet(path)
+    raise ConfigError(
+        f"{path} ends in {suffix or 'no suffix'}, which is not a known format:"
+        f" give a file that ends in {', '.join(SUFFIXES)} (unpack it first if it is compressed)."
+    )
+
+
+def _read_directory(path: Path, split: str) -> Iterator[Row | BadRow]:
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return _read_saved(path, split)
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+    if not files:
+        raise ConfigError(
+            f"The directory {path} holds no data files: it needs files that end in"
+            f" {', '.join(SUFFIXES)}, or what `Dataset.save_to_disk` writes."
+        )
+    return (row for file in _of_split(path, files, split) for row in _read_file(file))
+
+
+def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
+    """All files; but where files are named after splits (`train.jsonl`, `test-00000.parquet`),
+    only those of the split, so that nobody trains on the test set by accident."""
+    words = {file: re.split(r"[-_.]", file.name)[0] for file in files}
+    mine = [file for file in files if words[file] == split]
+    if not mine and SPLIT_WORDS & set(words.values()):
+        raise ConfigError(
+            f"No file of {path} belongs to the split `{split}`; there are"
+            f" {', '.join(file.name for file in files)}: set `split`, or name one file as `path`."
+        )
+    return mine or files
+
+
+def _read_lines(path: Path) -> Iterator[Row | BadRow]:
+    with path.open("rb") as file:
+        for line, raw in enumerate(file, start=1):
+            content = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
+            if line == 1 and path.suffix.lower() == ".json" and content.lstrip()[:1] == b"[":
+                raise ConfigError(
+                    f"{path} holds one JSON array, but one object per line is needed:"
+                    f" convert it with `jq -c '.[]' {path.name} > {path.stem}.jsonl`."
+                )
+            if content.strip():
+                yield _parse_line(str(path), line, content)
+
+
+def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
+    try:
+        values = json.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return BadRow(file, line, "", _not_utf8(error))
+    except (ValueError, RecursionError) as error:
+        return BadRow(file, line, "", f"is not JSON: {error}")
+    if not isinstance(values, dict):
+        return BadRow(file, line, "", f"is a JSON {type(values).__name__}, not an object")
+    return Row(file, line, values)
+
+
+def _not_utf8(error: UnicodeDecodeError) -> str:
+    return f"is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
+
+
+def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from _arrow_rows(str(path), file.iter_batches(batch_size=BATCH_ROWS))
+    except pa.ArrowException as error:
+        raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
+
+
+def _arrow_rows(file: str, batches: Iterable[Any]) -> Iterator[Row | BadRow]:
+    """Rows of Arrow record batches or tables, numbered from 1."""
+    line = 0
+    for batch in batches:
+        for row in _batch_rows(batch):
+            line += 1
+            if isinstance(row, RowProblem):
+                yield BadRow(file, line, row.field, row.problem)
+            else:
+                yield Row(file, line, row)
+
+
+def _batch_rows(batch: Any) -> Iterable[dict[str, object] | RowProblem]:
+    try:
+        rows: list[dict[str, object]] = batch.to_pylist()
+        return rows
+    except UnicodeDecodeError:  # Arrow does not check its strings: find the rows one by one
+        return (_single_row(batch.slice(i, 1)) for i in range(batch.num_rows))
+
+
+def _single_row(row: Any) -> dict[str, object] | RowProblem:
+    values: dict[str, object] = {}
+    for name in row.schema.names:
+        try:
+            values[name] = row.column(name)[0].as_py()
+        except UnicodeDecodeError as error:
+            return RowProblem(name, _not_utf8(error))
+    return values
+
+
+def _read_saved(path: Path, split: str) -> Iterator[Row | BadRow]:
+    import datasets  # slow to import and needed only here
+
+    try:
+        saved = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read as a saved data set: {error}") from error
+    if isinstance(saved, datasets.DatasetDict):
+        if split not in saved:
+            raise ConfigError(
+                f"{path} has no split `{split}`; it has {', '.join(saved)}.{nearest(split, saved)}"
+            )
+        saved = saved[split]
+    return _arrow_rows(str(path), saved.with_format("arrow").iter(BATCH_ROWS))
+
+
+def _read_hub(name: str, split: str) -> Iterator[Row | BadRow]:
+    import datasets  # slow to import and needed only here
+
+    try:
+        # datasets >= 4 never runs code of the data set
+        loaded = datasets.load_dataset(name, split=split)
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise ConfigError(
+            f"`{name}` is no file or directory here, and as a data set of the hub (split"
+            f" `{split}`) it could not be loaded: {error}\nGive the path of a file or directory,"
+            f" or check the name and the network.{_neighbours(Path(name).name, Path(name).parent)}"
+        ) from error
+    return _arrow_rows(name, loaded.with_format("arrow").iter(BATCH_ROWS))

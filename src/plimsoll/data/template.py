@@ -1,0 +1,245 @@
+"""Conversations -> text -> tokens, with a mark on the tokens that are to be learned.
+
+Text and tokenization are two steps, so that many conversations are tokenized at once: a
+conversation is rendered to `Piece`s (text with learned ranges of characters), and `tokenize`
+turns many of them to tokens; a learned range becomes the tokens that start in it.
+
+Where the learned ranges come from:
+- a chat template with `{% generation %}` marks says it itself;
+- any other chat template is rendered turn by turn: an assistant turn is what the text gains
+  between the generation prompt before the turn and the end of the turn;
+- without a chat template (`none`) contents are joined as they are, and each assistant turn is
+  tokenized by itself, which is the boundary that sampling has too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jinja2
+import numpy as np
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from plimsoll.data.pieces import (
+    Messages,
+    Piece,
+    Span,
+    check_begins,
+    close_last,
+    join_plain,
+    readable,
+    with_end,
+    without_tail,
+)
+from plimsoll.data.report import nearest
+from plimsoll.errors import ConfigError, DataError
+from plimsoll.records import Bools, Ints
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+TOKENIZED_AT_ONCE = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class Template:
+    """How messages become tokens; made by `make_template`, which checks that it can work.
+
+    jinja: the chat template; None joins contents as plain text.
+    begin: the token that plain text begins with, where the tokenizer wants one (a chat template
+        writes its own).
+    specials: the tokenizer's special tokens, as text.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    jinja: str | None
+    system: str | None
+    begin: int | None
+    specials: tuple[str, ...]
+
+    def prompt(self, messages: Messages) -> tuple[Ints, str]:
+        """What is sampled from: the tokens, generation prompt included, and the readable text.
+
+        Raises DataError when the template refuses the messages.
+        """
+        tokens, _ = self.tokenize([self.render_prompt(messages)])[0]
+        return tokens, readable(messages)
+
+    def conversation(self, messages: Messages) -> tuple[Ints, Bools]:
+        """What is trained on: tokens and whether each is learned, both of shape [n].
+
+        Only assistant turns are learned, with the token that ends each. Raises DataError when
+        the template refuses the messages, ConfigError when it does not show where turns are.
+        """
+        return self.tokenize([self.render_conversation(messages)])[0]
+
+    def render_prompt(self, messages: Messages) -> tuple[Piece, ...]:
+        """The pieces of a prompt: not learned, ready for the assistant's turn."""
+        turns = self._with_system(messages)
+        if self.jinja is None:
+            return join_plain(turns)
+        text, _ = self._render(turns, generation_prompt=True)
+        return (Piece(text),)
+
+    def render_conversation(self, messages: Messages) -> tuple[Piece, ...]:
+        """The pieces of a conversation, with the assistant's turns learned."""
+        turns = self._with_system(messages)
+        if self.jinja is None:
+            return close_last(join_plain(turns))
+        if turns[0]["role"] == "assistant":
+            raise DataError("begins with the assistant's turn; a prompt must come before it")
+        text, marked = self._render(turns, generation_prompt=False)
+        if GENERATION_MARK.search(self.jinja):
+            return (Piece(text, tuple(with_end(text, span, self.specials) for span in marked)),)
+        return (Piece(text, tuple(self._assistant_turns(turns, text))),)
+
+    def tokenize(self, rendered: Sequence[tuple[Piece, ...]]) -> list[tuple[Ints, Bools]]:
+        """Tokens and learned marks, both of shape [n], of each rendered prompt or conversation.
+
+        The first token is never learned, as nothing predicts it.
+        """
+        pieces = [piece for row in rendered for piece in row]
+        encoded = itertools.chain.from_iterable(
+            self._encode(pieces[start : start + TOKENIZED_AT_ONCE])
+            for start in range(0, len(pieces), TOKENIZED_AT_ONCE)
+        )
+        return [self._concatenate([next(encoded) for _ in row]) for row in rendered]
+
+    def _with_system(self, messages: Messages) -> Messages:
+        if self.system is None or any(turn["role"] == "system" for turn in messages):
+            return messages
+        return [{"role": "system", "content": self.system}, *messages]
+
+    def _render(self, turns: Messages, *, generation_prompt: bool) -> tuple[str, list[Span]]:
+        """The text, and the ranges inside the template's generation marks."""
+        try:
+            texts, marked = render_jinja_template(
+                conversations=[turns],
+                chat_template=self.jinja,
+                add_generation_prompt=generation_prompt,
+                return_assistant_tokens_mask=bool(GENERATION_MARK.search(self.jinja or "")),
+                **self.tokenizer.special_tokens_map,
+            )
+        except (jinja2.TemplateError, TypeError) as error:
+            raise DataError(f"is refused by the chat template: {error}") from error
+        return texts[0], marked[0] if marked else []
+
+    def _assistant_turns(self, turns: Messages, text: str) -> list[Span]:
+        spans = []
+        for i, turn in enumerate(turns):
+            if turn["role"] == "assistant":
+                before, _ = self._render(turns[:i], generation_prompt=True)
+                after = text
+                if i + 1 < len(turns):
+                    after, _ = self._render(turns[: i + 1], generation_prompt=False)
+                check_begins(text, after, turn=i + 1)
+                check_begins(after, before, turn=i + 1)
+                spans.append(without_tail(text, (len(before), len(after)), self.specials))
+        return spans
+
+    def _encode(self, pieces: Sequence[Piece]) -> list[tuple[Ints, Bools]]:
+        encoded = self.tokenizer(
+            [piece.text for piece in pieces],
+            add_special_tokens=False,  # templates write their own; plain text gets `begin`
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        found = zip(pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+        return [self._mark(piece, ids, offsets) for piece, ids, offsets in found]
+
+    def _mark(self, piece: Piece, ids: list[int], offsets: list[Span]) -> tuple[Ints, Bools]:
+        end = [self.tokenizer.eos_token_id] if piece.closed else []
+        tokens = np.array(ids + end, dtype=np.int64)
+        starts = np.array([start for start, _ in offsets], dtype=np.int64)
+        learned = np.zeros(len(tokens), dtype=np.bool_)
+        for start, stop in piece.learned:
+            learned[: len(ids)] |= (starts >= start) & (starts < stop)
+        learned[len(ids) :] = True
+        return tokens, learned
+
+    def _concatenate(self, parts: Sequence[tuple[Ints, Bools]]) -> tuple[Ints, Bools]:
+        tokens = np.concatenate([tokens for tokens, _ in parts])
+        learned = np.concatenate([learned for _, learned in parts])
+        if self.begin is not None and (len(tokens) == 0 or tokens[0] != self.begin):
+            tokens, learned = np.insert(tokens, 0, self.begin), np.insert(learned, 0, False)
+        learned[:1] = False
+        return tokens, learned
+
+
+def make_template(
+    tokenizer: PreTrainedTokenizerBase, chat_template: str | None, system: str | None
+) -> Template:
+    """The template for a fast tokenizer and the settings `data.chat_template`, `data.system`.
+
+    chat_template: Jinja text, the path of a file with it, `none` for plain text, or None for
+        the tokenizer's own.
+    Raises ConfigError when there is no template, when it is not valid Jinja, or when the
+    tokenizer lacks what is needed.
+    """
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"The tokenizer {tokenizer.name_or_path} ({type(tokenizer).__name__}) cannot say which"
+            f" characters a token covers: use a fast tokenizer (one with a tokenizer.json)."
+        )
+    plain = chat_template == "none"
+    if plain and tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"`data.chat_template: none` ends each response with the end-of-sequence token, but"
+            f" the tokenizer {tokenizer.name_or_path} has none: set its `eos_token`."
+        )
+    return Template(
+        tokenizer=tokenizer,
+        jinja=None if plain else _compiled(_chat_template(tokenizer, chat_template)),
+        system=system,
+        begin=_begin(tokenizer) if plain else None,
+        specials=tuple(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
+    )
+
+
+def _begin(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The token that the tokenizer puts before every text by itself, if it does."""
+    bos = tokenizer.bos_token_id
+    adds = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
+    return int(bos) if adds else None
+
+
+def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
+    if configured is not None:
+        return configured if "{" in configured else _read_template(Path(configured).expanduser())
+    try:
+        return str(tokenizer.get_chat_template())
+    except ValueError as error:
+        raise ConfigError(
+            f"The tokenizer {tokenizer.name_or_path} brings no chat template to use: set"
+            f" `data.chat_template` to a Jinja template or to the path of one, or to `none` to"
+            f" join prompt and response as plain text."
+        ) from error
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        raise ConfigError(
+            f"`data.chat_template: {path}` is neither a Jinja template nor `none`, and as a file"
+            f" it cannot be read: {error}.{nearest(path.name, (file.name for file in beside))}"
+        ) from error
+
+
+def _compiled(jinja: str) -> str:
+    try:
+        render_jinja_template(conversations=[], chat_template=jinja)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."
+        ) from error
+    return jinja

@@ -1,0 +1,94 @@
+"""The process group of the training ranks, and what must be set before DeepSpeed is imported."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from plimsoll.engine.settings import Device
+from plimsoll.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one training rank runs.
+
+    address, port: the rendezvous of rank 0. local_rank: the GPU of its node.
+    threads: CPU threads of the process.
+    """
+
+    rank: int
+    ranks: int
+    local_rank: int
+    address: str
+    port: int
+    device: Device
+    threads: int
+
+
+def choose_device(asked: str) -> Device:
+    """Resolve `cluster.device`; CUDA that was asked for and is not there is an error."""
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "cluster.device: cuda was asked for, but PyTorch sees no CUDA GPU here "
+            f"(torch {torch.__version__}). Write `cpu`, or install a CUDA build of torch."
+        )
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if asked == "cuda" else "cpu"
+
+
+def free_port() -> int:
+    """A TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def prepare_environment(place: Place) -> None:
+    """Set what DeepSpeed and PyTorch read from the environment. Call before importing DeepSpeed."""
+    os.environ |= {
+        "RANK": str(place.rank),
+        "WORLD_SIZE": str(place.ranks),
+        "LOCAL_RANK": str(place.local_rank),
+        "MASTER_ADDR": place.address,
+        "MASTER_PORT": str(place.port),
+        "DS_ACCELERATOR": place.device,
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if place.device == "cpu":
+        # DeepSpeed's shared-memory all-reduce is for inference; gloo serves training on CPU.
+        os.environ["LOCAL_SIZE"] = "0"
+    torch.set_num_threads(place.threads)
+
+
+def join(place: Place) -> torch.device:
+    """Join the process group; returns the rank's device. Blocks until all ranks have come."""
+    prepare_environment(place)
+    device = torch.device("cpu")
+    if place.device == "cuda":
+        device = torch.device("cuda", place.local_rank)
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "nccl" if place.device == "cuda" else "gloo",
+            rank=place.rank,
+            world_size=place.ranks,
+            timeout=timedelta(minutes=30),
+        )
+    import deepspeed
+
+    deepspeed.init_distributed(dist_init_required=False)
+    return device
+
+
+def leave() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

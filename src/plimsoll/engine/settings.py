@@ -1,0 +1,76 @@
+"""The DeepSpeed settings of a role, built from its config. Torch-free: the plan prices the same
+settings that will run.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from plimsoll.config.engine import TrainedRole, ZeroConfig
+
+Device = Literal["cpu", "cuda"]
+
+
+def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[str, object]:
+    """DeepSpeed's config for a trained role.
+
+    `managed_gradient_accumulation: false` lets `step()` be the boundary, so that a step may hold
+    any number of micro-batches. The learning rate is set before every step by the engine, and
+    losses are divided by global counts before they come here, hence no scaling of any kind.
+    """
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "train_batch_size": ranks,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": role.optimizer.max_grad_norm,
+        "bf16": {"enabled": role.model.dtype == "bfloat16"},
+        "zero_optimization": zero_settings(role.zero, device),
+        "zero_allow_untested_optimizer": True,
+        "data_types": {"grad_accum_dtype": _gradient_dtype(role)},
+        "steps_per_print": 1_000_000_000,
+    }
+
+
+def _gradient_dtype(role: TrainedRole) -> str:
+    """Micro-batches' gradients are added in fp32; DeepSpeed offers no such choice at stage 0 in
+    bf16, where they are added in bf16."""
+    return "bf16" if role.zero.stage == 0 and role.model.dtype == "bfloat16" else "fp32"
+
+
+def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
+    """The `zero_optimization` section, every size written out (no "auto")."""
+    settings: dict[str, object] = {
+        "stage": zero.stage,
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        "reduce_scatter": True,
+        "reduce_bucket_size": zero.bucket_elements,
+        "allgather_bucket_size": zero.bucket_elements,
+    }
+    pin = device == "cuda"
+    if zero.optimizer_offload == "cpu":
+        settings["offload_optimizer"] = {"device": "cpu", "pin_memory": pin}
+    if zero.stage == 3:
+        settings |= {
+            "stage3_prefetch_bucket_size": zero.bucket_elements,
+            "stage3_max_live_parameters": 1_000_000_000,
+            "stage3_max_reuse_distance": 1_000_000_000,
+            "stage3_param_persistence_threshold": 100_000,
+            "sub_group_size": 1_000_000_000,
+        }
+        if zero.parameter_offload == "cpu":
+            settings["offload_param"] = {"device": "cpu", "pin_memory": pin}
+    return settings
+
+
+def frozen_settings(device: Device, ranks: int, dtype: str) -> dict[str, object]:
+    """DeepSpeed's config for a frozen role that is divided over the ranks (stage 3)."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "train_batch_size": ranks,
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "zero_optimization": zero_settings(ZeroConfig(stage=3), device),
+        "steps_per_print": 1_000_000_000,
+    }

@@ -1,0 +1,91 @@
+"""Weights on their way out of the trainer: in buckets, by their Hugging Face names.
+
+ZeRO-3 shards are gathered one bucket at a time, so the whole model is never on one GPU. A tied
+head is sent twice, under both names: vLLM keeps a packed copy of it on CPU that only the head's
+own name renews.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plimsoll.engine.protocol import Engine, named_parameters
+from plimsoll.engine.zero import parameter_bytes
+
+
+@dataclass(frozen=True)
+class SentTensor:
+    """One tensor of a bucket: its Hugging Face name, dtype, shape, size, and a hash of its bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    hash: str
+
+
+@dataclass(frozen=True)
+class WeightBucket:
+    """Some whole tensors, one behind the other in `data` (uint8)."""
+
+    tensors: tuple[SentTensor, ...]
+    data: NDArray[np.uint8]
+
+
+def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
+    """The parameters of each bucket, in the model's order; a tensor over the limit is alone."""
+    buckets: list[list[str]] = []
+    room = 0
+    for name, parameter in named_parameters(engine):
+        size = parameter_bytes(parameter)
+        if size > room or not buckets:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(name)
+        room -= size
+    return tuple(tuple(names) for names in buckets)
+
+
+def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:
+    """Lay whole tensors (by Hugging Face name) out in host memory."""
+    sent: list[SentTensor] = []
+    data = torch.empty(sum(t.nbytes for t in tensors.values()), dtype=torch.uint8)
+    offset = 0
+    for name, tensor in tensors.items():
+        piece = data[offset : offset + tensor.nbytes]
+        piece.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        offset += tensor.nbytes
+        digest = hash_bytes(piece)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        sent.append(SentTensor(name, dtype, tuple(tensor.shape), tensor.nbytes, digest))
+    return WeightBucket(tuple(sent), data.numpy())
+
+
+def hash_bytes(data: Tensor) -> str:
+    """A fast hash (xxh3, 64 bits) of a contiguous tensor's bytes in host memory."""
+    flat = data.flatten().view(torch.uint8).numpy()
+    return xxhash.xxh3_64_hexdigest(flat)  # type: ignore[arg-type]  # numpy is a Buffer
+
+
+def read_bucket(bucket: WeightBucket) -> dict[str, Tensor]:
+    """The tensors of a bucket, as views into its data."""
+    data = torch.from_numpy(bucket.data)
+    return split_bytes(bucket.tensors, data)
+
+
+def split_bytes(tensors: Sequence[SentTensor], data: Tensor) -> dict[str, Tensor]:
+    """Cut a uint8 tensor into the tensors that it holds."""
+    pieces: dict[str, Tensor] = {}
+    offset = 0
+    for sent in tensors:
+        piece = data[offset : offset + sent.bytes]
+        pieces[sent.name] = piece.view(getattr(torch, sent.dtype)).view(sent.shape)
+        offset += sent.bytes
+    return pieces

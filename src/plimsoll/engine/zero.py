@@ -1,0 +1,165 @@
+"""The engine on DeepSpeed ZeRO: stages 0 to 3, offload, fp32 masters, clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.protocol import parameter_groups
+from plimsoll.engine.settings import deepspeed_settings, frozen_settings
+from plimsoll.errors import ConfigError
+
+
+class ZeroEngine:
+    """A trained role, divided by DeepSpeed as its `zero` settings say."""
+
+    def __init__(self, module: nn.Module, role: TrainedRole, place: Place) -> None:
+        import deepspeed
+
+        self._role = role
+        self._ranks = place.ranks
+        self._engine: Any = deepspeed.initialize(
+            model=module,
+            optimizer=_optimizer(module, role),
+            config=deepspeed_settings(role, place.device, place.ranks),
+            dist_init_required=False,
+        )[0]
+        self.module = module
+        _forget_dry_step(self._engine.optimizer)
+
+    def forward(self, *inputs: object) -> Any:
+        return self._engine(*inputs)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        self._engine.eval()
+        with torch.no_grad():
+            yield
+        self._engine.train()
+
+    def backward(self, loss: Tensor) -> None:
+        # DeepSpeed averages gradients over the ranks; shares of a global mean must be added.
+        self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> float:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = self._plain_norm()
+        self._engine.step()
+        return norm if norm is not None else float(self._engine.get_global_grad_norm())
+
+    def _plain_norm(self) -> float | None:
+        """The gradient norm at stage 0 in fp32, where DeepSpeed leaves the optimizer as it is and
+        reports none: taken once the gradients are reduced, just before the update.
+        """
+        if self._role.zero.stage > 0 or self._role.model.dtype != "float32":
+            return None
+        self._engine.allreduce_gradients()
+        self._engine.enable_backward_allreduce = False
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+    @contextmanager
+    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+        with _gathered(self.module, names, self._role.zero.stage) as tensors:
+            yield tensors
+
+    def save(self, directory: Path) -> None:
+        self._engine.save_checkpoint(str(directory), tag="zero")
+
+    def restore(self, directory: Path) -> None:
+        found, _ = self._engine.load_checkpoint(str(directory), tag="zero")
+        if found is None:
+            raise ConfigError(
+                f"no checkpoint of this role in {directory}: the folder is incomplete"
+            )
+
+
+class FrozenEngine:
+    """A role that only scores: a whole copy on every rank, or divided by ZeRO stage 3."""
+
+    def __init__(self, module: nn.Module, role: FrozenRole, place: Place) -> None:
+        module.requires_grad_(False).eval()
+        self.module = module
+        self._stage = role.stage
+        self._call: Any = module
+        if role.stage == 3:
+            import deepspeed
+
+            settings = frozen_settings(place.device, place.ranks, role.model.dtype)
+            self._call = deepspeed.initialize(
+                model=module, config=settings, dist_init_required=False
+            )[0]
+
+    def forward(self, *inputs: object) -> Any:
+        return self._call(*inputs)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+
+    @contextmanager
+    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+        with _gathered(self.module, names, self._stage) as tensors:
+            yield tensors
+
+
+def _optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
+    """AdamW over the module. The rate is set at every step; it starts at 0 because DeepSpeed may
+    take a dry step to allocate the states, which must not decay the weights.
+    """
+    settings = role.optimizer
+    groups = parameter_groups(module, settings.weight_decay)
+    betas = (settings.beta1, settings.beta2)
+    if role.zero.optimizer_offload == "cpu":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        offloaded: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            groups, lr=0.0, betas=betas, eps=settings.eps, adamw_mode=True
+        )
+        return offloaded
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=settings.eps, fused=True)
+
+
+def _forget_dry_step(optimizer: Any) -> None:
+    """Start Adam's bias correction at step 0: at stage 0 in bf16 DeepSpeed allocates the moments by
+    a step on zero gradients, which Adam would count and take its first real step too short.
+    """
+    for state in optimizer.optimizer.state.values() if hasattr(optimizer, "optimizer") else ():
+        if "step" in state:
+            state["step"] = (
+                torch.zeros_like(state["step"]) if isinstance(state["step"], Tensor) else 0
+            )
+
+
+@contextmanager
+def _gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[dict[str, Tensor]]:
+    wanted = set(names)
+    parameters = {n: p for n, p in module.named_parameters() if n in wanted}
+    assert len(parameters) == len(wanted), f"no such parameters: {wanted - parameters.keys()}"
+    if stage < 3:
+        yield {name: parameters[name].detach() for name in names}
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(parameters.values())):
+        yield {name: parameters[name].detach() for name in names}
+
+
+def parameter_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """The whole shape, also where ZeRO-3 has taken the parameter apart."""
+    return tuple(parameter.ds_shape if hasattr(parameter, "ds_shape") else parameter.shape)
+
+
+def parameter_bytes(parameter: nn.Parameter) -> int:
+    """The bytes of the whole parameter."""
+    return math.prod(parameter_shape(parameter)) * parameter.element_size()

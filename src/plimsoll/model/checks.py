@@ -1,0 +1,237 @@
+"""What a model must be for packs and the chunked head to compute it rightly, and the refusals.
+
+Everything here but `check_loaded` runs before a weight is read, and every refusal is a
+ConfigError that says what to do instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from plimsoll.config.model import ModelConfig
+from plimsoll.errors import ConfigError
+
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+)
+_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
+# Settings that change the logits, except the softcaps, which `logit_softcap` and attention read.
+_CHANGES_LOGITS = re.compile(
+    r"^(logit|logits|lm_head|output)_\w*(scal|mult|mup)\w*$|^dim_model_base$"
+)
+_DROPOUT = re.compile(r"^(?!classifier|summary)\w*(dropout|pdrop|layerdrop)\w*$")
+_MULTIPLIED = {
+    "cohere": "logit_scale",
+    "cohere2": "logit_scale",
+    "hyperclovax": "logits_scaling",
+}
+_DIVIDED = {"granite": "logits_scaling", "granitemoe": "logits_scaling"}
+
+
+@contextmanager
+def as_config_error(path: str, what: str) -> Iterator[None]:
+    """Turn what a library says about unreadable files into one ConfigError with the path."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ConfigError(
+            f"Cannot read the {what} of the model {path!r}: {error}. "
+            "Check that the files are complete and of a model that transformers knows."
+        ) from error
+
+
+def read_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
+    """config.json as transformers reads it; refuses encoders and models of several parts."""
+    _check_directory(path)
+    with as_config_error(path, "config.json"):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            path, trust_remote_code=trust_remote_code
+        )
+    if config.is_encoder_decoder:
+        raise ConfigError(
+            f"The model {path!r} is an encoder-decoder ({config.model_type}). "
+            "Plimsoll trains decoders only; choose a causal language model."
+        )
+    if config.get_text_config() is not config:
+        raise ConfigError(
+            f"The model {path!r} ({config.model_type}) has parts beside its text decoder. "
+            "Choose a text-only model, or save its text decoder alone and give that directory."
+        )
+    return config
+
+
+def _check_directory(path: str) -> None:
+    """Local directories must exist and hold a config.json; anything else may be a hub name."""
+    directory = Path(path)
+    if directory.is_dir():
+        if not (directory / "config.json").is_file():
+            raise ConfigError(
+                f"The model directory {path!r} has no config.json, so it is not a model in "
+                f"Hugging Face format. It holds: {_listing(directory)}."
+            )
+        return
+    if _may_be_hub_name(path):
+        return
+    siblings = [s.name for s in directory.parent.glob("*")] if directory.parent.is_dir() else []
+    near = difflib.get_close_matches(directory.name, siblings, n=1)
+    hint = f"Did you mean {str(directory.parent / near[0])!r}?" if near else "Check the path."
+    raise ConfigError(f"There is no model directory {path!r}. {hint}")
+
+
+def _may_be_hub_name(path: str) -> bool:
+    """`name` or `owner/name`, unless a local parent directory shows that a path is meant."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
+        return False
+    return "/" not in path or not Path(path).parent.is_dir()
+
+
+def _listing(directory: Path) -> str:
+    names = sorted(item.name for item in directory.iterdir())
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
+
+
+def check_tokenizer_files(path: str) -> None:
+    """A local directory must hold a tokenizer, in JSON that can be read."""
+    _check_directory(path)
+    directory = Path(path)
+    if not directory.is_dir():
+        return
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        raise ConfigError(
+            f"The model directory {path!r} has no tokenizer: none of "
+            f"{', '.join(_TOKENIZER_FILES)} is there. Copy the files of the tokenizer that the "
+            "model was trained with into it."
+        )
+    for file in directory.glob("*token*.json"):
+        try:
+            json.loads(file.read_bytes())
+        except ValueError as error:
+            raise ConfigError(
+                f"{file} is not valid JSON ({error}). Copy the tokenizer's file anew."
+            ) from error
+
+
+def check_weight_files(path: str) -> None:
+    """A local directory must hold safetensors, all that its index names."""
+    directory = Path(path)
+    if not directory.is_dir():
+        return
+    if not any(directory.glob("*.safetensors")):
+        pickled = sorted(file.name for file in directory.glob("*.bin"))
+        found = f"only pickled weights ({', '.join(pickled)})" if pickled else "no weights"
+        raise ConfigError(
+            f"The model directory {path!r} has {found}; weights are read from .safetensors only, "
+            "because a pickle can run any code. Where you trust the file, convert it once: "
+            "AutoModelForCausalLM.from_pretrained(DIRECTORY).save_pretrained(NEW_DIRECTORY)."
+        )
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        with as_config_error(path, index.name):
+            shards = set(json.loads(index.read_bytes())["weight_map"].values())
+        absent = sorted(name for name in shards if not (directory / name).is_file())
+        if absent:
+            raise ConfigError(
+                f"The model directory {path!r} lacks {', '.join(absent)}, which its index names. "
+                "Copy or download the model again."
+            )
+
+
+def logit_scale(path: str, config: PreTrainedConfig) -> float:
+    """The factor that the model's family multiplies its logits with; others are refused."""
+    settings = config.to_dict()
+    if config.model_type in _MULTIPLIED:
+        return float(settings[_MULTIPLIED[config.model_type]])
+    if config.model_type in _DIVIDED:
+        return 1.0 / float(settings[_DIVIDED[config.model_type]])
+    unknown = {k: v for k, v in settings.items() if _CHANGES_LOGITS.match(k) and v not in (None, 1)}
+    if unknown:
+        raise ConfigError(
+            f"The model {path!r} ({config.model_type}) changes its logits by {unknown}, in a way "
+            "that the chunked head does not know: its log-probabilities would be wrong. "
+            f"Families with such a factor that are known: {', '.join(_MULTIPLIED | _DIVIDED)}."
+        )
+    return 1.0
+
+
+def logit_softcap(config: PreTrainedConfig) -> float | None:
+    """cap * tanh(logits / cap), in families such as Gemma 2."""
+    cap: float | None = config.to_dict().get("final_logit_softcapping")
+    return cap
+
+
+def check_frame(config: ModelConfig, hf_config: PreTrainedConfig, auto_class: Any) -> None:
+    """Build the model without weights and refuse what packs or the head would compute wrongly."""
+    with as_config_error(config.path, "architecture"), torch.device("meta"):
+        frame: PreTrainedModel = auto_class.from_config(
+            deepcopy(hf_config),
+            attn_implementation="eager",  # every model has it, so the refusals below are ours
+            trust_remote_code=config.trust_remote_code,
+        )
+    for reason in _reasons_against(frame, hf_config.to_dict()):
+        raise ConfigError(
+            f"The model {config.path!r} ({type(frame).__name__}) cannot be trained: {reason}"
+        )
+
+
+def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Iterator[str]:
+    other_layers = set(settings.get("layer_types") or ()) - _PLAIN_LAYERS
+    if other_layers or frame._is_stateful:
+        kinds = ", ".join(sorted(other_layers)) or "recurrence"
+        yield (
+            f"it has layers of {kinds}, in which sequences of a pack would mix. Choose a model "
+            "whose layers are all of full or sliding attention."
+        )
+    if not frame.is_backend_compatible():
+        yield (
+            "its attention does not go through transformers' attention interface, so sequences of "
+            "a pack would see one another. Choose a model that supports it (most since 2023 do)."
+        )
+    if any(name.endswith("sinks") for name, _ in frame.named_parameters()):
+        yield "its attention has sinks, which packed attention does not compute."
+    if any(vars(module).get("is_causal") is False for module in frame.modules()):
+        yield "its attention is not causal: it is an encoder. Choose a causal language model."
+    dropout = {k: v for k, v in settings.items() if _DROPOUT.match(k) and v}
+    if dropout:
+        yield (
+            f"it has dropout {dropout}, which would make the ratio of two forward passes noise. "
+            "Set every one of them in its config.json to 0."
+        )
+    head = frame.get_submodule("score") if _is_value(frame) else frame.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        yield f"its head is a {type(head).__name__}, and only a Linear is known."
+
+
+def _is_value(frame: PreTrainedModel) -> bool:
+    return "score" in dict(frame.named_children())
+
+
+def check_loaded(path: str, report: Mapping[str, Any], may_be_new: set[str]) -> None:
+    """Refuse a checkpoint that lacks tensors: they would silently be random."""
+    absent = [f"{name} is missing" for name in sorted(set(report["missing_keys"]) - may_be_new)]
+    reshaped = [
+        f"{name} has the shape {list(found)} instead of {list(wanted)}"
+        for name, found, wanted in sorted(report["mismatched_keys"])
+    ]
+    problems = absent + reshaped
+    if problems:
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise ConfigError(
+            f"The weights of the model {path!r} do not fit: {'; '.join(problems[:5])}{more}. "
+            "Copy the model again, correct its config.json, or choose another model."
+        )

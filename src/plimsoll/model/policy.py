@@ -1,0 +1,195 @@
+"""The policy: a Hugging Face decoder over a pack, then log-probabilities of the learned tokens.
+
+Also how its weights get their Hugging Face names, and how they are written as a directory that
+transformers and vLLM load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor, nn
+from transformers import (
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
+from plimsoll.records import Pack
+from plimsoll.run.files import whole_directory
+
+_WRAPPER = "lm."
+
+
+@dataclass(frozen=True)
+class PackTensors:
+    """A `records.Pack` on a device; see there for the worked example.
+
+    tokens_T, positions_T, predictor_L, targets_L: int64. cu_seqlens [S + 1], cu_learned [S + 1]:
+    int32. max_seqlen: tokens of the longest sequence.
+    """
+
+    tokens_T: Tensor
+    positions_T: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    predictor_L: Tensor
+    targets_L: Tensor
+    cu_learned: Tensor
+
+    @classmethod
+    def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
+        """Copy the pack's arrays (which may be read-only views of Ray's store) to the device."""
+        return cls(
+            tokens_T=torch.tensor(pack.tokens_T, device=device),
+            positions_T=torch.tensor(pack.positions_T, device=device),
+            cu_seqlens=torch.tensor(pack.cu_seqlens, device=device),
+            max_seqlen=int(np.diff(pack.cu_seqlens).max()),
+            predictor_L=torch.tensor(pack.predictor_L, device=device),
+            targets_L=torch.tensor(pack.targets_L, device=device),
+            cu_learned=torch.tensor(pack.cu_learned, device=device),
+        )
+
+
+@dataclass(frozen=True)
+class HeadForm:
+    """How the head's logits are computed: rows at once, factor, softcap; see `token_logprobs`.
+
+    temperature: divides the logits last.
+    """
+
+    chunk: int
+    scale: float = 1.0
+    softcap: float | None = None
+    temperature: float = 1.0
+
+
+class TokenLogprobHead(nn.Module):
+    """Stands where the `lm_head` Linear stood, with its parameters, and gives log-probabilities.
+
+    A module of its own, so that ZeRO-3, which gathers a module's own parameters around its
+    forward and backward, has the weight whole while it is used.
+    """
+
+    def __init__(self, head: nn.Linear, form: HeadForm) -> None:
+        super().__init__()
+        self.weight = head.weight
+        self.bias = head.bias
+        self.form = form
+
+    def forward(self, hidden_L_H: Tensor, targets_L: Tensor, with_entropy: bool) -> TokenLogprobs:
+        return token_logprobs(
+            hidden_L_H,
+            self.weight,
+            targets_L,
+            bias_V=self.bias,
+            chunk=self.form.chunk,
+            scale=self.form.scale / self.form.temperature,
+            softcap=self.form.softcap,
+            with_entropy=with_entropy,
+        )
+
+
+class PolicyModel(nn.Module):
+    """A causal language model that gives log-probabilities of a pack's learned tokens.
+
+    lm: the Hugging Face model, with packed attention; its output head is replaced in place, so
+    its own forward and generate no longer work.
+    """
+
+    def __init__(self, lm: PreTrainedModel, form: HeadForm) -> None:
+        super().__init__()
+        self.lm = lm
+        lm.set_output_embeddings(TokenLogprobHead(lm.get_output_embeddings(), form))
+
+    def forward(self, pack: PackTensors, with_entropy: bool) -> TokenLogprobs:
+        """Log-probabilities (and entropies) of targets_L in fp32, at the sampling temperature."""
+        head = self.lm.get_output_embeddings()
+        result: TokenLogprobs = head(predictor_states(self.lm, pack), pack.targets_L, with_entropy)
+        return result
+
+    @contextmanager
+    def at_temperature_one(self) -> Iterator[None]:
+        """Within: log-probabilities of the model itself, whatever temperature it samples at."""
+        head = self.lm.get_output_embeddings()
+        form = head.form
+        head.form = replace(form, temperature=1.0)
+        try:
+            yield
+        finally:
+            head.form = form
+
+    def tied_names(self) -> dict[str, str]:
+        """Hugging Face names that share their tensor with another: {name: the one that is kept}."""
+        return _tied_names(self.lm)
+
+
+def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
+    """Run only the decoder, and keep only the hidden states that predict learned tokens, [L, H]."""
+    hidden_1TH = lm.get_decoder()(
+        input_ids=pack.tokens_T[None],
+        position_ids=pack.positions_T[None],
+        use_cache=False,
+        cu_seq_lens_q=pack.cu_seqlens,
+        cu_seq_lens_k=pack.cu_seqlens,
+        max_length_q=pack.max_seqlen,
+        max_length_k=pack.max_seqlen,
+    ).last_hidden_state
+    states_L_H: Tensor = hidden_1TH[0].index_select(0, pack.predictor_L)
+    return states_L_H
+
+
+def hf_state_names(model: nn.Module) -> dict[str, str]:
+    """{parameter name in a PolicyModel or ValueModel: its Hugging Face name}, tied ones once."""
+    return {name: name.removeprefix(_WRAPPER) for name, _ in model.named_parameters()}
+
+
+def _tied_names(lm: nn.Module) -> dict[str, str]:
+    kept = {parameter: name for name, parameter in lm.named_parameters()}
+    every = lm.named_parameters(remove_duplicate=False)
+    return {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
+
+
+def save_hf(
+    config: PreTrainedConfig,
+    state: Mapping[str, Tensor],
+    tokenizer: PreTrainedTokenizerBase | None,
+    directory: Path,
+    generation_config: GenerationConfig | None = None,
+) -> None:
+    """Write a Hugging Face directory, whole or not at all; one that is there is replaced.
+
+    config: `model.lm.config`, whose architectures entry says what the weights are of.
+    state: tensors by Hugging Face name, on any device. Of tied tensors (the same storage under
+        several names) only the first is written; transformers ties them again as it loads.
+
+    Raises PlimsollError with the path where the disk is full or not writable.
+    """
+    assert all(t.numel() > 0 for t in state.values()), "a sharded tensor was not gathered"
+    tensors = _without_ties(state)
+    written = deepcopy(config)
+    written.dtype = next(iter(tensors.values())).dtype
+    with whole_directory(Path(directory)) as partial:
+        written.save_pretrained(partial)
+        save_torch_state_dict(tensors, partial, max_shard_size="5GB", metadata={"format": "pt"})
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        if generation_config is not None:
+            generation_config.save_pretrained(partial)
+
+
+def _without_ties(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The first name of every tensor."""
+    first: dict[tuple[torch.device, int], str] = {}
+    for name, tensor in state.items():
+        first.setdefault((tensor.device, tensor.data_ptr()), name)
+    return {name: state[name] for name in first.values()}

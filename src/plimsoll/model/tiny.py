@@ -1,0 +1,106 @@
+"""Small random models in Hugging Face format, for tests, the demo and examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from plimsoll.model.policy import save_hf
+
+Family = Literal["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3"]
+
+
+def tiny_config(
+    family: Family,
+    tied: bool,
+    *,
+    vocab: int = 256,
+    hidden: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    feed_forward: int = 128,
+    window: int | None = None,
+    max_positions: int = 4096,
+) -> PreTrainedConfig:
+    """The config of a small decoder of a family.
+
+    tied: the output head is the embedding. window: tokens that a sliding-window layer sees (all
+    layers of Mistral, every second one of the others that have them; Llama, Qwen3 and Gemma
+    ignore it); None for none.
+    """
+    common: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": feed_forward,
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": tied,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    head = {"head_dim": hidden // heads}
+    alternate = ["sliding_attention" if i % 2 == 0 else "full_attention" for i in range(layers)]
+    gemma = {
+        **head,
+        "query_pre_attn_scalar": hidden // heads,
+        "layer_types": alternate,
+        "sliding_window": window or max_positions,
+    }
+    match family:
+        case "llama":
+            return LlamaConfig(**common)
+        case "qwen2" if window is None:
+            return Qwen2Config(**common)
+        case "qwen2":
+            return Qwen2Config(
+                **common, use_sliding_window=True, sliding_window=window, layer_types=alternate
+            )
+        case "qwen3":
+            return Qwen3Config(**common, **head)
+        case "mistral":
+            return MistralConfig(**common, **head, sliding_window=window)
+        case "gemma":
+            return GemmaConfig(**common, **head)
+        case "gemma2":
+            return Gemma2Config(**common, **gemma)
+        case "gemma3":
+            return Gemma3TextConfig(**common, **gemma)
+
+
+def write_tiny_model(
+    directory: Path,
+    config: PreTrainedConfig,
+    seed: int,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> None:
+    """Draw random weights from the seed and write them in fp32 as a Hugging Face directory.
+
+    The tokenizer's special tokens go into the config, so that engines know where to stop.
+    """
+    if tokenizer is not None:
+        config.bos_token_id = tokenizer.bos_token_id
+        config.eos_token_id = tokenizer.eos_token_id
+        config.pad_token_id = tokenizer.pad_token_id
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.config.architectures = [type(model).__name__]
+    save_hf(model.config, model.state_dict(), tokenizer, directory)

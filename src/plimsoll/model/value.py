@@ -1,0 +1,54 @@
+"""The value function: a Hugging Face decoder over a pack, then one number per learned token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from plimsoll.model.policy import PackTensors, predictor_states
+
+
+class ValueHead(nn.Module):
+    """Stands where the one-label `score` Linear stood, with its weight; computes in fp32.
+
+    In bfloat16 a value would have 8 bits, too few for differences between neighbouring tokens.
+    """
+
+    def __init__(self, score: nn.Linear) -> None:
+        super().__init__()
+        self.weight = score.weight
+
+    def forward(self, hidden_L_H: Tensor) -> Tensor:
+        return hidden_L_H.float() @ self.weight[0].float()
+
+
+class ValueModel(nn.Module):
+    """A sequence-classification model with one label, read at every token before a learned one.
+
+    values_L[i] is the value of the state that the i-th learned token is chosen in.
+    lm: the Hugging Face model, with packed attention; saved under its own names (without `lm.`),
+    AutoModelForSequenceClassification loads it with num_labels = 1.
+    """
+
+    def __init__(self, lm: PreTrainedModel) -> None:
+        super().__init__()
+        self.lm = lm
+        lm.score = ValueHead(lm.score)
+
+    def forward(self, pack: PackTensors) -> Tensor:
+        """values_L in fp32."""
+        values_L: Tensor = self.lm.score(predictor_states(self.lm, pack))
+        return values_L
+
+
+def initialise_score(score: nn.Linear, seed: int) -> None:
+    """Small weights, normal with standard deviation 1 / (hidden + 1), so that values start near 0.
+
+    Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325) start the reward head so.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    hidden = score.in_features
+    drawn = torch.randn(1, hidden, generator=generator) / (hidden + 1)
+    with torch.no_grad():
+        score.weight.copy_(drawn)

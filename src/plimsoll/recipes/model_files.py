@@ -1,0 +1,140 @@
+"""What a model directory holds, seen from its files alone: no torch, no weights in memory."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from plimsoll.config.model import ModelConfig
+from plimsoll.config.problems import Problem, show
+
+_INDEX = "model.safetensors.index.json"
+_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def check_model(key: str, model: ModelConfig, *, tokenizer: bool) -> Iterator[Problem]:
+    """What is wrong with the model at `key`; a name on the hub is not looked at.
+
+    tokenizer: this role's tokenizer is read.
+    """
+    path = Path(model.path).expanduser()
+    if not path.is_dir():
+        if problem := check_missing(f"{key}.path", model.path, "a model directory"):
+            yield problem
+        return
+    checks = [_no_config(path), _no_weights(path), _no_tokenizer(path) if tokenizer else None]
+    for found in checks:
+        if found is not None:
+            why, instead = found
+            yield Problem(f"{key}.path", show(model.path), why, instead)
+
+
+def read_model_json(path: str) -> dict[str, Any]:
+    """A local model's config.json (its text part, if it has several); {} if it cannot be read."""
+    try:
+        config = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # `check_model` says why
+    if not isinstance(config, dict):
+        return {}
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def check_missing(key: str, name: str, wanted: str) -> Problem | None:
+    """The problem of a path that is not here, or None where it may well be a name on the hub:
+    `organisation/name` without such a directory here, or a single name with nothing like it here.
+    """
+    path = Path(name).expanduser()
+    if path.exists():
+        return Problem(key, show(name), "It is a file.", f"give the path of {wanted}")
+    close = _nearest(path)
+    simple = len(path.parts) <= 2 and path.parts[:1] not in ((".",), ("..",))
+    by_name = simple and not path.is_absolute() and not name.startswith((".", "~"))
+    on_hub = by_name and (not close if len(path.parts) == 1 else not path.parent.is_dir())
+    if on_hub and not path.suffix.startswith((".json", ".parquet")):
+        return None
+    gone = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
+    near = f"did you mean {close}?" if close else f"give the path of {wanted}, or a name on the hub"
+    why = f"There is no such file or directory: `{gone.name}` is not in {gone.parent}."
+    return Problem(key, show(name), why, near)
+
+
+def _nearest(path: Path) -> str | None:
+    """The sibling that is called most like `path`."""
+    if not path.parent.is_dir():
+        return None
+    siblings = sorted(sibling.name for sibling in path.parent.iterdir())
+    close = difflib.get_close_matches(path.name, siblings, n=1)
+    return str(path.parent / close[0]) if close else None
+
+
+def _no_config(path: Path) -> tuple[str, str] | None:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        why = "The directory has no config.json, so it is no model in Hugging Face format."
+        inner = sorted(found.parent.name for found in path.glob("*/config.json"))
+        return why, f"did you mean {path / inner[-1]}?" if inner else "give a model directory"
+    except (OSError, ValueError) as error:
+        return f"Its config.json cannot be read: {error}.", "copy the model again"
+    if not isinstance(config, dict) or "model_type" not in config:
+        return "Its config.json names no model_type.", "copy the model again"
+    return None
+
+
+def _no_tokenizer(path: Path) -> tuple[str, str] | None:
+    if any((path / name).is_file() for name in _VOCABULARIES):
+        return None
+    return (
+        f"The directory has no tokenizer: none of {', '.join(_VOCABULARIES)}.",
+        "copy the tokenizer's files of the model that it was made from into it",
+    )
+
+
+def _no_weights(path: Path) -> tuple[str, str] | None:
+    try:
+        files = _weight_files(path)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        return f"Its {_INDEX} cannot be read: {error!r}.", "copy the model again"
+    if not files:
+        pickled = any(path.glob("*.bin"))
+        return (
+            "The directory has no *.safetensors weights"
+            + ("; *.bin files are pickles, which can run code when read." if pickled else "."),
+            "save the model with `save_pretrained` of transformers"
+            if pickled
+            else "give a directory that has weights",
+        )
+    broken = [file.name for file in files if not _whole(file)]
+    if broken:
+        return f"Missing or cut short: {', '.join(broken)}.", "download or copy the model again"
+    return None
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / _INDEX
+    if index.is_file():
+        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return [path / shard for shard in sorted(set(shards))]
+    return sorted(path.glob("*.safetensors"))
+
+
+def _whole(file: Path) -> bool:
+    """Is the file as long as its own header says? A half-finished download is not, and neither
+    is a Git LFS pointer. Format: https://huggingface.co/docs/safetensors, "Format"."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length + 8 > size:
+                return False
+            header = json.loads(stream.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return bool(size == 8 + length + max(ends, default=0))

@@ -1,0 +1,105 @@
+"""What a config would run, in which process, and how much each step sees; as text."""
+
+from __future__ import annotations
+
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.jobs import JobConfig, PpoConfig, SftConfig
+
+
+def placement(config: JobConfig) -> str:
+    """The processes of the run and the size of a step, for a person to read."""
+    steps = _sft_step(config) if isinstance(config, SftConfig) else _ppo_step(config)
+    return _table("Processes", _processes(config)) + _table("A step", steps)
+
+
+def _processes(config: JobConfig) -> list[tuple[str, str]]:
+    cluster = config.cluster
+    roles = _roles(config)
+    if cluster.where == "local":
+        sampler = ["rollout (transformers)"] if isinstance(config, PpoConfig) else []
+        return [
+            ("this process", "the recipe, rank 0 of 1, no Ray"),
+            ("", "; ".join([*roles, *sampler])),
+            ("device, threads", f"{cluster.device}, {cluster.threads or 'all cores'}"),
+        ]
+    where = "this machine" if cluster.address is None else cluster.address
+    rows = [
+        ("this process", f"the recipe; Ray on {where}"),
+        (_several("rank", cluster.ranks), f"{'; '.join(roles)}; device {cluster.device}"),
+    ]
+    processes = cluster.ranks
+    if isinstance(config, PpoConfig):
+        rows.append((_several("engine", config.rollout.engines), _engine(config)))
+        processes += config.rollout.engines
+    threads = cluster.threads or f"the machine's cores / {processes}"
+    return [*rows, ("threads of each", str(threads))]
+
+
+def _roles(config: JobConfig) -> list[str]:
+    if isinstance(config, SftConfig):
+        return [_trained("actor", config.actor)]
+    roles = [_trained("actor", config.actor), _trained("critic", config.critic)]
+    if config.algorithm.kl.place != "none":
+        roles.append(_reference(config.reference))
+    return roles
+
+
+def _trained(name: str, role: TrainedRole) -> str:
+    zero = role.zero
+    moved = {"optimizer": zero.optimizer_offload, "weights": zero.parameter_offload}
+    on_host = [what for what, where in moved.items() if where == "cpu"]
+    host = f", {' and '.join(on_host)} in host memory" if on_host else ""
+    return f"{name} {role.model.path} ({role.model.dtype}, ZeRO stage {zero.stage}{host})"
+
+
+def _reference(role: FrozenRole | None) -> str:
+    if role is None:
+        return "reference (the actor's first weights)"
+    whole = "whole on every rank" if role.stage == 0 else "divided over the ranks"
+    return f"reference {role.model.path} ({role.model.dtype}, {whole})"
+
+
+def _engine(config: PpoConfig) -> str:
+    rollout = config.rollout
+    shared = f", tensor parallel {rollout.tensor_parallel}" if rollout.tensor_parallel > 1 else ""
+    return (
+        f"{rollout.engine} ({rollout.dtype}{shared}), at most {rollout.max_sequences} sequences "
+        f"at once"
+    )
+
+
+def _sft_step(config: SftConfig) -> list[tuple[str, str]]:
+    longest, count = config.data.max_tokens, config.batch.sequences
+    return [
+        ("sequences", f"{count:,}, of at most {longest:,} tokens: {count * longest:,} at most"),
+        ("micro-batch", f"at most {config.batch.micro_batch_tokens:,} tokens on a rank"),
+        ("of the run", f"{config.run.steps:,} steps, {config.run.steps * count:,} sequences"),
+    ]
+
+
+def _ppo_step(config: PpoConfig) -> list[tuple[str, str]]:
+    batch, algorithm = config.batch, config.algorithm
+    count = batch.prompts * batch.responses
+    new = config.rollout.sampling.max_new_tokens
+    longest = config.data.max_tokens + new
+    per_update = count // algorithm.mini_batches
+    updates = algorithm.epochs * algorithm.mini_batches
+    return [
+        ("sequences", f"{batch.prompts:,} prompts x {batch.responses:,} responses = {count:,}"),
+        (
+            "tokens",
+            f"at most {config.data.max_tokens:,} + {new:,} = {longest:,} a sequence, "
+            f"{count * longest:,} in all",
+        ),
+        ("micro-batch", f"at most {batch.micro_batch_tokens:,} tokens on a rank"),
+        ("optimizer steps", f"{updates:,}, of {per_update:,} sequences each"),
+        ("of the run", f"{config.run.steps:,} steps, {config.run.steps * count:,} sequences"),
+    ]
+
+
+def _several(name: str, count: int) -> str:
+    return f"{name} 0" if count == 1 else f"{name}s 0-{count - 1}"
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> str:
+    return "\n".join([title, *(f"  {name:<16} {text}" for name, text in rows)]) + "\n"

@@ -1,0 +1,62 @@
+"""Prompts to scored trajectories, for training and for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+import numpy as np
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.rollout import SamplingConfig
+from plimsoll.records import Ints, Prompt, Trajectory
+from plimsoll.rollout.protocol import Request
+
+Scorer = Callable[[Trajectory], Trajectory]
+
+_EVAL_SEED = 2**31 - 1
+
+
+def sample(
+    cluster: Cluster, config: PpoConfig, prompts: Sequence[Prompt], step: int, scorer: Scorer
+) -> list[Trajectory]:
+    """Responses to a step's prompts, each scored as it comes, in the prompts' order."""
+    seed = int(np.random.SeedSequence([config.run.seed, step]).generate_state(1)[0])
+    return _answers(cluster, prompts, config.batch.responses, config.rollout.sampling, seed, scorer)
+
+
+def evaluate(
+    cluster: Cluster, config: PpoConfig, prompts: Sequence[Prompt], scorer: Scorer
+) -> dict[str, float]:
+    """The mean reward, and of each part, over one response to each held-out prompt."""
+    sampling = config.eval_sampling or config.rollout.sampling
+    found = _answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer)
+    metrics = {"eval/reward": fmean(t.reward for t in found)}
+    for i, part in enumerate(found[0].rewards):
+        metrics[f"eval/{part.name}"] = fmean(t.rewards[i].value for t in found)
+    return metrics
+
+
+def probe_sequences(prompts: Sequence[Prompt], config: PpoConfig) -> list[Ints]:
+    """The token sequences that weight syncs are proved with: the first prompts of the data."""
+    long_enough = [p.tokens for p in prompts if len(p.tokens) > 1]
+    return long_enough[: config.rollout.sync.probe_sequences]
+
+
+def _answers(
+    cluster: Cluster,
+    prompts: Sequence[Prompt],
+    responses: int,
+    sampling: SamplingConfig,
+    seed: int,
+    scorer: Scorer,
+) -> list[Trajectory]:
+    size = cluster.prompts_per_request()
+    requests = [
+        Request(tuple(prompts[i : i + size]), responses, sampling, seed)
+        for i in range(0, len(prompts), size)
+    ]
+    place = {prompt.index: i for i, prompt in enumerate(prompts)}
+    found = [scorer(t) for done in cluster.generate(requests) for t in done]
+    return sorted(found, key=lambda t: (place[t.prompt.index], t.sample_index))

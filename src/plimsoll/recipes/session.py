@@ -1,0 +1,136 @@
+"""What every job has around its loop: the run directory, the clock, the display, Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.describe import dump_config
+from plimsoll.config.jobs import JobConfig
+from plimsoll.data.report import BadRow
+from plimsoll.engine.worker import Role, StepResult, Worker
+from plimsoll.errors import Interrupted
+from plimsoll.run.clock import PhaseClock
+from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.files import whole_directory
+from plimsoll.run.interrupt import StopRequest
+from plimsoll.run.metrics import MetricsSink
+from plimsoll.run.progress import Progress, StepReport
+from plimsoll.run.state import RunState
+from plimsoll.run.tensorboard import TensorBoardWriter
+
+_FRESH = RunState(step=0, data_position=0, weight_version=0, kl_coefficient=0.0, seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run under way. state: where it starts from. resumed: the checkpoint it starts from."""
+
+    job: str
+    config: JobConfig
+    directory: RunDirectory
+    clock: PhaseClock
+    progress: Progress
+    sink: MetricsSink
+    stop: StopRequest
+    state: RunState
+    resumed: Path | None
+    started: float
+
+    def note_bad_rows(self, rows: Sequence[BadRow]) -> None:
+        """List skipped rows in the run directory."""
+        if rows:
+            self.directory.write_bad_rows([asdict(row) for row in rows])
+            self.progress.note(
+                f"skipped {len(rows)} bad rows; they are listed in {self.directory.bad_rows_path}"
+            )
+
+    def report(
+        self, step: int, metrics: Mapping[str, float], tokens: int, memory: Mapping[str, int]
+    ) -> None:
+        """Write a step's row everywhere, and start the clock of the next."""
+        self.sink.write(StepReport(step, metrics, tokens, self.clock.seconds(), memory))
+        self.clock.reset()
+
+    def due(self, every: int | None, step: int) -> bool:
+        """Whether something that is done every so many steps, and at the end, is due."""
+        return every is not None and (step % every == 0 or step == self.config.run.steps)
+
+    def save_when_due(self, cluster: Cluster, roles: Sequence[Role], state: RunState) -> None:
+        """Write a checkpoint when one is due, at the end and after Ctrl-C; remove the oldest."""
+        at_end = state.step == self.config.run.steps
+        if self.due(self.config.run.save_every, state.step) or at_end or self.stop.requested:
+            with self.clock.phase("save"):
+                self._save(cluster, roles, state)
+
+    def _save(self, cluster: Cluster, roles: Sequence[Role], state: RunState) -> None:
+        with whole_directory(self.directory.checkpoint_path(state.step)) as partial:
+            for role in roles:
+                cluster.all(Worker.save_checkpoint, role, (partial / role).absolute())
+            state.save(partial / "state.json")
+        self.directory.prune_checkpoints(self.config.run.keep_checkpoints)
+
+    def restore(self, cluster: Cluster, roles: Sequence[Role]) -> None:
+        """Read the checkpoint that the run resumes from."""
+        if self.resumed is None:
+            return
+        for role in roles:
+            cluster.all(Worker.load_checkpoint, role, (self.resumed / role).absolute())
+        self.progress.note(f"resumed after step {self.state.step} from {self.resumed}")
+
+    def seconds(self) -> float:
+        """The time that the run took so far, over all its parts."""
+        return self.state.seconds + time.monotonic() - self.started
+
+    def stop_if_asked(self, step: int) -> None:
+        """Raise Interrupted after Ctrl-C; the step's checkpoint must have been written."""
+        if self.stop.requested and step < self.config.run.steps:
+            raise Interrupted(
+                f"stopped after step {step} of {self.config.run.steps}, as asked; everything is "
+                f"saved. To go on: run the same command with --run.resume auto"
+            )
+
+
+@contextmanager
+def open_session(job: str, config: JobConfig) -> Iterator[Session]:
+    """Open the run directory and all that watches the run; closes everything at the end."""
+    with ExitStack() as stack:
+        directory = stack.enter_context(open_run(config.run))
+        latest = directory.latest_checkpoint()
+        state = RunState.load(latest[1] / "state.json") if latest else _FRESH
+        directory.write_config(dump_config(config))
+        stop = stack.enter_context(StopRequest())
+        board = None
+        if config.run.tensorboard:
+            board = stack.enter_context(
+                TensorBoardWriter(directory.tensorboard_path, state.step + 1)
+            )
+        progress = stack.enter_context(Progress(job, config.run.steps, directory.path, sys.stdout))
+        yield Session(
+            job=job,
+            config=config,
+            directory=directory,
+            clock=PhaseClock(),
+            progress=progress,
+            sink=MetricsSink(directory, progress, board),
+            stop=stop,
+            state=state,
+            resumed=latest[1] if latest else None,
+            started=time.monotonic(),
+        )
+
+
+def total_metrics(results: Sequence[StepResult]) -> dict[str, float]:
+    """Add the ranks' shares of the batch's means."""
+    names = results[0].metrics
+    return {name: sum(result.metrics[name] for result in results) for name in names}
+
+
+def rank_memory(cluster: Cluster) -> dict[str, int]:
+    """Each rank's peak bytes since it was last asked."""
+    return {f"rank {i}": peak for i, peak in enumerate(cluster.all(Worker.memory))}

@@ -1,0 +1,108 @@
+"""Supervised fine-tuning: learn the assistant's turns of given conversations.
+
+    plimsoll sft CONFIG.yaml
+
+The loss is the mean negative log-likelihood over the learned tokens of the whole step, so no
+split into packs, micro-batches or ranks changes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import exp
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.start import start_cluster
+from plimsoll.config.data import SourceConfig
+from plimsoll.config.jobs import SftConfig
+from plimsoll.data.dataset import load_samples
+from plimsoll.data.order import DataOrder
+from plimsoll.data.packing import pack
+from plimsoll.data.template import make_template
+from plimsoll.engine.schedule import learning_rate
+from plimsoll.engine.worker import Worker
+from plimsoll.model.load import load_tokenizer
+from plimsoll.recipes.session import Session, open_session, rank_memory, total_metrics
+from plimsoll.records import BatchCounts, Sample
+
+
+@dataclass(frozen=True)
+class SftData:
+    """The samples to learn from, and those held out."""
+
+    train: tuple[Sample, ...]
+    eval: tuple[Sample, ...]
+
+
+def run_sft(config: SftConfig) -> None:
+    """Run the job that the config describes; resumes where `run.resume` says so."""
+    with open_session("sft", config) as session:
+        with session.clock.phase("data"):
+            data = load_data(session, config)
+        with session.clock.phase("load"):
+            cluster = start_cluster(config.cluster, ())
+        try:
+            with session.clock.phase("load"):
+                cluster.all(Worker.load_policy, "actor", config.actor, 1.0)
+                session.restore(cluster, ["actor"])
+            train(session, config, data, cluster)
+            with session.clock.phase("save"):
+                cluster.all(Worker.save_model, "actor", session.directory.model_path.absolute())
+        finally:
+            cluster.close()
+
+
+def load_data(session: Session, config: SftConfig) -> SftData:
+    """Read, template and tokenize; bad rows are refused or listed as `data.on_bad_row` says."""
+    model = config.actor.model
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    template = make_template(tokenizer, config.data.chat_template, config.data.system)
+
+    def load(source: SourceConfig | None) -> tuple[Sample, ...]:
+        if source is None:
+            return ()
+        loaded = load_samples(config.data, source, template)
+        session.note_bad_rows(loaded.bad_rows)
+        return loaded.items
+
+    return SftData(load(config.data.train), load(config.data.eval))
+
+
+def train(session: Session, config: SftConfig, data: SftData, cluster: Cluster) -> None:
+    """The loop: draw, pack, step, report; save and evaluate when due."""
+    order = DataOrder(len(data.train), config.run.seed, config.data.shuffle)
+    state = session.state
+    while state.step < config.run.steps:
+        step = state.step + 1
+        rows = order.indices(state.data_position, config.batch.sequences)
+        batch = [data.train[row] for row in rows]
+        packs = pack(batch, cluster.ranks, config.batch.micro_batch_tokens)
+        counts = BatchCounts(sum(int(s.learned.sum()) for s in batch), len(batch))
+        rate = learning_rate(config.actor.optimizer, state.step, config.run.steps)
+        with session.clock.phase("train_actor"):
+            results = cluster.each(Worker.train_sft, [(own, counts, rate) for own in packs])
+        state = replace(
+            state,
+            step=step,
+            data_position=state.data_position + len(rows),
+            seconds=session.seconds(),
+        )
+        metrics = total_metrics(results) | {
+            "grad_norm": results[0].grad_norm,
+            "learning_rate": rate,
+            "epoch": state.data_position / len(data.train),
+        }
+        if session.due(config.run.eval_every, step):
+            with session.clock.phase("eval"):
+                metrics |= evaluate(config, data, cluster)
+        session.report(step, metrics, sum(len(s.tokens) for s in batch), rank_memory(cluster))
+        session.save_when_due(cluster, ["actor"], state)
+        session.stop_if_asked(step)
+
+
+def evaluate(config: SftConfig, data: SftData, cluster: Cluster) -> dict[str, float]:
+    """Mean negative log-likelihood (nats) and perplexity per learned token of the held-out rows."""
+    packs = pack(data.eval, cluster.ranks, config.batch.micro_batch_tokens)
+    total = sum(cluster.each(Worker.nll, [("actor", own) for own in packs]))
+    mean = total / sum(int(s.learned.sum()) for s in data.eval)
+    return {"eval/loss": mean, "eval/perplexity": exp(min(mean, 700.0))}

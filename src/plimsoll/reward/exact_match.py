@@ -1,0 +1,19 @@
+"""Reward for an answer that equals the reference, letter by letter."""
+
+from __future__ import annotations
+
+from plimsoll.errors import DataError
+from plimsoll.records import Trajectory
+
+
+def reward(trajectory: Trajectory, *, marker: str = "####") -> float:
+    """1 where the text after the last `marker`, without white space around it, is the reference;
+    0 otherwise, and where there is no marker.
+
+    Raises DataError where the prompt has no reference.
+    """
+    reference = trajectory.prompt.reference
+    if reference is None:
+        raise DataError("the prompt has no reference answer. Set data.train.reference.")
+    _, found, answer = trajectory.response_text.rpartition(marker)
+    return float(bool(found) and answer.strip() == reference.strip())

@@ -1,0 +1,39 @@
+"""The receiving end's book: which tensors were announced, which came, and whole."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from plimsoll.engine.weights import SentTensor, hash_bytes
+from plimsoll.errors import WeightSyncError
+
+
+class Arrivals:
+    """The tensors of one weight sync."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._missing = set(names)
+
+    def take(self, sent: SentTensor, tensor: Tensor) -> None:
+        """Note a tensor that came (contiguous, in host memory).
+
+        Raises:
+            WeightSyncError: it was not announced, came twice, or its bytes are not those sent.
+        """
+        if sent.name not in self._missing:
+            raise WeightSyncError(f"{sent.name} came twice, or was never announced")
+        found = hash_bytes(tensor)
+        if found != sent.hash:
+            raise WeightSyncError(
+                f"{sent.name} arrived damaged: hash {found}, but {sent.hash} was sent"
+            )
+        self._missing.remove(sent.name)
+
+    def complete(self) -> None:
+        """Raise WeightSyncError when announced tensors have not come."""
+        if self._missing:
+            first = ", ".join(sorted(self._missing)[:5])
+            raise WeightSyncError(
+                f"{len(self._missing)} tensors of the new weights never arrived: {first}. The "
+                "engine would go on with the old ones and sample from no version at all"
+            )

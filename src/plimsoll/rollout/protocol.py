@@ -1,0 +1,87 @@
+"""What an engine that samples can do. One instance is one replica of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.engine.weights import WeightBucket
+from plimsoll.records import Floats, Ints, Prompt, Trajectory
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What an engine is built from.
+
+    index: which of the run's engines this is. model: the directory it first loads.
+    max_tokens: the longest prompt and response together. threads: CPU threads.
+    """
+
+    index: int
+    model: str
+    max_tokens: int
+    threads: int
+    device: str
+    rollout: RolloutConfig
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """Prompts to answer with `responses` samples each.
+
+    seed: with it, the prompt's index and the sample's index, sampling is repeatable as far as
+    the engine's arithmetic is.
+    """
+
+    prompts: tuple[Prompt, ...]
+    responses: int
+    sampling: SamplingConfig
+    seed: int
+
+
+class RolloutEngine(Protocol):
+    """An engine that samples, and takes new weights.
+
+    Consumes: requests, any number at once; weight buckets, between requests.
+    Waits for: its own model. Unblocked by: nothing outside itself.
+    Produces: trajectories with the weight version that sampled them.
+    Shut down by `stop`, or with its process.
+    """
+
+    prompts_per_request: int
+    """How many prompts the engine wants to be given at once."""
+
+    async def generate(self, request: Request) -> list[Trajectory]:
+        """All responses to the request's prompts."""
+        ...
+
+    async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        """The log-prob (nats, temperature 1) of every token but the first, per sequence."""
+        ...
+
+    async def begin_sync(self, names: tuple[str, ...]) -> None:
+        """New weights are coming: these tensors, in buckets."""
+        ...
+
+    async def receive(self, bucket: WeightBucket) -> None:
+        """Take one bucket; its hashes are checked."""
+        ...
+
+    async def finish_sync(self, version: int) -> None:
+        """All came: use them from now on, forget cached prefixes, count the version.
+
+        Raises:
+            WeightSyncError: a tensor is missing.
+        """
+        ...
+
+    async def watch(self) -> str:
+        """Return, with the reason, only when the engine has died."""
+        ...
+
+    async def stop(self) -> None:
+        """End the engine and its processes."""
+        ...

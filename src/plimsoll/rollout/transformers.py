@@ -1,0 +1,188 @@
+"""Rollouts by transformers, in the caller's process: for machines without vLLM, and for debugging.
+
+Batched, with a key-value cache; far slower than vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+    StopStringCriteria,
+    TopPLogitsWarper,
+)
+
+from plimsoll.config.rollout import SamplingConfig
+from plimsoll.engine.weights import WeightBucket, read_bucket
+from plimsoll.errors import WeightSyncError
+from plimsoll.records import Floats, Ints, Prompt, Trajectory
+from plimsoll.rollout.arrivals import Arrivals
+from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.text import Decoder
+
+
+class TransformersEngine:
+    """A `RolloutEngine` on `generate` of transformers."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._version = 0
+        self.prompts_per_request = max(1, spec.rollout.max_sequences)
+        self._decoder = Decoder(spec.model, spec.trust_remote_code)
+        self._model: Any = AutoModelForCausalLM.from_pretrained(
+            spec.model,
+            dtype=getattr(torch, spec.rollout.dtype),
+            use_safetensors=True,
+            trust_remote_code=spec.trust_remote_code,
+        ).to(spec.device)
+        self._model.eval().requires_grad_(False)
+        self._arrivals = Arrivals(())
+
+    async def generate(self, request: Request) -> list[Trajectory]:
+        sampling = request.sampling
+        prompts = [p for p in request.prompts for _ in range(request.responses)]
+        tokens, mask = _left_padded([p.tokens for p in prompts], self._pad_token, self._spec.device)
+        recorder = _Recorder(sampling, tokens.shape[1])
+        with torch.random.fork_rng():
+            torch.manual_seed(request.seed)
+            output = self._model.generate(
+                input_ids=tokens,
+                attention_mask=mask,
+                do_sample=sampling.temperature > 0,
+                temperature=1.0,
+                top_p=1.0,
+                top_k=0,
+                max_new_tokens=sampling.max_new_tokens,
+                eos_token_id=list(self._decoder.end_tokens),
+                pad_token_id=self._pad_token,
+                logits_processor=LogitsProcessorList([recorder]),
+                stopping_criteria=self._stopping(sampling),
+            )
+        responses = output[:, tokens.shape[1] :]
+        logprobs = recorder.finish(output)
+        return [
+            self._trajectory(prompts[i], i % request.responses, responses[i], logprobs[i], sampling)
+            for i in range(len(prompts))
+        ]
+
+    @property
+    def _pad_token(self) -> int:
+        return self._decoder.end_tokens[0] if self._decoder.end_tokens else 0
+
+    def _stopping(self, sampling: SamplingConfig) -> StoppingCriteriaList:
+        strings = list(sampling.stop)
+        if not strings:
+            return StoppingCriteriaList()
+        return StoppingCriteriaList([StopStringCriteria(self._decoder.tokenizer, strings)])
+
+    def _trajectory(
+        self,
+        prompt: Prompt,
+        sample: int,
+        row: Tensor,
+        logprobs: Tensor,
+        sampling: SamplingConfig,
+    ) -> Trajectory:
+        tokens = row.cpu().numpy().astype(np.int64)
+        length, stopped = self._length(tokens, sampling)
+        return Trajectory(
+            prompt=prompt,
+            sample_index=sample,
+            response_tokens=tokens[:length],
+            sampler_logprobs=logprobs[:length].float().cpu().numpy(),
+            response_text=self._decoder.text(tokens[:length], sampling.stop),
+            finish_reason="stop" if stopped else "length",
+            weight_version=self._version,
+        )
+
+    def _length(self, tokens: Ints, sampling: SamplingConfig) -> tuple[int, bool]:
+        """Tokens of the response up to and with its end, and whether it ended by itself."""
+        ends = np.flatnonzero(np.isin(tokens, self._decoder.end_tokens))
+        if len(ends):
+            return int(ends[0]) + 1, True
+        text = str(self._decoder.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+        stopped = any(mark in text for mark in sampling.stop)
+        return len(tokens), stopped
+
+    async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        return [self._sequence_log_probs(tokens) for tokens in sequences]
+
+    def _sequence_log_probs(self, tokens: Ints) -> Floats:
+        ids = torch.tensor(tokens, device=self._spec.device)
+        with torch.no_grad():
+            logits = self._model(input_ids=ids[None]).logits[0, :-1].float()
+        found: Floats = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0].cpu().numpy()
+        return found
+
+    async def begin_sync(self, names: tuple[str, ...]) -> None:
+        self._arrivals = Arrivals(names)
+
+    async def receive(self, bucket: WeightBucket) -> None:
+        own = dict(self._model.named_parameters(remove_duplicate=False))
+        pieces = read_bucket(bucket)
+        for sent in bucket.tensors:
+            self._arrivals.take(sent, pieces[sent.name])
+            if sent.name not in own:
+                raise WeightSyncError(f"the rollout model has no tensor {sent.name}")
+            own[sent.name].data.copy_(pieces[sent.name])
+
+    async def finish_sync(self, version: int) -> None:
+        self._arrivals.complete()
+        self._version = version
+
+    async def watch(self) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def stop(self) -> None:
+        del self._model
+
+
+class _Recorder(LogitsProcessor):  # type: ignore[misc]
+    """Applies temperature and top-p, and notes the log-prob of each token that was then sampled.
+
+    It sees a step's token only at the next call, so it keeps one step's log-probs at a time.
+    """
+
+    def __init__(self, sampling: SamplingConfig, prompt_tokens: int) -> None:
+        self._temperature = sampling.temperature or 1.0
+        self._top_p = TopPLogitsWarper(sampling.top_p) if sampling.top_p < 1 else None
+        self._prompt_tokens = prompt_tokens
+        self._last: Tensor | None = None
+        self._found: list[Tensor] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        self._note(input_ids)
+        scores = scores / self._temperature
+        if self._top_p is not None:
+            scores = self._top_p(input_ids, scores)
+        self._last = scores.float().log_softmax(-1)
+        return scores
+
+    def _note(self, input_ids: Tensor) -> None:
+        if self._last is not None:
+            self._found.append(self._last.gather(1, input_ids[:, -1:]))
+
+    def finish(self, output: Tensor) -> Tensor:
+        """The log-probs of all sampled tokens, shape [sequences, steps]."""
+        self._note(output)
+        return torch.cat(self._found, dim=1)
+
+
+def _left_padded(prompts: Sequence[Ints], pad: int, device: str) -> tuple[Tensor, Tensor]:
+    longest = max(len(p) for p in prompts)
+    tokens = torch.full((len(prompts), longest), pad, dtype=torch.long)
+    mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+    for i, prompt in enumerate(prompts):
+        tokens[i, longest - len(prompt) :] = torch.from_numpy(np.ascontiguousarray(prompt))
+        mask[i, longest - len(prompt) :] = 1
+    return tokens.to(device), mask.to(device)

@@ -1,0 +1,198 @@
+"""Rollouts by vLLM: one asynchronous engine, with its own processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plimsoll.config.rollout import SamplingConfig
+from plimsoll.engine.weights import WeightBucket
+from plimsoll.errors import PlimsollError, WeightSyncError
+from plimsoll.records import Floats, Ints, Prompt, Trajectory
+from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.text import Decoder
+
+_WATCH_SECONDS = 0.5
+
+
+def environment(spec: EngineSpec) -> dict[str, str]:
+    """What vLLM reads from the environment; set before its process starts."""
+    common = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if spec.device == "cuda":
+        return common
+    return common | {
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(spec.rollout.cpu_kv_cache_gib))),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(spec.threads),
+    }
+
+
+class VllmEngine:
+    """A `RolloutEngine` on vLLM's AsyncLLM."""
+
+    prompts_per_request = 1
+
+    def __init__(self, spec: EngineSpec) -> None:
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self._spec = spec
+        self._version = 0
+        self._requests = 0
+        self._decoder = Decoder(spec.model, spec.trust_remote_code)
+        on_gpu = spec.device == "cuda"
+        self._llm: Any = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=spec.model,
+                dtype=spec.rollout.dtype,
+                max_model_len=spec.max_tokens,
+                max_num_seqs=spec.rollout.max_sequences,
+                tensor_parallel_size=spec.rollout.tensor_parallel,
+                gpu_memory_utilization=spec.rollout.memory_share,
+                enforce_eager=not on_gpu,
+                enable_prefix_caching=True,
+                # The sampler's log-probs are those of the distribution that was sampled from.
+                logprobs_mode="processed_logprobs",
+                generation_config="vllm",
+                worker_extension_cls="plimsoll.rollout.vllm_receiver.WeightReceiver",
+                trust_remote_code=spec.trust_remote_code,
+                disable_log_stats=True,
+            )
+        )
+
+    async def generate(self, request: Request) -> list[Trajectory]:
+        answers = await asyncio.gather(*(self._answer(p, request) for p in request.prompts))
+        return [trajectory for group in answers for trajectory in group]
+
+    async def _answer(self, prompt: Prompt, request: Request) -> list[Trajectory]:
+        version = self._version
+        seed = prompt_seed(request.seed, prompt.index)
+        params = _sampling_params(request.sampling, request.responses, self._decoder, seed)
+        output = await self._run(prompt.tokens, params)
+        return [
+            self._trajectory(prompt, completion, version, request.sampling)
+            for completion in output.outputs
+        ]
+
+    def _trajectory(
+        self, prompt: Prompt, completion: Any, version: int, sampling: SamplingConfig
+    ) -> Trajectory:
+        tokens = np.asarray(completion.token_ids, dtype=np.int64)
+        logprobs = [
+            entry[token].logprob
+            for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
+        ]
+        return Trajectory(
+            prompt=prompt,
+            sample_index=completion.index,
+            response_tokens=tokens,
+            sampler_logprobs=np.asarray(logprobs, dtype=np.float32),
+            response_text=self._decoder.text(tokens, sampling.stop),
+            finish_reason="length" if completion.finish_reason == "length" else "stop",
+            weight_version=version,
+        )
+
+    async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = await asyncio.gather(*(self._run(tokens, params) for tokens in sequences))
+        return [
+            np.asarray(
+                [
+                    entry[int(token)].logprob
+                    for entry, token in zip(output.prompt_logprobs[1:], tokens[1:], strict=True)
+                ],
+                dtype=np.float32,
+            )
+            for output, tokens in zip(outputs, sequences, strict=True)
+        ]
+
+    async def _run(self, tokens: Ints, params: Any) -> Any:
+        self._requests += 1
+        answers = self._llm.generate(
+            {"prompt_token_ids": tokens.tolist()}, params, request_id=str(self._requests)
+        )
+        outputs = [output async for output in answers]
+        if not outputs:
+            raise PlimsollError(f"rollout engine {self._spec.index}: vLLM gave no output")
+        return outputs[-1]
+
+    async def begin_sync(self, names: tuple[str, ...]) -> None:
+        await self._rpc("plimsoll_begin", list(names))
+
+    async def receive(self, bucket: WeightBucket) -> None:
+        with tempfile.NamedTemporaryFile(dir=_shared_memory(bucket.data.nbytes)) as file:
+            bucket.data.tofile(file)
+            file.flush()
+            await self._rpc(
+                "plimsoll_receive", file.name, [list(astuple(t)) for t in bucket.tensors]
+            )
+
+    async def finish_sync(self, version: int) -> None:
+        await self._rpc("plimsoll_finish")
+        if not await self._llm.reset_prefix_cache():
+            raise WeightSyncError(
+                f"rollout engine {self._spec.index}: the prefix cache could not be reset, because "
+                "requests are still running; cached prefixes would keep the old weights' keys"
+            )
+        self._version = version
+
+    async def _rpc(self, method: str, *arguments: object) -> None:
+        try:
+            await self._llm.collective_rpc(method, args=arguments)
+        except Exception as error:
+            if self._llm.errored:
+                raise
+            raise WeightSyncError(f"rollout engine {self._spec.index}: {error}") from error
+
+    async def watch(self) -> str:
+        while not self._llm.errored:
+            await asyncio.sleep(_WATCH_SECONDS)
+        return "its vLLM engine process ended"
+
+    async def stop(self) -> None:
+        self._llm.shutdown()
+
+
+def prompt_seed(seed: int, index: int) -> int:
+    """A seed for one prompt of one step."""
+    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+
+
+def _sampling_params(sampling: SamplingConfig, responses: int, decoder: Decoder, seed: int) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        n=responses,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_tokens=sampling.max_new_tokens,
+        logprobs=0,
+        seed=seed,
+        stop_token_ids=list(decoder.end_tokens),
+        stop=list(sampling.stop),
+        detokenize=bool(sampling.stop),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _shared_memory(size: int) -> str | None:
+    """A folder in memory with room for the bytes; else the usual temporary folder."""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and os.statvfs(memory).f_bavail * os.statvfs(memory).f_frsize > 2 * size:
+        return str(memory)
+    return None

@@ -1,0 +1,55 @@
+"""What Plimsoll adds to vLLM's worker processes: taking new weights in place, bucket by bucket.
+
+vLLM calls these methods in every one of its workers (`collective_rpc`). They follow vLLM's own
+layer-wise reload: between begin and finish each layer is rebuilt as soon as its tensors are there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+from plimsoll.engine.weights import SentTensor, split_bytes
+from plimsoll.rollout.arrivals import Arrivals
+
+
+class WeightReceiver:
+    """Mixed into vLLM's worker through its `worker_extension_cls`."""
+
+    vllm_config: Any
+    model_runner: Any
+    model_config: Any
+    device: Any
+    plimsoll_arrivals: Arrivals
+
+    def plimsoll_begin(self, names: list[str]) -> None:
+        """Announce the tensors of a sync."""
+        self.plimsoll_arrivals = Arrivals(tuple(names))
+        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+            initialize_layerwise_reload(self.model_runner.model)
+
+    def plimsoll_receive(self, file: str, tensors: list[list[Any]]) -> None:
+        """Load the tensors that lie one behind the other in a file in shared memory."""
+        sent = [SentTensor(n, dtype, tuple(shape), size, h) for n, dtype, shape, size, h in tensors]
+        # Layers keep the tensors until they are complete: a private copy outlives the file.
+        data = torch.frombuffer(bytearray(Path(file).read_bytes()), dtype=torch.uint8)
+        pieces = split_bytes(sent, data)
+        for tensor in sent:
+            self.plimsoll_arrivals.take(tensor, pieces[tensor.name])
+        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+            self.model_runner.model.load_weights(
+                (name, piece.to(self.device)) for name, piece in pieces.items()
+            )
+
+    def plimsoll_finish(self) -> None:
+        """Check that all came, then put the new weights to use."""
+        self.plimsoll_arrivals.complete()
+        with set_current_vllm_config(self.vllm_config), torch.device(self.device):
+            finalize_layerwise_reload(self.model_runner.model, self.model_config)

@@ -1,0 +1,127 @@
+"""Files and directories that are written whole or not at all.
+
+Each is made under a temporary name beside its place and renamed when it is complete, so that a
+reader, or a run that resumes, never sees half of one. Leftovers of a killed process have names
+that `is_temporary` knows.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plimsoll.errors import PlimsollError
+
+_MARK = ".partial-"
+_CANNOT_WRITE = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+}
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether the path is the unfinished file or directory of a process that was killed."""
+    return path.name.startswith(".") and _MARK in path.name
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file (text as UTF-8) so that it holds either its old content or all of the new.
+
+    Raises PlimsollError with path and reason where the disk is full or not writable.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    with whole_file(path) as partial:
+        partial.write_bytes(data)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a temporary sibling to write to, which takes the file's place at success.
+
+    On an error the sibling is removed and the old file, if any, stays as it was.
+    """
+    partial = _sibling(path)
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _explained(path):
+            yield partial
+            _sync(partial)
+            partial.replace(path)
+            _sync(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """Give a temporary sibling directory to fill, which takes the directory's place at success.
+
+    On an error it is removed with what is in it. A directory that was there before is replaced;
+    it is put aside just before the new one takes its name.
+    """
+    partial = _sibling(path)
+    try:
+        with _explained(path):
+            partial.mkdir(parents=True)
+            yield partial
+            for item in (*partial.rglob("*"), partial):
+                _sync(item)
+            aside = _put_aside(path)
+            partial.replace(path)
+            _sync(path.parent)
+            shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_directory(path: Path) -> None:
+    """Remove a directory, if it is there, so that no half-removed one keeps its name."""
+    shutil.rmtree(_put_aside(path), ignore_errors=True)
+
+
+def _put_aside(path: Path) -> Path:
+    aside = _sibling(path)
+    if path.exists():
+        path.replace(aside)
+    return aside
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn a failure of the file system into an error that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:  # not of the disk: a connection, a time limit
+            raise
+        raise PlimsollError(
+            f"Cannot write {path}: {error}. Nothing of it was kept. "
+            f"Free disk space or correct the rights, or choose another run.directory."
+        ) from error
+
+
+def _sibling(path: Path) -> Path:
+    return path.with_name(f".{path.name}{_MARK}{uuid.uuid4().hex[:8]}")
+
+
+def _sync(path: Path) -> None:
+    """Have the system put a file, or a directory's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

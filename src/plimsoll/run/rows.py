@@ -1,0 +1,88 @@
+"""Rows of a run as JSON lines: appended whole, read back even after a crash in mid-line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from plimsoll.errors import PlimsollError
+from plimsoll.run.files import write_whole
+
+Row = Mapping[str, Any]
+
+
+def row_line(row: Row) -> str:
+    """The row as one line of strict JSON. JSON has no NaN or infinity: they become null."""
+    return json.dumps(_strict(row), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Write a whole file of rows."""
+    write_whole(path, "".join(map(row_line, rows)))
+
+
+def append_row(path: Path, row: Row) -> None:
+    """Add a row at the end. If the disk is full, the file keeps the rows that it had."""
+    line = row_line(row).encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                written = file.write(line)
+                while written < len(line):
+                    written += file.write(line[written:])
+            except OSError:
+                file.truncate(end)
+                raise
+    except OSError as error:
+        raise PlimsollError(
+            f"Cannot add a row to {path}: {error}. The earlier rows are whole. "
+            f"Free disk space or correct the rights, then resume the run."
+        ) from error
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """All rows of a file. A last line that a crash tore off in the middle is left out.
+
+    Raises PlimsollError where another line is no JSON object.
+    """
+    lines = path.read_bytes().split(b"\n")
+    whole = lines[:-1]  # what follows the last newline is empty, or torn
+    return [_parsed(path, number, line) for number, line in enumerate(whole, start=1)]
+
+
+def keep_rows_until(path: Path, step: int) -> None:
+    """Drop a torn last line and the rows of steps after `step`; no file is made where none is."""
+    if path.exists():
+        write_rows(path, [row for row in read_rows(path) if row["step"] <= step])
+
+
+def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise _broken(path, number, f"no JSON: {error}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise _broken(path, number, "no object with a whole number as `step`")
+    return row
+
+
+def _broken(path: Path, number: int, why: str) -> PlimsollError:
+    return PlimsollError(
+        f"{path}, line {number}: {why}. Remove the line, or start a new run.directory."
+    )
+
+
+def _strict(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case Mapping():
+            return {str(key): _strict(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_strict(item) for item in value]
+        case _:
+            return value

@@ -1,0 +1,77 @@
+"""What a run needs to go on where it stopped, beside weights and optimizer states."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from plimsoll.errors import ConfigError
+from plimsoll.run.files import write_whole
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands after a step.
+
+    step: the last step that was completed; 0 before the first.
+    data_position: rows drawn from the data so far, over all epochs.
+    weight_version: the version of the weights that the step produced.
+    kl_coefficient: the weight of the KL that the next step uses (0 where there is none).
+    seconds: the time that the run took so far, over all its parts.
+    """
+
+    step: int
+    data_position: int
+    weight_version: int
+    kl_coefficient: float
+    seconds: float
+
+    def save(self, path: Path) -> None:
+        """Write the state as a JSON object."""
+        write_whole(path, json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> RunState:
+        """Read what `save` wrote.
+
+        Raises ConfigError naming the file where a field is missing, unknown or of a wrong type.
+        """
+        values = _read_object(path)
+        expected = {field.name: float if field.type == "float" else int for field in fields(cls)}
+        _check_fields(path, set(values), set(expected))
+        return cls(**{name: _number(path, name, values[name], expected[name]) for name in expected})
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read the run state {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise _broken(path, f"it is not JSON ({error})") from error
+    if not isinstance(values, dict):
+        raise _broken(path, f"it holds {type(values).__name__}, not an object")
+    return values
+
+
+def _check_fields(path: Path, found: set[str], expected: set[str]) -> None:
+    if missing := sorted(expected - found):
+        raise _broken(path, f"missing fields: {', '.join(missing)}")
+    if unknown := sorted(found - expected):
+        raise _broken(path, f"unknown fields: {', '.join(unknown)}")
+
+
+def _number(path: Path, name: str, value: Any, kind: type[int] | type[float]) -> Any:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_whole or (kind is float and isinstance(value, float))):
+        raise _broken(path, f"{name} is {value!r}, and must be a number ({kind.__name__})")
+    return kind(value)
+
+
+def _broken(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is no run state of this version: {why}. "
+        f"Resume from another checkpoint (remove this one), or start a new run.directory."
+    )

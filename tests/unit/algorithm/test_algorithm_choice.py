@@ -1,0 +1,118 @@
+"""Losses and advantages by name and by import path: a new one is one file and one config value."""
+
+from __future__ import annotations
+
+import pickle
+import pkgutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from plimsoll.algorithm import advantage as advantage_package
+from plimsoll.algorithm import policy_loss as policy_loss_package
+from plimsoll.algorithm.choice import advantage, policy_loss
+from plimsoll.algorithm.inputs import AdvantageInputs, PolicyLossInputs
+from plimsoll.config.algorithm import PpoAlgorithm
+from plimsoll.config.base import Choice
+from plimsoll.errors import ConfigError
+from plimsoll.records import BatchCounts
+
+torch.set_num_threads(1)
+
+NEW_LOSS = '''
+"""REINFORCE: what a user writes."""
+from __future__ import annotations
+
+from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, token_mean
+
+def reinforce(inputs: PolicyLossInputs, *, scale: float = 1.0) -> LossOutput:
+    loss = -scale * token_mean(inputs.logprobs_L * inputs.advantages_L, inputs.counts)
+    return LossOutput(loss=loss, metrics={"scale": loss.detach() * 0 + scale})
+
+def no_inputs() -> LossOutput: ...
+'''
+
+NEW_ADVANTAGE = """
+from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
+
+def rewards_alone(inputs: AdvantageInputs) -> Advantages:
+    return Advantages(inputs.rewards_L, inputs.rewards_L)
+
+rewards_alone.needs_values = False
+
+def says_nothing(inputs: AdvantageInputs) -> Advantages:
+    return Advantages(inputs.rewards_L, inputs.rewards_L)
+"""
+
+
+def policy_inputs() -> PolicyLossInputs:
+    return PolicyLossInputs(
+        logprobs_L=torch.tensor([-1.0, -2.0], requires_grad=True),
+        old_logprobs_L=torch.tensor([-1.0, -2.0]),
+        advantages_L=torch.tensor([1.0, 3.0]),
+        cu_learned=torch.tensor([0, 2]),
+        counts=BatchCounts(tokens=2, sequences=1),
+    )
+
+
+def test_the_defaults_of_the_config_resolve() -> None:
+    algorithm = PpoAlgorithm()
+    assert policy_loss(algorithm.policy_loss)(policy_inputs()).loss.item() == pytest.approx(-2)
+    assert advantage(algorithm.advantage).needs_values
+
+
+def test_options_reach_the_function() -> None:
+    inputs = AdvantageInputs(
+        rewards_L=torch.tensor([0.0, 1.0]),
+        values_L=torch.tensor([0.5, 0.5]),
+        cu_learned=torch.tensor([0, 2]),
+        prompt_S=torch.tensor([0]),
+    )
+    estimator = advantage(Choice(name="gae", options={"gamma": 1, "gae_lambda": 0.0}))
+    assert estimator.estimate(inputs).advantages_L.tolist() == pytest.approx([0.0, 0.5])
+
+
+def test_every_file_of_the_packages_resolves() -> None:
+    for module in pkgutil.iter_modules(policy_loss_package.__path__):
+        policy_loss(Choice(name=module.name))
+    for module in pkgutil.iter_modules(advantage_package.__path__):
+        assert advantage(Choice(name=module.name)).needs_values in (True, False)
+
+
+def test_a_new_loss_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_new_loss.py").write_text(NEW_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    choice = Choice(name="my_new_loss:reinforce", options={"scale": 2})
+    # -2 * (-1 * 1 + -2 * 3) / 2
+    assert policy_loss(choice)(policy_inputs()).loss.item() == pytest.approx(7)
+    with pytest.raises(ConfigError, match=r"no option 'scael'.*mean 'scale'"):
+        policy_loss(Choice(name="my_new_loss:reinforce", options={"scael": 2}))
+    with pytest.raises(ConfigError, match=r"cannot be called.*only positional argument"):
+        policy_loss(Choice(name="my_new_loss:no_inputs"))
+
+
+def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_new_advantage.py").write_text(NEW_ADVANTAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert not advantage(Choice(name="my_new_advantage:rewards_alone")).needs_values
+    assert advantage(Choice(name="my_new_advantage:says_nothing")).needs_values
+
+
+@pytest.mark.parametrize("dual_clip", [1.0, 0.5])
+def test_bounds_are_checked_before_anything_runs(dual_clip: float) -> None:
+    with pytest.raises(ConfigError, match=rf"'dual_clip' of 'clip' is {dual_clip}.*than 1"):
+        policy_loss(Choice(name="clip", options={"dual_clip": dual_clip}))
+
+
+def test_a_misspelt_name_gets_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"No policy_loss is called 'clp'.*mean 'clip'"):
+        policy_loss(Choice(name="clp"))
+    with pytest.raises(ConfigError, match=r"No advantage is called 'gea'.*Known: .*gae"):
+        advantage(Choice(name="gea"))
+
+
+def test_a_resolved_loss_crosses_processes() -> None:
+    loss = policy_loss(Choice(name="clip", options={"clip_high": 0.3}))
+    again = pickle.loads(pickle.dumps(loss))  # noqa: S301 - our own bytes
+    assert again(policy_inputs()).loss.item() == loss(policy_inputs()).loss.item()

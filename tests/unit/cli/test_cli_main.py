@@ -1,0 +1,180 @@
+"""The command as a user meets it: exit codes, streams, help, dry runs, and what is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import plimsoll
+from plimsoll.cli import main
+
+HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")
+CONFIG = """\
+run: {directory: out, steps: 3}
+data: {train: {path: rows.jsonl, prompt: question}}
+actor: {model: {path: model}}
+critic: {model: {path: model}}
+rewards: {answer: {name: math_answer}}
+"""
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with a good config, its rows and its model."""
+    monkeypatch.chdir(tmp_path)
+    Path("ppo.yaml").write_text(CONFIG)
+    Path("rows.jsonl").write_text('{"question": "1+1"}\n')
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    Path("model/tokenizer.json").write_text("{}")
+    save_file({"w": np.zeros(1, dtype=np.float32)}, "model/model.safetensors")
+    return tmp_path
+
+
+def heavy_imports(*words: str) -> tuple[int, list[str]]:
+    """The exit code of a command line in a process of its own, and the heavy packages it imports."""
+    script = (
+        "import sys, plimsoll.cli as cli\n"
+        f"code = cli.main({list(words)!r})\n"
+        f"print('HEAVY', *[name for name in {HEAVY!r} if name in sys.modules])\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "HEAVY" in done.stdout, done.stderr
+    return done.returncode, done.stdout.splitlines()[-1].split()[1:]
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ([], 0),
+        (["--help"], 0),
+        (["ppo", "--help"], 0),
+        (["demo", "--help"], 0),
+        (["ppo", "ppo.yaml", "--dry-run", "--run.stepz", "3"], 2),
+        (["ppo", "ppo.yaml", "--dry-run", "--cluster.where", "local"], 4),
+        (["ppo", "none.yaml"], 2),
+    ],
+)
+def test_help_and_bad_configs_import_nothing_heavy(words: list[str], code: int) -> None:
+    if words == ["demo", "--help"]:
+        words = ["sft", "--help", "actor"]  # argparse ends demo's help by itself
+    assert heavy_imports(*words) == (code, [])
+
+
+def test_a_dry_run_imports_no_engine() -> None:
+    code, imported = heavy_imports("ppo", "ppo.yaml", "--dry-run")
+    assert code == 0
+    assert not {"torch", "ray", "deepspeed", "vllm", "transformers", "datasets"} & set(imported)
+
+
+def test_help_is_printed_when_nothing_is_asked(capsys: Captured) -> None:
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == said
+    assert all(f"plimsoll {command}" in said for command in ("demo", "sft", "ppo"))
+
+
+def test_version(capsys: Captured) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"plimsoll {plimsoll.__version__}\n"
+
+
+def test_help_of_a_job_and_of_a_section(capsys: Captured) -> None:
+    assert main(["ppo", "--help"]) == 0
+    whole = capsys.readouterr().out
+    assert "Example: plimsoll ppo ppo.yaml" in whole and "--rollout.engines" in whole
+    assert main(["ppo", "--help", "actor.zero"]) == 0
+    part = capsys.readouterr().out
+    assert part.startswith("actor.zero:") and "--rollout.engines" not in part
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["pop"], ["no command 'pop'", "Did you mean 'ppo'"]),
+        (["--hepl"], ["no option '--hepl'", "'--help'"]),
+        (["ppo"], ["No config file", "plimsoll ppo CONFIG.yaml"]),
+        (["ppo", "a.yaml", "b.yaml"], ["'b.yaml'"]),
+        (["ppo", "ppo.yaml", "--dryrun"], ["--dryrun", "Did you mean --dry-run?"]),
+        (["ppo", "ppo.yaml", "--learning-rate", "1"], ["--actor.optimizer.learning_rate"]),
+        (["ppo", "pop.yaml"], ["pop.yaml", "Nearest: ppo.yaml"]),
+        (["ppo", "ppo.yaml", "--actor.zero.stagee", "3"], ["actor.zero.stagee: 3", "zero.stage?"]),
+        (["ppo", "ppo.yaml", "--data.train.path", "rows.jsnl"], ["rows.jsnl", "rows.jsonl?"]),
+        (["ppo", "ppo.yaml", "--rollout.memory_share", "1.5"], ["rollout.memory_share: 1.5"]),
+        (["ppo", "ppo.yaml", "--rollout.engines=0"], ["rollout.engines: 0"]),
+        (["ppo", "ppo.yaml", "--algorithm.mini_batches=5"], ["must divide", "32 * 1"]),
+        (["ppo", "--help", "actr"], ["'actr'", "Nearest: actor"]),
+        (["demo", "--sed", "1"], ["--sed"]),
+        (["demo", "--seed", "x"], ["--seed", "'x'"]),
+    ],
+)
+def test_wrong_usage_is_one_block_on_stderr(
+    words: list[str], parts: list[str], capsys: Captured
+) -> None:
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("error: ") and "Traceback" not in said.err
+    assert all(part in said.err for part in parts), said.err
+    assert not Path("out").exists()
+
+
+def test_a_conflict_has_its_own_exit_code(capsys: Captured) -> None:
+    assert main(["ppo", "ppo.yaml", "--cluster.where=local"]) == 4
+    assert "rollout.engine: vllm" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(capsys: Captured) -> None:
+    assert main(["ppo", "ppo.yaml", "--rollout.engines=0", "--debug"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback") and "\nerror: 1 problem" in said
+
+
+def test_a_dry_run_prints_config_and_placement_and_starts_nothing(capsys: Captured) -> None:
+    before = sorted(Path().rglob("*"))
+    words = ["ppo", "--run.steps", "7", "ppo.yaml", "--dry-run", "--cluster.ranks=2"]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "  steps: 7\n" in said and "\nProcesses\n" in said and "ranks 0-1" in said
+    assert "nothing was started" in said
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_what_a_dry_run_prints_is_a_config(capsys: Captured) -> None:
+    assert main(["ppo", "ppo.yaml", "--dry-run"]) == 0
+    dumped = capsys.readouterr().out.split("\nProcesses\n")[0]
+    Path("again.yaml").write_text(dumped)
+    assert main(["ppo", "again.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().out.split("\nProcesses\n")[0] == dumped
+
+
+def test_the_module_runs_as_the_command() -> None:
+    words = [sys.executable, "-m", "plimsoll", "--version"]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"plimsoll {plimsoll.__version__}\n")
+
+
+def test_what_nobody_foresaw_is_one_block_too() -> None:
+    script = (
+        "import sys, plimsoll.cli as cli\n"
+        "sys.argv = ['plimsoll', '--version', *sys.argv[1:]]\n"
+        "cli.__version__ = type('Broken', (), {'__format__': lambda *_: 1 / 0})()\n"
+        "sys.exit(cli.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: unexpected ZeroDivisionError: ")
+    assert "--debug" in done.stderr and "Traceback" not in done.stderr
+    debug = subprocess.run(
+        [sys.executable, "-c", script, "--debug"], capture_output=True, text=True
+    )
+    assert debug.returncode == 1 and "Traceback" in debug.stderr

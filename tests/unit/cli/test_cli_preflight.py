@@ -1,0 +1,220 @@
+"""What is seen before anything is loaded, over real files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.load import load_config
+from plimsoll.errors import ConfigError
+from plimsoll.recipes.preflight import check_inputs
+
+Check = Callable[..., None]
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with all that a run needs."""
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "model"
+    model.mkdir()
+    shape = {"model_type": "qwen2", "max_position_embeddings": 64, "num_attention_heads": 6}
+    (model / "config.json").write_text(json.dumps(shape))
+    (model / "tokenizer.json").write_text("{}")
+    save_file({"w": np.zeros((2, 3), dtype=np.float32)}, model / "model.safetensors")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    (tmp_path / "run.yaml").write_text(
+        "run: {directory: runs/one, steps: 3}\n"
+        "data: {train: {path: data/rows.jsonl, prompt: question}, max_tokens: 32}\n"
+        "actor: {model: {path: model}}\n"
+        "critic: {model: {path: model}}\n"
+        "rewards: {answer: {name: math_answer}}\n"
+        "rollout: {sampling: {max_new_tokens: 32}}\n"
+    )
+    return tmp_path
+
+
+def check(*flags: str) -> None:
+    check_inputs(load_config(PpoConfig, "run.yaml", flags))
+
+
+def refusal(*flags: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check(*flags)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("house")
+def test_what_is_all_there_passes_and_writes_nothing() -> None:
+    check()
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("house")
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("data/rows.jsnl", ["`rows.jsnl` is not in data", "did you mean data/rows.jsonl?"]),
+        ("data/none/rows.jsonl", ["`none` is not in data"]),
+        ("./gone", ["`gone` is not in"]),
+        ("/gone/rows", ["`gone` is not in /"]),
+        ("dta", ["did you mean data?"]),
+        ("rows.parquet", ["no such file"]),
+        ("a/b/c", ["`a` is not in"]),
+        ("run.yaml", [".jsonl"]),
+        ("runs.yaml", ["did you mean run.yaml?"]),
+        ("model", ["no files that end in"]),
+    ],
+)
+def test_data_that_is_not_there(path: str, parts: list[str]) -> None:
+    report = refusal("--data.train.path", path)
+    assert report.startswith("1 problem in the settings\n  data.train.path: "), report
+    assert all(part in report for part in parts), report
+
+
+@pytest.mark.usefixtures("house")
+@pytest.mark.parametrize("path", ["openai/gsm8k", "imdb", "data", "data/rows.jsonl"])
+def test_data_that_is_there_or_may_be_on_the_hub(path: str) -> None:
+    check("--data.train.path", path)
+
+
+@pytest.mark.usefixtures("house")
+def test_an_empty_data_file() -> None:
+    Path("data/empty.jsonl").touch()
+    assert "empty" in refusal("--data.train.path", "data/empty.jsonl")
+
+
+def cut(model: Path) -> None:
+    file = model / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def pointer(model: Path) -> None:
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n" * 3)
+
+
+def pickle(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").touch()
+
+
+def lost_shard(model: Path) -> None:
+    index = {"weight_map": {"w": "model.safetensors", "v": "model-2.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def broken_index(model: Path) -> None:
+    (model / "model.safetensors.index.json").write_text("[]")
+
+
+@pytest.mark.parametrize(
+    ("harm", "parts"),
+    [
+        (lambda m: (m / "config.json").unlink(), ["no config.json"]),
+        (lambda m: (m / "config.json").write_text("{"), ["config.json cannot be read"]),
+        (lambda m: (m / "config.json").write_text("[]"), ["model_type"]),
+        (lambda m: (m / "model.safetensors").unlink(), ["no *.safetensors weights"]),
+        (pickle, ["*.bin files are pickles", "save_pretrained"]),
+        (cut, ["cut short: model.safetensors"]),
+        (pointer, ["cut short: model.safetensors"]),
+        (lost_shard, ["cut short: model-2.safetensors"]),
+        (broken_index, ["index.json cannot be read"]),
+    ],
+)
+def test_model_directories_that_lack_something(
+    house: Path, harm: Callable[[Path], object], parts: list[str]
+) -> None:
+    harm(house / "model")
+    report = refusal()
+    assert "  actor.model.path: model\n" in report and "  critic.model.path: model\n" in report
+    assert all(part in report for part in parts), report
+
+
+def test_only_the_actor_needs_a_tokenizer(house: Path) -> None:
+    (house / "model" / "tokenizer.json").unlink()
+    report = refusal()
+    assert report.startswith("1 problem in the settings\n  actor.model.path: model\n")
+    assert "no tokenizer" in report
+    (house / "model" / "vocab.json").touch()
+    check()
+
+
+def test_a_model_path_that_is_no_directory(house: Path) -> None:
+    assert "did you mean model?" in refusal("--actor.model.path", "modle")
+    assert "is a file" in refusal("--actor.model.path", "run.yaml")
+    (house / "outer").mkdir()
+    (house / "model").rename(house / "outer" / "step-2")
+    report = refusal("--actor.model.path", "outer", "--critic.model.path", "outer/step-2")
+    assert "no config.json" in report and "did you mean outer/step-2?" in report
+    check("--actor.model.path", "Qwen/Qwen2.5-0.5B", "--critic.model.path", "outer/step-2")
+
+
+@pytest.mark.usefixtures("house")
+def test_longer_sequences_than_the_model_has_positions() -> None:
+    check("--rollout.sampling.max_new_tokens", "32")
+    report = refusal("--rollout.sampling.max_new_tokens", "33")
+    assert report.startswith("2 problems") and "64 positions" in report
+    assert "65 tokens" in report and "data.max_tokens = 32" in report
+    evaluation = ["--data.eval.path=data", "--data.eval.prompt=question"]
+    report = refusal(*evaluation, "--eval_sampling.max_new_tokens", "40")
+    assert report.startswith("1 problem") and "72 tokens" in report
+
+
+@pytest.mark.usefixtures("house")
+def test_tensor_parallel_must_divide_the_heads() -> None:
+    check("--rollout.tensor_parallel", "3")
+    report = refusal("--rollout.tensor_parallel", "4")
+    assert "6 attention heads" in report and "one of 1, 2, 3, 6" in report
+
+
+@pytest.mark.usefixtures("house")
+def test_names_of_losses_and_rewards() -> None:
+    flags = ["--algorithm.policy_loss.name=clpi", "--rewards.answer.name=math_anwser"]
+    report = refusal(*flags, "--algorithm.advantage.name=gea")
+    assert report.startswith("3 problems")
+    assert "  algorithm.policy_loss.name: clpi\n" in report and "did you mean clip?" in report
+    assert "did you mean math_answer?" in report and "did you mean gae?" in report
+    check("--rewards.answer.name=my.module:my_reward")
+
+
+def test_a_directory_that_holds_a_run(house: Path) -> None:
+    (house / "runs" / "one").mkdir(parents=True)
+    check()
+    assert "no checkpoint" in refusal("--run.resume", "must")
+    (house / "runs" / "one" / "config.yaml").touch()
+    report = refusal()
+    assert "run.directory: runs/one" in report and "run.resume: auto" in report
+    check("--run.resume", "auto")
+    (house / "runs" / "one" / "checkpoints" / "step-000002").mkdir(parents=True)
+    check("--run.resume", "must")
+
+
+@pytest.mark.usefixtures("house")
+def test_a_run_directory_that_cannot_be() -> None:
+    assert "is a file" in refusal("--run.directory", "run.yaml/deeper")
+
+
+@pytest.mark.usefixtures("house")
+def test_all_problems_are_told_at_once() -> None:
+    flags = ["--data.train.path=data/x", "--actor.model.path=modle", "--run.resume=must"]
+    report = refusal(*flags, "--rollout.tensor_parallel=4", "--rewards.answer.name=x")
+    assert report.startswith("4 problems") or report.startswith("5 problems")
+    for key in ("data.train.path", "actor.model.path", "run.directory", "rewards.answer.name"):
+        assert f"  {key}: " in report
+
+
+@pytest.mark.usefixtures("house")
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    report = refusal()
+    assert "  rollout.engine: vllm\n" in report and "  cluster.where: ray\n" in report
+    assert "vllm is not installed" in report and "rollout.engine: transformers" in report
+    check("--cluster.where=local", "--rollout.engine=transformers")

@@ -1,0 +1,175 @@
+"""Contradictions between keys: each is refused, with its key, why, and a way out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from plimsoll.config.jobs import JobConfig, PpoConfig, SftConfig
+from plimsoll.config.keys import find_key, keys_of
+from plimsoll.config.load import load_config
+from plimsoll.errors import ConfigError, PlimsollError, SettingsConflict
+
+PPO = """\
+run: {directory: out, steps: 3}
+data: {train: {path: rows.jsonl, prompt: question}}
+actor: {model: {path: m}}
+critic: {model: {path: m}}
+rewards: {answer: {name: math_answer}}
+"""
+SFT = """\
+run: {directory: out, steps: 3}
+data: {train: {path: rows.jsonl}}
+actor: {model: {path: m}}
+"""
+LOCAL = "--cluster.where=local --rollout.engine=transformers"
+EVAL = "--data.eval.path=x --data.eval.prompt=q"
+
+# (flags that contradict, the key that is told, exit code, flags that mend it)
+PPO_CASES = [
+    ("--cluster.where=local", "rollout.engine", 4, "--rollout.engine=transformers"),
+    (f"{LOCAL} --cluster.ranks=2", "cluster.ranks", 4, None),
+    (f"{LOCAL} --cluster.address=auto", "cluster.address", 4, None),
+    (f"{LOCAL} --rollout.engines=2", "rollout.engines", 4, None),
+    (
+        "--rollout.engine=transformers --rollout.tensor_parallel=2",
+        "rollout.tensor_parallel",
+        4,
+        None,
+    ),
+    (
+        "--actor.zero.parameter_offload=cpu",
+        "actor.zero.parameter_offload",
+        4,
+        "--actor.zero.stage=3",
+    ),
+    (
+        "--critic.zero.optimizer_offload=cpu --critic.zero.stage=0",
+        "critic.zero.optimizer_offload",
+        4,
+        None,
+    ),
+    ("--actor.optimizer.final_ratio=1.5", "actor.optimizer.final_ratio", 2, None),
+    ("--actor.optimizer.warmup_steps=4", "actor.optimizer.warmup_steps", 2, "--run.steps=4"),
+    (
+        "--critic.optimizer.warmup_steps=7 --algorithm.epochs=2",
+        "critic.optimizer.warmup_steps",
+        2,
+        "--algorithm.mini_batches=2",
+    ),
+    ("--actor.optimizer.beta1=1.0", "actor.optimizer.beta1", 2, None),
+    ("--critic.optimizer.beta2=2", "critic.optimizer.beta2", 2, None),
+    ("--algorithm.mini_batches=5", "algorithm.mini_batches", 2, "--batch.prompts=5"),
+    ("--algorithm.critic_warmup_steps=3", "algorithm.critic_warmup_steps", 2, "--run.steps=4"),
+    ("--rollout.sampling.temperature=0", "rollout.sampling.temperature", 2, None),
+    ("--rollout.sampling.top_p=0.9", "rollout.sampling.top_p", 2, None),
+    (
+        "--algorithm.kl.place=none --reference.model.path=r",
+        "reference",
+        4,
+        None,
+    ),
+    ("--algorithm.kl.place=none --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
+    ("--algorithm.kl.coefficient=0 --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
+    ("--run.eval_every=2", "run.eval_every", 4, EVAL),
+    ("--eval_sampling.temperature=0", "eval_sampling", 4, EVAL),
+    ("--data.train.prompt=null", "data.train.prompt", 2, "--data.train.messages=m"),
+    ("--data.train.messages=m", "data.train.messages", 2, None),
+    ("--data.eval.path=x", "data.eval.prompt", 2, "--data.eval.messages=m"),
+    ("--rewards.answer.weight=0", "rewards", 2, "--rewards.form.name=pattern"),
+    (
+        "--batch.micro_batch_tokens=2559",
+        "batch.micro_batch_tokens",
+        4,
+        "--data.max_tokens=2047",
+    ),
+]
+SFT_CASES = [
+    ("", "data.train.prompt", 2, "--data.train.messages=m"),
+    ("--data.train.prompt=q", "data.train.response", 2, "--data.train.response=a"),
+    ("--data.train.response=a", "data.train.prompt", 2, "--data.train.prompt=q"),
+    ("--data.train.messages=m --data.train.response=a", "data.train.messages", 2, None),
+    (
+        "--data.train.messages=m --data.eval.path=x",
+        "data.eval.prompt",
+        2,
+        "--data.eval.messages=m",
+    ),
+    ("--data.train.messages=m --cluster.where=local --cluster.ranks=2", "cluster.ranks", 4, None),
+    (
+        "--data.train.messages=m --batch.micro_batch_tokens=2047",
+        "batch.micro_batch_tokens",
+        4,
+        "--data.max_tokens=2047",
+    ),
+    (
+        "--data.train.messages=m --actor.optimizer.warmup_steps=4",
+        "actor.optimizer.warmup_steps",
+        2,
+        "--run.steps=4",
+    ),
+]
+
+
+def load(job: type[PpoConfig] | type[SftConfig], path: Path, flags: str) -> JobConfig:
+    words = flags.split()
+    if issubclass(job, PpoConfig):
+        return load_config(job, str(path), words)
+    return load_config(job, str(path), words)
+
+
+def refusal(job: type[PpoConfig] | type[SftConfig], path: Path, flags: str) -> PlimsollError:
+    with pytest.raises((ConfigError, SettingsConflict)) as caught:
+        load(job, path, flags)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("job", "flags", "key", "code", "mend"),
+    [(PpoConfig, *case) for case in PPO_CASES] + [(SftConfig, *case) for case in SFT_CASES],
+)
+def test_a_contradiction_is_refused_and_can_be_mended(
+    tmp_path: Path,
+    job: type[PpoConfig] | type[SftConfig],
+    flags: str,
+    key: str,
+    code: int,
+    mend: str | None,
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(PPO if job is PpoConfig else SFT)
+    error = refusal(job, path, flags)
+    report = str(error)
+    assert report.startswith(f"1 problem in the settings\n  {key}"), report
+    assert error.exit_code == code
+    known = tuple(keys_of(job))
+    for named in re.findall(r"\b[a-z_]+(?:\.[a-z_0-9]+)+", report):
+        assert find_key(known, tuple(named.split("."))), named
+    if mend is not None:
+        load(job, path, f"{flags} {mend}")
+
+
+def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(PPO)
+    for flags in (LOCAL, EVAL + " --eval_sampling.temperature=0 --eval_sampling.top_p=0.5"):
+        load_config(PpoConfig, str(path), flags.split())
+
+
+def test_all_are_told_at_once_and_a_wrong_value_outweighs_a_conflict(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(PPO)
+    conflicts = "--cluster.where=local --cluster.ranks=2"
+    both = refusal(PpoConfig, path, conflicts)
+    assert both.exit_code == 4 and str(both).startswith("2 problems")
+    worse = refusal(PpoConfig, path, f"{conflicts} --algorithm.mini_batches=5")
+    assert worse.exit_code == 2 and str(worse).startswith("3 problems")
+
+
+def test_the_nearest_number_of_mini_batches_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(PPO)
+    error = refusal(PpoConfig, path, "--algorithm.mini_batches=7 --batch.responses=3")
+    assert "32 * 3 = 96" in str(error) and "algorithm.mini_batches: 6" in str(error)

@@ -1,0 +1,299 @@
+"""Loading: samples and prompts, each kind of bad row, wrong columns, and GSM8K."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from transformers import PreTrainedTokenizerFast as Tokenizer
+
+from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.data.dataset import load_prompts, load_samples
+from plimsoll.data.report import BadRow
+from plimsoll.data.template import make_template
+from plimsoll.errors import ConfigError, DataError
+
+GOOD = {"q": "1+1?", "a": "2"}
+USER = {"role": "user", "content": "hi"}
+ASSISTANT = {"role": "assistant", "content": "yo"}
+
+
+def config(
+    tmp_path: Path,
+    *rows: object,
+    on_bad_row: Literal["stop", "skip"] = "skip",
+    over_long: Literal["refuse", "truncate"] = "refuse",
+    max_tokens: int = 100,
+    **columns: str,
+) -> DataConfig:
+    """A data set of these rows and one good row of each kind after them."""
+    file = tmp_path / "rows.jsonl"
+    good = {"messages": [USER, ASSISTANT], "turns": [USER], **GOOD}
+    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, good]), encoding="utf-8")
+    columns = columns or {"prompt": "q", "response": "a"}
+    return DataConfig(
+        train=SourceConfig(path=str(file), **columns),  # type: ignore[arg-type]
+        on_bad_row=on_bad_row,
+        over_long=over_long,
+        max_tokens=max_tokens,
+    )
+
+
+def bad_sample(tokenizer: Tokenizer, data: DataConfig) -> tuple[str, str]:
+    """The field and problem of the first row, which must be the only bad one."""
+    loaded = load_samples(data, data.train, make_template(tokenizer, data.chat_template, None))
+    (bad,) = loaded.bad_rows
+    assert len(loaded.items) == 1 and bad.line == 1 and bad.file == data.train.path
+    return bad.field, bad.problem
+
+
+def bad_prompt(tokenizer: Tokenizer, data: DataConfig) -> tuple[str, str]:
+    loaded = load_prompts(data, data.train, make_template(tokenizer, data.chat_template, None))
+    (bad,) = loaded.bad_rows
+    assert len(loaded.items) == 1 and bad.line == 1 and bad.file == data.train.path
+    return bad.field, bad.problem
+
+
+def test_samples_of_columns_and_of_messages_are_the_same(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    row = {"q": "hi", "a": "yo"}
+    template = make_template(tokenizer, None, None)
+    data = config(tmp_path, row)
+    columns = load_samples(data, data.train, template).items
+    data = config(tmp_path, messages="messages")
+    messages = load_samples(data, data.train, template).items
+    assert len(columns) == 2 and len(messages) == 1
+    assert columns[0].tokens.tolist() == messages[0].tokens.tolist()
+    assert tokenizer.decode(columns[0].tokens[columns[0].learned]) == "yo<|im_end|>"
+
+
+def test_prompts_carry_index_text_and_reference(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [{"q": "one", "r": 7}, {"q": None, "r": "x"}, {"q": "two", "r": 0.5}]
+    data = config(tmp_path, *rows, {"q": "three", "r": " 8"}, prompt="q", reference="r")
+    loaded = load_prompts(data, data.train, make_template(tokenizer, None, None))
+    assert [(p.index, p.text, p.reference) for p in loaded.items] == [
+        (0, "one", "7"),
+        (2, "two", "0.5"),
+        (3, "three", " 8"),
+    ]
+    text = "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(loaded.items[0].tokens) == text
+    assert [(bad.line, bad.field) for bad in loaded.bad_rows] == [(2, "q"), (5, "r")]
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "problem"),
+    [
+        ({"a": "2"}, "q", "is missing"),
+        ({"q": None, "a": "2"}, "q", "is missing"),
+        ({"q": "1+1?"}, "a", "is missing"),
+        ({"q": 7, "a": "2"}, "q", "must be text, but is a number"),
+        ({"q": ["1"], "a": "2"}, "q", "must be text, but is a list"),
+        ({"q": "1+1?", "a": {}}, "a", "must be text, but is an object"),
+        ({"q": "1+1?", "a": True}, "a", "must be text, but is true or false"),
+        ({"q": " \n", "a": "2"}, "q", "is empty"),
+        ({"q": "1+1?", "a": ""}, "a", "is empty"),
+        ({"q": "\ud83d", "a": "2"}, "q", "is not valid Unicode: half of a surrogate pair, U+D83D"),
+    ],
+)
+def test_bad_columns(
+    tokenizer: Tokenizer, tmp_path: Path, row: object, field: str, problem: str
+) -> None:
+    assert bad_sample(tokenizer, config(tmp_path, row)) == (field, problem)
+
+
+@pytest.mark.parametrize(
+    ("messages", "field", "problem"),
+    [
+        (None, "messages", "is missing"),
+        ("hi", "messages", "must be a list of messages, but is text"),
+        ([], "messages", "is empty"),
+        (["hi"], "messages[0]", "must be an object with role and content, but is text"),
+        ([USER, {"content": "yo"}], "messages[1].role", "is missing"),
+        ([USER, {"role": "assistant"}], "messages[1].content", "is missing"),
+        ([USER, {**ASSISTANT, "content": ["yo"]}], "messages[1].content", "must be text, but is"),
+        ([USER, {**ASSISTANT, "content": " "}], "messages[1].content", "is empty"),
+        (
+            [USER, {**ASSISTANT, "role": "asistant"}],
+            "messages[1].role",
+            "is `asistant`, which is none of system, user, assistant, tool. Did you mean"
+            " `assistant`?",
+        ),
+        ([USER], "messages", "has no assistant turn"),
+        ([ASSISTANT, USER], "messages", "begins with the assistant's turn"),
+    ],
+)
+def test_bad_messages(
+    tokenizer: Tokenizer, tmp_path: Path, messages: object, field: str, problem: str
+) -> None:
+    data = config(tmp_path, {"messages": messages}, messages="messages")
+    found_field, found_problem = bad_sample(tokenizer, data)
+    assert found_field == field
+    assert found_problem.startswith(problem)
+
+
+@pytest.mark.parametrize("last", [ASSISTANT, {"role": "system", "content": "be brief"}])
+def test_a_prompt_must_end_with_the_user(
+    tokenizer: Tokenizer, tmp_path: Path, last: dict[str, str]
+) -> None:
+    data = config(tmp_path, {"turns": [USER, last]}, messages="turns")
+    problem = f"is `{last['role']}`, but the last turn of a prompt must be the user's"
+    assert bad_prompt(tokenizer, data) == ("turns[1].role", problem)
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [(None, "is missing"), ("", "is empty"), (True, "must be text, but is true or false")],
+)
+def test_bad_references(
+    tokenizer: Tokenizer, tmp_path: Path, reference: object, problem: str
+) -> None:
+    data = config(tmp_path, {"q": "1+1?", "a": reference}, prompt="q", reference="a")
+    assert bad_prompt(tokenizer, data) == ("a", problem)
+
+
+def test_lines_that_cannot_be_read_are_listed_with_the_rest(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    data = config(tmp_path)
+    with Path(data.train.path).open("ab") as file:
+        file.write(b"{]\n" + b'{"q": "\xe4", "a": "2"}\n' + b'{"q": 1, "a": "2"}\n')
+    loaded = load_samples(data, data.train, make_template(tokenizer, None, None))
+    assert [(bad.line, bad.field) for bad in loaded.bad_rows] == [(2, ""), (3, ""), (4, "q")]
+    assert loaded.bad_rows[1].problem.startswith("is not UTF-8: byte 0xe4")
+
+
+def test_over_long_samples_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Two tokens more than the prompt alone leave two of the response."""
+    rows = [{"q": "hi", "a": "x" * 50}]
+    template = make_template(tokenizer, None, None)
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    length = len(tokenizer(prompt)["input_ids"])
+
+    field, problem = bad_sample(tokenizer, config(tmp_path, *rows, max_tokens=60))
+    assert field == "a"
+    assert problem.startswith(f"has {length + 52} tokens, over `data.max_tokens: 60`")
+
+    data = config(tmp_path, *rows, max_tokens=length + 2, over_long="truncate")
+    cut = load_samples(data, data.train, template).items[0]
+    assert len(cut.tokens) == length + 2
+    assert tokenizer.decode(cut.tokens[cut.learned]) == "xx"
+
+
+def test_a_cut_that_leaves_nothing_to_learn_is_bad(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = config(tmp_path, {"q": "x" * 80, "a": "2"}, max_tokens=60, over_long="truncate")
+    expected = ("a", "leaves no tokens to learn from within 60 tokens")
+    assert bad_sample(tokenizer, data) == expected
+
+
+def test_a_template_without_the_assistants_text_leaves_nothing_to_learn(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    jinja = "{{ messages[0].content }}"
+    data = config(tmp_path)
+    with pytest.raises(DataError, match=r"Every row of .*\n.*:1: a: leaves no tokens to learn"):
+        load_samples(data, data.train, make_template(tokenizer, jinja, None))
+
+
+def test_over_long_prompts_are_refused_or_keep_their_end(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    rows = [{"q": "x" * 90 + "end"}]
+    field, problem = bad_prompt(tokenizer, config(tmp_path, *rows, prompt="q"))
+    assert field == "q" and "over `data.max_tokens: 100`" in problem
+    data = config(tmp_path, *rows, prompt="q", over_long="truncate", max_tokens=16)
+    prompt = load_prompts(data, data.train, make_template(tokenizer, None, None)).items[0]
+    assert len(prompt.tokens) == 16
+    assert tokenizer.decode(prompt.tokens) == "end<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_stopping_shows_the_first_rows_and_the_way_out(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    data = config(tmp_path, *[{"q": ""}] * 12, on_bad_row="stop")
+    with pytest.raises(DataError) as stopped:
+        load_samples(data, data.train, make_template(tokenizer, None, None))
+    message = str(stopped.value)
+    assert "12 of 13 rows" in message and "`--data.on_bad_row skip`" in message
+    assert message.count(f"{data.train.path}:") == 10
+    assert f"{data.train.path}:10: q: is empty" in message and "and 2 more" in message
+
+
+def test_nothing_but_bad_rows_is_an_error_also_when_skipping(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    data = config(tmp_path, {"q": "", "a": "2"}, {"q": 1, "a": "2"})
+    only_bad = data.train.model_copy(update={"limit": 2})
+    with pytest.raises(DataError, match=r"Every row of .* is bad \(2 rows\)"):
+        load_samples(data, only_bad, make_template(tokenizer, None, None))
+
+
+def test_no_rows_at_all_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = config(tmp_path)
+    Path(data.train.path).write_text("\n")
+    with pytest.raises(DataError, match="holds no rows"):
+        load_samples(data, data.train, make_template(tokenizer, None, None))
+
+
+def test_a_column_that_no_row_has_is_a_wrong_setting(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    template = make_template(tokenizer, None, None)
+    data = config(tmp_path, prompt="q", response="anser")
+    Path(data.train.path).write_text('{"q": "1+1?", "answer": "2"}\n')
+    expected = r"`data\.train\.response: anser`.*there are `q`, `answer`\. Did you mean `answer`\?"
+    with pytest.raises(ConfigError, match=expected):
+        load_samples(data, data.train, template)
+    held_out = data.model_copy(update={"eval": data.train.model_copy(update={"limit": 1})})
+    assert held_out.eval is not None
+    with pytest.raises(ConfigError, match=r"`data\.eval\.response: anser`"):
+        load_samples(held_out, held_out.eval, template)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"messages": "m", "prompt": "q"}, "`data.train.prompt` to the column.* both are set"),
+        ({"response": "a"}, "neither is set"),
+        ({"prompt": "q"}, "`data.train.prompt` is set without `data.train.response`"),
+    ],
+)
+def test_columns_that_do_not_say_what_to_read(
+    tokenizer: Tokenizer, tmp_path: Path, columns: dict[str, str], message: str
+) -> None:
+    data = config(tmp_path, **columns)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        load_samples(data, data.train, make_template(tokenizer, None, None))
+
+
+def test_other_keys_of_messages_reach_the_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Columnar data fills absent keys with None, which templates must not see."""
+    jinja = "{% for m in messages %}{{ m.name if m.name is defined else '-' }}{% endfor %}"
+    named = [{**USER, "name": "Ann"}, {**USER, "name": None}]
+    data = config(tmp_path, {"turns": named}, messages="turns")
+    prompts = load_prompts(data, data.train, make_template(tokenizer, jinja, None)).items
+    assert tokenizer.decode(prompts[0].tokens) == "Ann-"
+
+
+def test_a_bad_row_reads_as_an_editor_link() -> None:
+    assert str(BadRow("a.jsonl", 3, "q", "is empty")) == "a.jsonl:3: q: is empty"
+    assert str(BadRow("a.jsonl", 3, "", "is not JSON")) == "a.jsonl:3: is not JSON"
+
+
+DATA = Path(os.environ.get("PLIMSOLL_DATA", Path(__file__).parents[4] / "shared" / "data"))
+
+
+@pytest.mark.skipif(
+    not (DATA / "gsm8k").is_dir(),
+    reason="GSM8K is not here: set PLIMSOLL_DATA to the directory that holds gsm8k/train.jsonl",
+)
+def test_gsm8k(tokenizer: Tokenizer) -> None:
+    source = SourceConfig(path=str(DATA / "gsm8k"), prompt="question", response="answer", limit=500)
+    data = DataConfig(train=source, max_tokens=4096)
+    samples = load_samples(data, source, make_template(tokenizer, None, None)).items
+    with (DATA / "gsm8k" / "train.jsonl").open(encoding="utf-8") as file:
+        answers = [json.loads(line)["answer"] for line, _ in zip(file, range(500), strict=False)]
+    learned = [tokenizer.decode(sample.tokens[sample.learned]) for sample in samples]
+    assert learned == [f"{answer}<|im_end|>" for answer in answers]

@@ -1,0 +1,148 @@
+"""Packing: the worked layout, the budget, equal numbers, balance, fillers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from plimsoll.data.packing import EVEN_LENGTH, pack, pack_one, sequence_cost
+from plimsoll.errors import DataError
+from plimsoll.records import Pack, Sample, from_packed, to_packed
+
+
+def sample(length: int, first: int = 0, learned: int | None = None) -> Sample:
+    """Tokens first, first + 1, ...; the last `learned` of them learned (all but the first)."""
+    marks = np.zeros(length, dtype=np.bool_)
+    marks[length - (length - 1 if learned is None else learned) :] = True
+    return Sample(np.arange(first, first + length, dtype=np.int64), marks)
+
+
+def lengths(packs: list[list[Pack]]) -> list[list[list[int]]]:
+    return [[np.diff(pack.cu_seqlens).tolist() for pack in rank] for rank in packs]
+
+
+def test_the_worked_example_of_the_pack_record() -> None:
+    made = pack_one([sample(3, 10), sample(9), sample(2, 20)], [0, 2])
+    assert made.tokens_T.tolist() == [10, 11, 12, 20, 21]
+    assert made.positions_T.tolist() == [0, 1, 2, 0, 1]
+    assert made.cu_seqlens.tolist() == [0, 3, 5] and made.cu_seqlens.dtype == np.int32
+    assert made.predictor_L.tolist() == [0, 1, 3]
+    assert made.targets_L.tolist() == [11, 12, 21]
+    assert made.cu_learned.tolist() == [0, 2, 3] and made.cu_learned.dtype == np.int32
+    assert made.samples_S.tolist() == [0, 2]
+
+
+def test_only_learned_tokens_are_targets() -> None:
+    made = pack_one([sample(4, 10, learned=1), sample(3, 20, learned=0)], [0, 1])
+    assert made.targets_L.tolist() == [13]
+    assert made.predictor_L.tolist() == [2]
+    assert made.cu_learned.tolist() == [0, 1, 1]
+
+
+def test_cost_is_tokens_plus_attention() -> None:
+    cost = sequence_cost(np.array([0, 1024, EVEN_LENGTH]))
+    assert cost.tolist() == [0.0, 1024 + 1024**2 / 24_576, 2.0 * EVEN_LENGTH]
+
+
+def test_work_is_balanced_by_longest_first() -> None:
+    """8 | 7, then 6 to the 7 and 5 to the 8: 13 tokens each, but 8 and 5 attend a bit more, so
+    the 4 joins 7 and 6."""
+    packs = pack([sample(n) for n in (4, 5, 6, 7, 8)], ranks=2, budget=100)
+    assert lengths(packs) == [[[7, 6, 4]], [[8, 5]]]
+
+
+def test_rounds_cost_alike_and_ranks_take_turns() -> None:
+    """Four packs of 9, 8, 7, 6 tokens: 9 beside 8, then 7 beside 6, which goes to the 9's rank."""
+    packs = pack([sample(n) for n in (6, 7, 8, 9)], ranks=2, budget=10)
+    assert lengths(packs) == [[[9], [6]], [[8], [7]]]
+
+
+def test_first_fit_is_kept_where_the_even_spread_does_not_fit() -> None:
+    """The even spread gives 5 3 | 4 3 and has no room for the last 3 within 9 tokens; first-fit
+    gives 5 4 | 3 3 3."""
+    packs = pack([sample(n) for n in (5, 4, 3, 3, 3)], ranks=1, budget=9)
+    assert sorted(lengths(packs)[0]) == [[3, 3, 3], [5, 4]]
+
+
+def test_fillers_make_up_the_number() -> None:
+    packs = pack([sample(5, 50), sample(3, 30)], ranks=4, budget=8)
+    fillers = [rank[0] for rank in packs if rank[0].samples_S.tolist() == [-1]]
+    assert [len(rank) for rank in packs] == [1, 1, 1, 1]
+    assert len(fillers) == 2
+    for filler in fillers:
+        assert filler.tokens_T.tolist() == [30, 31, 32]
+        assert filler.learned == 0 and filler.cu_learned.tolist() == [0, 0]
+
+
+def test_a_sample_over_the_budget_is_refused_with_the_way_out() -> None:
+    with pytest.raises(DataError) as refused:
+        pack([sample(3), sample(12), sample(20)], ranks=1, budget=10)
+    message = str(refused.value)
+    assert "Sample 1 of the batch has 12 tokens" in message
+    assert "`batch.micro_batch_tokens` to at least 20" in message
+
+
+def test_a_sample_of_exactly_the_budget_fits() -> None:
+    assert lengths(pack([sample(10)], ranks=1, budget=10)) == [[[10]]]
+
+
+SIZES = st.lists(st.integers(1, 64), min_size=1, max_size=60)
+
+
+@given(SIZES, st.integers(1, 5), st.integers(64, 200))
+@example([64] * 7, 3, 64)
+@example([5, 4, 3, 3, 3], 3, 64)
+def test_every_sample_is_in_one_pack_within_the_budget(
+    sizes: list[int], ranks: int, budget: int
+) -> None:
+    samples = [sample(n, first=100 * i) for i, n in enumerate(sizes)]
+    packs = pack(samples, ranks, budget)
+    flat = [pack for rank in packs for pack in rank]
+    placed = [i for pack in flat for i in pack.samples_S.tolist() if i >= 0]
+
+    assert len(packs) == ranks and len({len(rank) for rank in packs}) == 1
+    assert all(0 < pack.tokens <= budget for pack in flat)
+    assert sorted(placed) == list(range(len(samples)))
+    for made in flat:
+        for i, start, end in zip(
+            made.samples_S, made.cu_seqlens[:-1], made.cu_seqlens[1:], strict=True
+        ):
+            if i >= 0:
+                assert made.tokens_T[start:end].tolist() == samples[i].tokens.tolist()
+    fillers = sum(-1 in pack.samples_S for pack in flat)
+    assert fillers == max(0, len(flat) - len(samples))
+
+
+@given(SIZES, st.integers(1, 4))
+def test_the_number_of_packs_is_near_the_least_possible(sizes: list[int], ranks: int) -> None:
+    """Any two packs of first-fit hold more than the budget together, or they would be one."""
+    packs = pack([sample(n) for n in sizes], ranks, budget=64)
+    most = -(-2 * sum(sizes) // 64)
+    assert len(packs[0]) <= max(1, -(-most // ranks))
+
+
+@given(SIZES, st.integers(1, 4))
+def test_ranks_cost_about_the_same(sizes: list[int], ranks: int) -> None:
+    """With room for everything, no two ranks differ by more than the costliest sample."""
+    packs = pack([sample(n) for n in sizes], ranks, budget=10_000)
+    cost = [sequence_cost(np.diff(rank[0].cu_seqlens)).sum() for rank in packs]
+    assert max(cost) - min(cost) <= sequence_cost(np.array([max(sizes)]))[0] + 1e-9
+
+
+@given(SIZES, st.integers(1, 4))
+def test_packing_and_unpacking_values_is_the_identity(sizes: list[int], ranks: int) -> None:
+    samples = [sample(n) for n in sizes]
+    values = [np.arange(n - 1, dtype=np.float32) + 1000 * i for i, n in enumerate(sizes)]
+    flat = [pack for rank in pack(samples, ranks, budget=64) for pack in rank]
+    back = from_packed(flat, [to_packed(pack, values) for pack in flat], len(samples))
+    assert [array.tolist() for array in back] == [array.tolist() for array in values]
+
+
+def test_packing_is_deterministic() -> None:
+    samples = [sample(1 + (7 * i) % 13) for i in range(50)]
+    one, two = pack(samples, 3, 32), pack(samples, 3, 32)
+    assert [[p.samples_S.tolist() for p in rank] for rank in one] == [
+        [p.samples_S.tolist() for p in rank] for rank in two
+    ]

@@ -1,0 +1,166 @@
+"""Rows from every kind of source, and what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import huggingface_hub.constants
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from plimsoll.config.data import SourceConfig
+from plimsoll.data.report import BadRow
+from plimsoll.data.sources import Row, read_rows
+from plimsoll.errors import ConfigError
+
+
+def rows(path: Path | str, split: str = "train", limit: int | None = None) -> list[Row | BadRow]:
+    return list(read_rows(SourceConfig(path=str(path), split=split, prompt="q", limit=limit)))
+
+
+def write_lines(path: Path, *values: object) -> Path:
+    path.write_text("".join(json.dumps(value) + "\n" for value in values), encoding="utf-8")
+    return path
+
+
+def test_json_lines_are_numbered_as_an_editor_does(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(
+        b'\xef\xbb\xbf{"q": "one"}\r\n\n  \n{"q": "two \\u2028 \xe2\x80\xa8"}\n{"q": 3}'
+    )
+    assert rows(file) == [
+        Row(str(file), 1, {"q": "one"}),
+        Row(str(file), 4, {"q": "two \u2028 \u2028"}),
+        Row(str(file), 5, {"q": 3}),
+    ]
+
+
+def test_lines_that_cannot_be_read_are_bad_rows_in_their_place(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    deep = b"[" * 100_000
+    file.write_bytes(b'{"q": 1}\n{"q": \n{"q": "\xff"}\n[1]\n' + deep + b'\n{"q": 2}\n')
+    found = rows(file)
+    assert [row.line for row in found] == [1, 2, 3, 4, 5, 6]
+    assert [type(row) for row in found] == [Row, BadRow, BadRow, BadRow, BadRow, Row]
+    problems = [row.problem for row in found if isinstance(row, BadRow)]
+    assert problems[0].startswith("is not JSON: Expecting value")
+    assert problems[1] == "is not UTF-8: byte 0xff at offset 7"
+    assert problems[2] == "is a JSON list, not an object"
+    assert problems[3].startswith("is not JSON: ")
+
+
+def test_a_json_array_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    file.write_text('[\n {"q": 1}\n]')
+    with pytest.raises(ConfigError, match=r"one JSON array.*jq -c '\.\[\]' a.json > a.jsonl"):
+        rows(file)
+
+
+def test_parquet_rows(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    turns = [{"role": "user", "content": "hi"}]
+    pq.write_table(pa.table({"q": ["one", None], "messages": [turns, []]}), file)
+    assert rows(file) == [
+        Row(str(file), 1, {"q": "one", "messages": turns}),
+        Row(str(file), 2, {"q": None, "messages": []}),
+    ]
+
+
+def test_parquet_text_that_is_not_utf8_is_a_bad_row(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    binary = pa.array([b"one", b"\xfe", b"two"], pa.binary())
+    text = pa.StringArray.from_buffers(3, binary.buffers()[1], binary.buffers()[2])
+    pq.write_table(pa.table({"n": [1, 2, 3], "q": text}), file)
+    assert rows(file) == [
+        Row(str(file), 1, {"n": 1, "q": "one"}),
+        BadRow(str(file), 2, "q", "is not UTF-8: byte 0xfe at offset 0"),
+        Row(str(file), 3, {"n": 3, "q": "two"}),
+    ]
+
+
+def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    file.write_text("not at all")
+    with pytest.raises(ConfigError, match=r"a\.parquet cannot be read as Parquet"):
+        rows(file)
+
+
+def test_a_directory_is_its_files_in_order(tmp_path: Path) -> None:
+    second = write_lines(tmp_path / "b.jsonl", {"q": 3})
+    first = write_lines(tmp_path / "a.jsonl", {"q": 1}, {"q": 2})
+    (tmp_path / "README.md").write_text("no rows")
+    assert [(row.file, row.line) for row in rows(tmp_path)] == [
+        (str(first), 1),
+        (str(first), 2),
+        (str(second), 1),
+    ]
+
+
+def test_files_named_after_splits_are_not_mixed(tmp_path: Path) -> None:
+    write_lines(tmp_path / "test.jsonl", {"q": "secret"})
+    write_lines(tmp_path / "train-00000-of-00001.jsonl", {"q": "known"})
+    found = {split: rows(tmp_path, split) for split in ("train", "test")}
+    assert [row.values for row in found["train"] if isinstance(row, Row)] == [{"q": "known"}]
+    assert [row.values for row in found["test"] if isinstance(row, Row)] == [{"q": "secret"}]
+    with pytest.raises(ConfigError, match=r"belongs to the split `dev`; there are test\.jsonl"):
+        rows(tmp_path, "dev")
+
+
+def test_the_limit_counts_bad_rows_too(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"q": 1}\nbroken\n{"q": 2}\n')
+    assert [type(row) for row in rows(file, limit=2)] == [Row, BadRow]
+
+
+def test_a_saved_data_set(tmp_path: Path) -> None:
+    made = datasets.Dataset.from_dict({"q": ["one", "two", "three"]})
+    made.select([2, 0]).save_to_disk(str(tmp_path / "one"))
+    assert rows(tmp_path / "one") == [
+        Row(str(tmp_path / "one"), 1, {"q": "three"}),
+        Row(str(tmp_path / "one"), 2, {"q": "one"}),
+    ]
+
+
+def test_a_saved_data_set_with_splits(tmp_path: Path) -> None:
+    made = datasets.Dataset.from_dict({"q": ["one"]})
+    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(str(tmp_path / "all"))
+    assert rows(tmp_path / "all", "test") == [Row(str(tmp_path / "all"), 1, {"q": "one"})]
+    with pytest.raises(ConfigError, match=r"no split `tset`; it has train, test\. Did you mean"):
+        rows(tmp_path / "all", "tset")
+
+
+def test_a_missing_path_names_its_neighbours(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", {"q": 1})
+    with pytest.raises(ConfigError, match=r"`trian\.jsonl` is not in .* mean `train\.jsonl`\?"):
+        rows(tmp_path / "trian.jsonl")
+    (tmp_path / "gsm8k").mkdir()
+    with pytest.raises(ConfigError, match=r"`gms8k` is not in .* mean `gsm8k`\?"):
+        rows(tmp_path / "gms8k" / "train.jsonl")
+
+
+def test_a_missing_file_is_no_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"There is no trian\.jsonl"):
+        rows("trian.jsonl")
+
+
+def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("q\n1\n")
+    with pytest.raises(ConfigError, match=r"a\.csv ends in \.csv, which is not a known format"):
+        rows(tmp_path / "a.csv")
+    with pytest.raises(ConfigError, match="holds no data files"):
+        rows(tmp_path)
+
+
+def test_a_hub_that_does_not_answer_is_a_readable_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offline mode of the hub's own client, so that the test never waits for a network."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="`plimsoll-tests/nowhere` is no file or directory here"):
+        rows("plimsoll-tests/nowhere")

@@ -1,0 +1,207 @@
+"""Templates: which tokens are learned, against marks made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast as Tokenizer
+
+from plimsoll.data.template import Template, make_template
+from plimsoll.errors import ConfigError, DataError
+from plimsoll.records import Bools, Ints
+
+Marked = list[tuple[str, bool]]
+
+TURNS = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "yo"},
+    {"role": "user", "content": "bye"},
+    {"role": "assistant", "content": "no"},
+]
+MARKS = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }}INSIDE{% endgeneration %}AFTER"
+    "{% else %}{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+)
+FORGETS = (  # like Qwen3, drops what an earlier turn thought
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def by_hand(tokenizer: Tokenizer, marked: Marked) -> tuple[list[int], list[bool]]:
+    """Tokens and marks of texts that are each learned or not; every byte is a token here."""
+    tokens: list[int] = []
+    learned: list[bool] = []
+    for text, mark in marked:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        tokens += ids
+        learned += [mark] * len(ids)
+    return tokens, learned
+
+
+def same(found: tuple[Ints, Bools], tokenizer: Tokenizer, marked: Marked) -> bool:
+    assert found[0].dtype == np.int64 and found[1].dtype == np.bool_
+    return (found[0].tolist(), found[1].tolist()) == by_hand(tokenizer, marked)
+
+
+def test_every_assistant_turn_is_learned_with_the_token_that_ends_it(tokenizer: Tokenizer) -> None:
+    found = make_template(tokenizer, None, None).conversation(TURNS)
+    expected = [
+        ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
+        ("yo<|im_end|>", True),
+        ("\n<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n", False),
+        ("no<|im_end|>", True),
+        ("\n", False),
+    ]
+    assert same(found, tokenizer, expected)
+
+
+def test_the_byte_tokenizer_itself(tokenizer: Tokenizer) -> None:
+    """The helper above rests on this: one token a byte, special tokens whole."""
+    ids = tokenizer("a\n<|im_end|>é")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["a", "Ċ", "<|im_end|>", "Ã", "©"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "after", "learned", "rest"),
+    [
+        ("<|im_end|>", "\n", "yo<|im_end|>", "\n"),
+        ("<|im_end|>\n", "", "yo<|im_end|>", "\n"),
+        ("", "<|im_end|>\n", "yo<|im_end|>", "\n"),
+        ("", "\n", "yo", "\n"),
+    ],
+)
+def test_generation_marks_are_used_and_end_with_the_turn(
+    tokenizer: Tokenizer, inside: str, after: str, learned: str, rest: str
+) -> None:
+    jinja = MARKS.replace("INSIDE", f"{{{{ {inside!r} }}}}").replace(
+        "AFTER", f"{{{{ {after!r} }}}}"
+    )
+    found = make_template(tokenizer, jinja, None).conversation(TURNS)
+    expected = [
+        ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
+        (learned, True),
+        (rest + "<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n", False),
+        (learned.replace("yo", "no"), True),
+        (rest, False),
+    ]
+    assert same(found, tokenizer, expected)
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Tokenizer) -> None:
+    template = make_template(tokenizer, FORGETS, None)
+    thinking = [
+        {**turn, "content": f"hm</think>{turn['content']}"} if i % 2 else turn
+        for i, turn in enumerate(TURNS)
+    ]
+    assert template.conversation(thinking[:2])[1].sum() == len("hm</think>yo") + 1
+    with pytest.raises(ConfigError, match=r"rewrites earlier turns.*'hm</think>yo.*'yo<.*gener"):
+        template.conversation(thinking)
+
+
+def test_a_prompt_ends_where_the_assistant_begins(tokenizer: Tokenizer) -> None:
+    tokens, text = make_template(tokenizer, None, None).prompt(TURNS[:1])
+    assert tokenizer.decode(tokens) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert text == "hi"
+
+
+def test_a_long_prompt_is_readable(tokenizer: Tokenizer) -> None:
+    _, text = make_template(tokenizer, None, None).prompt(TURNS[:3])
+    assert text == "user: hi\n\nassistant: yo\n\nuser: bye"
+
+
+WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+
+
+@given(WORDS, WORDS)
+def test_what_is_learned_goes_on_from_what_is_sampled_from(
+    tokenizer: Tokenizer, base_tokenizer: Tokenizer, question: str, answer: str
+) -> None:
+    turns = [
+        {"role": "user", "content": question},
+        {"role": "assistant", "content": answer},
+    ]
+    for template in (
+        make_template(tokenizer, None, "Be brief."),
+        make_template(base_tokenizer, "none", None),
+    ):
+        prompt, _ = template.prompt(turns[:1])
+        tokens, learned = template.conversation(turns)
+        n = len(prompt)
+        assert tokens[:n].tolist() == prompt.tolist() and not learned[:n].any()
+        end = template.tokenizer.eos_token or ""
+        assert same((tokens[learned], learned[learned]), template.tokenizer, [(answer + end, True)])
+
+
+def test_the_system_message_is_put_before_conversations_that_have_none(
+    tokenizer: Tokenizer,
+) -> None:
+    template = make_template(tokenizer, None, "Be brief.")
+    own = {"role": "system", "content": "Be long."}
+    start = "<|im_start|>system\n"
+    for messages, system in ((TURNS[:1], "Be brief."), ([own, *TURNS[:1]], "Be long.")):
+        text = str(tokenizer.decode(template.prompt(messages)[0]))
+        assert text.startswith(f"{start}{system}<|im_end|>") and text.count(start) == 1
+    assert template.prompt(TURNS[:1])[1] == "hi"
+
+
+def test_plain_text_joins_contents_and_ends_once(base_tokenizer: Tokenizer) -> None:
+    found = make_template(base_tokenizer, "none", None).conversation(TURNS)
+    expected = [("<s>hi", False), ("yo", True), ("bye", False), ("no</s>", True)]
+    assert same(found, base_tokenizer, expected)
+
+
+def test_plain_text_stops_after_the_last_assistant_turn(base_tokenizer: Tokenizer) -> None:
+    found = make_template(base_tokenizer, "none", None).conversation(TURNS[:3])
+    assert same(found, base_tokenizer, [("<s>hi", False), ("yo</s>", True)])
+
+
+def test_the_first_token_is_never_learned(tokenizer: Tokenizer) -> None:
+    """No token begins a text by itself here, and the assistant speaks first."""
+    found = make_template(tokenizer, "none", None).conversation(TURNS[1:2])
+    assert same(found, tokenizer, [("y", False), ("o<|im_end|>", True)])
+
+
+def test_the_beginning_is_not_doubled(base_tokenizer: Tokenizer) -> None:
+    plain = make_template(base_tokenizer, "none", None)
+    chat = make_template(base_tokenizer, "{{ bos_token }}{{ messages[0].content }}", None)
+    spelled_out = [{"role": "user", "content": "<s>hi"}]
+    for tokens, _ in (plain.prompt(TURNS[:1]), chat.prompt(TURNS[:1]), plain.prompt(spelled_out)):
+        assert base_tokenizer.decode(tokens) == "<s>hi"
+
+
+def test_a_template_from_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}!", encoding="utf-8")
+    tokens, _ = make_template(tokenizer, str(tmp_path / "mine.jinja"), None).prompt(TURNS[:1])
+    assert tokenizer.decode(tokens) == "hi!"
+    with pytest.raises(ConfigError, match=r"nor `none`.* Did you mean `mine\.jinja`\?"):
+        make_template(tokenizer, str(tmp_path / "mien.jinja"), None)
+
+
+def test_templates_that_cannot_work_are_refused(base_tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match=r"brings no chat template.*`data.chat_template`.*`none`"):
+        make_template(base_tokenizer, None, None)
+    with pytest.raises(ConfigError, match="not valid Jinja, line 1: Unexpected end of template"):
+        make_template(base_tokenizer, "{% if messages %}", None)
+
+
+def test_plain_text_needs_an_end(base_tokenizer: Tokenizer) -> None:
+    endless = Tokenizer(tokenizer_object=base_tokenizer.backend_tokenizer)
+    with pytest.raises(ConfigError, match="end-of-sequence token, but the tokenizer"):
+        make_template(endless, "none", None)
+
+
+def test_what_the_template_refuses_is_a_data_error(tokenizer: Tokenizer) -> None:
+    strict: Template = make_template(
+        tokenizer, "{{ raise_exception('Roles must alternate') }}", None
+    )
+    with pytest.raises(DataError, match="is refused by the chat template: Roles must alternate"):
+        strict.prompt(TURNS[:1])
+    with pytest.raises(DataError, match="begins with the assistant's turn"):
+        make_template(tokenizer, None, None).conversation(TURNS[1:])

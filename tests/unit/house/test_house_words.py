@@ -1,0 +1,94 @@
+"""Every flag and key that the documents, the examples and the source name exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.config.keys import find_key, keys_of
+from plimsoll.config.load import load_config
+
+PROJECT = Path(__file__).parents[3]
+JOBS = {"sft": SftConfig, "ppo": PpoConfig}
+KEYS = tuple(key for job in JOBS.values() for key in keys_of(job))
+SECTIONS = sorted({key.path[0] for key in KEYS})
+
+# A flag with dots, such as --run.steps; a key within a sentence, such as `run.steps` or
+# run.steps: 3 (but no file such as run.yaml, and no name within a longer one).
+FLAG = re.compile(r"(?<![\w.-])--([a-z_]+(?:\.[a-z_0-9<>]+)+)")
+KEY = re.compile(rf"(?<![\w./{{-])((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)(?![\w(/])")
+FILES = re.compile(r"\.(py|yaml|yml|json|jsonl|parquet|md|html|txt|csv|svg|png|lock|log)$")
+PLACEHOLDERS = {"a.b.c", "section.key"}
+YAML_BLOCK = re.compile(r"```ya?ml\n(# (sft|ppo)\b.*?)```", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    found = [PROJECT / "README.md", PROJECT / "CHANGELOG.md"]
+    found += [*(PROJECT / "docs").rglob("*.md"), *(PROJECT / "examples").rglob("*.md")]
+    return sorted(path for path in found if path.is_file())
+
+
+def example_configs() -> list[Path]:
+    folders = (PROJECT / "examples", PROJECT / "src", PROJECT / "benchmarks")
+    return sorted(path for folder in folders for path in folder.rglob("*.yaml"))
+
+
+def unknown(text: str, *, keys: bool) -> Iterator[str]:
+    """The flags, and with `keys` also the dotted keys, of a text that no job has."""
+    named = FLAG.findall(text) + (KEY.findall(text) if keys else [])
+    for name in named:
+        plain = name.rstrip(".")
+        is_known = plain in PLACEHOLDERS or FILES.search(plain)
+        if not is_known and find_key(KEYS, tuple(plain.split("."))) is None:
+            yield plain
+
+
+def strings_of(source: str) -> Iterator[str]:
+    """The text of every string literal, docstrings and the fixed parts of f-strings included."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_the_search_finds_what_it_should() -> None:
+    text = "Set `run.steps`, data.train.pth or --actor.zero.stagee=3; see run.yaml, data.load(x)."
+    assert list(unknown(text, keys=True)) == ["actor.zero.stagee", "data.train.pth"]
+    assert list(unknown("pip install --no-deps x; plimsoll.run.state; --a.b.c", keys=True)) == []
+    assert list(unknown("--rewards.answer.name x --rewards.a.options.k 3", keys=True)) == []
+
+
+def test_documents_name_only_flags_that_exist() -> None:
+    wrong = {path.name: list(unknown(path.read_text(), keys=True)) for path in documents()}
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
+@pytest.mark.parametrize("folder", ["src", "examples", "benchmarks"])
+def test_the_source_names_only_flags_and_keys_that_exist(folder: str) -> None:
+    wrong = {
+        f"{path.relative_to(PROJECT)}": found
+        for path in sorted((PROJECT / folder).rglob("*.py"))
+        for found in [[w for s in strings_of(path.read_text()) for w in unknown(s, keys=True)]]
+        if found
+    }
+    assert wrong == {}
+
+
+def test_yaml_in_documents_loads(tmp_path: Path) -> None:
+    for path in documents():
+        for text, job in YAML_BLOCK.findall(path.read_text()):
+            file = tmp_path / f"{path.stem}.yaml"
+            file.write_text(text)
+            load_config(JOBS[job], str(file))
+
+
+def test_example_configs_say_their_job_and_load() -> None:
+    for path in example_configs():
+        first = path.read_text().splitlines()[0]
+        job = re.match(r"# (sft|ppo)\b", first)
+        assert job, f"{path}: its first line must be `# sft ...` or `# ppo ...`"
+        load_config(JOBS[job[1]], str(path))

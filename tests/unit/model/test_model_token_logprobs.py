@@ -1,0 +1,227 @@
+"""token_logprobs against the plain full-logits computation, by hand, and in its memory."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from plimsoll.model import token_logprobs as module
+from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Head:
+    """Leaves that gradients flow to, and the targets."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+
+    def leaves(self) -> list[Tensor]:
+        return [t for t in (self.hidden, self.weight, self.bias) if t is not None]
+
+
+def make_head(
+    rows: int, width: int, vocab: int, bias: bool = False, dtype: torch.dtype = torch.float32
+) -> Head:
+    generator = torch.Generator().manual_seed(rows * 1000 + width * 10 + vocab)
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype).requires_grad_()
+
+    targets = torch.randint(0, vocab, (rows,), generator=generator)
+    return Head(leaf(rows, width), leaf(vocab, width), leaf(vocab) if bias else None, targets)
+
+
+def full(head: Head, scale: float = 1.0, softcap: float | None = None) -> TokenLogprobs:
+    """The definition, with all logits."""
+    logits = torch.nn.functional.linear(head.hidden, head.weight, head.bias).float()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    logp = torch.log_softmax(logits * scale, dim=1)
+    picked = logp.gather(1, head.targets[:, None])[:, 0]
+    return TokenLogprobs(picked, -(logp.exp() * logp).sum(1))
+
+
+def chunked(head: Head, chunk: int, with_entropy: bool = True, **form: Any) -> TokenLogprobs:
+    return token_logprobs(
+        head.hidden,
+        head.weight,
+        head.targets,
+        bias_V=head.bias,
+        chunk=chunk,
+        with_entropy=with_entropy,
+        **form,
+    )
+
+
+def weighted(result: TokenLogprobs) -> Tensor:
+    """A loss that weighs every row differently, log-probabilities and entropies."""
+    weights = torch.arange(1.0, len(result.logprobs_L) + 1).cos()
+    loss = (result.logprobs_L * weights).sum()
+    return loss if result.entropy_L is None else loss + (result.entropy_L * weights.flip(0)).sum()
+
+
+def gradients(loss: Tensor, head: Head) -> list[Tensor]:
+    return list(torch.autograd.grad(loss, head.leaves()))
+
+
+def test_hand_computed_logprob_and_entropy() -> None:
+    # logits ln 2, 0, 0: probabilities 1/2, 1/4, 1/4; entropy 1.5 ln 2.
+    hidden = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    weight = torch.tensor([[math.log(2), 0.0], [0.0, 1.0], [0.0, -1.0]])
+    result = token_logprobs(hidden, weight, torch.tensor([0, 2]), chunk=1, with_entropy=True)
+    assert result.entropy_L is not None
+    assert result.logprobs_L.tolist() == pytest.approx([-math.log(2), -math.log(4)])
+    assert result.entropy_L.tolist() == pytest.approx([1.5 * math.log(2)] * 2)
+
+
+def test_temperature_two_halves_the_logits_by_hand() -> None:
+    hidden = torch.tensor([[1.0]])
+    weight = torch.tensor([[2 * math.log(3)], [0.0]])
+    result = token_logprobs(
+        hidden, weight, torch.tensor([0]), chunk=4, scale=0.5, with_entropy=False
+    )
+    assert result.logprobs_L.item() == pytest.approx(math.log(3 / 4))
+    assert result.entropy_L is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 9),
+    width=st.integers(1, 6),
+    vocab=st.integers(1, 30),
+    chunk=st.integers(1, 11),
+    scale=st.sampled_from([1.0, 0.5, 1.7]),
+    softcap=st.sampled_from([None, 1.5, 30.0]),
+    bias=st.booleans(),
+    entropy=st.booleans(),
+)
+def test_equals_the_full_computation(
+    rows: int,
+    width: int,
+    vocab: int,
+    chunk: int,
+    scale: float,
+    softcap: float | None,
+    bias: bool,
+    entropy: bool,
+) -> None:
+    head = make_head(rows, width, vocab, bias)
+    ours = chunked(head, chunk, with_entropy=entropy, scale=scale, softcap=softcap)
+    plain = full(head, scale, softcap)
+    expected = plain if entropy else TokenLogprobs(plain.logprobs_L, None)
+    torch.testing.assert_close(ours.logprobs_L, plain.logprobs_L, rtol=1e-5, atol=1e-5)
+    if entropy:
+        torch.testing.assert_close(ours.entropy_L, plain.entropy_L, rtol=1e-5, atol=1e-5)
+    pairs = zip(gradients(weighted(ours), head), gradients(weighted(expected), head), strict=True)
+    for got, want in pairs:
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_of_a_large_vocabulary_go_one_at_a_time() -> None:
+    head = make_head(rows=5, width=4, vocab=module._BLOCK_ELEMENTS_CPU // 2 + 1)
+    ours, plain = chunked(head, chunk=3), full(head)
+    torch.testing.assert_close(ours.logprobs_L, plain.logprobs_L, rtol=1e-5, atol=1e-5)
+    for got, want in zip(
+        gradients(weighted(ours), head), gradients(weighted(plain), head), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("chosen", ["logprobs_L", "entropy_L"])
+def test_gradients_flow_from_each_output_alone(chosen: str) -> None:
+    head = make_head(rows=6, width=4, vocab=11)
+    ours = getattr(chunked(head, chunk=4), chosen).sum()
+    plain = getattr(full(head), chosen).sum()
+    for got, want in zip(gradients(ours, head), gradients(plain, head), strict=True):
+        assert want.abs().max() > 1e-3
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_no_rows_give_zero_gradients_not_none() -> None:
+    head = make_head(rows=0, width=4, vocab=7, bias=True)
+    result = chunked(head, chunk=3)
+    weighted(result).backward()
+    assert result.logprobs_L.shape == (0,)
+    for leaf in head.leaves():
+        assert leaf.grad is not None and leaf.grad.shape == leaf.shape
+        assert not leaf.grad.any()
+
+
+def test_bfloat16_computes_the_softmax_in_fp32() -> None:
+    head = make_head(rows=16, width=8, vocab=64, dtype=torch.bfloat16)
+    ours, plain = chunked(head, chunk=5), full(head)
+    assert ours.logprobs_L.dtype == torch.float32
+    # The same bf16 product, then fp32: only the last bits of the fp32 part may differ.
+    torch.testing.assert_close(ours.logprobs_L, plain.logprobs_L, rtol=1e-5, atol=1e-5)
+    for got, want in zip(
+        gradients(weighted(ours), head), gradients(weighted(plain), head), strict=True
+    ):
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got, want, rtol=0.02, atol=0.06)
+
+
+def test_a_frozen_weight_gets_no_gradient() -> None:
+    head = make_head(rows=3, width=4, vocab=7)
+    head.weight.requires_grad_(False)
+    chunked(head, chunk=2).logprobs_L.sum().backward()
+    assert head.weight.grad is None and head.hidden.grad is not None
+
+
+class LiveBytes(TorchDispatchMode):
+    """Follows the storages that operations make, and the most bytes alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[weakref.ref[torch.UntypedStorage], int] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                reference = weakref.ref(storage, lambda dead: self.live.pop(dead, None))
+                self.live[reference] = storage.nbytes()
+        self.peak = max(self.peak, sum(self.live.values()))
+        return result
+
+
+def peak_bytes(head: Head, compute: Callable[[], TokenLogprobs]) -> int:
+    """Most bytes alive at once in forward and backward, beyond the head's own tensors."""
+    tracker = LiveBytes()
+    with tracker:
+        gradients(weighted(compute()), head)
+    return tracker.peak
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_holds_no_more_than_one_chunk_of_logits(dtype: torch.dtype) -> None:
+    rows, width, vocab, chunk = 2048, 16, 8192, 512
+    head = make_head(rows, width, vocab, dtype=dtype)
+    one_chunk = chunk * vocab * dtype.itemsize
+    own_gradients = (head.hidden.numel() + head.weight.numel()) * dtype.itemsize
+    # A few cache-sized blocks of softmax, and a few numbers a row.
+    scratch = 6 * module._BLOCK_ELEMENTS_CPU * 4 + 16 * rows * 4
+    bound = one_chunk + own_gradients + scratch
+    assert bound < 1.8 * one_chunk + own_gradients  # so two chunks would not pass
+    ours = peak_bytes(head, lambda: chunked(head, chunk))
+    assert one_chunk <= ours <= bound
+    assert peak_bytes(head, lambda: full(head)) > rows * vocab * 4 > bound

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from plimsoll.errors import ConfigError, DataError, PlimsollError
+from plimsoll.records import FinishReason, Prompt, Trajectory
+from plimsoll.reward import exact_match, length, math_answer, math_judge, pattern
+
+PROJECT = Path(__file__).parents[3]
+DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data"))
+
+
+def trajectory(
+    response: str, reference: str | None = None, finish_reason: FinishReason = "stop"
+) -> Trajectory:
+    tokens = np.zeros(3, dtype=np.int64)
+    prompt = Prompt(0, tokens, "?", reference)
+    return Trajectory(
+        prompt, 0, tokens, np.zeros(3, dtype=np.float32), response, finish_reason, weight_version=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("reference", "response"),
+    [
+        ("72", "#### 72"),
+        ("She has 72.\n#### 72", "48 + 24 = 72\n#### 72\n"),
+        ("1234", "#### 1,234"),
+        ("#### 1,234,567", "The answer is 1234567."),
+        ("18", "#### $18.00"),
+        ("18", "#### 18 dollars"),
+        ("18", "#### €18"),
+        ("-5", "#### -$5"),
+        ("-5", "#### - 5"),
+        ("5", "#### 5cm"),
+        ("0.5", "#### 1/2"),
+        ("3/4", "#### 0.75"),
+        ("3/4", "so it is \\boxed{\\frac{3}{4}}"),
+        ("$\\frac{1}{2}$", "The final answer is $\\frac{2}{4}$."),
+        ("10", "#### 4 \n wait, no\n#### 10"),
+        ("10", "12 was the first. Answer: 10"),
+        ("10", "10"),
+        (".5", "#### 0.50"),
+        ("$x^2+1$", "$1 + x \\cdot x$"),
+    ],
+)
+def test_equal_answers(reference: str, response: str) -> None:
+    assert math_answer.reward(trajectory(response, reference)) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("reference", "response"),
+    [
+        ("72", "#### 73"),
+        ("72", "#### -72"),
+        ("-72", "#### 72"),
+        ("72", "72 is near, but\n#### 7.2"),
+        ("72", "#### 72 73"),
+        ("72", "####"),
+        ("72", "#### "),
+        ("72", ""),
+        ("72", "no number at all"),
+        ("1234", "#### 1.234"),
+        ("72", "#### 72\n#### 5"),
+        ("1/3", "#### 0.33"),
+        ("5", "#### -$5"),
+    ],
+)
+def test_different_answers(reference: str, response: str) -> None:
+    assert math_answer.reward(trajectory(response, reference)) == 0.0
+
+
+def test_only_the_answer_line_counts_where_asked() -> None:
+    assert math_answer.reward(trajectory("It is 72", "72"), answer_line=True) == 0.0
+    assert math_answer.reward(trajectory("It is\n#### 72", "72"), answer_line=True) == 1.0
+
+
+def test_only_the_end_of_a_long_response_is_read() -> None:
+    start = trajectory("\\boxed{72} " + "and " * 300, "72")
+    assert math_answer.reward(start) == 0.0
+    assert math_answer.reward(start, max_characters=5000) == 1.0
+
+
+@pytest.mark.parametrize("reference", ["9^9^9^9", "$9^{9^{9^9}}$", "$100000000!$"])
+def test_an_answer_that_would_never_be_computed_is_wrong_and_soon_over(reference: str) -> None:
+    start = time.monotonic()
+    assert math_answer.reward(trajectory(f"#### {reference}", "72")) == 0.0
+    assert time.monotonic() - start < 30
+    assert math_answer.reward(trajectory("#### 72", "72")) == 1.0  # and the next is checked
+
+
+def test_answers_are_checked_in_any_thread() -> None:
+    given = [trajectory(f"#### {n}", str(n // 2 * 2)) for n in range(100)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(math_answer.reward, given)) == [1.0, 0.0] * 50
+
+
+def test_a_process_that_someone_else_killed_is_an_error() -> None:
+    assert math_judge.judge("1", "1") is math_judge.Verdict.EQUAL
+    math_judge._process().kill()
+    with pytest.raises(PlimsollError, match="ended with code -9"):
+        math_judge.judge("1", "1")
+    assert math_judge.judge("1", "1") is math_judge.Verdict.EQUAL
+
+
+def test_a_reference_without_an_answer_is_refused() -> None:
+    with pytest.raises(DataError, match=r"no mathematical answer .* 'none at all'"):
+        math_answer.reward(trajectory("#### 1", "none at all"))
+    with pytest.raises(DataError, match="no reference"):
+        math_answer.reward(trajectory("#### 1"))
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_every_gsm8k_solution_is_right_by_its_own_reference(split: str) -> None:
+    path = DATA / "gsm8k" / f"{split}.jsonl"
+    if not path.exists():
+        pytest.skip(f"GSM8K is not at {path}: set PLIMSOLL_DATA to a folder that holds gsm8k/")
+    answers = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
+    assert len(answers) == {"train": 7473, "test": 1319}[split]
+    wrong = [a for a in answers if math_answer.reward(trajectory(a, a), answer_line=True) != 1.0]
+    assert wrong == []
+    bare = [a.rpartition("####")[2].strip() for a in answers[:500]]
+    assert all(math_answer.reward(trajectory(f"So it is {a}.", a)) == 1.0 for a in bare)
+    lines = [f"#### {float(a.replace(',', '')) + 1:.0f}" for a in bare]
+    wrong_rewards = [math_answer.reward(trajectory(r, a)) for r, a in zip(lines, bare, strict=True)]
+    assert wrong_rewards == [0.0] * len(bare)
+
+
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [
+        ("a\n#### 72 \n", 1.0),
+        ("#### 7\n#### 72", 1.0),
+        ("####72", 1.0),
+        ("#### 72.0", 0.0),
+        ("#### 72 or so", 0.0),
+        ("72", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_exact_match(response: str, value: float) -> None:
+    assert exact_match.reward(trajectory(response, " 72")) == value
+
+
+def test_exact_match_takes_a_marker_and_needs_a_reference() -> None:
+    assert exact_match.reward(trajectory("1+1=2", "2"), marker="=") == 1.0
+    with pytest.raises(DataError, match="no reference"):
+        exact_match.reward(trajectory("#### 72"))
+
+
+def test_an_empty_answer_is_no_match_without_a_marker() -> None:
+    assert exact_match.reward(trajectory("", "")) == 0.0
+
+
+def test_pattern_is_found_anywhere_or_is_the_whole() -> None:
+    line = r"(?m)^#### -?\d+$"
+    assert pattern.reward(trajectory("so\n#### -3\n"), pattern=line) == 1.0
+    assert pattern.reward(trajectory("so #### -3"), pattern=line) == 0.0
+    assert pattern.reward(trajectory(" 12 \n"), pattern=r"\d+", full=True) == 1.0
+    assert pattern.reward(trajectory("12 apples"), pattern=r"\d+", full=True) == 0.0
+
+
+def test_a_pattern_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'\(' is no regular expression: missing \)"):
+        pattern.reward(trajectory("x"), pattern="(")
+
+
+def test_length_is_about_responses_that_did_not_stop() -> None:
+    assert length.reward(trajectory("x", finish_reason="length"), value=-0.5) == -0.5
+    assert length.reward(trajectory("x", finish_reason="length")) == -1.0
+    assert length.reward(trajectory("x", finish_reason="stop"), value=-0.5) == 0.0

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.config.base import OptionValue
+from plimsoll.config.reward import RewardConfig
+from plimsoll.errors import ConfigError, DataError, PlimsollError
+from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.reward.score import build_rewards
+
+MODULE = """
+import math
+def ratio(trajectory, *, over: int = 10):
+    return len(trajectory.response_text) / over
+def is_short(trajectory):
+    return len(trajectory.response_text) < 10
+def fails(trajectory):
+    return {}["missing"]
+def gives_nan(trajectory):
+    return math.nan
+def gives_text(trajectory):
+    return "0.5"
+def gives_none(trajectory):
+    pass
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_rewards.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "my_rewards"
+
+
+def trajectory(response: str, reference: str | None = "72") -> Trajectory:
+    tokens = np.zeros(2, dtype=np.int64)
+    prompt = Prompt(41, tokens, "?", reference)
+    logprobs = np.zeros(2, dtype=np.float32)
+    return Trajectory(prompt, 0, tokens, logprobs, response, "stop", weight_version=0)
+
+
+def config(name: str, weight: float = 1.0, **options: OptionValue) -> RewardConfig:
+    return RewardConfig(name=name, weight=weight, options=options)
+
+
+def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) -> None:
+    scorer = build_rewards(
+        {
+            "right": config("math_answer", 2.0),
+            "form": config("pattern", 0.5, pattern=r"#### \d+", full=True),
+            "own": config(f"{module}:ratio", -1.0, over=14),
+            "short": config(f"{module}:is_short"),
+        }
+    )
+    before = trajectory("#### 72")
+    after = scorer(before)
+    assert after.rewards == (
+        RewardPart("right", 1.0, 2.0),
+        RewardPart("form", 1.0, 0.5),
+        RewardPart("own", 0.5, -1.0),
+        RewardPart("short", 1.0),
+    )
+    assert after.reward == 2.0 + 0.5 - 0.5 + 1.0
+    assert before.rewards == ()
+    assert scorer(after).rewards == after.rewards  # scored anew, not twice
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        ("fails", "raised KeyError: 'missing'"),
+        ("gives_nan", "gave nan (float), and a reward must be a finite number"),
+        ("gives_text", "gave '0.5' (str)"),
+        ("gives_none", "gave None (NoneType)"),
+    ],
+)
+def test_a_rule_that_fails_names_itself_row_and_response(
+    module: str, function: str, why: str
+) -> None:
+    scorer = build_rewards({"mine": config(f"{module}:{function}")})
+    with pytest.raises(PlimsollError) as caught:
+        scorer(trajectory("a" * 300 + "b"))
+    message = str(caught.value)
+    assert f"The reward 'mine', at row 41 of the data {why}" in message
+    assert repr("a" * 200) in message and "a" * 201 not in message
+    pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
+
+
+def test_a_known_error_keeps_its_kind_and_gains_the_row() -> None:
+    scorer = build_rewards({"right": config("math_answer")})
+    with pytest.raises(DataError, match="'right', at row 41 of the data: the prompt has no refer"):
+        scorer(trajectory("#### 72", reference=None))
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (config("math_anser"), "'math_answer'"),
+        (config("pattern"), "needs the option 'pattern'"),
+        (config("pattern", pattern=5), "'pattern' is 5"),
+        (config("length", valu=1.0), "'value'"),
+        (config("math_answer", max_characters=0), "'max_characters'"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused_before_the_run(
+    given: RewardConfig, why: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_rewards({"part": given})
+    assert "rewards.part" in str(caught.value) and why in str(caught.value)
+
+
+def test_no_rewards_at_all_are_refused() -> None:
+    with pytest.raises(ConfigError, match="rewards is empty"):
+        build_rewards({})
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=5), st.sampled_from(["stop", "length"]))
+def test_the_reward_is_the_weighted_sum(weights: list[float], finish: str) -> None:
+    scorer = build_rewards(
+        {f"part {i}": config("pattern", w, pattern="x") for i, w in enumerate(weights)}
+    )
+    assert scorer(trajectory("x")).reward == pytest.approx(sum(weights))
+    assert scorer(trajectory("y")).reward == 0.0

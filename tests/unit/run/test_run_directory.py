@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from plimsoll.config.run import RunConfig
+from plimsoll.errors import ConfigError
+from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.files import whole_directory
+from plimsoll.run.rows import read_rows
+
+Resume = Literal["never", "auto", "must"]
+
+
+def config(path: Path, resume: Resume = "never") -> RunConfig:
+    return RunConfig(directory=str(path), steps=10, resume=resume)
+
+
+def save(run: RunDirectory, step: int) -> None:
+    with whole_directory(run.checkpoint_path(step)) as partial:
+        (partial / "weights").write_text(str(step))
+
+
+def trajectory(index: int, sample: int, tokens: list[int]) -> Trajectory:
+    return Trajectory(
+        prompt=Prompt(index, np.array([1, 2]), f"What is {index}?", str(index)),
+        sample_index=sample,
+        response_tokens=np.array(tokens),
+        sampler_logprobs=np.array([-0.5] * len(tokens), dtype=np.float32),
+        response_text=f"It is {index}.",
+        finish_reason="stop",
+        weight_version=3,
+        rewards=(RewardPart("right", 1.0, 2.0), RewardPart("form", 0.5)),
+    )
+
+
+def test_a_new_run_has_its_config_and_no_checkpoint(tmp_path: Path) -> None:
+    with open_run(config(tmp_path / "a" / "run")) as run:
+        run.write_config("seed: 0\n")
+        assert run.config_path.read_text() == "seed: 0\n"
+        assert run.latest_checkpoint() is None
+        assert not run.is_complete()
+
+
+def test_never_refuses_a_directory_that_holds_a_run(tmp_path: Path) -> None:
+    with open_run(config(tmp_path)) as run:
+        run.write_config("")
+        save(run, 4)
+    with pytest.raises(ConfigError) as caught:
+        open_run(config(tmp_path))
+    message = str(caught.value)
+    assert str(tmp_path) in message and "step 4" in message and "'auto'" in message
+    open_run(config(tmp_path, "auto")).close()  # the refusal kept no lock
+
+
+def test_never_takes_a_directory_with_other_files(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    open_run(config(tmp_path)).close()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_must_needs_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no checkpoint to resume from"):
+        open_run(config(tmp_path, "must"))
+    with open_run(config(tmp_path, "auto")) as run:
+        save(run, 1)
+    with open_run(config(tmp_path, "must")) as run:
+        assert run.latest_checkpoint() == (1, run.checkpoint_path(1))
+
+
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"file.*cannot be used"):
+        open_run(config(tmp_path / "file" / below))
+
+
+def test_resume_has_each_step_once(tmp_path: Path) -> None:
+    """Killed in step 7, with the last checkpoint at 4 and one half-written at 6."""
+    with open_run(config(tmp_path)) as run:
+        for step in range(1, 7):
+            run.append_metrics({"step": step, "part": 1})
+            run.write_trajectories(step, [trajectory(0, 0, [5])], None)
+        save(run, 2)
+        save(run, 4)
+    (run.path / "checkpoints" / ".step-000006.partial-12345678").mkdir()
+    (run.path / "trajectories" / ".step-000007.parquet.partial-12345678").write_text("half")
+    with run.metrics_path.open("a") as file:
+        file.write('{"step": 7, "pa')
+
+    with open_run(config(tmp_path, "auto")) as run:
+        assert run.latest_checkpoint() == (4, run.checkpoint_path(4))
+        for step in range(5, 9):
+            run.append_metrics({"step": step, "part": 2})
+        found = [(row["step"], row["part"]) for row in read_rows(run.metrics_path)]
+    assert found == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2), (7, 2), (8, 2)]
+    assert sorted(item.name for item in (tmp_path / "trajectories").iterdir()) == [
+        f"step-00000{step}.parquet" for step in (1, 2, 3, 4)
+    ]
+    assert sorted(item.name for item in (tmp_path / "checkpoints").iterdir()) == [
+        "step-000002",
+        "step-000004",
+    ]
+
+
+def test_auto_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
+    with open_run(config(tmp_path)) as run:
+        run.append_metrics({"step": 1})
+    with open_run(config(tmp_path, "auto")) as run:
+        assert read_rows(run.metrics_path) == []
+
+
+def test_the_latest_checkpoint_is_the_one_of_the_largest_step(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for step in (999_999, 1_000_000, 20):
+        save(run, step)
+    assert run.latest_checkpoint() == (1_000_000, tmp_path / "checkpoints" / "step-1000000")
+
+
+def test_pruning_keeps_the_last_ones(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for step in (10, 20, 30):
+        save(run, step)
+    run.prune_checkpoints(keep=5)
+    run.prune_checkpoints(keep=2)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-000020",
+        "step-000030",
+    ]
+
+
+def test_a_second_process_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
+    program = """
+import sys
+from plimsoll.config.run import RunConfig
+from plimsoll.errors import ConfigError
+from plimsoll.run.directory import open_run
+try:
+    open_run(RunConfig(directory=sys.argv[1], steps=1, resume="auto"))
+except ConfigError as error:
+    sys.exit(str(error))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with open_run(config(tmp_path)):
+        second = subprocess.run(command, capture_output=True, text=True)
+    assert second.returncode == 1
+    assert f"in use by process {os.getpid()}:" in second.stderr
+    third = subprocess.run(command, capture_output=True, text=True)
+    assert third.returncode == 0, third.stderr
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    program = """
+import os, signal, sys
+from plimsoll.config.run import RunConfig
+from plimsoll.run.directory import open_run
+run = open_run(RunConfig(directory=sys.argv[1], steps=1))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)])
+    assert killed.returncode == -9
+    open_run(config(tmp_path)).close()
+
+
+def test_trajectories_are_read_back_as_they_were(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    given = [trajectory(7, 0, [11, 12]), trajectory(7, 1, []), trajectory(8, 0, [13])]
+    run.write_trajectories(12, given, [0.25, 0.0, -1.0])
+    table = pq.read_table(tmp_path / "trajectories" / "step-000012.parquet")
+    assert table.to_pydict() == {
+        "step": [12, 12, 12],
+        "prompt_index": [7, 7, 8],
+        "sample_index": [0, 1, 0],
+        "prompt": ["What is 7?", "What is 7?", "What is 8?"],
+        "response": ["It is 7.", "It is 7.", "It is 8."],
+        "reference": ["7", "7", "8"],
+        "reward": [2.5, 2.5, 2.5],
+        "reward_right": [1.0, 1.0, 1.0],
+        "reward_form": [0.5, 0.5, 0.5],
+        "advantage_mean": [0.25, 0.0, -1.0],
+        "finish_reason": ["stop", "stop", "stop"],
+        "weight_version": [3, 3, 3],
+        "tokens": [[11, 12], [], [13]],
+        "sampler_logprobs": [[-0.5, -0.5], [], [-0.5]],
+    }
+    assert table.schema.field("sampler_logprobs").type == pa.list_(pa.float32())
+
+
+def test_missing_advantages_and_references_are_null(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.write_trajectories(1, [trajectory(7, 0, [11])], None)
+    assert pq.read_table(run.trajectories_path(1))["advantage_mean"].to_pylist() == [None]
+    with pytest.raises(AssertionError, match="2 advantages, 1 traj"):
+        run.write_trajectories(1, [trajectory(7, 0, [11])], [0.0, 1.0])
+
+
+def test_bad_rows_are_listed(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.write_bad_rows([{"file": "a.jsonl", "line": 3, "field": "prompt", "why": "empty"}])
+    assert run.bad_rows_path.read_text() == (
+        '{"file": "a.jsonl", "line": 3, "field": "prompt", "why": "empty"}\n'
+    )

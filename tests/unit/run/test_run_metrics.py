@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import io
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from matplotlib.image import imread
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from plimsoll.errors import PlimsollError
+from plimsoll.run.curves import PPO_PANELS, Panel, draw_curves
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.metrics import MetricsSink, scalars_of
+from plimsoll.run.progress import Progress, StepReport
+from plimsoll.run.rows import read_rows
+from plimsoll.run.tensorboard import TensorBoardWriter
+
+
+def report(step: int) -> StepReport:
+    return StepReport(step, {"reward": step / 4}, 100, {"rollout": 1.5, "sync": 0.5}, {"actor": 64})
+
+
+def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
+    events = EventAccumulator(str(directory)).Reload()
+    return [(event.step, event.value) for event in events.Scalars(tag)]
+
+
+def test_one_write_reaches_file_tensorboard_and_display(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    stream = io.StringIO()
+    with (
+        Progress("ppo", 2, tmp_path, stream) as progress,
+        TensorBoardWriter(run.tensorboard_path) as tensorboard,
+    ):
+        sink = MetricsSink(run, progress, tensorboard)
+        sink.write(report(1))
+        sink.write(report(2))
+    assert read_rows(run.metrics_path)[1] == {
+        "step": 2,
+        "reward": 0.5,
+        "tokens": 100.0,
+        "tokens_per_second": 50.0,
+        "seconds/rollout": 1.5,
+        "seconds/sync": 0.5,
+        "memory_bytes/actor": 64.0,
+    }
+    assert scalars(run.tensorboard_path, "reward") == [(1, 0.25), (2, 0.5)]
+    assert scalars(run.tensorboard_path, "seconds/sync") == [(1, 0.5), (2, 0.5)]
+    assert stream.getvalue().count("ppo step") == 2
+
+
+def test_a_metric_cannot_take_the_place_of_a_measure() -> None:
+    with pytest.raises(AssertionError, match=r"\['step', 'tokens'\]"):
+        scalars_of(StepReport(1, {"tokens": 1.0, "step": 1.0}, 5, {}, {}))
+
+
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
+    for first, value in ((1, 1.0), (3, 2.0)):
+        with TensorBoardWriter(tmp_path, first_step=first) as writer:
+            for step in range(first, 5):
+                writer.write(step, {"loss": value})
+    assert scalars(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+
+
+def test_the_whole_room_needs_no_torch() -> None:
+    program = """
+import sys
+import plimsoll.run.curves, plimsoll.run.interrupt, plimsoll.run.memory, plimsoll.run.metrics
+import plimsoll.run.state, plimsoll.run.clock, plimsoll.reward.score
+from plimsoll.run.tensorboard import TensorBoardWriter
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+def rows(steps: int) -> list[dict[str, float | None]]:
+    return [
+        {
+            "step": step,
+            "reward": 1 - math.exp(-step),
+            "kl": None if step == 2 else 0.1 * step,
+            "seconds/rollout": 1.0,
+            "seconds/sync": 0.5,
+        }
+        for step in range(1, steps + 1)
+    ]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 100])
+def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
+    picture = tmp_path / "curves.png"
+    draw_curves(rows(steps), picture)
+    pixels = imread(picture)
+    assert pixels.shape[0] > 300 and pixels.shape[1] > 1000
+    assert pixels[..., :3].min() < 0.2 and pixels[..., :3].max() == 1.0
+    assert [item.name for item in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_a_panel_takes_named_metrics_only(tmp_path: Path) -> None:
+    """A picture of `reward` alone is that of rows which have nothing else."""
+    panels = [Panel("Reward", ("reward",), "per response")]
+    draw_curves(rows(5), tmp_path / "all.png", panels)
+    draw_curves(
+        [{"step": row["step"], "reward": row["reward"]} for row in rows(5)],
+        tmp_path / "alone.png",
+        PPO_PANELS,
+    )
+    assert (imread(tmp_path / "all.png") == imread(tmp_path / "alone.png")).all()
+
+
+def test_curves_are_drawn_from_a_file(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for row in rows(3):
+        run.append_metrics(row)
+    draw_curves(run.metrics_path, tmp_path / "curves.png")
+    draw_curves(rows(3), tmp_path / "rows.png")
+    assert (imread(tmp_path / "curves.png") == imread(tmp_path / "rows.png")).all()
+
+
+@pytest.mark.parametrize("given", [[], [{"step": 1, "other": 2.0}]])
+def test_nothing_to_draw_is_an_error(tmp_path: Path, given: list[dict[str, float]]) -> None:
+    with pytest.raises(PlimsollError, match=r"No curves to draw for .*curves\.png"):
+        draw_curves(given, tmp_path / "curves.png")
+    assert list(tmp_path.iterdir()) == []

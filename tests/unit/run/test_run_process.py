@@ -1,0 +1,103 @@
+"""The clock, the memory of the process, and signals."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from plimsoll.run.clock import PhaseClock
+from plimsoll.run.interrupt import StopRequest
+from plimsoll.run.memory import process_bytes, process_peak_bytes, reset_process_peak
+
+
+def test_the_clock_adds_up_by_phase() -> None:
+    clock = PhaseClock()
+    start = time.perf_counter()
+    for _ in range(2):
+        with clock.phase("rollout"):
+            time.sleep(0.02)
+        with clock.phase("score"):
+            time.sleep(0.005)
+    whole = time.perf_counter() - start
+    seconds = clock.seconds()
+    assert list(seconds) == ["rollout", "score"]
+    assert seconds["rollout"] >= 0.04 and seconds["score"] >= 0.01
+    assert sum(seconds.values()) <= whole
+    clock.reset()
+    assert clock.seconds() == {}
+
+
+def test_a_phase_that_fails_is_counted_and_ends() -> None:
+    clock = PhaseClock()
+    with pytest.raises(KeyError), clock.phase("sync"):
+        raise KeyError
+    with clock.phase("save"):
+        pass
+    assert list(clock.seconds()) == ["sync", "save"]
+
+
+def test_phases_do_not_nest() -> None:
+    clock = PhaseClock()
+    with (
+        pytest.raises(AssertionError, match="phase sync inside of rollout"),
+        clock.phase("rollout"),
+        clock.phase("sync"),
+    ):
+        pass
+
+
+def test_the_peak_sees_memory_that_is_gone_again() -> None:
+    size = 200 * 1024**2
+    reset = reset_process_peak()
+    before = process_bytes()
+    block = np.ones(size, dtype=np.uint8)
+    del block
+    peak = process_peak_bytes()
+    assert peak.bytes >= before + 0.9 * size
+    assert process_bytes() < before + 0.5 * size
+    if reset:
+        assert peak.source == "VmHWM"
+        assert reset_process_peak()
+        assert process_peak_bytes().bytes < before + 0.5 * size
+
+
+def test_the_first_signal_asks_and_the_second_stops(capfd: pytest.CaptureFixture[str]) -> None:
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    with StopRequest() as stop:
+        seen = [stop.requested]
+        signal.raise_signal(signal.SIGTERM)
+        seen.append(stop.requested)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert seen == [False, True]
+    assert {s: signal.getsignal(s) for s in before} == before
+    assert "stopping after this step; Ctrl-C again to stop at once" in capfd.readouterr().err
+
+
+def test_a_real_ctrl_c_ends_a_loop_at_its_safe_point() -> None:
+    program = """
+import time
+from plimsoll.run.interrupt import StopRequest
+with StopRequest() as stop:
+    print("ready", flush=True)
+    while not stop.requested:
+        time.sleep(0.01)
+print("saved")
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output) == (0, "saved\n")
+    assert "stopping after this step" in errors

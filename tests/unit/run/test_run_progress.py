@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from plimsoll.run.numbers import bytes_text, duration_text
+from plimsoll.run.progress import Progress, StepReport, headline
+
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\x80-\x9f]")
+
+
+def report(step: int, **metrics: float) -> StepReport:
+    return StepReport(
+        step=step,
+        metrics={"reward": 0.5, "kl": 0.0123456, "policy_loss": -1e-5, "entropy": 2.0} | metrics,
+        tokens=6400,
+        seconds={"rollout": 2.0, "train_actor": 1.2},
+        memory_bytes={"actor": 3 * 1024**3, "engine": 512 * 1024**2},
+    )
+
+
+def test_tokens_per_second_are_of_the_whole_step() -> None:
+    assert report(1).tokens_per_second == pytest.approx(2000.0)
+    assert StepReport(1, {}, 5, {}, {}).tokens_per_second == 0.0
+
+
+def test_the_headline_is_rewards_kl_losses_and_accuracy() -> None:
+    names = ["entropy", "reward", "reward/form", "kl", "policy_loss", "value_loss", "loss"]
+    names += ["eval/accuracy", "grad_norm", "closs", "rewarding"]
+    assert list(headline(dict.fromkeys(names, 1.0))) == [*names[1:7], "eval/accuracy"]
+
+
+def test_plain_lines_are_aligned_ascii_with_units(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with Progress("ppo", 200, tmp_path, stream) as progress:
+        progress.update(report(9))
+        progress.note("saved")
+        progress.update(report(10, reward=-0.25))
+    first, line9, note, line10 = stream.getvalue().splitlines()
+    assert first == f"ppo: 200 steps, written to {tmp_path}"
+    assert note == "saved"
+    assert line9 == (
+        "ppo step   9/200 | reward       0.5 | kl   0.01235 | policy_loss    -1e-05 | "
+        "   2,000 tokens/s |    3.2 s (rollout 2.0, train_actor 1.2) | actor 3.0 GiB | "
+        "engine 512.0 MiB | left 0:10:11"  # 191 steps of 3.2 s
+    )
+    assert [i for i, c in enumerate(line9) if c == "|"] == [
+        i for i, c in enumerate(line10) if c == "|"
+    ]
+    assert "reward     -0.25" in line10
+    assert not CONTROL.search(stream.getvalue()) and stream.getvalue().isascii()
+
+
+def test_loading_does_not_count_for_the_time_left(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with Progress("sft", 3, tmp_path, stream) as progress:
+        progress.update(StepReport(1, {}, 1, {"load": 100.0, "train_actor": 2.0}, {}))
+    assert stream.getvalue().rstrip().endswith("left 0:00:04")
+
+
+@pytest.mark.parametrize("variables", [{}, {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}])
+def test_a_pipe_gets_no_control_codes(tmp_path: Path, variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, env=os.environ | variables, check=True
+    )
+    text = done.stdout.decode("ascii")
+    assert not CONTROL.search(text)
+    assert text.count("\n") == 5 and "ppo step 3/3" in text
+
+
+def test_an_ascii_stream_takes_any_note(tmp_path: Path) -> None:
+    raw = io.BytesIO()
+    with Progress("ppo", 1, tmp_path, io.TextIOWrapper(raw, encoding="ascii")) as progress:
+        progress.note("größer")
+        assert raw.getvalue().endswith(b"gr\\xf6\\xdfer\n")
+
+
+PROGRAM = """
+from pathlib import Path
+from plimsoll.run.progress import Progress, StepReport
+with Progress("ppo", 3, Path("runs/a")) as progress:
+    for step in (1, 2, 3):
+        metrics = {"reward": 0.25 * step, "reward/math_answer": 0.5, "kl": 0.01, "loss": 1.5}
+        seconds = {"rollout": 1.0, "score": 0.25, "train_actor": 0.75}
+        memory = {"actor": 2 * 1024**3, "critic": 1024**3, "engine 0": 512 * 1024**2}
+        progress.update(StepReport(step, metrics, 4000, seconds, memory))
+        if step == 2:
+            progress.note("a note that stays")
+"""
+
+
+def on_terminal(columns: int, terminal: str = "xterm-256color") -> str:
+    """What PROGRAM writes to a real pseudo-terminal of this width."""
+    controller, terminal_end = pty.openpty()
+    ioctl(terminal_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    unset = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    env = {k: v for k, v in os.environ.items() if k not in unset} | {"TERM": terminal}
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=terminal_end, env=env)
+    os.close(terminal_end)
+    chunks = []
+    while True:
+        try:
+            chunk = os.read(controller, 65536)
+        except OSError:  # Linux's way to say that the other end is closed
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    os.close(controller)
+    assert process.wait(timeout=20) == 0
+    return b"".join(chunks).decode()
+
+
+@pytest.mark.parametrize("columns", [80, 30])
+def test_a_terminal_gets_a_block_within_its_width(columns: int) -> None:
+    written = on_terminal(columns)
+    assert "\x1b[" in written
+    assert written.count("\x1b[?25l") == written.count("\x1b[?25h")  # the cursor is shown again
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+    lines = re.split(r"[\r\n]+", shown)
+    assert max(map(len, lines)) <= columns
+    assert "ppo 3/3" in shown and "a note that stays" in shown
+
+
+def test_the_block_shows_values_speed_seconds_and_memory() -> None:
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_terminal(100))
+    last = " ".join(shown[shown.rindex("ppo 3/3") :].split())
+    for part in (
+        "0:00:00 left",
+        "metrics reward 0.75 reward/math_answer 0.5 kl 0.01 loss 1.5",
+        "speed 2,000 tokens/s 2.0 s/step",
+        "seconds rollout 1.0 score 0.2 train_actor 0.8",
+        "memory actor 2.0 GiB critic 1.0 GiB engine 0 512.0 MiB",
+    ):
+        assert part in last
+
+
+def test_a_dumb_terminal_gets_plain_lines() -> None:
+    written = on_terminal(80, terminal="dumb")
+    assert "\x1b" not in written and "ppo step 3/3" in written
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536 * 1024**2, "1.5 GiB"),
+        (2 * 1024**4, "2.0 TiB"),
+        (5000 * 1024**4, "5000.0 TiB"),
+    ],
+)
+def test_bytes(count: int, text: str) -> None:
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0:00:00"), (59.6, "0:01:00"), (3661, "1:01:01"), (360000, "100:00:00")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

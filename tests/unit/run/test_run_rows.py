@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.errors import PlimsollError
+from plimsoll.run.rows import append_row, keep_rows_until, read_rows, row_line
+
+plain = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
+
+
+@given(st.dictionaries(st.text(), plain | st.lists(plain)))
+def test_a_row_is_one_line_of_strict_json(row: dict[str, Any]) -> None:
+    line = row_line(row)
+    assert line.count("\n") == 1 and line.endswith("\n")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    found = json.loads(line, parse_constant=refuse)
+    assert found.keys() == row.keys()
+
+
+def test_numbers_that_json_lacks_become_null() -> None:
+    line = row_line({"step": 1, "loss": math.nan, "all": {"x": [math.inf, 2.0]}})
+    assert json.loads(line) == {"step": 1, "loss": None, "all": {"x": [None, 2.0]}}
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_torn_last_line_is_left_out_wherever_it_was_torn(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_row(path, {"step": 1})
+    append_row(path, {"step": 2})
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert read_rows(path) == [{"step": 1}]
+    keep_rows_until(path, 5)
+    append_row(path, {"step": 2})
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_character_torn_in_its_middle_is_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    append_row(path, {"step": 1})
+    path.write_bytes(path.read_bytes() + '{"step": 2, "x": "ü'.encode()[:-1])
+    assert read_rows(path) == [{"step": 1}]
+
+
+def test_rows_after_the_step_are_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    for step in range(1, 6):
+        append_row(path, {"step": step})
+    keep_rows_until(path, 3)
+    assert [row["step"] for row in read_rows(path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("line", ["{broken", "[1]", '{"loss": 1}', ""])
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n' + line + '\n{"step": 2}\n')
+    with pytest.raises(PlimsollError, match=r"metrics\.jsonl, line 2"):
+        read_rows(path)

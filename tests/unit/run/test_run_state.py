@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from plimsoll.errors import ConfigError
+from plimsoll.run.state import RunState
+
+WHOLE = {"step": 3, "data_position": 96, "weight_version": 3, "kl_coefficient": 0.01, "seconds": 5}
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    step=st.integers(0, 10**9),
+    position=st.integers(0, 10**12),
+    coefficient=st.floats(0, 1e6),
+    seconds=st.floats(0, 1e9),
+)
+def test_a_state_is_read_back_exactly(
+    tmp_path: Path, step: int, position: int, coefficient: float, seconds: float
+) -> None:
+    state = RunState(step, position, step, coefficient, seconds)
+    state.save(tmp_path / "state.json")
+    assert RunState.load(tmp_path / "state.json") == state
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{", "not JSON"),
+        ("[]", "holds list"),
+        (json.dumps({k: v for k, v in WHOLE.items() if k != "seconds"}), "missing fields: seconds"),
+        (json.dumps(WHOLE | {"epoch": 1}), "unknown fields: epoch"),
+        (json.dumps(WHOLE | {"step": 1.5}), "step is 1.5"),
+        (json.dumps(WHOLE | {"step": True}), "step is True"),
+        (json.dumps(WHOLE | {"seconds": "5"}), "seconds is '5'"),
+        (json.dumps(WHOLE | {"seconds": None}), "seconds is None"),
+    ],
+)
+def test_a_broken_state_names_file_and_reason(tmp_path: Path, content: str, why: str) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        RunState.load(path)
+    assert str(path) in str(caught.value) and why in str(caught.value)
+
+
+def test_a_missing_state_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Cannot read the run state .*No such file"):
+        RunState.load(tmp_path / "state.json")
+
+
+def test_whole_numbers_are_taken_for_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    path.write_text(json.dumps(WHOLE))
+    loaded: Any = RunState.load(path).seconds
+    assert loaded == 5.0 and isinstance(loaded, float)
