@@ -21,9 +21,9 @@ from plimsoll.errors import ConfigError, PlimsollError
 
 if TYPE_CHECKING:
     from plimsoll.config.base import Settings
-    from plimsoll.config.jobs import PpoConfig, SftConfig
+    from plimsoll.config.jobs import JobConfig
 
-    ConfigT = TypeVar("ConfigT", SftConfig, PpoConfig)
+    ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 _INTERRUPTED = 130
 
@@ -190,7 +190,7 @@ def _job_help(name: str, model: type[Settings], section: str) -> str:
     )
 
 
-def _dry_run(config: SftConfig | PpoConfig) -> str:
+def _dry_run(config: JobConfig) -> str:
     from plimsoll.config.describe import dump_config
     from plimsoll.recipes.placement import placement
 

@@ -16,13 +16,14 @@ from pydantic import ValidationError
 from plimsoll.config.agree import check_agreement
 from plimsoll.config.base import Settings
 from plimsoll.config.flags import apply_flags, parse_flags
-from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.config.jobs import JobConfig
 from plimsoll.config.keys import Key, below, find_key, keys_of
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.yaml_tree import Path, Tree, read_tree
 from plimsoll.errors import ConfigError
 
-ConfigT = TypeVar("ConfigT", SftConfig, PpoConfig)
+SettingsT = TypeVar("SettingsT", bound=Settings)
+ConfigT = TypeVar("ConfigT", bound=JobConfig)
 
 
 def load_config(model: type[ConfigT], path: str, flags: Sequence[str] = ()) -> ConfigT:
@@ -39,7 +40,7 @@ def load_config(model: type[ConfigT], path: str, flags: Sequence[str] = ()) -> C
     return config
 
 
-def validate(model: type[ConfigT], tree: Tree) -> ConfigT:
+def validate(model: type[SettingsT], tree: Tree) -> SettingsT:
     """The model of a tree of values; ConfigError lists every key that is wrong."""
     refuse(_problems(model, tree))
     return model.model_validate(tree.values)

@@ -62,9 +62,6 @@ def prepare_environment(place: Place) -> None:
         "DS_ACCELERATOR": place.device,
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if place.device == "cpu":
-        # DeepSpeed's shared-memory all-reduce is for inference; gloo serves training on CPU.
-        os.environ["LOCAL_SIZE"] = "0"
     torch.set_num_threads(place.threads)
 
 
@@ -84,6 +81,9 @@ def join(place: Place) -> torch.device:
         )
     import deepspeed
 
+    # Its shared-memory collectives for CPU take half a minute of g++ at first use and are meant for
+    # inference; gloo serves training.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_init_required=False)
     return device
 

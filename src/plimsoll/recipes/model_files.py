@@ -59,7 +59,7 @@ def check_missing(key: str, name: str, wanted: str) -> Problem | None:
         return None
     gone = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
     near = f"did you mean {close}?" if close else f"give the path of {wanted}, or a name on the hub"
-    why = f"There is no such file or directory: `{gone.name}` is not in {gone.parent}."
+    why = f"There is no such file or directory: `{gone.name}` is not in {gone.parent.absolute()}."
     return Problem(key, show(name), why, near)
 
 
@@ -99,7 +99,7 @@ def _no_tokenizer(path: Path) -> tuple[str, str] | None:
 def _no_weights(path: Path) -> tuple[str, str] | None:
     try:
         files = _weight_files(path)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"Its {_INDEX} cannot be read: {error!r}.", "copy the model again"
     if not files:
         pickled = any(path.glob("*.bin"))

@@ -19,13 +19,14 @@ def _processes(config: JobConfig) -> list[tuple[str, str]]:
         sampler = ["rollout (transformers)"] if isinstance(config, PpoConfig) else []
         return [
             ("this process", "the recipe, rank 0 of 1, no Ray"),
-            ("", "; ".join([*roles, *sampler])),
+            *(("", role) for role in [*roles, *sampler]),
             ("device, threads", f"{cluster.device}, {cluster.threads or 'all cores'}"),
         ]
     where = "this machine" if cluster.address is None else cluster.address
     rows = [
         ("this process", f"the recipe; Ray on {where}"),
-        (_several("rank", cluster.ranks), f"{'; '.join(roles)}; device {cluster.device}"),
+        (_several("rank", cluster.ranks), f"device {cluster.device}"),
+        *(("", role) for role in roles),
     ]
     processes = cluster.ranks
     if isinstance(config, PpoConfig):

@@ -12,7 +12,7 @@ run: {directory: out, steps: 10}
 cluster: {ranks: 2}
 data: {train: {path: x, prompt: q}, max_tokens: 100}
 batch: {prompts: 8, responses: 4, micro_batch_tokens: 2048}
-actor: {model: {path: a}, zero: {stage: 3, optimizer_offload: cpu, parameter_offload: cpu}}
+actor: {model: {path: a}, zero: {stage: 3, parameter_offload: cpu}}
 critic: {model: {path: c, dtype: float32}}
 rewards: {r: {name: pattern}}
 rollout: {engines: 3, tensor_parallel: 2, sampling: {max_new_tokens: 28}}
@@ -35,8 +35,10 @@ def test_ppo_on_ray() -> None:
     assert ppo() == (
         "Processes\n"
         "  this process     the recipe; Ray on this machine\n"
-        "  ranks 0-1        actor a (bfloat16, ZeRO stage 3, optimizer and weights in host memory);"
-        " critic c (float32, ZeRO stage 2); reference (the actor's first weights); device auto\n"
+        "  ranks 0-1        device auto\n"
+        "                   actor a (bfloat16, ZeRO stage 3, weights in host memory)\n"
+        "                   critic c (float32, ZeRO stage 2)\n"
+        "                   reference (the actor's first weights)\n"
         "  engines 0-2      vllm (bfloat16, tensor parallel 2), at most 256 sequences at once\n"
         "  threads of each  the machine's cores / 5\n"
         "A step\n"

@@ -62,16 +62,16 @@ def test_what_is_all_there_passes_and_writes_nothing() -> None:
 @pytest.mark.parametrize(
     ("path", "parts"),
     [
-        ("data/rows.jsnl", ["`rows.jsnl` is not in data", "did you mean data/rows.jsonl?"]),
-        ("data/none/rows.jsonl", ["`none` is not in data"]),
+        ("data/rows.jsnl", ["`rows.jsnl` is not in /", "did you mean data/rows.jsonl?"]),
+        ("data/none/rows.jsonl", ["`none` is not in /"]),
         ("./gone", ["`gone` is not in"]),
-        ("/gone/rows", ["`gone` is not in /"]),
+        ("/gone/rows", ["`gone` is not in /."]),
         ("dta", ["did you mean data?"]),
         ("rows.parquet", ["no such file"]),
         ("a/b/c", ["`a` is not in"]),
         ("run.yaml", [".jsonl"]),
         ("runs.yaml", ["did you mean run.yaml?"]),
-        ("model", ["no files that end in"]),
+        ("data/..", ["no files that end in"]),
     ],
 )
 def test_data_that_is_not_there(path: str, parts: list[str]) -> None:
@@ -206,7 +206,7 @@ def test_a_run_directory_that_cannot_be() -> None:
 def test_all_problems_are_told_at_once() -> None:
     flags = ["--data.train.path=data/x", "--actor.model.path=modle", "--run.resume=must"]
     report = refusal(*flags, "--rollout.tensor_parallel=4", "--rewards.answer.name=x")
-    assert report.startswith("4 problems") or report.startswith("5 problems")
+    assert report.startswith("4 problems")
     for key in ("data.train.path", "actor.model.path", "run.directory", "rewards.answer.name"):
         assert f"  {key}: " in report
 

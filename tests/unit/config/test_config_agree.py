@@ -114,10 +114,7 @@ SFT_CASES = [
 
 
 def load(job: type[PpoConfig] | type[SftConfig], path: Path, flags: str) -> JobConfig:
-    words = flags.split()
-    if issubclass(job, PpoConfig):
-        return load_config(job, str(path), words)
-    return load_config(job, str(path), words)
+    return load_config(job, str(path), flags.split())
 
 
 def refusal(job: type[PpoConfig] | type[SftConfig], path: Path, flags: str) -> PlimsollError:

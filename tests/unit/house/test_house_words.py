@@ -14,7 +14,7 @@ from plimsoll.config.keys import find_key, keys_of
 from plimsoll.config.load import load_config
 
 PROJECT = Path(__file__).parents[3]
-JOBS = {"sft": SftConfig, "ppo": PpoConfig}
+JOBS: dict[str, type[SftConfig] | type[PpoConfig]] = {"sft": SftConfig, "ppo": PpoConfig}
 KEYS = tuple(key for job in JOBS.values() for key in keys_of(job))
 SECTIONS = sorted({key.path[0] for key in KEYS})
 
