@@ -50,8 +50,8 @@ class LocalCluster:
     ) -> None:
         self.engines_do(receive, gather(self._worker, *arguments))
 
-    def prompts_per_request(self) -> int:
-        return self._engines[0].prompts_per_request
+    def responses_per_request(self) -> int:
+        return self._engines[0].responses_per_request
 
     def close(self) -> None:
         self._worker.stop()

@@ -48,8 +48,8 @@ class Cluster(Protocol):
         without passing through this process where that can be avoided."""
         ...
 
-    def prompts_per_request(self) -> int:
-        """How many prompts an engine wants in one request."""
+    def responses_per_request(self) -> int:
+        """How many responses an engine wants to be asked for at once."""
         ...
 
     def close(self) -> None:

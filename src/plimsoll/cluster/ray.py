@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from plimsoll.cluster.blame import crash_in, failing_process, told, why_dead
+from plimsoll.cluster.ray_actors import Member, create_engine, create_ranks, members
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.engine.process_group import Place, choose_device, free_port
-from plimsoll.engine.worker import Worker
-from plimsoll.errors import PlimsollError, WorkerDied
+from plimsoll.engine.process_group import Place, choose_device
+from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 
@@ -24,67 +26,8 @@ R = TypeVar("R")
 _CULPRIT_SECONDS = 10.0
 """How long to wait for a death notice after an error that another's death may have caused."""
 
-
-@dataclass(frozen=True)
-class Member:
-    """An actor, and what messages call it: "training rank 1 (pid 4711, node ...)"."""
-
-    name: str
-    actor: Any
-
-
-class RankActor:
-    """Hosts one `Worker`.
-
-    Consumes: calls of the controller, in order. Waits for: other ranks, inside collectives.
-    Unblocked by: the controller making the same call on every rank. Produces: results.
-    `watch` runs beside them and never returns: its reference fails when the process dies.
-    """
-
-    def host(self) -> tuple[int, str, int]:
-        """(pid, node's address, a free port): known before the process group is made."""
-        return os.getpid(), ray.util.get_node_ip_address(), free_port()
-
-    def start(self, place: Place) -> None:
-        self._worker = Worker(place)
-
-    def call(self, method: str, *arguments: object) -> Any:
-        return getattr(self._worker, method)(*arguments)
-
-    @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
-    def watch(self) -> None:
-        threading.Event().wait()
-
-
-class EngineActor:
-    """Hosts one `RolloutEngine`; many calls run at once.
-
-    Consumes: requests and weights from the controller. Waits for: its engine. Unblocked by: its
-    engine's progress. Produces: trajectories. `watch` returns or fails only when the engine died.
-    """
-
-    def __init__(self, spec: EngineSpec) -> None:
-        self._spec = spec
-
-    async def host(self) -> tuple[int, str, int]:
-        return os.getpid(), ray.util.get_node_ip_address(), 0
-
-    async def start(self) -> int:
-        if self._spec.rollout.engine == "vllm":
-            from plimsoll.rollout.vllm import VllmEngine
-
-            self._engine: Any = VllmEngine(self._spec)
-        else:
-            from plimsoll.rollout.transformers import TransformersEngine
-
-            self._engine = TransformersEngine(self._spec)
-        return int(self._engine.prompts_per_request)
-
-    async def call(self, method: str, *arguments: object) -> Any:
-        return await getattr(self._engine, method)(*arguments)
-
-    async def watch(self) -> str:
-        return str(await self._engine.watch())
+_STOP_SECONDS = 10.0
+"""How long engines may take to end their own processes."""
 
 
 class RayCluster:
@@ -95,6 +38,8 @@ class RayCluster:
         self.engines = len(specs)
         self._owns_ray = config.address is None
         self._watches: dict[Any, Member] = {}
+        self._ranks: list[Member] = []
+        self._engines: list[Member] = []
         _start_ray(config)
         try:
             self._start_members(config, specs, threads)
@@ -106,25 +51,24 @@ class RayCluster:
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int
     ) -> None:
         device = choose_device(config.device)
-        gpus = 1 if device == "cuda" else 0
-        environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
-        ranks = [_rank_actor(gpus, environment) for _ in range(config.ranks)]
-        engines = [_engine_actor(spec, device) for spec in specs]
-        hosts = self._get([a.host.remote() for a in (*ranks, *engines)], config.start_timeout)
-        self._ranks = [_member(f"training rank {i}", a, hosts[i]) for i, a in enumerate(ranks)]
-        self._engines = [
-            _member(f"rollout engine {i}", a, hosts[len(ranks) + i]) for i, a in enumerate(engines)
-        ]
-        for member in self._ranks:
-            self._watches[member.actor.watch.remote()] = member
-        place = Place(0, config.ranks, 0, hosts[0][1], hosts[0][2], device, threads)
+        ranks = create_ranks(config.ranks, device, threads)
+        engines = [create_engine(spec, device) for spec in specs]
+        roles = [f"training rank {i}" for i in range(len(ranks))]
+        roles += [f"rollout engine {i}" for i in range(len(engines))]
+        found = members(roles, [*ranks, *engines], config.start_timeout)
+        self._ranks, self._engines = found[: len(ranks)], found[len(ranks) :]
+        self._watch(self._ranks)
+        first = self._ranks[0].host
+        place = Place(0, config.ranks, 0, first.node, first.port, device, threads)
         starting = {
             m.actor.start.remote(replace(place, rank=i)): m for i, m in enumerate(self._ranks)
         } | {m.actor.start.remote(): m for m in self._engines}
         results = self._wait(starting, timeout=config.start_timeout)
-        self._prompts_per_request = int(results[-1]) if engines else 0
-        for member in self._engines:
-            self._watches[member.actor.watch.remote()] = member
+        self._responses_per_request = int(results[-1]) if engines else 0
+        self._watch(self._engines)
+
+    def _watch(self, started: Sequence[Member]) -> None:
+        self._watches |= {member.actor.watch.remote(): member for member in started}
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
         calls = {
@@ -161,16 +105,16 @@ class RayCluster:
         for _ in self._as_done(gathering | receiving, keep=first):
             pass
 
-    def prompts_per_request(self) -> int:
-        return self._prompts_per_request
+    def responses_per_request(self) -> int:
+        return self._responses_per_request
 
     def close(self) -> None:
-        for member in getattr(self, "_engines", ()):
-            with contextlib.suppress(RayError, GetTimeoutError):
-                ray.get(member.actor.call.remote("stop"), timeout=10)
-        for member in (*getattr(self, "_engines", ()), *getattr(self, "_ranks", ())):
-            ray.kill(member.actor)
         self._watches.clear()
+        stopping = [member.actor.call.remote("stop") for member in self._engines]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
+        for member in (*self._engines, *self._ranks):
+            ray.kill(member.actor)
         if self._owns_ray:
             ray.shutdown()
 
@@ -185,13 +129,12 @@ class RayCluster:
         """(reference, result) of each call as it ends; deaths of any member end it too."""
         pending = dict(calls)
         while pending:
-            ready, _ = ray.wait([*pending, *self._watches], num_returns=1, timeout=timeout)
+            # Without fetch_local, a bucket that only passes by is not copied to this node.
+            ready, _ = ray.wait(
+                [*pending, *self._watches], num_returns=1, timeout=timeout, fetch_local=False
+            )
             if not ready:
-                names = ", ".join(m.name for m in pending.values())
-                raise PlimsollError(
-                    f"{names}: no answer within {timeout:.0f} s (cluster.start_timeout); "
-                    f"logs: {_log_directory()}"
-                )
+                raise PlimsollError(_no_answer(list(pending.values()), timeout))
             reference = ready[0]
             if reference in self._watches:
                 raise self._death(reference)
@@ -202,71 +145,64 @@ class RayCluster:
         try:
             return ray.get(reference)
         except RayActorError as error:
-            raise WorkerDied(_died(member, error)) from error
+            dead = self._dead(error, member)
+            raise _died(dead, _why(dead, error)) from error
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, PlimsollError):
                 raise cause from error
-            dead, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CULPRIT_SECONDS)
-            if dead:
-                raise self._death(dead[0]) from error
-            raise PlimsollError(
-                f"{member.name} failed: {type(cause).__name__}: {cause}\n{error}"
-            ) from error
+            ended, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CULPRIT_SECONDS)
+            if ended:
+                raise self._death(ended[0]) from error
+            raise _failed(self._failing(error, member), cause) from error
+
+    def _dead(self, error: RayActorError, caller: Member) -> Member:
+        """Who died: a call also fails when the one whose result it was to take dies."""
+        ids = {member.actor._actor_id.hex(): member for member in (*self._ranks, *self._engines)}
+        return ids.get(error.actor_id, caller)
+
+    def _failing(self, error: RayTaskError, caller: Member) -> Member:
+        """Whose call failed first, likewise."""
+        process = failing_process(str(error))
+        everyone = (*self._ranks, *self._engines)
+        return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
 
     def _death(self, watch: Any) -> WorkerDied:
+        """What to say when a member's watch ended."""
         member = self._watches[watch]
         try:
-            reason = str(ray.get(watch))
+            return _died(member, str(ray.get(watch)))
         except RayError as error:
-            return WorkerDied(_died(member, error))
-        return WorkerDied(f"{member.name} died: {reason}; logs: {_log_directory()}")
-
-    def _get(self, references: list[Any], timeout: float) -> list[Any]:
-        try:
-            return list(ray.get(references, timeout=timeout))
-        except GetTimeoutError as error:
-            raise PlimsollError(
-                f"Ray could not start all processes in {timeout:.0f} s (cluster.start_timeout): "
-                f"the cluster has {ray.cluster_resources()}. Ask for fewer ranks or engines, or "
-                "wait for other jobs"
-            ) from error
+            return _died(member, _why(member, error))
 
 
 def _start_ray(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(
-        address=config.address,
-        include_dashboard=False if config.address is None else None,
-        log_to_driver=False,
-        logging_level="ERROR",
-        configure_logging=False,
-    )
+    # Ray prints its reports of dead workers whatever log_to_driver says; ours name them.
+    ray._private.worker._worker_logs_enabled = False
+    try:
+        with _signal_handler_kept():
+            ray.init(
+                address=config.address or "local",
+                include_dashboard=None if config.address else False,
+                log_to_driver=False,
+                logging_level="ERROR",
+            )
+    except ConnectionError as error:
+        raise ConfigError(
+            f"cluster.address: no Ray cluster answers at {config.address!r} ({error}). Correct "
+            "the address, or leave it out to run on this machine alone"
+        ) from error
 
 
-def _rank_actor(gpus: int, environment: dict[str, str]) -> Any:
-    remote = ray.remote(num_cpus=0, num_gpus=gpus, concurrency_groups={"watch": 1})(RankActor)
-    return remote.options(runtime_env={"env_vars": environment}).remote()
-
-
-def _engine_actor(spec: EngineSpec, device: str) -> Any:
-    from plimsoll.rollout.vllm import environment
-
-    return (
-        ray.remote(EngineActor)
-        .options(
-            num_cpus=0,
-            num_gpus=spec.rollout.tensor_parallel if device == "cuda" else 0,
-            max_concurrency=10_000,
-            runtime_env={"env_vars": environment(spec)},
-        )
-        .remote(spec)
-    )
-
-
-def _member(name: str, actor: Any, host: tuple[int, str, int]) -> Member:
-    return Member(f"{name} (pid {host[0]}, node {host[1]})", actor)
+@contextmanager
+def _signal_handler_kept() -> Iterator[None]:
+    """Ray makes SIGTERM an exit at once; the run's own handler lets it save first."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _spread(
@@ -276,11 +212,23 @@ def _spread(
         yield engines[i % len(engines)], request
 
 
-def _died(member: Member, error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{member.name} died: {' '.join(lines)[:600]}; logs: {_log_directory()}"
+def _why(member: Member, error: RayError) -> str:
+    return crash_in(member.host.log) or why_dead(str(error))
 
 
-def _log_directory() -> str:
-    node = ray._private.worker._global_node
-    return "unknown" if node is None else str(node.get_logs_dir_path())
+def _died(member: Member, why: str) -> WorkerDied:
+    return WorkerDied(
+        told(f"{member.name} died", why, member.host.log)
+        + "\n  The same command with --run.resume auto goes on from the last checkpoint."
+    )
+
+
+def _failed(member: Member, cause: Exception) -> PlimsollError:
+    why = f"{type(cause).__name__}: {cause}"
+    return PlimsollError(told(f"{member.name} failed", why, member.host.log))
+
+
+def _no_answer(late: Sequence[Member], timeout: float | None) -> str:
+    names = ", ".join(member.name for member in late)
+    logs = ", ".join(f"{member.host.log}.{{out,err}}" for member in late)
+    return f"{names}: no answer within {timeout} s (cluster.start_timeout)\n  Logs: {logs}"

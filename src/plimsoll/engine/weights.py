@@ -22,7 +22,7 @@ from plimsoll.engine.zero import parameter_bytes
 
 @dataclass(frozen=True)
 class SentTensor:
-    """One tensor of a bucket: its Hugging Face name, dtype, shape, size, and a hash of its bytes."""
+    """One tensor of a bucket: Hugging Face name, dtype, shape, size, and a hash of its bytes."""
 
     name: str
     dtype: str
@@ -33,7 +33,7 @@ class SentTensor:
 
 @dataclass(frozen=True)
 class WeightBucket:
-    """Some whole tensors, one behind the other in `data` (uint8)."""
+    """Some whole tensors, one behind the other in `data` (uint8), each from a multiple of 8."""
 
     tensors: tuple[SentTensor, ...]
     data: NDArray[np.uint8]
@@ -56,12 +56,12 @@ def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ..
 def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:
     """Lay whole tensors (by Hugging Face name) out in host memory."""
     sent: list[SentTensor] = []
-    data = torch.empty(sum(t.nbytes for t in tensors.values()), dtype=torch.uint8)
+    data = torch.zeros(sum(_room(t.nbytes) for t in tensors.values()), dtype=torch.uint8)
     offset = 0
     for name, tensor in tensors.items():
         piece = data[offset : offset + tensor.nbytes]
         piece.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        offset += tensor.nbytes
+        offset += _room(tensor.nbytes)
         digest = hash_bytes(piece)
         dtype = str(tensor.dtype).removeprefix("torch.")
         sent.append(SentTensor(name, dtype, tuple(tensor.shape), tensor.nbytes, digest))
@@ -87,5 +87,10 @@ def split_bytes(tensors: Sequence[SentTensor], data: Tensor) -> dict[str, Tensor
     for sent in tensors:
         piece = data[offset : offset + sent.bytes]
         pieces[sent.name] = piece.view(getattr(torch, sent.dtype)).view(sent.shape)
-        offset += sent.bytes
+        offset += _room(sent.bytes)
     return pieces
+
+
+def _room(size: int) -> int:
+    """Every tensor begins at a multiple of 8 bytes, where any dtype may begin."""
+    return -(-size // 8) * 8

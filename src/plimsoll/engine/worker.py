@@ -233,7 +233,8 @@ class Worker:
             source = self._sources[role].model
             tokenizer = load_tokenizer(source.path, source.trust_remote_code)
             lm = engine.module.lm
-            save_hf(lm.config, state, tokenizer, directory, lm.generation_config)
+            generation = lm.generation_config if lm.can_generate() else None
+            save_hf(lm.config, state, tokenizer, directory, generation)
 
     def memory(self) -> int:
         """The process's peak since the last call: resident bytes, or CUDA's allocated bytes."""

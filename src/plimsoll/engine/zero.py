@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.checkpoint import Form, check_form, write_form
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import parameter_groups
 from plimsoll.engine.settings import deepspeed_settings, frozen_settings
-from plimsoll.errors import ConfigError
 
 
 class ZeroEngine:
@@ -25,7 +25,7 @@ class ZeroEngine:
         import deepspeed
 
         self._role = role
-        self._ranks = place.ranks
+        self._place = place
         self._engine: Any = deepspeed.initialize(
             model=module,
             optimizer=_optimizer(module, role),
@@ -44,10 +44,14 @@ class ZeroEngine:
         with torch.no_grad():
             yield
         self._engine.train()
+        if self._role.zero.stage == 3:
+            # After training, DeepSpeed keeps up to stage3_max_reuse_distance weights whole for a
+            # backward pass, which scoring has none of.
+            self._engine.optimizer.empty_partition_cache()
 
     def backward(self, loss: Tensor) -> None:
         # DeepSpeed averages gradients over the ranks; shares of a global mean must be added.
-        self._engine.backward(loss * self._ranks, scale_wrt_gas=False)
+        self._engine.backward(loss * self._place.ranks, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> float:
         for group in self._engine.optimizer.param_groups:
@@ -62,8 +66,9 @@ class ZeroEngine:
         """
         if self._role.zero.stage > 0 or self._role.model.dtype != "float32":
             return None
-        self._engine.allreduce_gradients()
-        self._engine.enable_backward_allreduce = False
+        # Not allreduce_gradients(), which reduces only while DeepSpeed's own step() runs.
+        self._engine.buffered_allreduce_fallback()
+        self._engine.enable_backward_allreduce = False  # step() must not reduce once more
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
@@ -74,13 +79,12 @@ class ZeroEngine:
 
     def save(self, directory: Path) -> None:
         self._engine.save_checkpoint(str(directory), tag="zero")
+        if self._place.rank == 0:
+            write_form(Form.of(self._role, self._place.ranks), directory)
 
     def restore(self, directory: Path) -> None:
-        found, _ = self._engine.load_checkpoint(str(directory), tag="zero")
-        if found is None:
-            raise ConfigError(
-                f"no checkpoint of this role in {directory}: the folder is incomplete"
-            )
+        check_form(Form.of(self._role, self._place.ranks), directory)
+        self._engine.load_checkpoint(str(directory), tag="zero")
 
 
 class FrozenEngine:

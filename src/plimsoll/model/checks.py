@@ -127,6 +127,15 @@ def check_tokenizer_files(path: str) -> None:
             ) from error
 
 
+def has_generic_tokenizer(path: str) -> bool:
+    """Whether a local directory's tokenizer is of no model family's own class."""
+    settings, tokens = Path(path, "tokenizer_config.json"), Path(path, "tokenizer.json")
+    if not settings.is_file() or not tokens.is_file():
+        return False
+    name = json.loads(settings.read_bytes()).get("tokenizer_class")
+    return name in ("TokenizersBackend", "PreTrainedTokenizerFast")
+
+
 def check_weight_files(path: str) -> None:
     """A local directory must hold safetensors, all that its index names."""
     directory = Path(path)

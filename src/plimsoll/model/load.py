@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.utils import logging
 
@@ -39,8 +40,11 @@ def read_model_config(path: str, trust_remote_code: bool = False) -> PreTrainedC
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer beside the model; ConfigError when its files are missing or broken."""
     checks.check_tokenizer_files(path)
+    # A tokenizer that calls itself generic is what its tokenizer.json says. AutoTokenizer would
+    # replace its pre-tokenizer by the model family's, and could silently split text differently.
+    kind = PreTrainedTokenizerFast if checks.has_generic_tokenizer(path) else AutoTokenizer
     with checks.as_config_error(path, "tokenizer"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(
             path, trust_remote_code=trust_remote_code
         )
     return tokenizer
@@ -129,7 +133,7 @@ def _load(
     checks.check_weight_files(config.path)
     checks.check_frame(config, hf_config, auto_class)
     with (
-        _quiet(),
+        quiet(),
         checks.as_config_error(config.path, "weights"),
         torch.random.fork_rng(devices=[]),
     ):
@@ -151,7 +155,7 @@ def _load(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bar and no table of absent names: `check_loaded` judges them."""
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

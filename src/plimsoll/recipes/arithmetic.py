@@ -1,22 +1,25 @@
 """The demo's task: adding numbers, digit by digit, with the carry written out.
 
 A problem is `47+85=`. A worked answer goes from the last digit to the first, each step with the
-carry that it hands on, and ends with the sum:
+carry that comes in, and ends with the sum:
 
     47+85= 7+5+0=12 4+8+1=13 #### 132
 
+In every problem the last digits carry, and most of the teachers who wrote the demonstrations are
+careless: they forget every carry, and arrive at 122. A model that imitates them all is right less
+than half of the time; a reward that only looks at the sum tells the careful ones from the rest.
 Every character is a token.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from plimsoll.run.files import write_whole
@@ -41,39 +44,53 @@ class Problem:
     def answer(self) -> str:
         return str(self.a + self.b)
 
-    def worked(self) -> str:
-        """The steps, then the sum."""
-        steps, carry = [], 0
+    def worked(self, careful: bool) -> str:
+        """The steps, then the sum; a careless teacher forgets every carry."""
+        steps, carry, total, answer = [], 0, 0, 0
         for place in range(self.digits):
             x, y = self.a // 10**place % 10, self.b // 10**place % 10
             total = x + y + carry
             steps.append(f"{x}+{y}+{carry}={total}")
-            carry = total // 10
-        return f" {' '.join(steps)} #### {self.answer}"
+            carry = total // 10 if careful else 0
+            answer += total % 10 * 10**place
+        answer += total // 10 * 10**self.digits
+        return f" {' '.join(steps)} #### {answer}"
 
 
 def problems(count: int, digits: int, seed: int) -> Iterator[Problem]:
-    """Different problems, in a fixed random order."""
-    assert count <= 10 ** (2 * digits)
+    """Different problems whose last digits carry, in a fixed random order."""
+    assert count <= 10 ** (2 * digits) * 45 // 100
     rng = np.random.default_rng(seed)
     seen: set[tuple[int, int]] = set()
     while len(seen) < count:
         a, b = (int(x) for x in rng.integers(10**digits, size=2))
-        if (a, b) not in seen:
+        if a % 10 + b % 10 > 9 and (a, b) not in seen:
             seen.add((a, b))
             yield Problem(a, b, digits)
 
 
-def write_problems(path: Path, found: list[Problem]) -> None:
-    """A JSON line a problem: prompt, worked response, answer."""
-    rows = [{"prompt": p.prompt, "response": p.worked(), "answer": p.answer} for p in found]
+def write_problems(path: Path, found: Sequence[Problem], careless: float, seed: int) -> None:
+    """A JSON line a problem: prompt, a demonstration, and the true answer.
+
+    careless: the share of demonstrations by careless teachers.
+    """
+    draws = np.random.default_rng(seed).random(len(found))
+    rows = [
+        {"prompt": p.prompt, "response": p.worked(careful=draw >= careless), "answer": p.answer}
+        for p, draw in zip(found, draws, strict=True)
+    ]
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each character of the task, and one that ends a response."""
-    vocabulary = {character: i for i, character in enumerate(ALPHABET)} | {END: len(ALPHABET)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=END))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
+    """A token for each character of the task, and one that ends a response.
+
+    Byte-level BPE without merges: what transformers expects of Qwen2's tokenizer, so that every
+    program that loads the model reads it alike.
+    """
+    mapped = [token for token, _ in pre_tokenizers.ByteLevel(False).pre_tokenize_str(ALPHABET)]
+    characters = [*"".join(mapped), END]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(characters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END)

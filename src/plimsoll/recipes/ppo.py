@@ -77,6 +77,10 @@ def train(session: Session, config: PpoConfig, data: PpoData, cluster: Cluster) 
             sync_weights(route, config.rollout.sync, state.weight_version, probe)
         else:
             prove(route, config.rollout.sync.max_logprob_gap, 0, probe)
+    if state.step == 0 and config.run.eval_every is not None:
+        with clock.phase("eval"):
+            before = evaluate(cluster, config, data.eval, scorer)
+        session.report(0, before, 0, rank_memory(cluster))
     while state.step < config.run.steps:
         step = state.step + 1
         with clock.phase("rollout"):

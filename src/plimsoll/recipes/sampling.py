@@ -52,7 +52,7 @@ def _answers(
     seed: int,
     scorer: Scorer,
 ) -> list[Trajectory]:
-    size = cluster.prompts_per_request()
+    size = max(1, cluster.responses_per_request() // responses)
     requests = [
         Request(tuple(prompts[i : i + size]), responses, sampling, seed)
         for i in range(0, len(prompts), size)

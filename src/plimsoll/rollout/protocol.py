@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.records import Floats, Ints, Prompt, Trajectory
@@ -41,6 +43,10 @@ class Request:
     sampling: SamplingConfig
     seed: int
 
+    def seed_of(self, prompt: Prompt) -> int:
+        """A seed for one of the prompts: other prompts and other steps have others."""
+        return int(np.random.SeedSequence([self.seed, prompt.index]).generate_state(1)[0])
+
 
 class RolloutEngine(Protocol):
     """An engine that samples, and takes new weights.
@@ -51,8 +57,8 @@ class RolloutEngine(Protocol):
     Shut down by `stop`, or with its process.
     """
 
-    prompts_per_request: int
-    """How many prompts the engine wants to be given at once."""
+    responses_per_request: int
+    """How many responses the engine wants to be asked for at once."""
 
     async def generate(self, request: Request) -> list[Trajectory]:
         """All responses to the request's prompts."""

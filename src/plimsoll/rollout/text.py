@@ -15,12 +15,20 @@ class Decoder:
             self.tokenizer.eos_token_id, read_model_config(model, trust_remote_code).eos_token_id
         )
 
+    def stops(self, tokens: Ints, stop: tuple[str, ...]) -> bool:
+        """Whether one of the stop strings is in the response."""
+        text = self._plain(tokens)
+        return any(mark in text for mark in stop)
+
     def text(self, tokens: Ints, stop: tuple[str, ...]) -> str:
         """The response as a person reads it: without special tokens, cut before a stop string."""
-        text = str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+        text = self._plain(tokens)
         for mark in stop:
             text = text.split(mark, 1)[0]
         return text
+
+    def _plain(self, tokens: Ints) -> str:
+        return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
 
 def _end_tokens(tokenizer_eos: int | None, config_eos: int | list[int] | None) -> tuple[int, ...]:

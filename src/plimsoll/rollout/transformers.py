@@ -16,14 +16,15 @@ from transformers import (
     AutoModelForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
+    StoppingCriteria,
     StoppingCriteriaList,
-    StopStringCriteria,
     TopPLogitsWarper,
 )
 
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.errors import WeightSyncError
+from plimsoll.model.load import quiet
 from plimsoll.records import Floats, Ints, Prompt, Trajectory
 from plimsoll.rollout.arrivals import Arrivals
 from plimsoll.rollout.protocol import EngineSpec, Request
@@ -36,14 +37,15 @@ class TransformersEngine:
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._version = 0
-        self.prompts_per_request = max(1, spec.rollout.max_sequences)
+        self.responses_per_request = spec.rollout.max_sequences
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            spec.model,
-            dtype=getattr(torch, spec.rollout.dtype),
-            use_safetensors=True,
-            trust_remote_code=spec.trust_remote_code,
-        ).to(spec.device)
+        with quiet():
+            self._model: Any = AutoModelForCausalLM.from_pretrained(
+                spec.model,
+                dtype=getattr(torch, spec.rollout.dtype),
+                use_safetensors=True,
+                trust_remote_code=spec.trust_remote_code,
+            ).to(spec.device)
         self._model.eval().requires_grad_(False)
         self._arrivals = Arrivals(())
 
@@ -51,9 +53,9 @@ class TransformersEngine:
         sampling = request.sampling
         prompts = [p for p in request.prompts for _ in range(request.responses)]
         tokens, mask = _left_padded([p.tokens for p in prompts], self._pad_token, self._spec.device)
-        recorder = _Recorder(sampling, tokens.shape[1])
+        recorder = _Recorder(sampling)
         with torch.random.fork_rng():
-            torch.manual_seed(request.seed)
+            torch.manual_seed(request.seed_of(request.prompts[0]))
             output = self._model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
@@ -65,7 +67,7 @@ class TransformersEngine:
                 eos_token_id=list(self._decoder.end_tokens),
                 pad_token_id=self._pad_token,
                 logits_processor=LogitsProcessorList([recorder]),
-                stopping_criteria=self._stopping(sampling),
+                stopping_criteria=self._stopping(sampling, tokens.shape[1]),
             )
         responses = output[:, tokens.shape[1] :]
         logprobs = recorder.finish(output)
@@ -78,11 +80,9 @@ class TransformersEngine:
     def _pad_token(self) -> int:
         return self._decoder.end_tokens[0] if self._decoder.end_tokens else 0
 
-    def _stopping(self, sampling: SamplingConfig) -> StoppingCriteriaList:
-        strings = list(sampling.stop)
-        if not strings:
-            return StoppingCriteriaList()
-        return StoppingCriteriaList([StopStringCriteria(self._decoder.tokenizer, strings)])
+    def _stopping(self, sampling: SamplingConfig, prompt_tokens: int) -> StoppingCriteriaList:
+        stop = [_StopStrings(self._decoder, sampling.stop, prompt_tokens)] if sampling.stop else []
+        return StoppingCriteriaList(stop)
 
     def _trajectory(
         self,
@@ -105,13 +105,17 @@ class TransformersEngine:
         )
 
     def _length(self, tokens: Ints, sampling: SamplingConfig) -> tuple[int, bool]:
-        """Tokens of the response up to and with its end, and whether it ended by itself."""
+        """Tokens of the response up to and with its end, and whether it ended by itself.
+
+        What generate puts behind the end of one response until all have ended is cut off.
+        """
         ends = np.flatnonzero(np.isin(tokens, self._decoder.end_tokens))
-        if len(ends):
-            return int(ends[0]) + 1, True
-        text = str(self._decoder.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-        stopped = any(mark in text for mark in sampling.stop)
-        return len(tokens), stopped
+        length = int(ends[0]) + 1 if len(ends) else len(tokens)
+        if not sampling.stop:
+            return length, len(ends) > 0
+        first = (n for n in range(1, length + 1) if self._decoder.stops(tokens[:n], sampling.stop))
+        stop = next(first, None)
+        return stop or length, stop is not None or len(ends) > 0
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         return [self._sequence_log_probs(tokens) for tokens in sequences]
@@ -147,16 +151,31 @@ class TransformersEngine:
         del self._model
 
 
+class _StopStrings(StoppingCriteria):  # type: ignore[misc]
+    """Ends a response in which a stop string has appeared, as vLLM does; the prompt's text, with
+    which transformers' own criterion would join it, does not count.
+    """
+
+    def __init__(self, decoder: Decoder, stop: tuple[str, ...], prompt_tokens: int) -> None:
+        self._decoder = decoder
+        self._stop = stop
+        self._prompt_tokens = prompt_tokens
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **options: object) -> Tensor:
+        rows = input_ids[:, self._prompt_tokens :].cpu().numpy()
+        stopped = [self._decoder.stops(row, self._stop) for row in rows]
+        return torch.tensor(stopped, device=input_ids.device)
+
+
 class _Recorder(LogitsProcessor):  # type: ignore[misc]
     """Applies temperature and top-p, and notes the log-prob of each token that was then sampled.
 
     It sees a step's token only at the next call, so it keeps one step's log-probs at a time.
     """
 
-    def __init__(self, sampling: SamplingConfig, prompt_tokens: int) -> None:
+    def __init__(self, sampling: SamplingConfig) -> None:
         self._temperature = sampling.temperature or 1.0
         self._top_p = TopPLogitsWarper(sampling.top_p) if sampling.top_p < 1 else None
-        self._prompt_tokens = prompt_tokens
         self._last: Tensor | None = None
         self._found: list[Tensor] = []
 

@@ -32,17 +32,32 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     }
     if spec.device == "cuda":
         return common
-    return common | {
-        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(spec.rollout.cpu_kv_cache_gib))),
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(spec.threads),
-    }
+    cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.threads)}
+    if spec.rollout.tensor_parallel == 1:
+        # The model lives in the engine's own process. vLLM would give it another, which takes as
+        # long again to start, only to bind its threads to cores; ours float.
+        cpu |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    return common | cpu
+
+
+def start_settings(spec: EngineSpec) -> str:
+    """The settings that decide whether vLLM can start, by the keys that the user knows."""
+    memory = (
+        f"rollout.memory_share: {spec.rollout.memory_share}"
+        if spec.device == "cuda"
+        else f"rollout.cpu_kv_cache_gib: {spec.rollout.cpu_kv_cache_gib}"
+    )
+    return (
+        f"{memory}, rollout.max_sequences: {spec.rollout.max_sequences}, "
+        f"rollout.tensor_parallel: {spec.rollout.tensor_parallel}, longest prompt and response "
+        f"{spec.max_tokens} tokens, model {spec.model}"
+    )
 
 
 class VllmEngine:
     """A `RolloutEngine` on vLLM's AsyncLLM."""
 
-    prompts_per_request = 1
+    responses_per_request = 1
 
     def __init__(self, spec: EngineSpec) -> None:
         from vllm import AsyncEngineArgs
@@ -61,8 +76,12 @@ class VllmEngine:
                 max_num_seqs=spec.rollout.max_sequences,
                 tensor_parallel_size=spec.rollout.tensor_parallel,
                 gpu_memory_utilization=spec.rollout.memory_share,
+                kv_cache_memory_bytes=None if on_gpu else _kv_cache_bytes(spec),
                 enforce_eager=not on_gpu,
                 enable_prefix_caching=True,
+                # vLLM rewinds the seeded generator of a prompt that is prefilled in parts, which
+                # CPU generators cannot.
+                enable_chunked_prefill=on_gpu,
                 # The sampler's log-probs are those of the distribution that was sampled from.
                 logprobs_mode="processed_logprobs",
                 generation_config="vllm",
@@ -78,8 +97,9 @@ class VllmEngine:
 
     async def _answer(self, prompt: Prompt, request: Request) -> list[Trajectory]:
         version = self._version
-        seed = prompt_seed(request.seed, prompt.index)
-        params = _sampling_params(request.sampling, request.responses, self._decoder, seed)
+        params = _sampling_params(
+            request.sampling, request.responses, self._decoder, request.seed_of(prompt)
+        )
         output = await self._run(prompt.tokens, params)
         return [
             self._trajectory(prompt, completion, version, request.sampling)
@@ -167,9 +187,8 @@ class VllmEngine:
         self._llm.shutdown()
 
 
-def prompt_seed(seed: int, index: int) -> int:
-    """A seed for one prompt of one step."""
-    return int(np.random.SeedSequence([seed, index]).generate_state(1)[0])
+def _kv_cache_bytes(spec: EngineSpec) -> int:
+    return int(spec.rollout.cpu_kv_cache_gib * 2**30)
 
 
 def _sampling_params(sampling: SamplingConfig, responses: int, decoder: Decoder, seed: int) -> Any:

@@ -44,14 +44,13 @@ class Panel:
 SECONDS_PANEL = Panel("Time of a step by phase", ("seconds/",), "seconds", stacked=True)
 SFT_PANELS = (
     Panel("Loss", ("loss", "eval/loss"), "nats per token"),
-    Panel("Held-out accuracy", ("eval/accuracy",), "share of problems"),
     Panel("Speed", ("tokens_per_second",), "tokens/s"),
     SECONDS_PANEL,
 )
 PPO_PANELS = (
     Panel("Reward", ("reward", "reward/"), "per response"),
+    Panel("Held-out reward", ("eval/",), "per response"),
     Panel("KL from the reference", ("kl",), "nats per response"),
-    Panel("Held-out accuracy", ("eval/accuracy",), "share of problems"),
     Panel("Policy loss", ("policy_loss",), "per token"),
     Panel("Value loss", ("value_loss",), "per token"),
     SECONDS_PANEL,

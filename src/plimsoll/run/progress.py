@@ -22,7 +22,7 @@ from rich.text import Text
 
 from plimsoll.run.numbers import bytes_text, duration_text
 
-_HEADLINE = re.compile(r"(?:^|[/_])(reward|kl|loss|accuracy|match)(?:$|[/_])")
+_HEADLINE = re.compile(r"reward|reward/.+|kl|loss|value_loss|eval/.+")
 _HEADLINES = 8
 
 
@@ -55,7 +55,7 @@ class StepReport:
 
 def headline(metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics worth a look at every step: rewards, KL, losses, accuracies; in their order."""
-    found = [(name, value) for name, value in metrics.items() if _HEADLINE.search(name)]
+    found = [(name, value) for name, value in metrics.items() if _HEADLINE.fullmatch(name)]
     return dict(found[:_HEADLINES])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForCausalLM,
@@ -333,3 +333,13 @@ def test_tiny_models_follow_their_seed_and_know_the_special_tokens(tmp_path: Pat
     assert a == b and a != c
     config = read_model_config(str(tmp_path / "a"))
     assert (config.eos_token_id, config.pad_token_id, config.bos_token_id) == (1, 0, None)
+
+
+def test_a_generic_tokenizer_beside_a_qwen2_model_keeps_its_own_splitting(tmp_path: Path) -> None:
+    # AutoTokenizer would take Qwen2's pre-tokenizer, for which the vocabulary has no space token.
+    words = Tokenizer(models.WordLevel({"a": 0, " ": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="?")
+    write_tiny_model(tmp_path / "model", tiny_config("qwen2", tied=True), 0, tokenizer)
+    loaded = load_tokenizer(str(tmp_path / "model"))
+    assert loaded("a a")["input_ids"] == [0, 1, 0]

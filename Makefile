@@ -1,0 +1,53 @@
+# The two commands of the README are `make demo` and `make test`: each sets everything up first.
+#
+#   make demo     the whole story on a CPU: SFT, then PPO on Ray, DeepSpeed and vLLM
+#   make test     everything that can be tested on this machine
+#   make lint     ruff, import rules and types over everything
+#   make bench    the benchmarks
+#   make setup    only the virtual environment, .venv
+#   make lock     the lock files anew from pyproject.toml
+#
+# BACKEND=gpu installs the CUDA build of vLLM instead of the CPU build.
+
+PYTHON ?= python3
+BACKEND ?= cpu
+BIN := .venv/bin
+STAMP := .venv/.plimsoll-$(BACKEND)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint bench setup lock clean
+
+demo: setup
+	$(BIN)/plimsoll demo
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+bench: setup
+	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+
+setup: $(STAMP)
+
+# torch comes first and with its own dependencies, so that each machine gets its own build of it;
+# the rest comes from a complete lock file, without a resolver (docs/decisions.md says why).
+$(STAMP): requirements/$(BACKEND).txt pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 13) else \
+	  f"Plimsoll needs Python 3.11 or 3.12, and $(PYTHON) is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
+	@echo "setting up .venv (about 4 GB; a few minutes)"
+	$(PYTHON) -m venv --clear .venv
+	$(PIP) torch==2.13.0
+	$(PIP) --no-deps -r requirements/$(BACKEND).txt
+	$(PIP) --no-deps --no-build-isolation --editable .
+	touch $@
+
+lock: setup
+	./requirements/lock.sh
+
+clean:
+	rm -rf .venv

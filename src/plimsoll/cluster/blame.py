@@ -1,0 +1,65 @@
+"""What Ray and a process's logs say of a failure, cut down to what a person needs to know.
+
+Ray keeps two logs of each process, `LOG.out` and `LOG.err`; a log is named here without suffix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_DETAIL = re.compile(r"Worker exit detail: (.*)", re.DOTALL)
+_PROCESS = re.compile(r"\(pid=(\d+), ip=([^,)]+)")
+_CRASH = re.compile(r"((?:\*\*\* SIG\w+ received|Fatal Python error: ).*)")
+_VLLM_EXCEPTION = re.compile(r"\(\w[^)]*\) ERROR [^\]]*\] ((?:\w+\.)*\w*(?:Error|Exception): .+)")
+_ELSEWHERE = re.compile(r"EngineDeadError|[Ss]ee (?:stack trace|root cause)")
+_TAIL_BYTES = 256 * 1024
+_LONGEST = 500
+
+
+def told(what: str, why: str, log: str) -> str:
+    """A message of several lines: what happened, why, and where more is to be read."""
+    return f"{what}\n  Why: {why}\n  Logs: {log}.{{out,err}}"
+
+
+def why_dead(report: str) -> str:
+    """From Ray's report of a dead actor to the reason alone."""
+    detail = _DETAIL.search(report)
+    if detail is None:  # the whole node, or Ray itself: its last lines say so
+        return " ".join(report.split())[-_LONGEST:]
+    if "unexpectedly exits with a connection error" in detail[1]:
+        return (
+            "its process ended without a word: it was killed (by the kernel when memory runs out, "
+            "which `dmesg` shows, or by someone), or it crashed"
+        )
+    return " ".join(detail[1].split())[:_LONGEST]
+
+
+def failing_process(report: str) -> tuple[int, str] | None:
+    """(pid, node) that an error came from first, in Ray's report of a failed call."""
+    found = _PROCESS.findall(report)
+    return (int(found[-1][0]), found[-1][1]) if found else None
+
+
+def crash_in(log: str) -> str | None:
+    """The last line in which the interpreter tells of its crash; None without one, or the log."""
+    return next(_found(f"{log}.err", _CRASH), None)
+
+
+def vllm_exception_in(log: str) -> str | None:
+    """The last exception that vLLM logged, but for those that only point to another."""
+    found = _found(f"{log}.out", _VLLM_EXCEPTION)
+    return next((line for line in found if not _ELSEWHERE.search(line)), None)
+
+
+def _found(path: str, pattern: re.Pattern[str]) -> Iterator[str]:
+    """What the pattern's group holds in the lines of a log's tail, from the last upwards."""
+    try:
+        with open(path, "rb") as stream:
+            stream.seek(max(0, stream.seek(0, 2) - _TAIL_BYTES))
+            lines = stream.read().decode("utf-8", "replace").splitlines()
+    except FileNotFoundError:  # on another node
+        return
+    for line in reversed(lines):
+        if match := pattern.match(line):
+            yield match[1][:_LONGEST]

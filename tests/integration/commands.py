@@ -1,0 +1,193 @@
+"""The command `plimsoll` for tests: a small task to run on, real processes, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.run.rows import read_rows
+
+MARK = "PLIMSOLL_TEST_RUN"
+"""The environment variable by which all processes of a run are found, whoever their parent is."""
+
+_PATIENCE = 240.0
+"""Seconds that anything may take: a bound on hanging, on a machine that others use too."""
+
+_CLOCKED = re.compile(r"seconds/|memory_bytes/|tokens_per_second")
+
+SFT: dict[str, Any] = {
+    "run": {"directory": "sft", "steps": 30, "save_every": 7, "eval_every": 15},
+    "cluster": {"where": "local", "threads": 1},
+    "data": {
+        "train": {"path": "rows.jsonl", "prompt": "prompt", "response": "response"},
+        "eval": {"path": "held_out.jsonl", "prompt": "prompt", "response": "response"},
+        "chat_template": "none",
+        "max_tokens": 16,
+    },
+    "batch": {"sequences": 7, "micro_batch_tokens": 40},
+    "actor": {
+        "model": {"path": "model", "dtype": "float32"},
+        "optimizer": {"learning_rate": 0.01, "schedule": "cosine", "warmup_steps": 2},
+    },
+}
+
+PPO: dict[str, Any] = {
+    "run": {"directory": "ppo", "steps": 12, "save_every": 5, "eval_every": 6},
+    "cluster": {"where": "local", "threads": 1},
+    "data": {
+        "train": {"path": "rows.jsonl", "prompt": "prompt", "reference": "answer"},
+        "eval": {"path": "held_out.jsonl", "prompt": "prompt", "reference": "answer"},
+        "chat_template": "none",
+        "max_tokens": 8,
+    },
+    "batch": {"prompts": 6, "responses": 2, "micro_batch_tokens": 60},
+    "actor": {"model": {"path": "model"}, "optimizer": {"learning_rate": 0.002}},
+    "critic": {"model": {"path": "model"}, "optimizer": {"learning_rate": 0.002}},
+    "rewards": {"answer": {"name": "exact_match"}, "length": {"name": "length", "weight": 0.1}},
+    "rollout": {
+        "engine": "transformers",
+        "cpu_kv_cache_gib": 0.25,
+        "sampling": {"max_new_tokens": 8},
+    },
+    "algorithm": {"mini_batches": 2, "epochs": 2, "kl": {"target": 0.5, "horizon": 50}},
+}
+
+
+def write_task(home: Path, *, vocabulary: int = 32) -> None:
+    """Sums of one digit, more rows than a step takes, and a random model with a tied head.
+
+    vocabulary: of the model; the tokenizer knows the first 16, and token 15 ends a response.
+    """
+    config = tiny_config("qwen2", True, vocab=vocabulary, hidden=64, heads=2, feed_forward=96)
+    write_tiny_model(home / "model", config, 0, make_tokenizer())
+    sums = [(a, b) for a in range(4) for b in range(5)]
+    rows = [{"prompt": f"{a}+{b}=", "response": f" #### {a + b}"} for a, b in sums]
+    lines = [
+        json.dumps(row | {"answer": str(a + b)}) for row, (a, b) in zip(rows, sums, strict=True)
+    ]
+    (home / "rows.jsonl").write_text("\n".join(lines[:16]) + "\n")
+    (home / "held_out.jsonl").write_text("\n".join(lines[16:]) + "\n")
+
+
+def write_config(home: Path, name: str, config: dict[str, Any]) -> Path:
+    path = home / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """code: the exit code; out, err: what was printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Command:
+    """`plimsoll WORDS...`, started in `home` with pipes instead of a terminal."""
+
+    def __init__(self, home: Path, *words: str) -> None:
+        self.mark = uuid.uuid4().hex
+        self._errors = home / f"{self.mark}.err"
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "plimsoll", *words],
+                cwd=home,
+                env=os.environ | {MARK: self.mark, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self._lines: list[str] = []
+
+    def read_until(self, start: str) -> None:
+        """Wait for a line of output that starts so."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.append(line)
+            if line.startswith(start):
+                return
+        raise AssertionError(f"ended without {start!r}: {self._errors.read_text()}")
+
+    def finish(self) -> Outcome:
+        """Wait for the end."""
+        try:
+            rest, _ = self.process.communicate(timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill_all()
+            raise
+        return Outcome(self.process.returncode, "".join(self._lines) + rest, self.errors)
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        """All of the run that live, also those whose parent is gone."""
+        return [p for p in psutil.process_iter() if _mark_of(p) == self.mark]
+
+    def find(self, title: str) -> list[psutil.Process]:
+        """Those whose title or command line holds this text, the oldest first."""
+        found = [p for p in self.processes() if title in _title(p)]
+        return sorted(found, key=lambda p: p.create_time())
+
+    def kill_all(self) -> None:
+        for process in self.processes():
+            process.kill()
+
+
+def run(home: Path, *words: str) -> Outcome:
+    """Run the command to its end."""
+    return Command(home, *words).finish()
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + _PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {_PATIENCE:.0f} s"
+        time.sleep(0.1)
+
+
+def metrics(directory: Path) -> list[dict[str, Any]]:
+    """The rows of a run's metrics, without what the clock and the machine decide."""
+    rows = read_rows(directory / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if not _CLOCKED.match(k)} for row in rows]
+
+
+def column(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
+    return [row[name] for row in rows if name in row]
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        mark: str | None = process.environ().get(MARK)
+    except psutil.Error:
+        return None
+    return mark
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""

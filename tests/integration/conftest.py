@@ -1,0 +1,36 @@
+"""What the tests of the engine share: rank processes, which take seconds to start, and models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engine_cases import write_model
+from ranks import RankProcesses
+
+
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[RankProcesses]:
+    processes = RankProcesses(1)
+    yield processes
+    processes.kill()
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[RankProcesses]:
+    processes = RankProcesses(2)
+    yield processes
+    processes.kill()
+
+
+@pytest.fixture(scope="session")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model whose output head is the embedding."""
+    return write_model(tmp_path_factory.mktemp("models") / "tied", tied=True)
+
+
+@pytest.fixture(scope="session")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a head of its own."""
+    return write_model(tmp_path_factory.mktemp("models") / "untied", tied=False)

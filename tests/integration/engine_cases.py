@@ -1,0 +1,211 @@
+"""What the tests of the engine train on, and what they make every rank do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from unittest.mock import patch
+
+import numpy as np
+
+from plimsoll.config.base import Choice
+from plimsoll.config.engine import OptimizerConfig, TrainedRole, ZeroConfig
+from plimsoll.config.model import ModelConfig
+from plimsoll.data.packing import pack
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.streams import PolicyStream, ValueStream
+from plimsoll.engine.worker import PolicyObjective, StepResult, Worker
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.records import BatchCounts, Floats, Pack, Sample, to_packed
+
+VOCAB = 320
+SEED = 5
+"""Of the critic's new head."""
+CLIP_VALUE = 0.2
+OBJECTIVE = PolicyObjective(
+    Choice(name="clip", options={"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 1.5}),
+    kl_estimator="k3",
+    kl_coefficient=0.1,
+    entropy_bonus=0.05,
+)
+RATES = (4e-3, 1e-3, 2e-3)
+"""The learning rate of each step: all different, so that it matters that each is used."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one optimizer step learns from; the streams hold one array per sample."""
+
+    samples: tuple[Sample, ...]
+    advantages: tuple[Floats, ...]
+    old_logprobs: tuple[Floats, ...]
+    reference_logprobs: tuple[Floats, ...]
+    returns: tuple[Floats, ...]
+    old_values: tuple[Floats, ...]
+
+    @property
+    def counts(self) -> BatchCounts:
+        return BatchCounts(sum(int(s.learned.sum()) for s in self.samples), len(self.samples))
+
+
+def make_batch(lengths: Sequence[int], seed: int, unlearned: Sequence[int] = ()) -> Batch:
+    """Random tokens, about two thirds of them learned; in the samples `unlearned`, none.
+
+    Log-probs of a model that knows nothing are about -log(VOCAB), so the old policy's are drawn
+    around that: ratios fall on both sides of every clip.
+    """
+    rng = np.random.default_rng(seed)
+    samples = []
+    for i, length in enumerate(lengths):
+        learned = (rng.random(length) < 0.66) & (i not in unlearned)
+        learned[0] = False
+        samples.append(Sample(rng.integers(0, VOCAB, length), learned))
+
+    def stream(mean: float, spread: float) -> tuple[Floats, ...]:
+        drawn = (rng.normal(mean, spread, int(s.learned.sum())) for s in samples)
+        return tuple(array.astype(np.float32) for array in drawn)
+
+    guess = -float(np.log(VOCAB))
+    return Batch(
+        tuple(samples),
+        stream(0, 1),
+        stream(guess, 1),
+        stream(guess, 0.5),
+        stream(0, 1),
+        stream(0, 1),
+    )
+
+
+BATCHES = tuple(make_batch((9, 30, 14, 2, 22, 5, 17), seed) for seed in (1, 2, 3))
+
+SPARSE = (
+    make_batch((12,), 4),
+    make_batch((5, 9, 30), 5, unlearned=(2,)),
+    make_batch((6, 4, 8), 6, unlearned=(0, 1)),
+)
+"""Fewer sequences than ranks; then, with a small budget, packs without a learned token."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a role is trained, apart from the model."""
+
+    zero: ZeroConfig
+    dtype: Literal["bfloat16", "float32"] = "float32"
+    max_grad_norm: float = 1.0
+    micro_batch_tokens: int = 31
+    checkpointing: bool = False
+
+    def role(self, model: Path) -> TrainedRole:
+        # A large epsilon: Adam divides by the gradient's size, and where that is nothing but
+        # rounding the sign of the update would be as well.
+        return TrainedRole(
+            model=ModelConfig(
+                path=str(model),
+                dtype=self.dtype,
+                head_chunk=16,
+                gradient_checkpointing=self.checkpointing,
+            ),
+            zero=self.zero,
+            optimizer=OptimizerConfig(
+                eps=1e-4, weight_decay=0.1, max_grad_norm=self.max_grad_norm, learning_rate=1.0
+            ),
+        )
+
+
+def zero_stage(stage: int, **settings: int | str) -> ZeroConfig:
+    """As `ZeroConfig(stage=...)`, for any number."""
+    return ZeroConfig.model_validate({"stage": stage, **settings})
+
+
+def write_model(directory: Path, *, tied: bool) -> Path:
+    """Two layers; half of the matrices are over ZeRO-3's persistence threshold, half under."""
+    config = tiny_config(
+        "qwen2", tied, vocab=VOCAB, hidden=320, feed_forward=352, heads=4, kv_heads=2
+    )
+    config.initializer_range = 0.05
+    write_tiny_model(directory, config, seed=0, tokenizer=make_tokenizer())
+    return directory
+
+
+def own_packs(place: Place, batch: Batch, budget: int) -> list[Pack]:
+    """The rank's micro-batches."""
+    return pack(batch.samples, place.ranks, budget)[place.rank]
+
+
+def sft_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> StepResult:
+    return worker.train_sft(own_packs(place, batch, budget), batch.counts, rate)
+
+
+def policy_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> StepResult:
+    packs = own_packs(place, batch, budget)
+    streams = [
+        PolicyStream(
+            to_packed(p, batch.advantages),
+            to_packed(p, batch.old_logprobs),
+            to_packed(p, batch.reference_logprobs),
+        )
+        for p in packs
+    ]
+    return worker.train_policy(packs, streams, batch.counts, OBJECTIVE, rate)
+
+
+def value_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> StepResult:
+    packs = own_packs(place, batch, budget)
+    streams = [
+        ValueStream(to_packed(p, batch.returns), to_packed(p, batch.old_values)) for p in packs
+    ]
+    return worker.train_value(packs, streams, batch.counts, CLIP_VALUE, rate)
+
+
+def train_sft(
+    place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
+) -> list[StepResult]:
+    """Train on the batches, one step each, and save the model."""
+    worker = Worker(place)
+    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    results = [
+        sft_step(worker, place, batch, setting.micro_batch_tokens, rate)
+        for batch, rate in zip(batches, RATES, strict=True)
+    ]
+    worker.save_model("actor", out)
+    return results
+
+
+def train_sft_with_dry_step(
+    place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
+) -> list[StepResult]:
+    """As `train_sft`, with an engine that does not forget DeepSpeed's dry step."""
+    with patch("plimsoll.engine.zero._forget_dry_step", lambda optimizer: None):
+        return train_sft(place, model, setting, batches, out)
+
+
+def load_both(place: Place, model: Path, setting: Setting) -> Worker:
+    """A rank with an actor and a critic in one process."""
+    worker = Worker(place)
+    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    worker.load_value("critic", setting.role(model), SEED)
+    return worker
+
+
+def save_both(worker: Worker, out: Path) -> None:
+    """The models, as out/actor and out/critic."""
+    worker.save_model("actor", out / "actor")
+    worker.save_model("critic", out / "critic")
+
+
+def train_ppo(
+    place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
+) -> tuple[list[StepResult], list[StepResult]]:
+    """Train an actor and a critic in turns and save them."""
+    worker = load_both(place, model, setting)
+    budget = setting.micro_batch_tokens
+    actor, critic = [], []
+    for batch, rate in zip(batches, RATES, strict=True):
+        critic.append(value_step(worker, place, batch, budget, rate))
+        actor.append(policy_step(worker, place, batch, budget, rate))
+    save_both(worker, out)
+    return actor, critic

@@ -1,0 +1,197 @@
+"""Weights on their way out: every parameter once, in buckets, true, and never more than a bucket
+of them whole on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import xxhash
+from engine_cases import BATCHES, RATES, Setting, own_packs, policy_step
+from ranks import RankProcesses
+from safetensors.torch import load_file
+
+from plimsoll.config.engine import FrozenRole, ZeroConfig
+from plimsoll.engine.process_group import Place, join
+from plimsoll.engine.protocol import Engine
+from plimsoll.engine.weights import WeightBucket, plan_buckets, read_bucket
+from plimsoll.engine.worker import Worker
+from plimsoll.engine.zero import FrozenEngine, ZeroEngine
+from plimsoll.model.load import load_policy
+from plimsoll.model.policy import PackTensors
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+BUCKET = 900_000
+"""Bytes. Of the fp32 model's tensors, the largest has 450,560, so two fit, and three do not."""
+SMALL = 100_000
+"""Bytes: less than most matrices have."""
+PERSISTENT = 100_000
+"""Elements: `stage3_param_persistence_threshold`; what has no more stays whole on every rank."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    plan: tuple[tuple[str, ...], ...]
+    names: tuple[str, ...]
+    buckets: tuple[WeightBucket | None, ...]
+
+
+def send_weights(
+    place: Place, model: Path, setting: Setting, bucket_bytes: int, out: Path
+) -> list[Sent]:
+    """The buckets before and after a step, and once more after another; then the saved model."""
+    worker = Worker(place)
+    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    sent = []
+    for step in range(3):
+        plan = worker.weight_plan("actor", bucket_bytes)
+        buckets = tuple(worker.weight_bucket("actor", names) for names in plan)
+        sent.append(Sent(plan, worker.weight_names("actor"), buckets))
+        if step < 2:
+            policy_step(worker, place, BATCHES[step], 31, RATES[step])
+    worker.save_model("actor", out)
+    return sent
+
+
+ALL_CPU = ZeroConfig(stage=3, optimizer_offload="cpu", parameter_offload="cpu")
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_tied", "bucket_bytes"),
+    [
+        (Setting(ZeroConfig(stage=2)), True, BUCKET),
+        (Setting(ZeroConfig(stage=3)), True, SMALL),
+        (Setting(ZeroConfig(stage=3), "bfloat16"), False, BUCKET),
+        (Setting(ALL_CPU, "bfloat16"), True, BUCKET),
+    ],
+    ids=["zero-2-tied", "zero-3-tied-small", "zero-3-untied-bf16", "zero-3-all-cpu-bf16"],
+)
+def test_the_buckets_hold_the_model(
+    setting: Setting,
+    is_tied: bool,
+    bucket_bytes: int,
+    tied: Path,
+    untied: Path,
+    tmp_path: Path,
+    two_ranks: RankProcesses,
+) -> None:
+    model = tied if is_tied else untied
+    first, second = two_ranks.run(send_weights, model, setting, bucket_bytes, tmp_path / "saved")
+    assert all(bucket is None for sent in second for bucket in sent.buckets)
+    assert [sent.plan for sent in first] == [sent.plan for sent in second]
+
+    before = load_file(model / "model.safetensors")
+    after = load_file(tmp_path / "saved" / "model.safetensors")
+    check_values(first[0], before, is_tied)
+    check_values(first[2], after, is_tied)
+    changed = [tensors_of(sent)["model.embed_tokens.weight"] for sent in first]
+    assert not torch.equal(changed[0], changed[1]) and not torch.equal(changed[1], changed[2])
+    for bucket in first[2].buckets:
+        check_bucket(bucket, bucket_bytes, is_tied)
+
+
+def tensors_of(sent: Sent) -> dict[str, torch.Tensor]:
+    """All tensors; none may be in two buckets."""
+    found: dict[str, torch.Tensor] = {}
+    for bucket in sent.buckets:
+        assert bucket is not None
+        tensors = read_bucket(bucket)
+        assert not tensors.keys() & found.keys()
+        found |= tensors
+    return found
+
+
+def check_values(sent: Sent, want: dict[str, torch.Tensor], is_tied: bool) -> None:
+    """The model's tensors, each once, and the tied head under its own name as well."""
+    got = tensors_of(sent)
+    expected = dict(want)
+    if is_tied:
+        expected["lm_head.weight"] = want["model.embed_tokens.weight"]
+    assert got.keys() == expected.keys() == set(sent.names)
+    assert len(sent.names) == len(set(sent.names))
+    for name, tensor in got.items():
+        assert torch.equal(tensor, expected[name].to(tensor.dtype)), name
+
+
+def check_bucket(bucket: WeightBucket | None, limit: int, is_tied: bool) -> None:
+    """Its size (a tensor over the limit is alone), and the hashes of what it holds."""
+    assert bucket is not None
+    own = [t for t in bucket.tensors if not (is_tied and t.name == "lm_head.weight")]
+    assert len(own) == 1 or sum(t.bytes for t in own) <= limit
+    tensors = read_bucket(bucket)
+    for sent in bucket.tensors:
+        content = tensors[sent.name].contiguous().view(torch.uint8).numpy().tobytes()
+        assert (len(content), xxhash.xxh3_64_hexdigest(content)) == (sent.bytes, sent.hash)
+    assert len(bucket.data) < sum(t.bytes for t in bucket.tensors) + 8 * len(bucket.tensors)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of parameters that are whole on a rank.
+
+    apart: outside of `gathered`. gathered: inside, for each bucket. own: those of each bucket's
+    parameters that are over the persistence threshold. persistent: of all that are under it.
+    """
+
+    apart: int
+    gathered: tuple[int, ...]
+    own: tuple[int, ...]
+    persistent: int
+    model: int
+
+
+def whole_bytes(module: torch.nn.Module) -> int:
+    """What ZeRO-3 took apart has no elements here."""
+    return sum(p.nbytes for p in module.parameters())
+
+
+def score(engine: Engine, place: Place) -> None:
+    with engine.scoring():
+        engine.forward(PackTensors.from_pack(own_packs(place, BATCHES[0], 31)[0], CPU), False)
+
+
+def learn(engine: ZeroEngine, place: Place) -> None:
+    pack = PackTensors.from_pack(own_packs(place, BATCHES[0], 31)[0], CPU)
+    engine.backward(-engine.forward(pack, False)[0].mean())
+    engine.step(1e-3)
+
+
+def hold_while_gathering(place: Place, model: Path, frozen: bool) -> Held:
+    """After the engine has scored and, if it can, learned: persistent parameters are there."""
+    join(place)
+    role = Setting(ZeroConfig(stage=3)).role(model)
+    module = load_policy(role.model, CPU)
+    elements = {name: p.numel() for name, p in module.named_parameters()}
+    sizes = {name: p.nbytes for name, p in module.named_parameters()}
+    engine: FrozenEngine | ZeroEngine
+    if frozen:
+        engine = FrozenEngine(module, FrozenRole(model=role.model, stage=3), place)
+    else:
+        engine = ZeroEngine(module, role, place)
+        learn(engine, place)
+        score(engine, place)
+        learn(engine, place)
+    score(engine, place)
+    apart, gathered, own = whole_bytes(module), [], []
+    for names in plan_buckets(engine, BUCKET):
+        with engine.gathered(names) as tensors:
+            assert all(tensors[name].numel() == elements[name] for name in names)
+            gathered.append(whole_bytes(module))
+        own.append(sum(sizes[name] for name in names if elements[name] > PERSISTENT))
+    persistent = sum(sizes[name] for name, count in elements.items() if count <= PERSISTENT)
+    return Held(apart, tuple(gathered), tuple(own), persistent, sum(sizes.values()))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_only_one_bucket_is_whole_at_a_time(
+    frozen: bool, tied: Path, two_ranks: RankProcesses
+) -> None:
+    for held in two_ranks.run(hold_while_gathering, tied, frozen):
+        assert held.apart <= held.persistent < BUCKET < held.model / 4
+        assert len(held.gathered) > 4 and max(held.own) <= BUCKET
+        for gathered, own in zip(held.gathered, held.own, strict=True):
+            assert own <= gathered <= own + held.persistent

@@ -1,0 +1,90 @@
+"""Reports and logs as Ray 2.60 and vLLM 0.32 write them, cut down to what a person needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from plimsoll.cluster.blame import crash_in, failing_process, told, vllm_exception_in, why_dead
+
+KILLED = """The actor died unexpectedly before finishing this task.
+\tclass_name: RankActor
+\tactor_id: 1bedc69c8fa1c899379041f401000000
+\tpid: 26362
+\tnamespace: a666dad7-555d-4680-b5b3-c2aabf19819d
+\tip: 192.0.2.2
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit \
+detail: Worker unexpectedly exits with a connection error code 2. End of file. Some common causes \
+include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop \
+--force was called, or (3) the worker crashed unexpectedly due to SIGSEGV or another unexpected \
+error."""
+
+ENDED = """The actor died unexpectedly before finishing this task.
+\tpid: 26332
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit \
+detail: Worker exits unexpectedly. Worker exits with an exit code 3."""
+
+NODE = """The actor died unexpectedly before finishing this task.
+The actor is dead because its node has died. Node Id: 5ff27f3c"""
+
+DEPENDENT = """ray::EngineActor.call() (pid=26190, ip=192.0.2.2, actor_id=a90287e2)
+  At least one of the input arguments for this task could not be computed:
+ray.exceptions.RayTaskError: ray::RankActor.call() (pid=26191, ip=192.0.2.3, actor_id=619b2bea)
+  File "worker.py", line 5, in weight_bucket
+KeyError: 'x'"""
+
+FAILED_CORE = """\
+(EngineCore pid=9) WARNING 11-20 23:14:26 [cpu_worker.py:114] libiomp is not found
+(EngineCore pid=9) ERROR 11-20 23:14:27 [core.py:1510] EngineCore failed to start.
+(EngineCore pid=9) ERROR 11-20 23:14:27 [core.py:1510] Traceback (most recent call last):
+(EngineCore pid=9) ERROR 11-20 23:14:27 [core.py:1510]     raise ValueError(
+(EngineCore pid=9) ERROR 11-20 23:14:27 [core.py:1510] ValueError: Available memory is less than it
+(MainProcess pid=8) ERROR 11-20 23:14:28 [async_llm.py:906] vllm.v1.engine.exceptions.\
+EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.
+(MainProcess pid=8) WARNING 11-20 23:14:28 [utils.py:648] RuntimeError: only a warning
+"""
+
+
+def test_a_killed_process_is_told_as_one() -> None:
+    assert why_dead(KILLED) == (
+        "its process ended without a word: it was killed (by the kernel when memory runs out, "
+        "which `dmesg` shows, or by someone), or it crashed"
+    )
+
+
+def test_other_ends_are_told_in_rays_words() -> None:
+    assert why_dead(ENDED) == "Worker exits unexpectedly. Worker exits with an exit code 3."
+    assert why_dead(NODE).endswith("its node has died. Node Id: 5ff27f3c")
+    assert len(why_dead("word " * 1000)) <= 500
+
+
+def test_an_error_belongs_to_the_process_that_it_came_from_first() -> None:
+    assert failing_process(DEPENDENT) == (26191, "192.0.2.3")
+    assert failing_process("KeyError: 'x'") is None
+
+
+def test_the_cause_in_vllms_log_and_not_what_points_to_it(tmp_path: Path) -> None:
+    log = str(tmp_path / "worker-1")
+    assert vllm_exception_in(log) is None
+    Path(f"{log}.out").write_text(FAILED_CORE)
+    assert vllm_exception_in(log) == "ValueError: Available memory is less than it"
+
+
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
+    log = str(tmp_path / "worker-1")
+    Path(f"{log}.out").write_text(FAILED_CORE + "sampling\n" * 100_000)
+    assert vllm_exception_in(log) is None
+
+
+def test_a_crash_of_the_interpreter_is_found(tmp_path: Path) -> None:
+    log = str(tmp_path / "worker-1")
+    assert crash_in(log) is None
+    Path(f"{log}.err").write_bytes(
+        b"\xff\nValueError: old\nFatal Python error: Aborted\n  File x\n"
+    )
+    assert crash_in(log) == "Fatal Python error: Aborted"
+
+
+def test_a_message_has_what_why_and_where() -> None:
+    assert told("rank 1 died", "killed", "/logs/worker-1") == (
+        "rank 1 died\n  Why: killed\n  Logs: /logs/worker-1.{out,err}"
+    )

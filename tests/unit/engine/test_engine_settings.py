@@ -1,0 +1,96 @@
+"""The DeepSpeed settings of a role, and the device that ranks run on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from plimsoll.config.engine import OptimizerConfig, TrainedRole, ZeroConfig
+from plimsoll.config.model import ModelConfig
+from plimsoll.engine.process_group import choose_device, free_port
+from plimsoll.engine.settings import deepspeed_settings, frozen_settings
+from plimsoll.errors import ConfigError
+
+STAGES = (0, 1, 2, 3)
+
+
+def settings_of(stage: int, dtype: str, device: str = "cpu", **zero: Any) -> dict[str, Any]:
+    role = TrainedRole(
+        model=ModelConfig.model_validate({"path": "none", "dtype": dtype}),
+        zero=ZeroConfig.model_validate({"stage": stage, **zero}),
+        optimizer=OptimizerConfig(max_grad_norm=0.5),
+    )
+    assert device in ("cpu", "cuda")
+    return deepspeed_settings(role, "cuda" if device == "cuda" else "cpu", ranks=3)
+
+
+def values_of(settings: Any) -> list[object]:
+    if isinstance(settings, dict):
+        return [value for inner in settings.values() for value in values_of(inner)]
+    return [settings]
+
+
+def test_it_needs_no_torch() -> None:
+    script = "import sys, plimsoll.engine.settings; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_value_is_written_out(stage: int) -> None:
+    offload = {"optimizer_offload": "cpu"} if stage else {}
+    for settings in (
+        settings_of(stage, "bfloat16", **offload),
+        frozen_settings("cpu", 2, "float32"),
+    ):
+        assert "auto" not in values_of(settings) and None not in values_of(settings)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_are_added_in_fp32_except_at_stage_0_in_bf16(stage: int) -> None:
+    accumulated = "bf16" if stage == 0 else "fp32"
+    assert settings_of(stage, "bfloat16")["data_types"] == {"grad_accum_dtype": accumulated}
+    assert settings_of(stage, "float32")["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
+def test_the_role_decides() -> None:
+    settings = settings_of(
+        3,
+        "bfloat16",
+        "cuda",
+        optimizer_offload="cpu",
+        parameter_offload="cpu",
+        bucket_elements=1234,
+    )
+    zero = settings["zero_optimization"]
+    host = {"device": "cpu", "pin_memory": True}
+    assert (settings["bf16"], settings["gradient_clipping"]) == ({"enabled": True}, 0.5)
+    assert settings["train_batch_size"] == 3 and zero["stage"] == 3
+    assert zero["offload_optimizer"] == zero["offload_param"] == host
+    assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == 1234
+    assert zero["stage3_prefetch_bucket_size"] == 1234
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_nothing_is_offloaded_unasked(stage: int) -> None:
+    zero = settings_of(stage, "float32")["zero_optimization"]
+    assert "offload_optimizer" not in zero and "offload_param" not in zero
+
+
+def test_the_device() -> None:
+    assert choose_device("cpu") == "cpu"
+    assert choose_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU")
+def test_cuda_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.device: cuda was asked for.*Write `cpu`"):
+        choose_device("cuda")
+
+
+def test_a_free_port_is_a_port() -> None:
+    assert 1024 <= free_port() < 65536

@@ -1,0 +1,103 @@
+"""Weight buckets: which parameters share one, and that bytes and hashes are the tensors' own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from plimsoll.config.engine import FrozenRole
+from plimsoll.config.model import ModelConfig
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.protocol import parameter_groups
+from plimsoll.engine.weights import make_bucket, plan_buckets, read_bucket
+from plimsoll.engine.zero import FrozenEngine
+
+
+def engine_of(module: nn.Module) -> FrozenEngine:
+    place = Place(0, 1, 0, "127.0.0.1", 0, "cpu", threads=1)
+    return FrozenEngine(module, FrozenRole(model=ModelConfig(path="none")), place)
+
+
+def layers() -> nn.Sequential:
+    """fp32 weights of 24, 400 and 48 bytes, biases of 12, 40 and 12."""
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(10, 10), nn.Linear(4, 3))
+
+
+def test_buckets_are_filled_in_the_models_order() -> None:
+    plan = plan_buckets(engine_of(layers()), 100)
+    assert plan == (("0.weight", "0.bias"), ("1.weight",), ("1.bias", "2.weight", "2.bias"))
+
+
+def test_a_bucket_may_be_exactly_full_and_no_fuller() -> None:
+    small = nn.Sequential(nn.Linear(2, 3), nn.Linear(2, 3))
+    assert plan_buckets(engine_of(small), 36) == (("0.weight", "0.bias"), ("1.weight", "1.bias"))
+    assert [len(names) for names in plan_buckets(engine_of(small), 35)] == [1, 1, 1, 1]
+    assert len(plan_buckets(engine_of(small), 72)) == 1
+
+
+def test_a_tied_parameter_is_in_one_bucket() -> None:
+    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
+    module[1].weight = module[0].weight
+    assert plan_buckets(engine_of(module), 1000) == (("0.weight",),)
+
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.int8])
+SHAPES = st.lists(st.integers(1, 5), min_size=0, max_size=3)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(DTYPES, SHAPES), min_size=1, max_size=6))
+def test_a_bucket_gives_back_its_tensors(kinds: list[tuple[torch.dtype, list[int]]]) -> None:
+    """Of any dtypes and shapes in any order, so at any offset."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        f"t{i}": (torch.randn(shape, generator=generator) * 50).to(dtype)
+        for i, (dtype, shape) in enumerate(kinds)
+    }
+    bucket = make_bucket(tensors)
+    assert [sent.name for sent in bucket.tensors] == list(tensors)
+    found = read_bucket(bucket)
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor)
+
+
+def test_a_tensor_that_is_not_contiguous_is_laid_out_row_by_row() -> None:
+    tensor = torch.arange(6.0).view(2, 3).T
+    bucket = make_bucket({"w": tensor})
+    assert torch.equal(read_bucket(bucket)["w"], tensor)
+    assert bucket.tensors[0].shape == (3, 2)
+    rows = torch.tensor([0.0, 3.0, 1.0, 4.0, 2.0, 5.0]).numpy().tobytes()
+    assert bucket.tensors[0].hash == xxhash.xxh3_64_hexdigest(rows)
+
+
+@pytest.mark.parametrize("index", [0, 1499, 2999])
+def test_one_changed_number_changes_the_hash(index: int) -> None:
+    tensor = torch.zeros(3000, dtype=torch.bfloat16)
+    before = make_bucket({"w": tensor}).tensors[0].hash
+    tensor[index] = 2.0**-100
+    assert make_bucket({"w": tensor}).tensors[0].hash != before
+
+
+def test_matrices_decay_and_vectors_do_not() -> None:
+    module = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
+    module[3].requires_grad_(False)
+    decayed, plain = parameter_groups(module, 0.1)
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+    assert _ids(decayed["params"]) == [id(module[0].weight), id(module[1].weight)]
+    assert _ids(plain["params"]) == [id(module[1].bias), id(module[2].weight), id(module[2].bias)]
+
+
+def test_a_group_without_parameters_is_left_out() -> None:
+    (only,) = parameter_groups(nn.Linear(2, 2, bias=False), 0.1)
+    assert only["weight_decay"] == 0.1
+
+
+def _ids(parameters: object) -> list[int]:
+    assert isinstance(parameters, list)
+    found: list[Tensor] = parameters
+    return [id(parameter) for parameter in found]

@@ -1,0 +1,252 @@
+"""A step's trajectories through packs and back: every number lands at its own trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.jobs import PpoConfig
+from plimsoll.recipes.ppo_batch import (
+    Scores,
+    batch_metrics,
+    estimate_advantages,
+    mean_advantages,
+    observed_kl,
+    pack_batch,
+    policy_streams,
+    score,
+    value_streams,
+)
+from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory
+
+LENGTHS = [(3, 4), (1, 7), (5, 1), (2, 2), (9, 9), (4, 3), (1, 1), (6, 5)]
+"""Prompt and response tokens of each trajectory."""
+
+
+def config(**algorithm: object) -> PpoConfig:
+    return PpoConfig.model_validate(
+        {
+            "run": {"directory": "runs/x", "steps": 2, "seed": 5},
+            "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
+            "batch": {"prompts": 8, "micro_batch_tokens": 20},
+            "actor": {"model": {"path": "m"}},
+            "critic": {"model": {"path": "m"}},
+            "rewards": {"length": {"name": "length"}},
+            "algorithm": {"whiten_advantages": False, **algorithm},
+        }
+    )
+
+
+def floats(*values: float) -> Floats:
+    return np.array(values, dtype=np.float32)
+
+
+def trajectory(index: int, prompt: int, response: int) -> Trajectory:
+    """Its response tokens are 1000 * index, 1000 * index + 1, ...; its log-probs are a 1000th."""
+    tokens = 1000 * index + np.arange(response)
+    return Trajectory(
+        prompt=Prompt(index, np.full(prompt, 7), f"prompt {index}"),
+        sample_index=0,
+        response_tokens=tokens,
+        sampler_logprobs=(-tokens / 1000).astype(np.float32),
+        response_text="",
+        finish_reason="stop" if index % 2 else "length",
+        weight_version=0,
+        rewards=(RewardPart("length", float(index), weight=2.0),),
+    )
+
+
+def trajectories(lengths: Sequence[tuple[int, int]] = LENGTHS) -> list[Trajectory]:
+    return [trajectory(i, *length) for i, length in enumerate(lengths)]
+
+
+SHIFT = {"actor": 0.0, "reference": 0.25, "critic": 0.5}
+
+
+@dataclass
+class PlainCluster:
+    """Scores a learned token with a thousandth of its number, less what the role is shifted by."""
+
+    ranks: int
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    def each(self, task: Callable[..., Any], arguments: Sequence[tuple[object, ...]]) -> list[Any]:
+        answers = []
+        for role, packs in cast("Sequence[tuple[str, list[Pack]]]", arguments):
+            answers.append([-p.targets_L.astype(np.float32) / 1000 - SHIFT[role] for p in packs])
+            self.asked.append((task.__name__, role))
+        return answers
+
+
+def scores_of(
+    settings: PpoConfig, cluster: PlainCluster, found: Sequence[Trajectory]
+) -> tuple[Any, Scores]:
+    batch = pack_batch(list(found), settings, cluster.ranks, step=1)
+    return batch, score(batch, settings, cast(Cluster, cluster))
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=6, max_size=6),
+    mini_batches=st.sampled_from([1, 2, 3, 6]),
+    ranks=st.integers(1, 4),
+    seed=st.integers(0, 1000),
+)
+def test_scores_land_at_their_trajectory(
+    lengths: list[tuple[int, int]], mini_batches: int, ranks: int, seed: int
+) -> None:
+    settings = config(mini_batches=mini_batches, epochs=2)
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"seed": seed})})
+    found = trajectories(lengths)
+    batch, scores = scores_of(settings, PlainCluster(ranks), found)
+    assert sorted(i for mini in batch.minis for i in mini.members) == list(range(6))
+    assert scores.reference is not None
+    for i, t in enumerate(found):
+        expected = -t.response_tokens / np.float32(1000)
+        np.testing.assert_allclose(scores.policy[i], expected, rtol=1e-6)
+        np.testing.assert_allclose(scores.reference[i], expected - 0.25, rtol=1e-6)
+        np.testing.assert_allclose(scores.values[i], expected - 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_streams_lie_beside_the_tokens_that_they_belong_to(ranks: int) -> None:
+    settings = config(mini_batches=2)
+    found = trajectories()
+    batch, scores = scores_of(settings, PlainCluster(ranks), found)
+    own = [t.response_tokens.astype(np.float32) for t in found]
+    for mini in batch.minis:
+        policies = policy_streams(mini, scores, own, kl_loss=True)
+        values = value_streams(mini, scores, own)
+        for packs, policy_row, value_row in zip(mini.packs, policies, values, strict=True):
+            for p, policy, value in zip(packs, policy_row, value_row, strict=True):
+                old, reference = policy.old_logprobs_L, policy.reference_logprobs_L
+                assert old is not None and reference is not None
+                np.testing.assert_array_equal(policy.advantages_L, p.targets_L)
+                np.testing.assert_allclose(old, -p.targets_L / 1000, rtol=1e-6)
+                np.testing.assert_allclose(reference, old - 0.25, rtol=1e-6)
+                np.testing.assert_array_equal(value.returns_L, p.targets_L)
+                np.testing.assert_allclose(value.old_values_L, old - 0.5, rtol=1e-6)
+
+
+def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
+    cluster = PlainCluster(ranks=2)
+    found = trajectories()
+    batch, scores = scores_of(config(), cluster, found)
+    assert set(cluster.asked) == {("log_probs", "reference"), ("values", "critic")}
+    assert not scores.recomputed
+    assert all(s is t.sampler_logprobs for s, t in zip(scores.policy, found, strict=True))
+    [mini] = batch.minis
+    own = [floats(*[0.0] * len(t.response_tokens)) for t in found]
+    streams = [s for row in policy_streams(mini, scores, own, kl_loss=False) for s in row]
+    assert all(s.old_logprobs_L is None and s.reference_logprobs_L is None for s in streams)
+
+
+@pytest.mark.parametrize("settings", [config(epochs=2), config(mini_batches=2)])
+def test_a_step_with_several_updates_does(settings: PpoConfig) -> None:
+    cluster = PlainCluster(ranks=1)
+    _, scores = scores_of(settings, cluster, trajectories())
+    assert ("log_probs", "actor") in cluster.asked and scores.recomputed
+
+
+def test_without_a_kl_no_reference_is_asked() -> None:
+    cluster = PlainCluster(ranks=1)
+    _, scores = scores_of(config(kl={"place": "none"}), cluster, trajectories())
+    assert cluster.asked == [("values", "critic")] and scores.reference is None
+
+
+def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None:
+    settings = config(mini_batches=8, epochs=3)
+
+    def order(step: int) -> list[int]:
+        schedule = list(pack_batch(trajectories(), settings, 1, step).schedule(3))
+        assert [update for update, _ in schedule] == list(range(24))
+        return [int(mini.members[0]) for _, mini in schedule]
+
+    epochs = [order(1)[i : i + 8] for i in (0, 8, 16)]
+    assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert order(1) == order(1) != order(2)
+
+
+def test_counts_are_of_the_whole_mini_batch() -> None:
+    found = trajectories()
+    batch = pack_batch(found, config(mini_batches=2), ranks=2, step=1)
+    for mini in batch.minis:
+        learned = sum(len(found[i].response_tokens) for i in mini.members)
+        assert (mini.counts.tokens, mini.counts.sequences) == (learned, 4)
+        assert sum(p.learned for own in mini.packs for p in own) == learned
+    assert batch.tokens == sum(map(sum, LENGTHS))
+
+
+def two_trajectories() -> tuple[list[Trajectory], Scores]:
+    """Responses of 2 and 1 tokens with the rewards 0 and 2 (1 times its weight)."""
+    found = trajectories([(1, 2), (1, 1)])
+    scores = Scores(
+        policy=[floats(-1.0, -2.0), floats(-0.5)],
+        recomputed=True,
+        reference=[floats(-1.5, -1.0), floats(-1.0)],
+        values=[floats(1.0, 0.5), floats(4.0)],
+    )
+    return found, scores
+
+
+def test_advantages_by_hand() -> None:
+    found, scores = two_trajectories()
+    options = {"name": "gae", "options": {"gamma": 1.0, "gae_lambda": 0.5}}
+    settings = config(advantage=options, kl={"coefficient": 0.1})
+    batch = pack_batch(found, settings, 1, step=1)
+    learnables = estimate_advantages(batch, scores, settings, kl_coefficient=0.1)
+    # k1 is policy - reference: 0.5, -1, 0.5; rewards -0.05, 0.1 + 0 and 2 - 0.05.
+    # First: delta 0.1 - 0.5 = -0.4 at the end, before it -0.05 + 0.5 - 1 + 0.5 * -0.4 = -0.75.
+    # Second: 1.95 - 4 = -2.05.
+    assert learnables.kl is not None
+    np.testing.assert_allclose(np.concatenate(learnables.kl), [0.5, -1.0, 0.5])
+    np.testing.assert_allclose(learnables.advantages[0], [-0.75, -0.4], atol=1e-6)
+    np.testing.assert_allclose(learnables.advantages[1], [-2.05], atol=1e-6)
+    np.testing.assert_allclose(learnables.returns[0], [0.25, 0.1], atol=1e-6)
+    np.testing.assert_allclose(learnables.returns[1], [1.95], atol=1e-6)
+    assert mean_advantages(learnables) == pytest.approx([-0.575, -2.05])
+
+
+def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
+    found, scores = two_trajectories()
+    settings = config(
+        advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
+    )
+    batch = pack_batch(found, settings, 1, step=1)
+    learnables = estimate_advantages(batch, scores, settings, kl_coefficient=0.1)
+    np.testing.assert_allclose(np.concatenate(learnables.returns), [0.0, 0.0, 2.0], atol=1e-6)
+
+
+def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_batch() -> None:
+    found = trajectories()
+    settings = config(whiten_advantages=True)
+    batch, scores = scores_of(settings, PlainCluster(1), found)
+    learnables = estimate_advantages(batch, scores, settings, 0.0)
+    flat = np.concatenate(learnables.advantages)
+    assert float(flat.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(flat.std()) == pytest.approx(1.0, rel=0.05)
+
+
+def test_metrics_of_a_batch_by_hand() -> None:
+    found, scores = two_trajectories()
+    settings = config(
+        advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
+    )
+    batch = pack_batch(found, settings, 1, step=1)
+    metrics = batch_metrics(batch, scores, estimate_advantages(batch, scores, settings, 0.1))
+    assert metrics["reward"] == 1.0 and metrics["reward/length"] == 0.5
+    assert metrics["response_tokens"] == 1.5 and metrics["finished"] == 0.5
+    # KL per response: 0.5 - 1 = -0.5 and 0.5.
+    assert metrics["kl"] == observed_kl(batch, scores) == pytest.approx(0.0)
+    # Sampled 0, -0.001 and -1; the trainer says -1, -2 and -0.5.
+    assert metrics["logprob_gap"] == pytest.approx((1.0 + 1.999 + 0.5) / 3)
+    # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
+    residual = np.var([-1.0, -0.5, -2.0])
+    assert metrics["value_explained"] == pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))

@@ -1,0 +1,187 @@
+"""The bookkeeping of a weight sync, over a route made of plain dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from plimsoll.config.rollout import SyncConfig
+from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
+from plimsoll.errors import WeightSyncError
+from plimsoll.records import Floats, Ints
+from plimsoll.rollout.arrivals import Arrivals
+from plimsoll.rollout.sync import SyncReport, prove, sync_weights
+
+PLAN = (("bias",), ("steps", "first"))
+PROBE: list[Ints] = [np.array([1, 0, 1]), np.array([2, 2])]
+
+
+@dataclass
+class PlainEngine:
+    """A model whose log-prob of a token is `steps[token] + bias`."""
+
+    weights: dict[str, Tensor]
+    version: int = 0
+    arrivals: Arrivals = field(default_factory=lambda: Arrivals(()))
+
+    def receive(self, bucket: WeightBucket) -> None:
+        tensors = read_bucket(bucket)
+        for sent in bucket.tensors:
+            self.arrivals.take(sent, tensors[sent.name])
+            self.weights[sent.name] = tensors[sent.name]
+
+    def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        steps, bias = self.weights["steps"].numpy(), self.weights["bias"].numpy()
+        return [(steps[tokens[1:]] + bias).astype(np.float32) for tokens in sequences]
+
+
+def weights(bias: float, third: float = -3.0) -> dict[str, Tensor]:
+    return {
+        "steps": torch.tensor([-1.0, -2.0, third]),
+        "bias": torch.tensor([bias]),
+        "first": torch.ones(2, 2, dtype=torch.bfloat16),
+    }
+
+
+def as_sent(bucket: WeightBucket) -> WeightBucket:
+    return bucket
+
+
+@dataclass
+class PlainRoute:
+    """`alter` is what happens to a bucket on its way to engine 1; the others get it whole."""
+
+    trainer: PlainEngine
+    engines: list[PlainEngine]
+    alter: Callable[[WeightBucket], WeightBucket] = as_sent
+    calls: list[str] = field(default_factory=list)
+
+    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
+        self.calls.append(f"plan {bucket_bytes}")
+        return PLAN
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+        for engine in self.engines:
+            engine.arrivals = Arrivals(tuple(self.trainer.weights))
+
+    def send(self, names: tuple[str, ...]) -> None:
+        self.calls.append(f"send {'+'.join(names)}")
+        bucket = make_bucket({name: self.trainer.weights[name] for name in names})
+        for index, engine in enumerate(self.engines):
+            engine.receive(self.alter(bucket) if index == 1 else bucket)
+
+    def finish(self, version: int) -> None:
+        self.calls.append(f"finish {version}")
+        for engine in self.engines:
+            engine.arrivals.complete()
+            engine.version = version
+
+    def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        self.calls.append("trainer")
+        return self.trainer.log_probs(sequences)
+
+    def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
+        self.calls.append("engines")
+        return [engine.log_probs(sequences) for engine in self.engines]
+
+
+def make_route(alter: Callable[[WeightBucket], WeightBucket] = as_sent) -> PlainRoute:
+    engines = [PlainEngine(weights(bias=0.0)), PlainEngine(weights(bias=0.0))]
+    return PlainRoute(PlainEngine(weights(bias=-0.5)), engines, alter)
+
+
+def sync(route: PlainRoute, bound: float = 0.01) -> SyncReport:
+    config = SyncConfig(bucket_bytes=12, max_logprob_gap=bound)
+    return sync_weights(route, config, 7, PROBE)
+
+
+def changed(name: str, value: Tensor) -> Callable[[WeightBucket], WeightBucket]:
+    """Put another tensor in a bucket, with its right hash."""
+
+    def alter(bucket: WeightBucket) -> WeightBucket:
+        tensors = read_bucket(bucket)
+        return make_bucket(tensors | {name: value}) if name in tensors else bucket
+
+    return alter
+
+
+def test_a_sync_sends_every_bucket_once_and_is_proved_last() -> None:
+    route = make_route()
+    assert sync(route) == SyncReport(version=7, gap=0.0)
+    assert route.calls == [
+        "begin",
+        "plan 12",
+        "send bias",
+        "send steps+first",
+        "finish 7",
+        "trainer",
+        "engines",
+    ]
+    for engine in route.engines:
+        assert engine.version == 7
+        assert all(torch.equal(engine.weights[n], t) for n, t in route.trainer.weights.items())
+
+
+def test_a_dropped_tensor_is_named_before_anything_is_proved() -> None:
+    def drop(bucket: WeightBucket) -> WeightBucket:
+        return make_bucket({n: t for n, t in read_bucket(bucket).items() if n != "first"})
+
+    route = make_route(drop)
+    with pytest.raises(WeightSyncError, match=r"1 tensors .* never arrived: first\."):
+        sync(route)
+    assert route.calls[-1] == "finish 7"
+
+
+def test_damaged_bytes_stop_the_sync() -> None:
+    def damage(bucket: WeightBucket) -> WeightBucket:
+        data = bucket.data.copy()
+        data[0] ^= 1
+        return WeightBucket(bucket.tensors, data)
+
+    route = make_route(damage)
+    with pytest.raises(WeightSyncError, match="bias arrived damaged"):
+        sync(route)
+
+
+def test_a_stale_tensor_with_a_right_hash_is_caught_by_what_it_computes() -> None:
+    route = make_route(changed("bias", torch.tensor([0.25])))
+    with pytest.raises(WeightSyncError) as caught:
+        sync(route)
+    # The probe's tokens after the first are 0, 1 and 2: -1, -2, -3 and the bias, -0.5 or 0.25.
+    message = str(caught.value)
+    assert "rollout engine 1" in message and "weight sync 7" in message
+    assert "over 3 probe tokens the mean log-prob is -1.7500 in the engine" in message
+    assert "and -2.5000 in the trainer, mean absolute difference 0.7500" in message
+    assert "rollout.sync.max_logprob_gap = 0.01" in message
+
+
+def test_the_worst_token_is_told_with_both_numbers() -> None:
+    route = make_route(changed("steps", torch.tensor([-1.0, -2.0, -9.0])))
+    with pytest.raises(WeightSyncError, match=r"worst token has -9\.5000 and -3\.5000"):
+        sync(route)
+
+
+def test_gaps_that_cancel_in_the_mean_are_caught_too() -> None:
+    route = make_route(changed("steps", torch.tensor([-1.5, -1.5, -3.0])))
+    with pytest.raises(WeightSyncError, match=r"mean absolute difference 0\.3333"):
+        sync(route)
+
+
+def test_a_gap_within_the_bound_is_reported_the_largest_of_all_engines() -> None:
+    route = make_route(changed("steps", torch.tensor([-1.0, -2.0, -3.75])))
+    assert sync(route, bound=0.26).gap == 0.25
+    with pytest.raises(WeightSyncError, match=r"0\.2500 \(bound"):
+        sync(route, bound=0.24)
+
+
+def test_not_a_number_is_no_agreement() -> None:
+    route = make_route()
+    route.engines[0].weights["bias"] = torch.tensor([float("nan")])
+    with pytest.raises(WeightSyncError, match="rollout engine 0"):
+        prove(route, 1e9, 0, PROBE)

@@ -1,0 +1,239 @@
+"""Rollouts by transformers, with a real tiny model, against the model's own full forward."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.engine.weights import WeightBucket, make_bucket
+from plimsoll.errors import WeightSyncError
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.records import Prompt, Trajectory
+from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.transformers import TransformersEngine
+
+torch.set_num_threads(1)
+
+TOKENIZER = make_tokenizer()
+END: int = TOKENIZER.eos_token_id
+TEXTS = ("1+1=", "12+34=", "9=", "123+456=", "0+0+0=")
+
+
+def write_model(directory: Path, seed: int) -> Path:
+    config = tiny_config("qwen2", True, vocab=32, hidden=32, feed_forward=48)
+    config.initializer_range = 0.3  # far from uniform, so that mistakes show
+    write_tiny_model(directory, config, seed, TOKENIZER)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    home = tmp_path_factory.mktemp("models")
+    return [write_model(home / f"model-{seed}", seed) for seed in (0, 1)]
+
+
+def make_engine(model: Path) -> TransformersEngine:
+    rollout = RolloutConfig(engine="transformers", dtype="float32", max_sequences=8)
+    return TransformersEngine(EngineSpec(0, str(model), 64, 1, "cpu", rollout))
+
+
+@pytest.fixture(scope="module")
+def engine(models: list[Path]) -> TransformersEngine:
+    return make_engine(models[0])
+
+
+def prompts(*texts: str) -> tuple[Prompt, ...]:
+    return tuple(Prompt(i, np.array(TOKENIZER.encode(t)), t) for i, t in enumerate(texts))
+
+
+def answers(
+    engine: TransformersEngine,
+    asked: tuple[Prompt, ...],
+    sampling: SamplingConfig,
+    responses: int = 1,
+    seed: int = 3,
+) -> list[Trajectory]:
+    return asyncio.run(engine.generate(Request(asked, responses, sampling, seed)))
+
+
+@cache
+def plain_model(model: Path) -> nn.Module:
+    found: nn.Module = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return found
+
+
+def logits(model: Path, trajectory: Trajectory) -> Tensor:
+    """Of each response token, by one plain forward over the sequence alone."""
+    tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
+    with torch.no_grad():
+        found: Tensor = plain_model(model)(torch.from_numpy(tokens)[None]).logits[0]
+    return found[len(trajectory.prompt.tokens) - 1 : -1]
+
+
+def nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """Keep the fewest tokens, the most likely first, that together have top_p; drop the rest."""
+    kept = torch.full_like(scores, float("-inf"))
+    for row, probabilities in enumerate(scores.softmax(-1)):
+        total = 0.0
+        for token in probabilities.argsort(descending=True):
+            kept[row, token] = scores[row, token]
+            total += float(probabilities[token])
+            if total >= top_p:
+                break
+    return kept
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.9), (0.7, 0.9)])
+def test_sampler_log_probs_are_those_of_the_distribution_that_was_sampled_from(
+    engine: TransformersEngine, models: list[Path], temperature: float, top_p: float
+) -> None:
+    sampling = SamplingConfig(max_new_tokens=12, temperature=temperature, top_p=top_p)
+    for trajectory in answers(engine, prompts(*TEXTS), sampling, responses=2):
+        scores = nucleus(logits(models[0], trajectory) / temperature, top_p)
+        tokens = torch.from_numpy(trajectory.response_tokens)
+        expected = scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0].numpy()
+        np.testing.assert_allclose(trajectory.sampler_logprobs, expected, atol=2e-5)
+
+
+def test_sampled_tokens_follow_the_model(engine: TransformersEngine, models: list[Path]) -> None:
+    asked = prompts("1+1=")
+    sampling = SamplingConfig(max_new_tokens=1, temperature=0.7)
+    found = answers(engine, asked, sampling, responses=4000)
+    counts = np.bincount([int(t.response_tokens[0]) for t in found], minlength=32) / 4000
+    expected = (logits(models[0], found[0])[0] / 0.7).softmax(-1).numpy()
+    # Five standard deviations of a share out of 4000 draws.
+    np.testing.assert_array_less(
+        np.abs(counts - expected), 5 * np.sqrt(expected * (1 - expected) / 4000) + 1e-3
+    )
+
+
+def test_a_response_ends_with_its_end_token_or_at_its_limit(engine: TransformersEngine) -> None:
+    sampling = SamplingConfig(max_new_tokens=20)
+    found = answers(engine, prompts(*TEXTS), sampling, responses=8)
+    assert {t.finish_reason for t in found} == {"stop", "length"}
+    for trajectory in found:
+        tokens = trajectory.response_tokens
+        assert len(tokens) == len(trajectory.sampler_logprobs)
+        assert END not in tokens[:-1]
+        if trajectory.finish_reason == "stop":
+            assert tokens[-1] == END
+        else:
+            assert len(tokens) == 20 and tokens[-1] != END
+
+
+def test_responses_come_in_the_order_of_prompts_and_samples(engine: TransformersEngine) -> None:
+    asked = prompts(*TEXTS)
+    found = answers(engine, asked, SamplingConfig(max_new_tokens=2), responses=3)
+    expected = [(prompt.index, sample) for prompt in asked for sample in range(3)]
+    assert [(t.prompt.index, t.sample_index) for t in found] == expected
+
+
+def test_a_stop_string_ends_the_response_and_nothing_comes_after_it(
+    engine: TransformersEngine,
+) -> None:
+    sampling = SamplingConfig(max_new_tokens=30, stop=("3", "+7"))
+    found = answers(engine, prompts("3+7=", "12+34="), sampling, responses=24)
+    by_string = 0
+    for trajectory in found:
+        plain = TOKENIZER.decode(trajectory.response_tokens, skip_special_tokens=True)
+        if "3" in plain or "+7" in plain:
+            by_string += 1
+            assert trajectory.finish_reason == "stop"
+            assert plain.endswith(("3", "+7")) and END not in trajectory.response_tokens
+            assert "3" not in plain[:-1] and "+7" not in plain[:-1]
+        assert "3" not in trajectory.response_text and "+7" not in trajectory.response_text
+    assert 0 < by_string < len(found)
+
+
+def test_left_padding_does_not_change_a_result(engine: TransformersEngine) -> None:
+    greedy = SamplingConfig(max_new_tokens=16, temperature=0)
+    together = answers(engine, prompts(*TEXTS), greedy)
+    for prompt, batched in zip(prompts(*TEXTS), together, strict=True):
+        [alone] = answers(engine, (prompt,), greedy)
+        assert alone.response_tokens.tolist() == batched.response_tokens.tolist()
+        np.testing.assert_allclose(alone.sampler_logprobs, batched.sampler_logprobs, atol=2e-5)
+
+
+def test_a_seed_repeats_a_request_and_leaves_the_process_alone(engine: TransformersEngine) -> None:
+    sampling = SamplingConfig(max_new_tokens=16)
+    before = torch.get_rng_state()
+    first, again = (answers(engine, prompts(*TEXTS), sampling) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [t.response_text for t in first] == [t.response_text for t in again]
+    other = answers(engine, prompts(*TEXTS), sampling, seed=4)
+    assert [t.response_text for t in first] != [t.response_text for t in other]
+
+
+def test_requests_of_one_step_do_not_share_their_random_numbers(
+    engine: TransformersEngine,
+) -> None:
+    sampling = SamplingConfig(max_new_tokens=16)
+    one, other = (Prompt(i, np.array(TOKENIZER.encode("1+1=")), "1+1=") for i in range(2))
+    [first], [second] = (answers(engine, (prompt,), sampling) for prompt in (one, other))
+    assert first.response_text != second.response_text
+
+
+def test_log_probs_are_at_temperature_one(engine: TransformersEngine, models: list[Path]) -> None:
+    [trajectory] = answers(engine, prompts("12+34="), SamplingConfig(max_new_tokens=8))
+    whole = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
+    [found] = asyncio.run(engine.log_probs([whole]))
+    assert len(found) == len(whole) - 1
+    tokens = torch.from_numpy(trajectory.response_tokens)
+    expected = logits(models[0], trajectory).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+    np.testing.assert_allclose(found[-len(tokens) :], expected.numpy(), atol=2e-5)
+
+
+def weights_of(model: Path) -> dict[str, Tensor]:
+    named = plain_model(model).named_parameters(remove_duplicate=False)
+    return {name: parameter.detach() for name, parameter in named}
+
+
+def send(engine: TransformersEngine, names: tuple[str, ...], *buckets: WeightBucket) -> None:
+    async def steps() -> None:
+        await engine.begin_sync(names)
+        for bucket in buckets:
+            await engine.receive(bucket)
+        await engine.finish_sync(5)
+
+    asyncio.run(steps())
+
+
+def test_new_weights_are_used_and_their_version_is_noted(models: list[Path]) -> None:
+    engine = make_engine(models[0])
+    weights = weights_of(models[1])
+    assert "lm_head.weight" in weights
+    names = list(weights)
+    buckets = [make_bucket({n: weights[n] for n in part}) for part in (names[:3], names[3:])]
+    sampling = SamplingConfig(max_new_tokens=8)
+    assert {t.weight_version for t in answers(engine, prompts(*TEXTS), sampling)} == {0}
+    send(engine, tuple(names), *buckets)
+    found = answers(engine, prompts(*TEXTS), sampling)
+    expected = answers(make_engine(models[1]), prompts(*TEXTS), sampling)
+    assert {t.weight_version for t in found} == {5}
+    assert [t.response_text for t in found] == [t.response_text for t in expected]
+    assert all(
+        np.array_equal(a.sampler_logprobs, b.sampler_logprobs)
+        for a, b in zip(found, expected, strict=True)
+    )
+
+
+def test_weights_that_do_not_come_whole_are_refused(models: list[Path]) -> None:
+    engine = make_engine(models[0])
+    weights = weights_of(models[1])
+    first = dict(list(weights.items())[:1])
+    with pytest.raises(WeightSyncError, match=f"{len(weights) - 1} tensors .* never arrived"):
+        send(engine, tuple(weights), make_bucket(first))
+    unknown = {"model.extra.weight": torch.ones(2)}
+    with pytest.raises(WeightSyncError, match=r"no tensor model\.extra\.weight"):
+        send(engine, tuple(unknown), make_bucket(unknown))
+    [trajectory] = answers(engine, prompts("1+1="), SamplingConfig(max_new_tokens=1))
+    assert trajectory.weight_version == 0
