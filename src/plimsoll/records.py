@@ -139,7 +139,7 @@ class BatchCounts:
 
 
 def to_packed(pack: Pack, per_sample: Sequence[Floats]) -> Floats:
-    """Lay per-sample arrays (each as long as its sample has learned tokens) out as the pack's _L."""
+    """Lay per-sample arrays (one number per learned token) out in the pack's order, _L."""
     pieces = [per_sample[sample] for sample in pack.samples_S if sample >= 0]
     flat_L = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
     assert len(flat_L) == pack.learned

@@ -19,6 +19,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from plimsoll.engine.worker import StepResult
 from plimsoll.records import Floats, Sample
 
+torch.set_num_threads(1)  # the models are too small for more
+
 Weights = dict[str, Tensor]
 Metrics = dict[str, Tensor]
 Loss = Callable[[Any, Batch], Metrics]
@@ -95,7 +97,7 @@ def policy_loss(model: Any, batch: Batch) -> Metrics:
         else:
             flat = bool(ratio < 0.8 or ratio > 1.5)
             terms.append(
-                min(1.5, max(0.8, float(ratio))) * advantage if flat else ratio * advantage
+                min(1.5, max(0.8, ratio.item())) * advantage if flat else ratio * advantage
             )
         clipped += flat
     surrogate = -torch.stack(terms).mean()

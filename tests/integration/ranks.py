@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
+from unittest.mock import patch
 
 from torch import multiprocessing
 
@@ -82,7 +83,8 @@ class RankProcesses:
             log = Path(self._logs.name) / f"rank-{number}.log"
             place = Place(number, self._count, 0, "127.0.0.1", port, "cpu", threads=1)
             process = context.Process(target=_serve, args=(place, theirs, log), daemon=True)
-            process.start()
+            with patch.dict(os.environ, OMP_NUM_THREADS="1"):  # for DeepSpeed's CPU Adam
+                process.start()
             theirs.close()  # so that the end of the process is the end of the pipe
             self._ranks.append(_Rank(number, process, ours, log))
 

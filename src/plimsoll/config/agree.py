@@ -226,6 +226,14 @@ def _kl(kl: KlConfig, *, reference_given: bool) -> Iterator[Problem]:
             "algorithm.kl.place: reward or loss, or leave reference out",
             conflict=True,
         )
+    if kl.place == "loss" and kl.estimator == "k1" and kl.coefficient > 0:
+        yield Problem(
+            "algorithm.kl.estimator",
+            "k1",
+            "In the loss, the gradient of k1 is zero on average: it would only add noise.",
+            "algorithm.kl.estimator: k2 (its gradient is that of the KL) or k3",
+            conflict=True,
+        )
     if kl.target is not None and kl.place == "none":
         yield Problem(
             "algorithm.kl.target",

@@ -71,6 +71,7 @@ PPO_CASES = [
         4,
         None,
     ),
+    ("--algorithm.kl.place=loss", "algorithm.kl.estimator", 4, None),
     ("--algorithm.kl.place=none --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
     ("--algorithm.kl.coefficient=0 --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
     ("--run.eval_every=2", "run.eval_every", 4, EVAL),
