@@ -124,8 +124,8 @@ class RunDirectory:
         return self.model_path.is_dir()
 
     def holds_run(self) -> bool:
-        """Whether a run was started here before."""
-        traces = (self.config_path, self.metrics_path, self.model_path, self.path / "checkpoints")
+        """Whether a run got anywhere here; one that was refused before its first step did not."""
+        traces = (self.metrics_path, self.model_path, self.path / "checkpoints")
         return any(path.exists() for path in traces)
 
 

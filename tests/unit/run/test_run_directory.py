@@ -209,3 +209,15 @@ def test_bad_rows_are_listed(tmp_path: Path) -> None:
     assert run.bad_rows_path.read_text() == (
         '{"file": "a.jsonl", "line": 3, "field": "prompt", "why": "empty"}\n'
     )
+
+
+def test_a_run_that_was_refused_before_its_first_step_does_not_block_the_directory(
+    tmp_path: Path,
+) -> None:
+    config = RunConfig(directory=str(tmp_path / "run"), steps=1)
+    with open_run(config) as run:
+        run.write_config("seed: 0\n")  # then, say, a row of the data was bad
+    with open_run(config) as run:
+        run.append_metrics({"step": 1})
+    with pytest.raises(ConfigError, match="already holds a run"):
+        open_run(config)

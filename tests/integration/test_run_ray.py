@@ -1,0 +1,118 @@
+"""Runs on Ray: two ranks and two vLLM engines; SFT on two ranks is SFT on one."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from commands import (
+    PPO,
+    SFT,
+    Command,
+    Outcome,
+    column,
+    metrics,
+    run,
+    wait_for,
+    write_config,
+    write_task,
+)
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+from safetensors.torch import load_file
+
+pytestmark = pytest.mark.slow
+
+STEPS = 3
+
+
+def divided_ppo() -> dict[str, Any]:
+    config = copy.deepcopy(PPO)
+    config["run"] |= {"steps": STEPS, "save_every": 2, "eval_every": 3}
+    config["cluster"] |= {"where": "ray", "ranks": 2}
+    config["rollout"] |= {"engine": "vllm", "engines": 2}
+    for role in ("actor", "critic"):
+        config[role]["zero"] = {"stage": 3, "optimizer_offload": "cpu"}
+    return config
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("ray")
+    write_task(home)
+    write_config(home, "ppo", divided_ppo())
+    return home
+
+
+@pytest.fixture(scope="module")
+def ppo(home: Path) -> Outcome:
+    command = Command(home, "ppo", "ppo.yaml")
+    outcome = command.finish()
+    wait_for(lambda: not command.processes(), "the end of all processes of the run")
+    return outcome
+
+
+def test_ppo_on_two_ranks_and_two_vllm_engines(home: Path, ppo: Outcome) -> None:
+    assert (ppo.code, ppo.err) == (0, "")
+    assert [line.split("|")[0].strip() for line in ppo.out.splitlines()] == [
+        f"ppo: {STEPS} steps, written to ppo",
+        *(f"ppo step {step}/{STEPS}" for step in range(STEPS + 1)),
+    ]
+    rows = metrics(home / "ppo")
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    assert all(np.isfinite(value) for row in rows for value in row.values())
+    for row in rows[1:]:
+        # Bounds of rounding in bfloat16; a wrong or stale weight gives several tenths.
+        assert row["sync/logprob_gap"] < 0.02 and row["logprob_gap"] < 0.02
+        assert 0.8 < row["ratio"] < 1.2 and row["actor/grad_norm"] > 0
+        assert {name for name in row if name.startswith("memory_bytes")} == set()
+
+
+@pytest.mark.usefixtures("ppo")
+def test_trajectories_of_both_engines_are_all_there_once(home: Path) -> None:
+    rows = {row["step"]: row for row in metrics(home / "ppo")}
+    for step in range(1, STEPS + 1):
+        table = parquet.read_table(home / "ppo" / "trajectories" / f"step-{step:06d}.parquet")
+        pairs = zip(
+            table["prompt_index"].to_pylist(), table["sample_index"].to_pylist(), strict=True
+        )
+        assert len(set(pairs)) == table.num_rows == 12
+        assert set(table["weight_version"].to_pylist()) == {step - 1}
+        assert rows[step]["reward"] == pytest.approx(np.mean(table["reward"].to_pylist()))
+        # Two samples of a prompt have random numbers of their own.
+        assert len({tuple(tokens) for tokens in table["tokens"].to_pylist()}) > 6
+
+
+@pytest.mark.usefixtures("ppo")
+def test_the_final_model_holds_the_trainers_masters(home: Path) -> None:
+    checkpoint = home / "ppo" / "checkpoints" / f"step-{STEPS:06d}" / "actor"
+    masters = get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag="zero")
+    saved = load_file(home / "ppo" / "model" / "model.safetensors")
+    first = load_file(home / "model" / "model.safetensors")
+    assert saved.keys() == first.keys()
+    for name, tensor in saved.items():
+        assert tensor.dtype == torch.bfloat16
+        assert torch.equal(tensor, masters[f"lm.{name}"].bfloat16())
+        assert not torch.equal(tensor, first[name].bfloat16())
+
+
+def test_sft_on_two_ranks_is_sft_on_one(home: Path) -> None:
+    config = copy.deepcopy(SFT)
+    config["run"] |= {"steps": 6, "eval_every": 3, "save_every": None}
+    write_config(home, "sft", config)
+    one = run(home, "sft", "sft.yaml", "--run.directory", "one")
+    two = run(
+        home,
+        *("sft", "sft.yaml", "--run.directory", "two"),
+        *("--cluster.where", "ray", "--cluster.ranks", "2"),
+    )
+    assert (one.code, one.err, two.code, two.err) == (0, "", 0, "")
+    alone, together = metrics(home / "one"), metrics(home / "two")
+    assert len(alone) == len(together) == 6
+    for name in ("loss", "grad_norm", "eval/loss", "learning_rate", "epoch", "tokens"):
+        assert column(alone, name), name
+        np.testing.assert_allclose(column(together, name), column(alone, name), rtol=1e-4)
