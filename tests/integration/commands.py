@@ -158,11 +158,11 @@ def run(home: Path, *words: str) -> Outcome:
     return Command(home, *words).finish()
 
 
-def wait_for(condition: Callable[[], object], what: str) -> None:
+def wait_for(condition: Callable[[], object], what: str, seconds: float = _PATIENCE) -> None:
     """Wait until the condition holds."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {_PATIENCE:.0f} s"
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
         time.sleep(0.1)
 
 

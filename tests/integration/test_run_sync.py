@@ -6,13 +6,12 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 
-from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
@@ -23,9 +22,185 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
-from plimsoll.records import BatchCounts, Floats, Ints, Prompt, Sample, Trajectory, from_packed
+from plimsoll.records import BatchCounts, Floats, Ints, Prompt, Sample, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import SyncReport, prove, sync_weights
 from plimsoll.rollout.vllm import VllmEngine, environment
 
 pytestmark = pytest.mark.slow
+
+TEMPERATURE = 0.7
+BOUND = 0.05
+RNG = np.random.default_rng(0)
+PROBE: list[Ints] = [RNG.integers(0, 15, 24) for _ in range(4)]
+STALE = "model.layers.1.mlp.down_proj.weight"
+
+BOTH_NUMBERS = (
+    r"rollout engine 0 does not compute what the trainer computes after weight sync \d: over 92 "
+    r"probe tokens the mean log-prob is -\d+\.\d{4} in the engine and -\d+\.\d{4} in the trainer"
+)
+
+Alter = Callable[[WeightBucket], WeightBucket]
+
+
+def whole(bucket: WeightBucket) -> WeightBucket:
+    return bucket
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A trainer and an engine in this process; a `WeightRoute` between them.
+
+    withheld: a tensor that the trainer forgets altogether. alter: what happens to the buckets.
+    """
+
+    worker: Worker
+    engine: VllmEngine
+    loop: asyncio.Runner
+    withheld: str | None = None
+    alter: Alter = whole
+
+    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
+        return self.worker.weight_plan("actor", bucket_bytes)
+
+    def begin(self) -> None:
+        names = self.worker.weight_names("actor")
+        announced = tuple(name for name in names if name != self.withheld)
+        self.loop.run(self.engine.begin_sync(announced))
+
+    def send(self, names: tuple[str, ...]) -> None:
+        bucket = self.worker.weight_bucket("actor", names)
+        assert bucket is not None
+        if self.withheld is not None:
+            bucket = without(self.withheld)(bucket)
+        self.loop.run(self.engine.receive(self.alter(bucket)))
+
+    def finish(self, version: int) -> None:
+        self.loop.run(self.engine.finish_sync(version))
+
+    def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        [packs] = pack([learned_after(1, tokens) for tokens in sequences], 1, 256)
+        found = self.worker.probe_log_probs("actor", packs)
+        return from_packed(packs, found, len(sequences))
+
+    def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
+        return [self.loop.run(self.engine.log_probs(sequences))]
+
+    def sync(self, version: int) -> SyncReport:
+        config = SyncConfig(bucket_bytes=20_000, max_logprob_gap=BOUND)
+        return sync_weights(self, config, version, PROBE)
+
+
+def learned_after(prompt: int, tokens: Ints) -> Sample:
+    return Sample(tokens, np.arange(len(tokens)) >= prompt)
+
+
+def without(name: str) -> Alter:
+    def alter(bucket: WeightBucket) -> WeightBucket:
+        tensors = read_bucket(bucket)
+        kept = {n: t for n, t in tensors.items() if n != name}
+        return bucket if kept.keys() == tensors.keys() else make_bucket(kept)
+
+    return alter
+
+
+def instead(name: str, value: torch.Tensor) -> Alter:
+    """Another value under the name, with that value's own right hash."""
+
+    def alter(bucket: WeightBucket) -> WeightBucket:
+        tensors = read_bucket(bucket)
+        return make_bucket(tensors | {name: value}) if name in tensors else bucket
+
+    return alter
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """The engine loads what the trainer saved after its first steps."""
+    home = tmp_path_factory.mktemp("sync")
+    config = tiny_config("qwen2", True, vocab=64, hidden=64, heads=2, feed_forward=96)
+    write_tiny_model(home / "first", config, 0, make_tokenizer())
+    spec = EngineSpec(0, str(home / "saved"), 64, 1, "cpu", RolloutConfig(cpu_kv_cache_gib=0.25))
+    role = TrainedRole(
+        model=ModelConfig(path=str(home / "first")), optimizer=OptimizerConfig(max_grad_norm=0)
+    )
+    with patch.dict(os.environ, environment(spec)), asyncio.Runner() as loop:
+        worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+        worker.load_policy("actor", role, TEMPERATURE)
+        train(worker)
+        worker.save_model("actor", home / "saved")
+        engine = VllmEngine(spec)
+        yield Pair(worker, engine, loop)
+        loop.run(engine.stop())
+        worker.stop()
+
+
+def train(worker: Worker) -> None:
+    """Three real steps that move every weight far enough for any stale one to show."""
+    rows = [learned_after(1, RNG.integers(0, 15, 24)) for _ in range(8)]
+    [packs] = pack(rows, 1, 256)
+    counts = BatchCounts(sum(int(row.learned.sum()) for row in rows), len(rows))
+    for _ in range(3):
+        worker.train_sft(packs, counts, 0.05)
+
+
+def test_the_saved_model_in_vllm_gives_the_trainers_log_probs(pair: Pair) -> None:
+    assert prove(pair, BOUND, 0, PROBE) < 0.02
+
+
+def test_trained_weights_arrive(pair: Pair) -> None:
+    train(pair.worker)
+    with pytest.raises(WeightSyncError):
+        prove(pair, BOUND, 1, PROBE)  # the training moved the weights by more than rounding
+    assert pair.sync(1).gap < 0.02
+
+
+def test_the_samplers_log_probs_are_the_trainers_at_the_sampling_temperature(pair: Pair) -> None:
+    train(pair.worker)
+    pair.sync(2)
+    prompts = tuple(Prompt(i, RNG.integers(0, 15, 4 + i), "") for i in range(6))
+    sampling = SamplingConfig(max_new_tokens=20, temperature=TEMPERATURE)
+    found = pair.loop.run(pair.engine.generate(Request(prompts, 2, sampling, seed=1)))
+    order = [(t.prompt.index, t.sample_index) for t in found]
+    assert order == [(i, k) for i in range(6) for k in range(2)]
+    assert {t.weight_version for t in found} == {2}
+    rows = [
+        learned_after(len(t.prompt.tokens), np.concatenate([t.prompt.tokens, t.response_tokens]))
+        for t in found
+    ]
+    [packs] = pack(rows, 1, 256)
+    expected = from_packed(packs, pair.worker.log_probs("actor", packs), len(rows))
+    gaps = np.concatenate(
+        [np.abs(t.sampler_logprobs - e) for t, e in zip(found, expected, strict=True)]
+    )
+    assert len(gaps) > 60 and gaps.mean() < 0.02
+    at_one = from_packed(packs, pair.worker.probe_log_probs("actor", packs), len(rows))
+    sampled = np.concatenate([t.sampler_logprobs for t in found])
+    assert np.abs(sampled - np.concatenate(at_one)).mean() > 0.1
+
+
+def test_a_tied_head_that_is_not_sent_is_caught_by_what_the_engine_computes(pair: Pair) -> None:
+    train(pair.worker)
+    forgetful = replace(pair, withheld="lm_head.weight")
+    with pytest.raises(WeightSyncError, match=BOTH_NUMBERS):
+        forgetful.sync(3)
+    assert pair.sync(3).gap < 0.02
+
+
+def test_a_stale_tensor_with_a_right_hash_is_caught_by_what_the_engine_computes(
+    pair: Pair,
+) -> None:
+    [names] = pair.plan(2**30)
+    bucket = pair.worker.weight_bucket("actor", names)
+    assert bucket is not None
+    old = read_bucket(bucket)[STALE].clone()
+    train(pair.worker)
+    with pytest.raises(WeightSyncError, match=BOTH_NUMBERS):
+        replace(pair, alter=instead(STALE, old)).sync(4)
+    assert pair.sync(4).gap < 0.02
+
+
+def test_a_dropped_tensor_is_named(pair: Pair) -> None:
+    train(pair.worker)
+    with pytest.raises(WeightSyncError, match=f"1 tensors .* never arrived: {STALE}"):
+        replace(pair, alter=without(STALE)).sync(5)

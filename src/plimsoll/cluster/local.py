@@ -34,9 +34,9 @@ class LocalCluster:
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         return [task(self._worker, *arguments)]
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[list[Trajectory]]:
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
         for i, request in enumerate(requests):
-            yield asyncio.run(self._engines[i % self.engines].generate(request))
+            yield i, asyncio.run(self._engines[i % self.engines].generate(request))
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         method = task.__name__

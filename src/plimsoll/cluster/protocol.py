@@ -30,8 +30,9 @@ class Cluster(Protocol):
         """Call a method of `Worker` on every rank with the same arguments."""
         ...
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[list[Trajectory]]:
-        """Spread the requests over the engines; yields each request's trajectories as it ends."""
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
+        """Spread the requests over the engines; yields each one's place among the requests and
+        its trajectories as it ends."""
         ...
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:

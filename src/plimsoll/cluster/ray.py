@@ -80,13 +80,15 @@ class RayCluster:
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         return self.each(task, [arguments] * self.ranks)
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[list[Trajectory]]:
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
+        members = [self._engines[i % self.engines] for i in range(len(requests))]
         calls = {
             member.actor.call.remote("generate", request): member
-            for member, request in _spread(self._engines, requests)
+            for member, request in zip(members, requests, strict=True)
         }
-        for _, trajectories in self._as_done(calls):
-            yield trajectories
+        places = {reference: i for i, reference in enumerate(calls)}
+        for reference, trajectories in self._as_done(calls):
+            yield places[reference], trajectories
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         calls = {m.actor.call.remote(task.__name__, *arguments): m for m in self._engines}
@@ -203,13 +205,6 @@ def _signal_handler_kept() -> Iterator[None]:
     yield
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
-
-
-def _spread(
-    engines: Sequence[Member], requests: Sequence[Request]
-) -> Iterator[tuple[Member, Request]]:
-    for i, request in enumerate(requests):
-        yield engines[i % len(engines)], request
 
 
 def _why(member: Member, error: RayError) -> str:

@@ -16,6 +16,7 @@ from plimsoll.engine.checkpoint import Form, check_form, write_form
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import parameter_groups
 from plimsoll.engine.settings import deepspeed_settings, frozen_settings
+from plimsoll.errors import PlimsollError
 
 
 class ZeroEngine:
@@ -57,8 +58,13 @@ class ZeroEngine:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._plain_norm()
+        if norm is None:  # then DeepSpeed takes it, and leaves out a step that is not finite
+            self._engine.step()
+            norm = float(self._engine.get_global_grad_norm())
+            return _finite(norm)
+        _finite(norm)
         self._engine.step()
-        return norm if norm is not None else float(self._engine.get_global_grad_norm())
+        return norm
 
     def _plain_norm(self) -> float | None:
         """The gradient norm at stage 0 in fp32, where DeepSpeed leaves the optimizer as it is and
@@ -132,6 +138,22 @@ def _optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
         )
         return offloaded
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=settings.eps, fused=True)
+
+
+def _finite(norm: float) -> float:
+    """The gradient norm, which must be a number.
+
+    Raises:
+        PlimsollError: it is not; the weights are still those before the step.
+    """
+    if not math.isfinite(norm):
+        raise PlimsollError(
+            f"the gradient norm is {norm}: a loss, a reward or an activation of this step is not "
+            "finite. The weights were left as they were, and earlier checkpoints are whole. Look "
+            "at the step's trajectories and metrics, lower the learning rate, or resume from the "
+            "last checkpoint with another one"
+        )
+    return norm
 
 
 def _forget_dry_step(optimizer: Any) -> None:

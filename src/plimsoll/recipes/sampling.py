@@ -11,7 +11,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
-from plimsoll.rollout.protocol import Request
+from plimsoll.rollout.protocol import Request, derive_seeds
 
 Scorer = Callable[[Trajectory], Trajectory]
 
@@ -53,10 +53,8 @@ def _answers(
     scorer: Scorer,
 ) -> list[Trajectory]:
     size = max(1, cluster.responses_per_request() // responses)
-    requests = [
-        Request(tuple(prompts[i : i + size]), responses, sampling, seed)
-        for i in range(0, len(prompts), size)
-    ]
-    place = {prompt.index: i for i, prompt in enumerate(prompts)}
-    found = [scorer(t) for done in cluster.generate(requests) for t in done]
-    return sorted(found, key=lambda t: (place[t.prompt.index], t.sample_index))
+    parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
+    seeds = derive_seeds(seed, len(parts))
+    requests = [Request(p, responses, sampling, s) for p, s in zip(parts, seeds, strict=True)]
+    found = {place: [scorer(t) for t in done] for place, done in cluster.generate(requests)}
+    return [trajectory for place in sorted(found) for trajectory in found[place]]

@@ -34,8 +34,8 @@ class EngineSpec:
 class Request:
     """Prompts to answer with `responses` samples each.
 
-    seed: with it, the prompt's index and the sample's index, sampling is repeatable as far as
-    the engine's arithmetic is.
+    seed: no other request of the run has it; with it, sampling is repeatable as far as the
+    engine's arithmetic is.
     """
 
     prompts: tuple[Prompt, ...]
@@ -43,9 +43,14 @@ class Request:
     sampling: SamplingConfig
     seed: int
 
-    def seed_of(self, prompt: Prompt) -> int:
-        """A seed for one of the prompts: other prompts and other steps have others."""
-        return int(np.random.SeedSequence([self.seed, prompt.index]).generate_state(1)[0])
+    def seeds(self) -> list[int]:
+        """A seed for each prompt; a prompt that is there twice has two."""
+        return derive_seeds(self.seed, len(self.prompts))
+
+
+def derive_seeds(seed: int, count: int) -> list[int]:
+    """So many seeds, all different, from one."""
+    return [int(s) for s in np.random.SeedSequence(seed).generate_state(count)]
 
 
 class RolloutEngine(Protocol):
@@ -61,7 +66,7 @@ class RolloutEngine(Protocol):
     """How many responses the engine wants to be asked for at once."""
 
     async def generate(self, request: Request) -> list[Trajectory]:
-        """All responses to the request's prompts."""
+        """All responses, in the order of the request's prompts, and of each prompt's samples."""
         ...
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:

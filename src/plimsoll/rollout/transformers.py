@@ -55,7 +55,7 @@ class TransformersEngine:
         tokens, mask = _left_padded([p.tokens for p in prompts], self._pad_token, self._spec.device)
         recorder = _Recorder(sampling)
         with torch.random.fork_rng():
-            torch.manual_seed(request.seed_of(request.prompts[0]))
+            torch.manual_seed(request.seed)
             output = self._model.generate(
                 input_ids=tokens,
                 attention_mask=mask,

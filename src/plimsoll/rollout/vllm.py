@@ -92,14 +92,13 @@ class VllmEngine:
         )
 
     async def generate(self, request: Request) -> list[Trajectory]:
-        answers = await asyncio.gather(*(self._answer(p, request) for p in request.prompts))
+        asked = zip(request.prompts, request.seeds(), strict=True)
+        answers = await asyncio.gather(*(self._answer(p, seed, request) for p, seed in asked))
         return [trajectory for group in answers for trajectory in group]
 
-    async def _answer(self, prompt: Prompt, request: Request) -> list[Trajectory]:
+    async def _answer(self, prompt: Prompt, seed: int, request: Request) -> list[Trajectory]:
         version = self._version
-        params = _sampling_params(
-            request.sampling, request.responses, self._decoder, request.seed_of(prompt)
-        )
+        params = _sampling_params(request.sampling, request.responses, self._decoder, seed)
         output = await self._run(prompt.tokens, params)
         return [
             self._trajectory(prompt, completion, version, request.sampling)

@@ -173,15 +173,6 @@ def test_a_seed_repeats_a_request_and_leaves_the_process_alone(engine: Transform
     assert [t.response_text for t in first] != [t.response_text for t in other]
 
 
-def test_requests_of_one_step_do_not_share_their_random_numbers(
-    engine: TransformersEngine,
-) -> None:
-    sampling = SamplingConfig(max_new_tokens=16)
-    one, other = (Prompt(i, np.array(TOKENIZER.encode("1+1=")), "1+1=") for i in range(2))
-    [first], [second] = (answers(engine, (prompt,), sampling) for prompt in (one, other))
-    assert first.response_text != second.response_text
-
-
 def test_log_probs_are_at_temperature_one(engine: TransformersEngine, models: list[Path]) -> None:
     [trajectory] = answers(engine, prompts("12+34="), SamplingConfig(max_new_tokens=8))
     whole = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])

@@ -1,0 +1,104 @@
+"""Prompts to requests and back, over a cluster that answers in any order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.jobs import PpoConfig
+from plimsoll.recipes.sampling import evaluate, sample
+from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.rollout.protocol import Request
+
+
+@dataclass
+class PlainCluster:
+    """Answers each prompt with the seed that it was given, the last request first."""
+
+    at_once: int
+    requests: list[Request] = field(default_factory=list)
+
+    def responses_per_request(self) -> int:
+        return self.at_once
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
+        self.requests += requests
+        for place in reversed(range(len(requests))):
+            request = requests[place]
+            yield (
+                place,
+                [
+                    answer(prompt, number, seed)
+                    for prompt, seed in zip(request.prompts, request.seeds(), strict=True)
+                    for number in range(request.responses)
+                ],
+            )
+
+
+def answer(prompt: Prompt, number: int, seed: int) -> Trajectory:
+    nothing = np.zeros(0)
+    tokens = np.array([seed])
+    return Trajectory(prompt, number, tokens, nothing.astype(np.float32), "", "stop", 0)
+
+
+def prompts(*indices: int) -> list[Prompt]:
+    return [Prompt(i, np.array([1, 2]), str(i)) for i in indices]
+
+
+def config(responses: int) -> PpoConfig:
+    return PpoConfig.model_validate(
+        {
+            "run": {"directory": "runs/x", "steps": 2, "seed": 5},
+            "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
+            "batch": {"prompts": 4, "responses": responses},
+            "actor": {"model": {"path": "m"}},
+            "critic": {"model": {"path": "m"}},
+            "rewards": {"r": {"name": "length"}},
+        }
+    )
+
+
+def scored(trajectory: Trajectory) -> Trajectory:
+    reward = RewardPart("r", float(trajectory.prompt.index + trajectory.sample_index), weight=2.0)
+    return replace(trajectory, rewards=(reward,))
+
+
+def ask(cluster: PlainCluster, responses: int, asked: list[Prompt], step: int) -> list[Trajectory]:
+    return sample(cast(Cluster, cluster), config(responses), asked, step, scored)
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 9))
+def test_trajectories_come_in_the_order_of_the_prompts(
+    indices: list[int], responses: int, at_once: int
+) -> None:
+    cluster = PlainCluster(at_once)
+    found = ask(cluster, responses, prompts(*indices), step=1)
+    expected = [(index, number) for index in indices for number in range(responses)]
+    assert [(t.prompt.index, t.sample_index) for t in found] == expected
+    assert all(t.reward == 2 * (t.prompt.index + t.sample_index) for t in found)
+    sizes = [len(r.prompts) * r.responses for r in cluster.requests]
+    assert all(size <= max(at_once, responses) for size in sizes)
+    # A prompt that an epoch's end brings twice into a step is sampled twice, not copied.
+    assert len({int(t.response_tokens[0]) for t in found}) == len(indices)
+
+
+def test_a_step_can_be_sampled_again_and_others_have_other_seeds() -> None:
+    def seeds(step: int) -> list[int]:
+        found = ask(PlainCluster(1), 1, prompts(3, 4), step)
+        return [int(t.response_tokens[0]) for t in found]
+
+    assert seeds(1) == seeds(1)
+    assert not set(seeds(1)) & set(seeds(2))
+
+
+def test_evaluation_takes_one_response_a_prompt_and_the_mean_of_each_part() -> None:
+    cluster = PlainCluster(8)
+    found = evaluate(cast(Cluster, cluster), config(3), prompts(1, 2, 6), scored)
+    assert found == {"eval/reward": 6.0, "eval/r": 3.0}
+    assert [r.responses for r in cluster.requests] == [1]
