@@ -190,6 +190,8 @@ def test_a_directory_that_holds_a_run(house: Path) -> None:
     check()
     assert "no checkpoint" in refusal("--run.resume", "must")
     (house / "runs" / "one" / "config.yaml").touch()
+    check()  # a run that was refused before its first step left this
+    (house / "runs" / "one" / "metrics.jsonl").touch()
     report = refusal()
     assert "run.directory: runs/one" in report and "run.resume: auto" in report
     check("--run.resume", "auto")
