@@ -15,6 +15,13 @@ from typing import Any, Literal
 import pytest
 from commands import PPO, Command, wait_for, write_config, write_task
 
+from plimsoll.cluster.ray import RayCluster
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.engine.worker import Worker
+from plimsoll.errors import PlimsollError, WorkerDied
+from plimsoll.rollout.protocol import EngineSpec, RolloutEngine
+
 pytestmark = pytest.mark.slow
 
 Phase = Literal["rollout", "training"]
@@ -35,11 +42,11 @@ def note(trajectory, *, path):
 """A reward that leaves a mark for every trajectory, by which a test knows how far a run is."""
 
 
-def endless(phase: Phase, engine: str) -> dict[str, Any]:
+def endless(phase: Phase, engine: str, ranks: int = 1) -> dict[str, Any]:
     """A run whose first step stays in one phase for minutes, with marks on the way there."""
     config = copy.deepcopy(PPO)
     config["run"] = {"directory": "run", "steps": 1}
-    config["cluster"] |= {"where": "ray", "ranks": 2}
+    config["cluster"] |= {"where": "ray", "ranks": ranks}
     config["batch"] = {"prompts": PROMPTS, "responses": 1, "micro_batch_tokens": 4000}
     config["rewards"] = {"note": {"name": "reward_mark:note", "options": {"path": "marks"}}}
     config["rollout"] |= {"engine": engine}
@@ -95,7 +102,8 @@ def assert_nothing_left(command: Command) -> None:
 def test_a_killed_process_ends_the_run_with_its_name(
     tmp_path: Path, title: str, phase: Phase, engine: str, name: str, why: str | None
 ) -> None:
-    command = start(tmp_path, endless(phase, engine))
+    ranks = 2 if title == "ray::RankActor" else 1
+    command = start(tmp_path, endless(phase, engine, ranks))
     wait_for_phase(command, tmp_path, phase)
     victim = command.find(title)[-1]
     # What a message calls the engine is the actor; vLLM's own process is its child.
@@ -151,3 +159,28 @@ def test_a_vllm_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert lines[1].startswith("  Settings: rollout.cpu_kv_cache_gib: 10000.0, rollout.max_seq")
     assert len(lines) == 3 and re.fullmatch(LOG, lines[2])
     assert_nothing_left(command)
+
+
+def test_who_is_named_is_where_a_failure_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is to take a rank's bucket fails with the rank, and is not to blame."""
+    monkeypatch.setattr("plimsoll.cluster.ray._CULPRIT_SECONDS", 0.5)
+    write_task(tmp_path)
+    rollout = RolloutConfig(engine="transformers")
+    spec = EngineSpec(0, str(tmp_path / "model"), 16, 1, "cpu", rollout)
+    cluster = RayCluster(ClusterConfig(), [spec], threads=1)
+    try:
+        with pytest.raises(PlimsollError) as failed:
+            cluster.hand_over(Worker.weight_bucket, ("actor", ()), RolloutEngine.receive)
+        name = r"training rank 0 \(pid (\d+) on node [\d.]+\)"
+        found = re.fullmatch(
+            rf"{name} failed\n  Why: KeyError: 'actor'\n{LOG}", f"{failed.value}\n"
+        )
+        assert found, str(failed.value)
+        os.kill(int(found[1]), signal.SIGKILL)
+        with pytest.raises(WorkerDied) as died:
+            cluster.hand_over(Worker.weight_bucket, ("actor", ()), RolloutEngine.receive)
+        assert re.match(rf"{name} died\n{re.escape(KILLED)}", str(died.value))
+    finally:
+        cluster.close()

@@ -27,6 +27,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
 from plimsoll.records import Floats, Sample, from_packed
 from plimsoll.run.directory import open_run
+from plimsoll.run.files import is_temporary
 from plimsoll.run.state import RunState
 
 pytestmark = pytest.mark.slow
@@ -103,7 +104,7 @@ def test_the_run_directory_is_complete(home: Path, job: str, whole: Outcome) -> 
     state = RunState.load(directory / "checkpoints" / kept[-1] / "state.json")
     assert state.step == settings["steps"]
     assert any((directory / "tensorboard").iterdir())
-    assert not list(directory.rglob("*.partial*"))
+    assert not [path for path in directory.rglob("*") if is_temporary(path)]
 
 
 def test_sft_learns_and_its_model_computes_what_the_trainer_computed(home: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -146,25 +147,20 @@ class RayCluster:
     def _result(self, reference: Any, member: Member) -> Any:
         try:
             return ray.get(reference)
-        except RayActorError as error:
-            dead = self._dead(error, member)
-            raise _died(dead, _why(dead, error)) from error
-        except RayTaskError as error:
-            cause = error.cause if isinstance(error.cause, Exception) else error
+        except (RayActorError, RayTaskError) as error:
+            cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, PlimsollError):
                 raise cause from error
+            # A call also fails when one dies whose result or whose part in it it needs.
             ended, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CULPRIT_SECONDS)
             if ended:
                 raise self._death(ended[0]) from error
+            if isinstance(error, RayActorError):
+                raise _died(member, _why(member, error)) from error
             raise _failed(self._failing(error, member), cause) from error
 
-    def _dead(self, error: RayActorError, caller: Member) -> Member:
-        """Who died: a call also fails when the one whose result it was to take dies."""
-        ids = {member.actor._actor_id.hex(): member for member in (*self._ranks, *self._engines)}
-        return ids.get(error.actor_id, caller)
-
     def _failing(self, error: RayTaskError, caller: Member) -> Member:
-        """Whose call failed first, likewise."""
+        """Whose call failed first: another may have been given its result."""
         process = failing_process(str(error))
         everyone = (*self._ranks, *self._engines)
         return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
@@ -184,6 +180,8 @@ def _start_ray(config: ClusterConfig) -> None:
     # Ray prints its reports of dead workers whatever log_to_driver says; ours name them.
     ray._private.worker._worker_logs_enabled = False
     try:
+        if config.address is not None and config.address != "auto":
+            _knock(config.address)
         with _signal_handler_kept():
             ray.init(
                 address=config.address or "local",
@@ -191,11 +189,19 @@ def _start_ray(config: ClusterConfig) -> None:
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-    except ConnectionError as error:
+    except (OSError, ValueError) as error:
+        if config.address is None:
+            raise
         raise ConfigError(
-            f"cluster.address: no Ray cluster answers at {config.address!r} ({error}). Correct "
-            "the address, or leave it out to run on this machine alone"
+            f"cluster.address: no Ray cluster answers at {config.address!r} ({error}). Write "
+            "host:port of its head node, or leave it out to run on this machine alone."
         ) from error
+
+
+def _knock(address: str) -> None:
+    """Fail at once where nothing listens: Ray itself tries again for minutes."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=10).close()
 
 
 @contextmanager
