@@ -33,7 +33,7 @@ from plimsoll.recipes.ppo_batch import (
     score,
     value_streams,
 )
-from plimsoll.recipes.ppo_setup import ROLES, PpoData, load_data, load_roles, start
+from plimsoll.recipes.ppo_setup import ROLES, PpoData, load_prompt_data, load_roles, start
 from plimsoll.recipes.sampling import evaluate, probe_sequences, sample
 from plimsoll.recipes.session import Session, open_session, rank_memory, total_metrics
 from plimsoll.records import Floats
@@ -48,7 +48,7 @@ def run_ppo(config: PpoConfig) -> None:
     policy_loss(config.algorithm.policy_loss)
     with open_session("ppo", config) as session:
         with session.clock.phase("data"):
-            data = load_data(session, config)
+            data = load_prompt_data(session, config)
         with session.clock.phase("load"):
             cluster = start(config, data)
         try:

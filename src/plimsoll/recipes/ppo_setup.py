@@ -6,16 +6,13 @@ from dataclasses import dataclass
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster, thread_count
-from plimsoll.config.data import SourceConfig
 from plimsoll.config.engine import FrozenRole
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.data.dataset import load_prompts
-from plimsoll.data.template import make_template
 from plimsoll.engine.process_group import choose_device
 from plimsoll.engine.worker import Role, Worker
 from plimsoll.errors import ConfigError
-from plimsoll.model.load import load_tokenizer
-from plimsoll.recipes.session import Session
+from plimsoll.recipes.session import Session, load_data
 from plimsoll.records import Prompt
 from plimsoll.rollout.protocol import EngineSpec
 
@@ -31,20 +28,9 @@ class PpoData:
     eval: tuple[Prompt, ...]
 
 
-def load_data(session: Session, config: PpoConfig) -> PpoData:
-    """Read, template and tokenize; bad rows are refused or listed as `data.on_bad_row` says."""
-    model = config.actor.model
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    template = make_template(tokenizer, config.data.chat_template, config.data.system)
-
-    def load(source: SourceConfig | None) -> tuple[Prompt, ...]:
-        if source is None:
-            return ()
-        loaded = load_prompts(config.data, source, template)
-        session.note_bad_rows(loaded.bad_rows)
-        return loaded.items
-
-    data = PpoData(load(config.data.train), load(config.data.eval))
+def load_prompt_data(session: Session, config: PpoConfig) -> PpoData:
+    """The prompts of both sources; at least as many to learn on as a step needs."""
+    data = PpoData(*load_data(session, load_prompts))
     if len(data.train) < config.batch.prompts:
         raise ConfigError(
             f"batch.prompts is {config.batch.prompts}, but data.train has only {len(data.train)} "

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.describe import dump_config
 from plimsoll.config.jobs import JobConfig
+from plimsoll.data.dataset import Loaded
 from plimsoll.data.report import BadRow
+from plimsoll.data.template import Template, make_template
 from plimsoll.engine.worker import Role, StepResult, Worker
 from plimsoll.errors import Interrupted
+from plimsoll.model.load import load_tokenizer
 from plimsoll.run.clock import PhaseClock
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
@@ -23,6 +28,8 @@ from plimsoll.run.metrics import MetricsSink
 from plimsoll.run.progress import Progress, StepReport
 from plimsoll.run.state import RunState
 from plimsoll.run.tensorboard import TensorBoardWriter
+
+T = TypeVar("T")
 
 _FRESH = RunState(step=0, data_position=0, weight_version=0, kl_coefficient=0.0, seconds=0.0)
 
@@ -123,6 +130,27 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
             resumed=latest[1] if latest else None,
             started=time.monotonic(),
         )
+
+
+def load_data(
+    session: Session, load: Callable[[DataConfig, SourceConfig, Template], Loaded[T]]
+) -> tuple[tuple[T, ...], tuple[T, ...]]:
+    """Read, template and tokenize what to learn from and what is held out (none: nothing).
+
+    Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says.
+    """
+    data, model = session.config.data, session.config.actor.model
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    template = make_template(tokenizer, data.chat_template, data.system)
+
+    def items(source: SourceConfig | None) -> tuple[T, ...]:
+        if source is None:
+            return ()
+        loaded = load(data, source, template)
+        session.note_bad_rows(loaded.bad_rows)
+        return loaded.items
+
+    return items(data.train), items(data.eval)
 
 
 def total_metrics(results: Sequence[StepResult]) -> dict[str, float]:

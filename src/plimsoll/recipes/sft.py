@@ -13,16 +13,19 @@ from math import exp
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
-from plimsoll.config.data import SourceConfig
 from plimsoll.config.jobs import SftConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.order import DataOrder
 from plimsoll.data.packing import pack
-from plimsoll.data.template import make_template
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import Worker
-from plimsoll.model.load import load_tokenizer
-from plimsoll.recipes.session import Session, open_session, rank_memory, total_metrics
+from plimsoll.recipes.session import (
+    Session,
+    load_data,
+    open_session,
+    rank_memory,
+    total_metrics,
+)
 from plimsoll.records import BatchCounts, Sample
 
 
@@ -38,7 +41,7 @@ def run_sft(config: SftConfig) -> None:
     """Run the job that the config describes; resumes where `run.resume` says so."""
     with open_session("sft", config) as session:
         with session.clock.phase("data"):
-            data = load_data(session, config)
+            data = SftData(*load_data(session, load_samples))
         with session.clock.phase("load"):
             cluster = start_cluster(config.cluster, ())
         try:
@@ -50,22 +53,6 @@ def run_sft(config: SftConfig) -> None:
                 cluster.all(Worker.save_model, "actor", session.directory.model_path.absolute())
         finally:
             cluster.close()
-
-
-def load_data(session: Session, config: SftConfig) -> SftData:
-    """Read, template and tokenize; bad rows are refused or listed as `data.on_bad_row` says."""
-    model = config.actor.model
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    template = make_template(tokenizer, config.data.chat_template, config.data.system)
-
-    def load(source: SourceConfig | None) -> tuple[Sample, ...]:
-        if source is None:
-            return ()
-        loaded = load_samples(config.data, source, template)
-        session.note_bad_rows(loaded.bad_rows)
-        return loaded.items
-
-    return SftData(load(config.data.train), load(config.data.eval))
 
 
 def train(session: Session, config: SftConfig, data: SftData, cluster: Cluster) -> None:
