@@ -37,7 +37,7 @@ CARELESS = 0.6
 _SFT = """\
 # sft: imitate all teachers, the careless ones too
 run: {{directory: {directory}/sft, seed: {seed}, steps: 300, eval_every: 150, resume: auto}}
-cluster: {{where: local}}
+cluster: {{where: local, threads: 1}}
 data:
   train: {{path: {directory}/train.jsonl, prompt: prompt, response: response}}
   eval: {{path: {directory}/test.jsonl, prompt: prompt, response: response}}
