@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from plimsoll.engine.worker import Worker
 from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import Request, RolloutEngine
+from plimsoll.rollout.protocol import Request
 
 R = TypeVar("R")
 
@@ -56,6 +55,3 @@ class Cluster(Protocol):
     def close(self) -> None:
         """End all ranks and engines; leaves no process behind."""
         ...
-
-
-__all__ = ["Cluster", "RolloutEngine", "Worker"]

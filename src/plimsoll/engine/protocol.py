@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -58,8 +58,3 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, o
         {"params": vectors, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
-
-
-def named_parameters(engine: Engine) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every parameter once, tied ones under their first name."""
-    yield from engine.module.named_parameters()

@@ -16,7 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plimsoll.engine.protocol import Engine, named_parameters
+from plimsoll.engine.protocol import Engine
 from plimsoll.engine.zero import parameter_bytes
 
 
@@ -43,7 +43,7 @@ def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ..
     """The parameters of each bucket, in the model's order; a tensor over the limit is alone."""
     buckets: list[list[str]] = []
     room = 0
-    for name, parameter in named_parameters(engine):
+    for name, parameter in engine.module.named_parameters():
         size = parameter_bytes(parameter)
         if size > room or not buckets:
             buckets.append([])

@@ -60,8 +60,7 @@ class ZeroEngine:
         norm = self._plain_norm()
         if norm is None:  # then DeepSpeed takes it, and leaves out a step that is not finite
             self._engine.step()
-            norm = float(self._engine.get_global_grad_norm())
-            return _finite(norm)
+            return _finite(float(self._engine.get_global_grad_norm()))
         _finite(norm)
         self._engine.step()
         return norm
