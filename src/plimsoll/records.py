@@ -9,6 +9,7 @@ Shape suffixes used in the whole project:
 | `_B` | prompts of a batch |
 | `_G` | responses of one prompt (a group) |
 | `_S` | sequences of a pack |
+| `_P` | pairs of sequences (chosen and rejected) |
 | `_T` | packed tokens of a pack |
 | `_L` | learned tokens of a pack: the targets that reach the head, in packed order |
 | `_V` | vocabulary |
@@ -94,6 +95,20 @@ class Sample:
     def __post_init__(self) -> None:
         assert self.tokens.shape == self.learned.shape and self.tokens.ndim == 1
         assert len(self.tokens) > 0 and not self.learned[0]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A better and a worse response to the same prompt; each sample holds the prompt too, of which
+    nothing is learned."""
+
+    chosen: Sample
+    rejected: Sample
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens both samples hold."""
+        return len(self.chosen.tokens) + len(self.rejected.tokens)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,15 @@ from unittest.mock import patch
 
 import numpy as np
 
+from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
+from plimsoll.engine.policy import PolicyObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.streams import PolicyStream, ValueStream
-from plimsoll.engine.worker import PolicyObjective, StepResult, Worker
+from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.records import BatchCounts, Floats, Pack, Sample, to_packed
@@ -98,6 +100,9 @@ class Setting:
     max_grad_norm: float = 1.0
     micro_batch_tokens: int = 31
     checkpointing: bool = False
+    adapter: AdapterConfig | None = None
+    quantization: Literal["none", "nf4"] = "none"
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
 
     def role(self, model: Path) -> TrainedRole:
         # A large epsilon: Adam divides by the gradient's size, and where that is nothing but
@@ -108,10 +113,16 @@ class Setting:
                 dtype=self.dtype,
                 head_chunk=16,
                 gradient_checkpointing=self.checkpointing,
+                quantization=self.quantization,
             ),
+            adapter=self.adapter,
             zero=self.zero,
             optimizer=OptimizerConfig(
-                eps=1e-4, weight_decay=0.1, max_grad_norm=self.max_grad_norm, learning_rate=1.0
+                kind=self.optimizer,
+                eps=1e-4,
+                weight_decay=0.1,
+                max_grad_norm=self.max_grad_norm,
+                learning_rate=1.0,
             ),
         )
 

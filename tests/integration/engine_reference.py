@@ -123,8 +123,9 @@ def value_loss(model: Any, batch: Batch) -> Metrics:
 
 
 def plain_run(model: Any, loss: Loss, batches: Sequence[Batch], max_grad_norm: float) -> PlainRun:
-    """Train with fp32 masters: AdamW, weight decay 0.1 on matrices, none on norms and biases."""
-    named = dict(model.named_parameters())
+    """Train with fp32 masters: AdamW, weight decay 0.1 on matrices, none on norms and biases.
+    What needs no gradient stays as it is."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     masters = {name: p.detach().float().clone() for name, p in named.items()}
     before = {name: p.clone() for name, p in masters.items()}
     optimizer = _adamw(masters)
@@ -149,8 +150,9 @@ def plain_run(model: Any, loss: Loss, batches: Sequence[Batch], max_grad_norm: f
 
 
 def _adamw(masters: Mapping[str, Tensor]) -> torch.optim.AdamW:
-    plain = [p for name, p in masters.items() if name.endswith(("norm.weight", ".bias"))]
-    decayed = [p for name, p in masters.items() if not name.endswith(("norm.weight", ".bias"))]
+    vectors = ("norm.weight", ".bias", "magnitude_vector.default.weight")
+    plain = [p for name, p in masters.items() if name.endswith(vectors)]
+    decayed = [p for name, p in masters.items() if not name.endswith(vectors)]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-4)
 

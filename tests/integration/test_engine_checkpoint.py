@@ -38,10 +38,14 @@ SETTINGS = {
     **{f"zero-{stage}-bf16": Setting(zero_stage(stage), "bfloat16") for stage in range(4)},
     "zero-0-fp32": Setting(ZeroConfig(stage=0)),
     "zero-3-fp32": Setting(ZeroConfig(stage=3)),
+    **{
+        f"zero-{stage}-8-bit": Setting(zero_stage(stage), "bfloat16", optimizer="adamw_8bit")
+        for stage in range(4)
+    },
     "zero-2-cpu-adam-bf16": Setting(CPU_ADAM, "bfloat16"),
     "zero-3-all-cpu-bf16": Setting(ALL_CPU, "bfloat16"),
 }
-TWO_RANKS = ["zero-2-bf16", "zero-3-bf16", "zero-3-all-cpu-bf16"]
+TWO_RANKS = ["zero-2-bf16", "zero-3-bf16", "zero-3-all-cpu-bf16", "zero-3-8-bit"]
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,14 @@ ALL = PLAIN | OFFLOADED
 BUCKETS = {
     f"zero-{stage}-small-buckets": zero_stage(stage, bucket_elements=150_000) for stage in (1, 2, 3)
 }
+BF16_GRADIENTS = {
+    f"zero-{stage}-bf16-gradients": zero_stage(stage, gradient_dtype="bfloat16")
+    for stage in (0, 1, 2, 3)
+} | {
+    "zero-3-all-cpu-bf16-gradients": zero_stage(
+        3, gradient_dtype="bfloat16", optimizer_offload="cpu", parameter_offload="cpu"
+    )
+}
 ONE_PACK = 100_000
 """A budget that all sequences of a rank fit in."""
 LARGE = 1e4
@@ -181,12 +189,13 @@ def bf16(zero: ZeroConfig) -> Setting:
     return Setting(zero=zero, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("zero", [*PLAIN, "zero-3-all-cpu"])
+@pytest.mark.parametrize("zero", [*PLAIN, "zero-3-all-cpu", *BF16_GRADIENTS])
 def test_bf16_with_fp32_masters(
     zero: str, tied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
     want = plain_sft(tied, torch.bfloat16)
-    results = two_ranks.run(train_sft, tied, bf16(ALL[zero]), BATCHES, tmp_path)
+    setting = bf16((ALL | BF16_GRADIENTS)[zero])
+    results = two_ranks.run(train_sft, tied, setting, BATCHES, tmp_path)
     assert worst_error(results, want) < 5e-3
     assert whole_distance(saved_weights(tmp_path), want) < BF16_BOUND
 

@@ -10,9 +10,10 @@ from engine_cases import BATCHES, RATES, Setting, make_batch, own_packs, zero_st
 from ranks import RankProcesses
 
 from plimsoll.config.base import Choice
+from plimsoll.engine.policy import PolicyObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.streams import PolicyStream
-from plimsoll.engine.worker import PolicyObjective, Worker
+from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.records import to_packed
 

@@ -53,14 +53,16 @@ class Scores:
     nll: float
 
 
-def score(place: Place, model: Path, stage: int, out: Path) -> Scores:
+def score(place: Place, model: Path, stage: int, offload: str, out: Path) -> Scores:
     """Everything of the rank's packs, after steps of the actor with scoring before each; the
     actor that they made is in `out`."""
     setting = Setting(zero_stage(stage))
     role = setting.role(model)
     worker = Worker(place)
     worker.load_policy("actor", role, TEMPERATURE)
-    frozen = FrozenRole.model_validate({"model": role.model, "stage": 3 if stage == 3 else 0})
+    frozen = FrozenRole.model_validate(
+        {"model": role.model, "stage": 3 if stage == 3 else 0, "offload": offload}
+    )
     worker.load_policy("reference", frozen, TEMPERATURE)
     worker.load_value("critic", role, SEED)
     packs = own_packs(place, BATCHES[0], 31)
@@ -87,11 +89,11 @@ def check(packs: list[Pack], got: list[Floats], want: list[torch.Tensor]) -> Non
         torch.testing.assert_close(torch.from_numpy(array), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize(("stage", "offload"), [(0, "none"), (2, "cpu"), (3, "none"), (3, "cpu")])
 def test_scores_are_those_of_transformers(
-    stage: int, untied: Path, tmp_path: Path, two_ranks: RankProcesses
+    stage: int, offload: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
-    ranks = two_ranks.run(score, untied, stage, tmp_path / "actor")
+    ranks = two_ranks.run(score, untied, stage, offload, tmp_path / "actor")
     want = plain_run(plain_policy(untied), partial(sft_loss, temperature=TEMPERATURE), BATCHES, 1.0)
     actor, first = plain_policy(tmp_path / "actor"), plain_policy(untied)
     critic = plain_critic(untied)

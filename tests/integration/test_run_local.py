@@ -117,6 +117,16 @@ def test_sft_learns_and_its_model_computes_what_the_trainer_computed(home: Path)
     assert rows[-1]["eval/loss"] == pytest.approx(-found.mean(), abs=1e-5)
 
 
+def test_a_run_whose_reader_goes_away_comes_to_its_end(home: Path) -> None:
+    command = Command(home, "sft", "sft.yaml", "--run.directory", "unseen", "--run.steps", "3")
+    command.read_until("sft: 3 steps")
+    assert command.process.stdout is not None
+    command.process.stdout.close()
+    outcome = command.finish()
+    assert outcome.code == 0 and outcome.err.count("goes on unseen") == 1
+    assert len(metrics(home / "unseen")) == 3 and (home / "unseen" / "model").is_dir()
+
+
 @pytest.mark.usefixtures("whole")
 def test_ppo_writes_its_trajectories(home: Path, job: str) -> None:
     if job == "sft":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -24,8 +27,12 @@ from commands import (
 )
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.order import DataOrder
+from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.rollout.vllm import VllmEngine, environment
 
 pytestmark = pytest.mark.slow
 
@@ -101,6 +108,26 @@ def test_the_final_model_holds_the_trainers_masters(home: Path) -> None:
         assert not torch.equal(tensor, first[name].bfloat16())
 
 
+@pytest.mark.usefixtures("ppo")
+def test_the_final_model_computes_the_same_in_vllm_and_in_transformers(home: Path) -> None:
+    path = home / "ppo" / "model"
+    rng = np.random.default_rng(0)
+    probe = [rng.integers(0, 15, length) for length in (2, 9, 24)]
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32")
+    spec = EngineSpec(0, str(path), 32, 1, "cpu", rollout)
+    with patch.dict(os.environ, environment(spec)), asyncio.Runner() as loop:
+        engine = VllmEngine(spec)
+        found = loop.run(engine.log_probs(probe))
+        loop.run(engine.stop())
+    for tokens, log_probs in zip(probe, found, strict=True):
+        row = torch.from_numpy(tokens)
+        with torch.no_grad():
+            scores = plain(row[None]).logits[0, :-1].log_softmax(-1)
+        expected = scores.gather(1, row[1:, None])[:, 0].numpy()
+        np.testing.assert_allclose(log_probs, expected, atol=1e-4)
+
+
 def test_sft_on_two_ranks_is_sft_on_one(home: Path) -> None:
     config = copy.deepcopy(SFT)
     config["run"] |= {"steps": 6, "eval_every": 3, "save_every": None}
@@ -117,3 +144,20 @@ def test_sft_on_two_ranks_is_sft_on_one(home: Path) -> None:
     for name in ("loss", "grad_norm", "eval/loss", "learning_rate", "epoch", "tokens"):
         assert column(alone, name), name
         np.testing.assert_allclose(column(together, name), column(alone, name), rtol=1e-4)
+
+
+def test_a_critic_with_ranks_of_its_own_learns_the_same(home: Path) -> None:
+    config = copy.deepcopy(PPO)
+    config["run"] |= {"steps": 2, "save_every": None}
+    write_config(home, "critic", config)
+    shared = run(home, "ppo", "critic.yaml", "--run.directory", "shared")
+    own = run(
+        home,
+        *("ppo", "critic.yaml", "--run.directory", "own", "--cluster.where", "ray"),
+        *("--cluster.critic_ranks", "2", "--cluster.threads", "1"),
+    )
+    assert (shared.code, shared.err, own.code, own.err) == (0, "", 0, "")
+    together, apart = metrics(home / "shared"), metrics(home / "own")
+    for name in ("reward", "kl", "value_loss", "critic/grad_norm", "actor/grad_norm", "ratio"):
+        assert column(together, name), name
+        np.testing.assert_allclose(column(apart, name), column(together, name), rtol=2e-2)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -24,7 +28,7 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.records import BatchCounts, Floats, Ints, Prompt, Sample, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request
-from plimsoll.rollout.sync import SyncReport, prove, sync_weights
+from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
 from plimsoll.rollout.vllm import VllmEngine, environment
 
 pytestmark = pytest.mark.slow
@@ -37,7 +41,7 @@ STALE = "model.layers.1.mlp.down_proj.weight"
 
 BOTH_NUMBERS = (
     r"rollout engine 0 does not compute what the trainer computes after weight sync \d: over 92 "
-    r"probe tokens the mean log-prob is -\d+\.\d{4} in the engine and -\d+\.\d{4} in the trainer"
+    r"probe tokens the mean log-prob is -\d+\.\d{5} in the engine and -\d+\.\d{5} in the trainer"
 )
 
 Alter = Callable[[WeightBucket], WeightBucket]
@@ -87,8 +91,17 @@ class Pair:
         return [self.loop.run(self.engine.log_probs(sequences))]
 
     def sync(self, version: int) -> SyncReport:
-        config = SyncConfig(bucket_bytes=20_000, max_logprob_gap=BOUND)
-        return sync_weights(self, config, version, PROBE)
+        return sync_weights(self.proved_within(BOUND), version)
+
+    def proved_within(self, bound: float) -> WeightSync:
+        return WeightSync(self, 20_000, PROBE, bound, "by the test")
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A copy of one of the trainer's weights as it is now."""
+        [names] = self.plan(2**30)
+        bucket = self.worker.weight_bucket("actor", names)
+        assert bucket is not None
+        return read_bucket(bucket)[name].clone()
 
 
 def learned_after(prompt: int, tokens: Ints) -> Sample:
@@ -118,40 +131,54 @@ def instead(name: str, value: torch.Tensor) -> Alter:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """The engine loads what the trainer saved after its first steps."""
     home = tmp_path_factory.mktemp("sync")
-    config = tiny_config("qwen2", True, vocab=64, hidden=64, heads=2, feed_forward=96)
-    write_tiny_model(home / "first", config, 0, make_tokenizer())
-    spec = EngineSpec(0, str(home / "saved"), 64, 1, "cpu", RolloutConfig(cpu_kv_cache_gib=0.25))
-    role = TrainedRole(
-        model=ModelConfig(path=str(home / "first")), optimizer=OptimizerConfig(max_grad_norm=0)
-    )
-    with patch.dict(os.environ, environment(spec)), asyncio.Runner() as loop:
-        worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
-        worker.load_policy("actor", role, TEMPERATURE)
+    with trainer(home, "bfloat16") as worker:
         train(worker)
         worker.save_model("actor", home / "saved")
+        with engine_beside(worker, home / "saved", "bfloat16") as pair:
+            yield pair
+
+
+@contextmanager
+def trainer(home: Path, dtype: Literal["bfloat16", "float32"]) -> Iterator[Worker]:
+    config = tiny_config("qwen2", True, vocab=64, hidden=64, heads=2, feed_forward=96)
+    write_tiny_model(home / "first", config, 0, make_tokenizer())
+    model = ModelConfig(path=str(home / "first"), dtype=dtype)
+    role = TrainedRole(model=model, optimizer=OptimizerConfig(max_grad_norm=0))
+    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    worker.load_policy("actor", role, TEMPERATURE)
+    yield worker
+    worker.stop()
+
+
+@contextmanager
+def engine_beside(
+    worker: Worker, model: Path, dtype: Literal["bfloat16", "float32"]
+) -> Iterator[Pair]:
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype=dtype)
+    spec = EngineSpec(0, str(model), 64, 1, "cpu", rollout)
+    with patch.dict(os.environ, environment(spec)), asyncio.Runner() as loop:
         engine = VllmEngine(spec)
         yield Pair(worker, engine, loop)
         loop.run(engine.stop())
-        worker.stop()
 
 
-def train(worker: Worker) -> None:
-    """Three real steps that move every weight far enough for any stale one to show."""
+def train(worker: Worker, rate: float = 0.05) -> None:
+    """Three real steps; by default they move every weight far enough for any stale one to show."""
     rows = [learned_after(1, RNG.integers(0, 15, 24)) for _ in range(8)]
     [packs] = pack(rows, 1, 256)
     counts = BatchCounts(sum(int(row.learned.sum()) for row in rows), len(rows))
     for _ in range(3):
-        worker.train_sft(packs, counts, 0.05)
+        worker.train_sft(packs, counts, rate)
 
 
 def test_the_saved_model_in_vllm_gives_the_trainers_log_probs(pair: Pair) -> None:
-    assert prove(pair, BOUND, 0, PROBE) < 0.02
+    assert prove(pair.proved_within(BOUND), 0).gap < 0.02
 
 
 def test_trained_weights_arrive(pair: Pair) -> None:
     train(pair.worker)
     with pytest.raises(WeightSyncError):
-        prove(pair, BOUND, 1, PROBE)  # the training moved the weights by more than rounding
+        prove(pair.proved_within(BOUND), 1)  # the training moved the weights by more than rounding
     assert pair.sync(1).gap < 0.02
 
 
@@ -190,10 +217,7 @@ def test_a_tied_head_that_is_not_sent_is_caught_by_what_the_engine_computes(pair
 def test_a_stale_tensor_with_a_right_hash_is_caught_by_what_the_engine_computes(
     pair: Pair,
 ) -> None:
-    [names] = pair.plan(2**30)
-    bucket = pair.worker.weight_bucket("actor", names)
-    assert bucket is not None
-    old = read_bucket(bucket)[STALE].clone()
+    old = pair.tensor(STALE)
     train(pair.worker)
     with pytest.raises(WeightSyncError, match=BOTH_NUMBERS):
         replace(pair, alter=instead(STALE, old)).sync(4)
@@ -204,3 +228,21 @@ def test_a_dropped_tensor_is_named(pair: Pair) -> None:
     train(pair.worker)
     with pytest.raises(WeightSyncError, match=f"1 tensors .* never arrived: {STALE}"):
         replace(pair, alter=without(STALE)).sync(5)
+
+
+def test_one_stale_tensor_at_a_small_learning_rate_is_caught_in_float32(tmp_path: Path) -> None:
+    """Its gap is a hundredth of the absolute bound, but many times the rounding."""
+    with (
+        trainer(tmp_path, "float32") as worker,
+        engine_beside(worker, tmp_path / "first", "float32") as pair,
+    ):
+        prepared = prepare_sync(pair, SyncConfig(bucket_bytes=20_000), PROBE)
+        assert prepared.bound < 1e-4
+        old = pair.tensor(STALE)
+        train(worker, rate=1e-4)
+        assert sync_weights(prepared, 1).gap < prepared.bound / 3
+        broken = replace(pair, alter=instead(STALE, old))
+        with pytest.raises(WeightSyncError, match="max_gap_growth") as caught:
+            sync_weights(replace(prepared, route=broken), 2)
+        gap = re.search(r"mean absolute difference (\S+)", str(caught.value))
+        assert gap is not None and float(gap[1]) < BOUND / 20

@@ -1,9 +1,10 @@
-"""The policy loss and the advantage estimator that the config chooses, ready to be called.
+"""The losses and the advantage estimator that the config chooses, ready to be called.
 
-A new one is one new file and one config value: a file in policy_loss/ with a function `loss`, or
-in advantage/ with a function `estimate` and the constant NEEDS_VALUES; or, outside of Plimsoll,
-any function by import path. An estimator by import path that needs no critic says so with an
-attribute: `my_function.needs_values = False`.
+A new one is one new file and one config value: a file in policy_loss/ or preference_loss/ with a
+function `loss`, or in advantage/ with a function `estimate` and the constant NEEDS_VALUES; or,
+outside of Plimsoll, any function by import path. A preference loss that compares with a reference
+takes it as its second positional parameter. An estimator by import path that needs no critic says
+so with an attribute: `my_function.needs_values = False`.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import Any
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages, LossOutput, PolicyLossInputs
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
+from plimsoll.config.reference import needs_reference
 from plimsoll.errors import ConfigError
 
 _PACKAGE = "plimsoll.algorithm"
-_FUNCTIONS = {"policy_loss": "loss", "advantage": "estimate"}
+_FUNCTIONS = {"policy_loss": "loss", "preference_loss": "loss", "advantage": "estimate"}
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,24 @@ class AdvantageEstimator:
     needs_values: bool
 
 
+@dataclass(frozen=True)
+class PreferenceLoss:
+    """A preference loss, and whether it takes the reference's log-probs (`PairValues`) as its
+    second argument, beside `PreferenceLossInputs`."""
+
+    compute: Callable[..., LossOutput]
+    needs_reference: bool
+
+
 def policy_loss(choice: Choice) -> Callable[[PolicyLossInputs], LossOutput]:
     """The policy loss of the config, its options bound. Errors: see `resolve`."""
     return resolve(choice, "policy_loss")
+
+
+def preference_loss(choice: Choice) -> PreferenceLoss:
+    """The preference loss of the config, its options bound. Errors: see `resolve`."""
+    arguments = ("inputs", "reference") if needs_reference(choice) else ("inputs",)
+    return PreferenceLoss(resolve(choice, "preference_loss", arguments), len(arguments) == 2)
 
 
 def advantage(choice: Choice) -> AdvantageEstimator:
@@ -47,18 +64,21 @@ def advantage(choice: Choice) -> AdvantageEstimator:
     return AdvantageEstimator(estimate=estimate, needs_values=needs_values)
 
 
-def resolve(choice: Choice, package: str) -> functools.partial[Any]:
+def resolve(
+    choice: Choice, package: str, arguments: tuple[str, ...] = ("inputs",)
+) -> functools.partial[Any]:
     """The function that `choice` names in a package of algorithm/, its options checked and bound.
 
     Raises ConfigError for a name, option or option's value that cannot be used, and for a
-    function that does not take the inputs as its only positional argument.
+    function that does not take just these positional arguments.
     """
     function = resolve_choice(choice, f"{_PACKAGE}.{package}", _FUNCTIONS[package])
     try:
-        inspect.signature(function).bind("inputs")
+        inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise ConfigError(
             f"{choice.name!r} cannot be called as a function of {package}: {error}. It must take "
-            f"its inputs as the only positional argument, and its options by keyword."
+            f"its {' and '.join(arguments)} as the only positional "
+            f"{'argument' if len(arguments) == 1 else 'arguments'}, and its options by keyword."
         ) from error
     return function

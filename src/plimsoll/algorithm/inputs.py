@@ -1,7 +1,7 @@
 """What the losses and the advantage estimators take and give: frozen records of tensors.
 
 Floats are float32. `_L` is the learned tokens of several sequences, flat, in packed order;
-sequence s holds the tokens from `cu_learned[s]` to `cu_learned[s + 1]`.
+sequence s holds the tokens from `cu_learned[s]` to `cu_learned[s + 1]`. `_P` is pairs.
 
 Worked example: two sequences with 2 and 1 learned tokens have cu_learned = [0 2 3], and
 advantages_L[2] belongs to the only learned token of the second.
@@ -54,6 +54,48 @@ class ValueLossInputs:
     def __post_init__(self) -> None:
         assert self.values_L.ndim == 1
         assert self.values_L.shape == self.old_values_L.shape == self.returns_L.shape
+
+
+@dataclass(frozen=True)
+class PairValues:
+    """One number for each response of several pairs, such as its log-prob; shape [P], maybe 0."""
+
+    chosen_P: Tensor
+    rejected_P: Tensor
+
+    def __post_init__(self) -> None:
+        assert self.chosen_P.ndim == 1 and self.chosen_P.shape == self.rejected_P.shape
+
+    def __sub__(self, other: PairValues) -> PairValues:
+        return PairValues(self.chosen_P - other.chosen_P, self.rejected_P - other.rejected_P)
+
+    def __truediv__(self, other: PairValues) -> PairValues:
+        return PairValues(self.chosen_P / other.chosen_P, self.rejected_P / other.rejected_P)
+
+    def __rmul__(self, factor: float) -> PairValues:
+        return PairValues(factor * self.chosen_P, factor * self.rejected_P)
+
+    @property
+    def margin_P(self) -> Tensor:
+        """By how much the chosen response is ahead."""
+        return self.chosen_P - self.rejected_P
+
+
+@dataclass(frozen=True)
+class PreferenceLossInputs:
+    """One micro-batch of a preference loss; only logprobs has a gradient.
+
+    logprobs: log-probs (nats) of whole responses, given the prompt, under the policy that learns.
+    lengths: the responses' learned tokens, as floats.
+    pairs: of the whole optimizer step, not of this micro-batch.
+    """
+
+    logprobs: PairValues
+    lengths: PairValues
+    pairs: int
+
+    def __post_init__(self) -> None:
+        assert self.logprobs.chosen_P.shape == self.lengths.chosen_P.shape and self.pairs > 0
 
 
 @dataclass(frozen=True)

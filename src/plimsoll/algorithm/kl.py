@@ -7,7 +7,6 @@ Adaptive coefficient: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, sec
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal, assert_never
 
 import torch
@@ -42,13 +41,6 @@ def kl(logprobs_L: Tensor, reference_logprobs_L: Tensor, estimator: KlEstimator)
             return torch.expm1(-difference_L) + difference_L
         case _:
             assert_never(estimator)
-
-
-@dataclass(frozen=True)
-class AdaptiveKl:
-    """The state of an adaptive coefficient: what a checkpoint keeps and `adapt` moves on."""
-
-    coefficient: float
 
 
 def adapt(

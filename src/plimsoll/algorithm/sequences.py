@@ -25,3 +25,8 @@ def sequence_of_token(cu_learned: Tensor) -> Tensor:
     """Which sequence each token belongs to; int, shape [L]."""
     lengths_S = lengths(cu_learned)
     return torch.arange(len(lengths_S), device=cu_learned.device).repeat_interleave(lengths_S)
+
+
+def sums(x_L: Tensor, cu_learned: Tensor) -> Tensor:
+    """The sum over each sequence's learned tokens, shape [S]; 0 for one without."""
+    return torch.segment_reduce(x_L, "sum", lengths=lengths(cu_learned).long(), initial=0)

@@ -12,6 +12,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.transformers import TransformersEngine
+from plimsoll.run.readings import Reading
 
 R = TypeVar("R")
 
@@ -27,6 +28,7 @@ class LocalCluster:
         self._worker = Worker(place)
         self._engines = [TransformersEngine(spec) for spec in specs]
         self.engines = len(self._engines)
+        self.critics = self
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
         return [task(self._worker, *own) for own in arguments]
@@ -52,6 +54,9 @@ class LocalCluster:
 
     def responses_per_request(self) -> int:
         return self._engines[0].responses_per_request
+
+    def read_memory(self) -> dict[str, Reading]:
+        return {"local": self._worker.read_memory()}
 
     def close(self) -> None:
         self._worker.stop()

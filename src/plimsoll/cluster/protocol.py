@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+from plimsoll.engine.worker import Role
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Request
+from plimsoll.run.readings import Reading
 
 R = TypeVar("R")
 
 
-class Cluster(Protocol):
-    """The training ranks and the engines that sample.
+class Ranks(Protocol):
+    """A group of training ranks.
 
     Every call waits for its result. A rank or engine that dies meanwhile ends the call with
     WorkerDied, which names it.
     """
 
-    ranks: int
-    engines: int
+    @property
+    def ranks(self) -> int:
+        """How many they are."""
+        ...
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
         """Call a method of `Worker` on every rank, each with its own arguments."""
@@ -27,6 +31,18 @@ class Cluster(Protocol):
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         """Call a method of `Worker` on every rank with the same arguments."""
+        ...
+
+
+class Cluster(Ranks, Protocol):
+    """The training ranks of the actor, and with it of all roles but a critic that has ranks of its
+    own; and the engines that sample."""
+
+    engines: int
+
+    @property
+    def critics(self) -> Ranks:
+        """The critic's ranks: the same ones, or a group of its own."""
         ...
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
@@ -52,6 +68,16 @@ class Cluster(Protocol):
         """How many responses an engine wants to be asked for at once."""
         ...
 
+    def read_memory(self) -> dict[str, Reading]:
+        """What every process of the run holds, this one first, and its peaks since the last call;
+        by the names that the plan has for them, such as `rank 0`."""
+        ...
+
     def close(self) -> None:
         """End all ranks and engines; leaves no process behind."""
         ...
+
+
+def ranks_of(cluster: Cluster, role: Role) -> Ranks:
+    """The group that hosts a role."""
+    return cluster.critics if role == "critic" else cluster

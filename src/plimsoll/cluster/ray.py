@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from plimsoll.cluster.address import knock
 from plimsoll.cluster.blame import crash_in, failing_process, told, why_dead
 from plimsoll.cluster.ray_actors import Member, create_engine, create_ranks, members
+from plimsoll.cluster.seats import Seat, shared_seats
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.deepspeed import Device
 from plimsoll.engine.process_group import Place, choose_device
 from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
+from plimsoll.memory.meter import read_host
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.run.readings import Reading
 
 R = TypeVar("R")
 
@@ -29,6 +33,28 @@ _CULPRIT_SECONDS = 10.0
 
 _STOP_SECONDS = 10.0
 """How long engines may take to end their own processes."""
+
+
+@dataclass(frozen=True)
+class RankGroup:
+    """A `Ranks` of Ray actors. wait: for the results of calls; the cluster's, which watches all."""
+
+    members: Sequence[Member]
+    wait: Callable[[Mapping[Any, Member]], list[Any]]
+
+    @property
+    def ranks(self) -> int:
+        return len(self.members)
+
+    def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
+        calls = {
+            member.actor.call.remote(task.__name__, *own): member
+            for member, own in zip(self.members, arguments, strict=True)
+        }
+        return self.wait(calls)
+
+    def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
+        return self.each(task, [arguments] * self.ranks)
 
 
 class RayCluster:
@@ -47,24 +73,32 @@ class RayCluster:
         except BaseException:
             self.close()
             raise
+        self._actors = RankGroup(self._ranks[: config.ranks], self._wait)
+        self.critics = RankGroup(self._ranks[config.ranks :] or self._ranks, self._wait)
 
     def _start_members(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int
     ) -> None:
-        device = choose_device(config.device)
-        ranks = create_ranks(config.ranks, device, threads)
-        engines = [create_engine(spec, device) for spec in specs]
-        roles = [f"training rank {i}" for i in range(len(ranks))]
-        roles += [f"rollout engine {i}" for i in range(len(engines))]
-        found = members(roles, [*ranks, *engines], config.start_timeout)
-        self._ranks, self._engines = found[: len(ranks)], found[len(ranks) :]
+        device, patience = choose_device(config.device), config.start_timeout
+        actors = create_ranks(config.ranks, device, threads)
+        critics = create_ranks(config.critic_ranks or 0, device, threads)
+        shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
+        engines = [] if shared else [create_engine(spec, device) for spec in specs]
+        groups = [
+            members("training rank", actors, patience),
+            members("critic rank", critics, patience),
+        ]
+        self._ranks = [member for group in groups for member in group]
+        if shared:
+            engines = _share_cards(specs, device, self._ranks)
+        self._engines = members("rollout engine", engines, patience)
         self._watch(self._ranks)
-        first = self._ranks[0].host
-        place = Place(0, config.ranks, 0, first.node, first.port, device, threads)
         starting = {
-            m.actor.start.remote(replace(place, rank=i)): m for i, m in enumerate(self._ranks)
+            member.actor.start.remote(place): member
+            for group in groups
+            for member, place in zip(group, _places(group, device, threads), strict=True)
         } | {m.actor.start.remote(): m for m in self._engines}
-        results = self._wait(starting, timeout=config.start_timeout)
+        results = self._wait(starting, timeout=patience)
         self._responses_per_request = int(results[-1]) if engines else 0
         self._watch(self._engines)
 
@@ -72,14 +106,10 @@ class RayCluster:
         self._watches |= {member.actor.watch.remote(): member for member in started}
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        calls = {
-            member.actor.call.remote(task.__name__, *own): member
-            for member, own in zip(self._ranks, arguments, strict=True)
-        }
-        return self._wait(calls)
+        return self._actors.each(task, arguments)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
-        return self.each(task, [arguments] * self.ranks)
+        return self._actors.all(task, *arguments)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
         members = [self._engines[i % self.engines] for i in range(len(requests))]
@@ -101,7 +131,9 @@ class RayCluster:
         arguments: tuple[object, ...],
         receive: Callable[..., Any],
     ) -> None:
-        gathering = {m.actor.call.remote(gather.__name__, *arguments): m for m in self._ranks}
+        gathering = {
+            m.actor.call.remote(gather.__name__, *arguments): m for m in self._actors.members
+        }
         first = next(iter(gathering))
         receiving = {m.actor.call.remote(receive.__name__, first): m for m in self._engines}
         # The bucket stays in the object store: engines fetch it from there, not from here.
@@ -110,6 +142,16 @@ class RayCluster:
 
     def responses_per_request(self) -> int:
         return self._responses_per_request
+
+    def read_memory(self) -> dict[str, Reading]:
+        members = (*self._ranks, *self._engines)
+        names = [
+            *(f"rank {i}" for i in range(self.ranks)),
+            *(f"critic rank {i}" for i in range(len(self._ranks) - self.ranks)),
+            *(f"engine {i}" for i in range(self.engines)),
+        ]
+        readings = self._wait({m.actor.call.remote("read_memory"): m for m in members})
+        return {"recipe": Reading(read_host()), **dict(zip(names, readings, strict=True))}
 
     def close(self) -> None:
         self._watches.clear()
@@ -174,6 +216,20 @@ class RayCluster:
             return _died(member, _why(member, error))
 
 
+def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
+    """Each rank's place in a process group of their own, which the first of them leads."""
+    for rank in range(len(group)):
+        first = group[0].host
+        yield Place(rank, len(group), 0, first.node, first.port, device, threads)
+
+
+def _share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
+    """Engines on the cards of ranks that have theirs already."""
+    own = [Seat(member.host.node_id, member.host.cards) for member in ranks]
+    seats = shared_seats(own, len(specs), specs[0].rollout.tensor_parallel)
+    return [create_engine(spec, device, seat) for spec, seat in zip(specs, seats, strict=True)]
+
+
 def _start_ray(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -181,7 +237,7 @@ def _start_ray(config: ClusterConfig) -> None:
     ray._private.worker._worker_logs_enabled = False
     try:
         if config.address is not None and config.address != "auto":
-            _knock(config.address)
+            knock(config.address)
         with _signal_handler_kept():
             ray.init(
                 address=config.address or "local",
@@ -196,12 +252,6 @@ def _start_ray(config: ClusterConfig) -> None:
             f"cluster.address: no Ray cluster answers at {config.address!r} ({error}). Write "
             "host:port of its head node, or leave it out to run on this machine alone."
         ) from error
-
-
-def _knock(address: str) -> None:
-    """Fail at once where nothing listens: Ray itself tries again for minutes."""
-    host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=10).close()
 
 
 @contextmanager

@@ -10,8 +10,14 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from plimsoll.cluster.blame import told, vllm_exception_in, why_dead
+from plimsoll.cluster.seats import Seat
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
@@ -20,12 +26,15 @@ from plimsoll.rollout.protocol import EngineSpec
 
 @dataclass(frozen=True)
 class Host:
-    """Where an actor lives. port: free on its node. log: of its process; see `blame`."""
+    """Where an actor lives. port: free on its node. log: of its process; see `blame`.
+    cards: the numbers of the GPUs that Ray gave it, on the Ray node `node_id`."""
 
     pid: int
     node: str
     port: int
     log: str
+    node_id: str
+    cards: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -97,35 +106,39 @@ class EngineActor:
 
 
 def create_ranks(count: int, device: str, threads: int) -> list[Any]:
-    """Ask Ray for the actors of all training ranks."""
-    remote = ray.remote(concurrency_groups={"watch": 1})(RankActor)
+    """Ask Ray for the actors of a group of training ranks; on GPUs, on as few nodes as can be."""
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
-    options = remote.options(
-        num_cpus=0,
-        num_gpus=1 if device == "cuda" else 0,
-        runtime_env={"env_vars": environment},
-    )
-    return [options.remote() for _ in range(count)]
+    actor = ray.remote(
+        num_cpus=0, concurrency_groups={"watch": 1}, runtime_env={"env_vars": environment}
+    )(RankActor)
+    if device == "cpu" or count == 0:
+        return [actor.remote() for _ in range(count)]
+    cards = placement_group([{"GPU": 1}] * count, strategy="PACK")
+    bundles = [PlacementGroupSchedulingStrategy(cards, i) for i in range(count)]
+    return [actor.options(num_gpus=1, scheduling_strategy=b).remote() for b in bundles]
 
 
-def create_engine(spec: EngineSpec, device: str) -> Any:
-    """Ask Ray for the actor of one engine."""
+def create_engine(spec: EngineSpec, device: str, seat: Seat | None = None) -> Any:
+    """Ask Ray for the actor of one engine; seat: cards of ranks that it shares, where it does."""
     from plimsoll.rollout.vllm import environment
 
-    return (
-        ray.remote(EngineActor)
-        .options(
-            num_cpus=0,
-            num_gpus=spec.rollout.tensor_parallel if device == "cuda" else 0,
-            max_concurrency=10_000,
-            runtime_env={"env_vars": environment(spec)},
+    actor = ray.remote(num_cpus=0, max_concurrency=10_000)(EngineActor)
+    if seat is None:
+        gpus = spec.rollout.tensor_parallel if device == "cuda" else 0
+        placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment(spec)})
+    else:
+        # Ray has given the cards to the ranks, and would not give them again.
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, seat.cards))}
+        placed = actor.options(
+            num_gpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node_id, soft=False),
+            runtime_env={"env_vars": environment(spec) | visible},
         )
-        .remote(spec)
-    )
+    return placed.remote(spec)
 
 
-def members(roles: Sequence[str], actors: Sequence[Any], timeout: float) -> list[Member]:
-    """Wait until all actors have a process."""
+def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
+    """Wait until all actors have a process; they are called by their role and number."""
     try:
         hosts = ray.get([actor.host.remote() for actor in actors], timeout=timeout)
     except GetTimeoutError as error:
@@ -136,11 +149,22 @@ def members(roles: Sequence[str], actors: Sequence[Any], timeout: float) -> list
         ) from error
     except RayActorError as error:
         raise PlimsollError(f"Ray could not start a process: {why_dead(str(error))}") from error
-    return [Member(*three) for three in zip(roles, actors, hosts, strict=True)]
+    return [
+        Member(f"{role} {i}", actor, host)
+        for i, (actor, host) in enumerate(zip(actors, hosts, strict=True))
+    ]
 
 
 def _own_host() -> Host:
-    return Host(os.getpid(), ray.util.get_node_ip_address(), free_port(), _own_log())
+    context = ray.get_runtime_context()
+    return Host(
+        os.getpid(),
+        ray.util.get_node_ip_address(),
+        free_port(),
+        _own_log(),
+        context.get_node_id(),
+        tuple(int(card) for card in context.get_accelerator_ids()["GPU"]),
+    )
 
 
 def _own_log() -> str:

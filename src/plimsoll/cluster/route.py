@@ -44,6 +44,29 @@ class ActorRoute:
         return self._cluster.engines_do(RolloutEngine.log_probs, tuple(sequences))
 
 
+class AdapterRoute:
+    """A `WeightRoute` for the actor's adapter alone: the engines hold its base already."""
+
+    def __init__(self, cluster: Cluster, actor: ActorRoute) -> None:
+        self._cluster = cluster
+        self.trainer_log_probs = actor.trainer_log_probs
+        self.engine_log_probs = actor.engine_log_probs
+
+    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
+        return ()
+
+    def begin(self) -> None:
+        pass
+
+    def send(self, names: tuple[str, ...]) -> None:
+        raise AssertionError("an adapter goes in one piece, at the end")
+
+    def finish(self, version: int) -> None:
+        self._cluster.hand_over(
+            Worker.adapter_files, ("actor", version), RolloutEngine.take_adapter
+        )
+
+
 def _all_but_first(length: int) -> np.ndarray:
     learned = np.ones(length, dtype=np.bool_)
     learned[0] = False

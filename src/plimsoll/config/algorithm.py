@@ -31,6 +31,15 @@ class KlConfig(Settings):
     """Responses over which an adaptive coefficient moves."""
 
 
+class PreferenceAlgorithm(Settings):
+    """Learning from pairs; Rafailov et al. 2023, https://arxiv.org/abs/2305.18290."""
+
+    loss: Choice = Choice(name="dpo", options={"beta": 0.1})
+    """The preference loss: a file of algorithm/preference_loss/, or an import path."""
+    nll_weight: NonNegativeFloat = 0.0
+    """Weight of the chosen response's mean negative log-likelihood beside the preference loss."""
+
+
 class PpoAlgorithm(Settings):
     """Proximal policy optimisation; Schulman et al. 2017, https://arxiv.org/abs/1707.06347."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -12,6 +13,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
+FlipRate = Annotated[float, Field(ge=0, lt=0.5)]
+"""A share of wrong labels: at a half, labels say nothing."""
 
 OptionValue = bool | int | float | str | None
 """What an option of a pluggable function may be."""
@@ -28,6 +31,17 @@ class Settings(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _complete_choices(cls, values: object) -> object:
+        """Where only the options of a `Choice` are given, they are laid over its default: name and
+        options. Where a name is given, that function's own defaults hold."""
+        if not isinstance(values, dict):
+            return values
+        return {
+            name: _complete(cls.model_fields.get(name), value) for name, value in values.items()
+        }
+
 
 class Choice(Settings):
     """A pluggable pure function: by the name of a file of Plimsoll's, or by import path.
@@ -38,4 +52,14 @@ class Choice(Settings):
     name: str
     """The file's name (such as `clip`), or an import path `my.module:my_function`."""
     options: dict[str, OptionValue] = {}
-    """Keyword arguments of the function."""
+    """Keyword arguments of the function. Given without a name, they are laid over the default's."""
+
+
+def _complete(field: FieldInfo | None, value: object) -> object:
+    if field is None or not isinstance(field.default, Choice):
+        return value
+    if not isinstance(value, dict) or "name" in value:
+        return value
+    options = value.get("options", {})
+    merged = {**field.default.options, **options} if isinstance(options, dict) else options
+    return {**value, "name": field.default.name, "options": merged}

@@ -14,6 +14,15 @@ class SftBatch(Settings):
     """The token budget of one forward on one rank; no pack exceeds it."""
 
 
+class PreferenceBatch(Settings):
+    """A step of learning from pairs."""
+
+    pairs: PositiveInt = 32
+    """Pairs (chosen and rejected) per optimizer step, over all ranks."""
+    micro_batch_tokens: PositiveInt = 4096
+    """The token budget of one forward on one rank; no pack exceeds it."""
+
+
 class PpoBatch(Settings):
     """A step of PPO."""
 

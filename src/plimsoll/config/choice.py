@@ -8,12 +8,15 @@ an annotation such as `Annotated[float, Field(gt=1)]` has its bounds checked too
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
 
@@ -42,7 +45,32 @@ def resolve_choice(choice: Choice, package: str, function: str) -> functools.par
     return functools.partial(found, **_checked_options(choice, found))
 
 
+def positional_parameters(choice: Choice, package: str, function: str) -> tuple[str, ...]:
+    """The names of the positional parameters of the function that `choice` names.
+
+    A file of Plimsoll's is read, not imported: it may need torch, and who asks may not.
+    Raises ConfigError for a name that cannot be used.
+    """
+    if ":" in choice.name:
+        found = inspect.signature(_by_import_path(choice.name)).parameters.values()
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return tuple(p.name for p in found if p.kind in kinds)
+    spec = find_spec(_known(choice.name, package))
+    assert spec is not None and spec.origin is not None
+    [definition] = [
+        node
+        for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name == function
+    ]
+    return tuple(p.arg for p in [*definition.args.posonlyargs, *definition.args.args])
+
+
 def _by_name(name: str, package: str, function: str) -> Callable[..., Any]:
+    return _function_of(importlib.import_module(_known(name, package)), function, name)
+
+
+def _known(name: str, package: str) -> str:
+    """The module of a name in a package."""
     kind = package.rpartition(".")[2]
     known = sorted(m.name for m in pkgutil.iter_modules(importlib.import_module(package).__path__))
     if name not in known:
@@ -50,7 +78,7 @@ def _by_name(name: str, package: str, function: str) -> Callable[..., Any]:
             f"No {kind} is called {name!r}.{_nearest(name, known)} Known: {', '.join(known)}. "
             f"A function of your own is chosen by import path: my.module:my_function."
         )
-    return _function_of(importlib.import_module(f"{package}.{name}"), function, name)
+    return f"{package}.{name}"
 
 
 def _by_import_path(path: str) -> Callable[..., Any]:

@@ -16,6 +16,18 @@ class ClusterConfig(Settings):
     """auto takes CUDA when there is a GPU."""
     ranks: PositiveInt = 1
     """Training ranks (data parallel): one per GPU, or CPU processes."""
+    critic_ranks: PositiveInt | None = None
+    """Ranks of a group of the critic's own, on GPUs of their own; default: the critic shares the
+    actor's ranks."""
+    nodes: PositiveInt = 1
+    """Machines that the run may use."""
+    hardware: str | None = None
+    """The cards of each machine, for the plan, such as 8xA100-80GB; default: the machine at
+    hand."""
+    host_memory: str | None = None
+    """Each machine's host memory, for the plan, such as 1TB; default: the machine at hand."""
+    calibration: str | None = None
+    """A file that `plimsoll calibrate` wrote: constants of the plan, measured on runs of yours."""
     threads: PositiveInt | None = None
     """CPU threads of each rank and engine; default: the machine's cores divided among them."""
     address: str | None = None

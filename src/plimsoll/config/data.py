@@ -10,11 +10,15 @@ from plimsoll.config.base import PositiveInt, Settings
 class SourceConfig(Settings):
     """A file or data set, and the columns to read.
 
-    Either `messages` (OpenAI-style), or `prompt` and `response` columns.
+    Either `messages` (OpenAI-style), or `prompt` and `response` columns; for preference pairs
+    `chosen` and `rejected`, with `prompt` where they do not hold it.
     """
 
     path: str
-    """A .jsonl or .parquet file, a directory of them, a `datasets` directory, or a hub name."""
+    """A .jsonl, .jsonl.gz or .parquet file, a directory of them, a `datasets` directory, or a hub
+    name."""
+    name: str | None = None
+    """The configuration of a hub's data set that has several, such as `main` of openai/gsm8k."""
     split: str = "train"
     """The split, where the source has several."""
     messages: str | None = None
@@ -23,6 +27,11 @@ class SourceConfig(Settings):
     """Column with the prompt as text."""
     response: str | None = None
     """Column with the response as text (SFT)."""
+    chosen: str | None = None
+    """Column with the better response: text beside a prompt column, or the whole conversation as
+    messages or as a dialogue of HH-RLHF's form (preference pairs)."""
+    rejected: str | None = None
+    """Column with the worse response, in the form of `chosen` (preference pairs)."""
     reference: str | None = None
     """Column with the reference answer (RL)."""
     limit: PositiveInt | None = None
@@ -47,6 +56,6 @@ class DataConfig(Settings):
     over_long: Literal["refuse", "truncate"] = "refuse"
     """A sequence over max_tokens is a bad row, or is cut at the end."""
     max_tokens: PositiveInt = 2048
-    """The longest sequence (SFT), or the longest prompt (RL), in tokens."""
+    """The longest sequence (SFT, pairs), or the longest prompt (RL), in tokens."""
     shuffle: bool = True
     """A new order every epoch, from the run's seed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import (
     NonNegativeFloat,
     NonNegativeInt,
@@ -23,6 +24,9 @@ class ZeroConfig(Settings):
     """`cpu` keeps masters and moments in host memory and steps there with DeepSpeedCPUAdam."""
     parameter_offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps the divided weights in host memory; stage 3 only."""
+    gradient_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What micro-batches' gradients are added up in. auto: float32, except at stage 0 with bfloat16
+    weights, where DeepSpeed has only bfloat16."""
     bucket_elements: PositiveInt = 50_000_000
     """Elements per communication bucket (reduce and all-gather)."""
 
@@ -30,6 +34,8 @@ class ZeroConfig(Settings):
 class OptimizerConfig(Settings):
     """AdamW and its learning-rate schedule."""
 
+    kind: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit` keeps the moments in 8 bits (bitsandbytes, Dettmers et al. 2021)."""
     learning_rate: PositiveFloat = 1e-6
     """The peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -55,6 +61,8 @@ class TrainedRole(Settings):
 
     model: ModelConfig
     """The model that training starts from."""
+    adapter: AdapterConfig | None = None
+    """Train a low-rank adapter and leave the model as it is; default: train all weights."""
     zero: ZeroConfig = ZeroConfig()
     """Division over ranks and offload."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -68,3 +76,6 @@ class FrozenRole(Settings):
     """The model."""
     stage: Literal[0, 3] = 0
     """0: a whole copy on every rank; 3: divided over the ranks."""
+    offload: Literal["none", "cpu"] = "none"
+    """`cpu` keeps the weights in host memory while the role does not score (stage 0), or fetches
+    them layer by layer (stage 3)."""

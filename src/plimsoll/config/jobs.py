@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from plimsoll.config.algorithm import PpoAlgorithm
+from plimsoll.config.algorithm import PpoAlgorithm, PreferenceAlgorithm
 from plimsoll.config.base import Settings
-from plimsoll.config.batch import PpoBatch, SftBatch
+from plimsoll.config.batch import PpoBatch, PreferenceBatch, SftBatch
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import RunConfig
 
@@ -26,6 +26,26 @@ class SftConfig(Settings):
     """What one step sees."""
     actor: TrainedRole
     """The model that learns."""
+
+
+class DpoConfig(Settings):
+    """Direct preference optimisation and its family: learning from pairs of responses."""
+
+    run: RunConfig
+    """The run directory, its length and habits."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Pairs, template and lengths."""
+    batch: PreferenceBatch = PreferenceBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The policy."""
+    reference: FrozenRole | None = None
+    """The frozen policy that the actor is compared with; default: the actor's first weights, which
+    with an adapter is the same model with the adapter switched off."""
+    algorithm: PreferenceAlgorithm = PreferenceAlgorithm()
+    """The loss."""
 
 
 class PpoConfig(Settings):
@@ -47,6 +67,8 @@ class PpoConfig(Settings):
     """The frozen policy that the KL is measured from; default: the actor's first weights."""
     rewards: dict[str, RewardConfig]
     """The parts of the reward, by the name they are shown under."""
+    reward_model: RewardModelConfig | None = None
+    """A trained reward model, as a further part of the reward."""
     rollout: RolloutConfig = RolloutConfig()
     """The engines that sample."""
     eval_sampling: SamplingConfig | None = None
@@ -55,4 +77,4 @@ class PpoConfig(Settings):
     """Advantage, losses, KL."""
 
 
-JobConfig = SftConfig | PpoConfig
+JobConfig = SftConfig | DpoConfig | PpoConfig

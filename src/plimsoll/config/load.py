@@ -19,7 +19,7 @@ from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.keys import Key, below, find_key, keys_of
 from plimsoll.config.problems import Problem, refuse, show
-from plimsoll.config.yaml_tree import Path, Tree, read_tree
+from plimsoll.config.yaml_tree import Origins, Path, Tree, read_tree, written_around
 from plimsoll.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
@@ -34,19 +34,27 @@ def load_config(model: type[ConfigT], path: str, flags: Sequence[str] = ()) -> C
     Raises ConfigError (exit code 2) or SettingsConflict (4) with every problem, where it was
     written, and what to write instead.
     """
-    tree = apply_flags(read_tree(_read_text(path), path), parse_flags(flags))
+    return read_config(model, path, flags)[0]
+
+
+def read_config(
+    model: type[ConfigT], path: str, flags: Sequence[str] = ()
+) -> tuple[ConfigT, Origins]:
+    """As `load_config`, and beside the config where each of its keys was written."""
+    tree = apply_flags(read_tree(read_config_text(path), path), parse_flags(flags))
     config = validate(model, tree)
-    check_agreement(config)
-    return config
+    check_agreement(config, tree.origins)
+    return config, tree.origins
 
 
 def validate(model: type[SettingsT], tree: Tree) -> SettingsT:
     """The model of a tree of values; ConfigError lists every key that is wrong."""
-    refuse(_problems(model, tree))
+    refuse(schema_problems(model, tree))
     return model.model_validate(tree.values)
 
 
-def _problems(model: type[Settings], tree: Tree) -> Iterator[Problem]:
+def schema_problems(model: type[Settings], tree: Tree) -> Iterator[Problem]:
+    """Every key that is wrong, unknown or missing; agreement between keys is not looked at."""
     keys = tuple(keys_of(model))
     yield from _bools_as_numbers(keys, tree)
     try:
@@ -55,7 +63,8 @@ def _problems(model: type[Settings], tree: Tree) -> Iterator[Problem]:
         yield from _in_plain_words(error, keys, tree)
 
 
-def _read_text(path: str) -> str:
+def read_config_text(path: str) -> str:
+    """The file's text; ConfigError where there is none."""
     try:
         return FilePath(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -112,7 +121,9 @@ def _unknown(path: Path, value: object, keys: tuple[Key, ...], tree: Tree) -> Pr
     else:
         instead = f"valid keys here: {', '.join(known)}"
     name = ".".join(path)
-    return Problem(name, show(value), "There is no such key.", instead, _origin(tree, path))
+    return Problem(
+        name, show(value), "There is no such key.", instead, written_around(tree.origins, path)
+    )
 
 
 def _wrong(key: Key, path: Path, value: object, tree: Tree) -> Problem:
@@ -125,7 +136,7 @@ def _wrong(key: Key, path: Path, value: object, tree: Tree) -> Problem:
         instead = f"did you mean {close[0]}?" if close else f"write such a value{default}"
     if key.kind.startswith("text") and isinstance(value, bool | int | float):
         instead = f'write it in quotes: "{show(value)}" (on a command line: \'"{show(value)}"\')'
-    return Problem(".".join(path), show(value), why, instead, _origin(tree, path))
+    return Problem(".".join(path), show(value), why, instead, written_around(tree.origins, path))
 
 
 def _bools_as_numbers(keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
@@ -151,10 +162,3 @@ def _value_at(tree: Tree, path: Path) -> object:
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _origin(tree: Tree, path: Path) -> str:
-    """Where `path` was written, or else what it lies in, or else the first thing within it."""
-    upwards = [path[:length] for length in range(len(path), 0, -1)]
-    within = [found for found in tree.origins if found[: len(path)] == path]
-    return next((tree.origins[p] for p in [*upwards, *within] if p in tree.origins), "")

@@ -15,6 +15,11 @@ class ModelConfig(Settings):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """The dtype of weights and activations; the optimizer keeps fp32 masters of bfloat16
     weights."""
+    quantization: Literal["none", "nf4"] = "none"
+    """`nf4` keeps the linear layers' weights in 4 bits (QLoRA); such a model can only be frozen, or
+    trained through an adapter."""
+    double_quantization: bool = True
+    """Quantise the scales of nf4 blocks too: 0.516 instead of 0.5625 bytes a parameter."""
     attention: Literal["auto", "sdpa", "varlen"] = "auto"
     """Packed attention: `varlen` is PyTorch's varlen_attn (CUDA), `sdpa` works per sequence;
     auto takes varlen on CUDA."""

@@ -33,9 +33,15 @@ class SyncConfig(Settings):
     """Weights are gathered and sent in buckets of at most this size (or one tensor)."""
     max_logprob_gap: PositiveFloat = 0.05
     """Stop when the mean absolute difference between the engines' and the trainer's log-probs
-    of the probe tokens is larger than this."""
-    probe_sequences: PositiveInt = 4
-    """Sequences in the probe."""
+    of the probe tokens is larger than this (nats)."""
+    max_gap_growth: PositiveFloat = 3.0
+    """Stop too when that difference is this many times what it was with the first weights, which
+    both sides read from the same files."""
+    adapter: Literal["merged", "separate"] = "merged"
+    """How an actor's adapter gets to the engines. merged: as whole weights, merged out of place;
+    separate: the adapter alone, by vLLM's LoRA: a small part of the bytes, with slower sampling."""
+    probe_sequences: PositiveInt = 16
+    """Sequences in the probe: the first prompts of data.train."""
 
 
 class RolloutConfig(Settings):
@@ -47,6 +53,12 @@ class RolloutConfig(Settings):
     """How many engines (data parallel)."""
     tensor_parallel: PositiveInt = 1
     """GPUs (or CPU processes) per engine."""
+    placement: Literal["own", "shared"] = "own"
+    """own: engines have GPUs of their own; shared: they use the training ranks' GPUs, in turns or
+    side by side."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """What shared engines give up while the ranks train: 0 nothing, 1 the KV cache, with weights
+    moved to host memory, 2 both dropped."""
     memory_share: Share = 0.5
     """The share of the whole card that vLLM takes (its gpu_memory_utilization)."""
     cpu_kv_cache_gib: PositiveFloat = 0.5

@@ -18,7 +18,7 @@ class RunConfig(Settings):
     """never: refuse a directory that holds a run; auto: continue one that is there;
     must: refuse to start anew."""
     steps: PositiveInt
-    """Steps of the run: optimizer steps (SFT), or rollout-and-train rounds (RL)."""
+    """Steps of the run: optimizer steps (SFT, pairs), or rollout-and-train rounds (RL)."""
     save_every: PositiveInt | None = None
     """Write a checkpoint every so many steps; one is always written at the end and on Ctrl-C."""
     keep_checkpoints: PositiveInt = 2

@@ -9,6 +9,7 @@ models hold them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ import yaml
 from plimsoll.errors import ConfigError
 
 Path = tuple[str, ...]
+Origins = Mapping[Path, str]
+"""For each key path that was written: the line, or the flag."""
 
 _TAG = "tag:yaml.org,2002:"
 _FLOAT = re.compile(
@@ -62,6 +65,18 @@ class Tree:
 
     values: dict[str, object]
     origins: dict[Path, str]
+
+
+def written_at(origins: Origins, path: Path) -> str:
+    """Where `path` was written, or else the first thing within it; else ""."""
+    within = [found for found in origins if found[: len(path)] == path]
+    return next((origins[found] for found in [path, *within] if found in origins), "")
+
+
+def written_around(origins: Origins, path: Path) -> str:
+    """Where `path` was written, or else the nearest section that it belongs in."""
+    upwards = [path[:length] for length in range(len(path), 0, -1)]
+    return next((at for section in upwards if (at := written_at(origins, section))), "")
 
 
 def read_tree(text: str, name: str) -> Tree:

@@ -1,17 +1,19 @@
-"""Rows of a source -> training samples (SFT) or prompts (RL), with the bad rows listed."""
+"""Rows of a source -> training samples (SFT), pairs or prompts (RL), with the bad rows listed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.data.pieces import Messages, Piece, readable
+from plimsoll.data.pairs import PairColumns, PairRow, pair_columns, pair_of
+from plimsoll.data.pieces import Piece, readable
 from plimsoll.data.report import BadRow, BadRows, RowProblem
 from plimsoll.data.rows import (
-    Columns,
     check_columns,
     conversation_of,
     prompt_columns,
@@ -22,9 +24,11 @@ from plimsoll.data.rows import (
 from plimsoll.data.sources import Row, read_rows
 from plimsoll.data.template import Template
 from plimsoll.errors import DataError
-from plimsoll.records import Bools, Ints, Prompt, Sample
+from plimsoll.records import Bools, Ints, Pair, Prompt, Sample
 
 T = TypeVar("T")
+Tokens = tuple[Ints, Bools]
+"""Tokens, and whether each is learned; both of shape [n]."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,13 @@ class Checked:
     """A row that passed the checks of its fields, rendered and not yet tokenized.
 
     index: which row of the source it is, from 0, bad rows included.
+    sequences: the pieces of each sequence that the row gives: one, or chosen and rejected.
     """
 
     row: Row
     index: int
     text: str
-    pieces: tuple[Piece, ...]
+    sequences: tuple[tuple[Piece, ...], ...]
     reference: str | None
 
 
@@ -59,10 +64,27 @@ def load_samples(data: DataConfig, source: SourceConfig, template: Template) -> 
 
     def check(row: Row, index: int) -> Checked:
         messages = conversation_of(row, columns)
-        pieces = _rendered(template.render_conversation, messages, columns)
-        return Checked(row, index, "", pieces, None)
+        pieces = _rendered(partial(template.render_conversation, messages), columns.turns)
+        return Checked(row, index, "", (pieces,), None)
 
-    return _load(data, source, template, columns, check, partial(_sample, data, columns.turns))
+    def finish(row: Checked, sequences: Sequence[Tokens]) -> Sample:
+        return _sample(data, columns.turns, sequences[0])
+
+    return _load(data, source, template, asdict(columns), check, finish)
+
+
+def load_pairs(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Pair]:
+    """The preference pairs of a source, in the source's order; errors as in `load_samples`."""
+    columns = pair_columns(source, _key(data, source))
+
+    def check(row: Row, index: int) -> Checked:
+        pair = pair_of(row, columns, plain=template.jinja is None)
+        return Checked(row, index, "", _rendered_pair(template, pair, columns), None)
+
+    def finish(row: Checked, sequences: Sequence[Tokens]) -> Pair:
+        return _pair(data, columns, sequences)
+
+    return _load(data, source, template, asdict(columns), check, finish)
 
 
 def load_prompts(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Prompt]:
@@ -72,32 +94,43 @@ def load_prompts(data: DataConfig, source: SourceConfig, template: Template) -> 
     def check(row: Row, index: int) -> Checked:
         messages = prompt_of(row, columns)
         reference = reference_of(row, columns.reference)
-        pieces = _rendered(template.render_prompt, messages, columns)
-        return Checked(row, index, readable(messages), pieces, reference)
+        pieces = _rendered(partial(template.render_prompt, messages), columns.turns)
+        return Checked(row, index, readable(messages), (pieces,), reference)
 
-    return _load(data, source, template, columns, check, partial(_prompt, data, columns.turns))
+    def finish(row: Checked, sequences: Sequence[Tokens]) -> Prompt:
+        return _prompt(data, columns.turns, row, sequences[0])
+
+    return _load(data, source, template, asdict(columns), check, finish)
 
 
 def _key(data: DataConfig, source: SourceConfig) -> str:
     return "data.eval" if source is data.eval else "data.train"
 
 
-def _rendered(
-    render: Callable[[Messages], tuple[Piece, ...]], messages: Messages, columns: Columns
-) -> tuple[Piece, ...]:
+def _rendered(render: Callable[[], tuple[Piece, ...]], field: str) -> tuple[Piece, ...]:
     try:
-        return render(messages)
+        return render()
     except DataError as error:
-        raise RowProblem(columns.turns, str(error)) from error
+        raise RowProblem(field, str(error)) from error
+
+
+def _rendered_pair(
+    template: Template, pair: PairRow, columns: PairColumns
+) -> tuple[tuple[Piece, ...], ...]:
+    answers = ((columns.chosen, pair.chosen), (columns.rejected, pair.rejected))
+    return tuple(
+        _rendered(partial(template.render_answer, pair.prompt, answer), column)
+        for column, answer in answers
+    )
 
 
 def _load(
     data: DataConfig,
     source: SourceConfig,
     template: Template,
-    columns: Columns,
+    columns: Mapping[str, str | None],
     check: Callable[[Row, int], Checked],
-    finish: Callable[[Checked, Ints, Bools], T],
+    finish: Callable[[Checked, Sequence[Tokens]], T],
 ) -> Loaded[T]:
     """Read, check and render every row, tokenize all at once, and sort good rows from bad."""
     rows = list(read_rows(source))
@@ -106,9 +139,12 @@ def _load(
         row if isinstance(row, BadRow) else _attempt(row, partial(check, row, index))
         for index, row in enumerate(rows)
     ]
-    tokenized = iter(template.tokenize([c.pieces for c in checked if isinstance(c, Checked)]))
+    rendered = [s for c in checked if isinstance(c, Checked) for s in c.sequences]
+    tokenized = iter(template.tokenize(rendered))
     finished = [
-        c if isinstance(c, BadRow) else _attempt(c.row, partial(finish, c, *next(tokenized)))
+        c
+        if isinstance(c, BadRow)
+        else _attempt(c.row, partial(finish, c, [next(tokenized) for _ in c.sequences]))
         for c in checked
     ]
     bad = tuple(outcome for outcome in finished if isinstance(outcome, BadRow))
@@ -123,7 +159,8 @@ def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:
         return BadRow(row.file, row.line, found.field, found.problem)
 
 
-def _sample(data: DataConfig, field: str, row: Checked, tokens: Ints, learned: Bools) -> Sample:
+def _sample(data: DataConfig, field: str, sequence: Tokens) -> Sample:
+    tokens, learned = sequence
     if len(tokens) > data.max_tokens:
         _refuse_long(data, field, len(tokens))
         tokens, learned = tokens[: data.max_tokens], learned[: data.max_tokens]
@@ -132,7 +169,26 @@ def _sample(data: DataConfig, field: str, row: Checked, tokens: Ints, learned: B
     return Sample(tokens, learned)
 
 
-def _prompt(data: DataConfig, field: str, row: Checked, tokens: Ints, learned: Bools) -> Prompt:
+def _pair(data: DataConfig, columns: PairColumns, sequences: Sequence[Tokens]) -> Pair:
+    chosen, rejected = sequences
+    prompt = int(np.argmax(chosen[1]))
+    if prompt >= data.max_tokens:
+        raise RowProblem(
+            columns.prompt or columns.chosen,
+            f"has a prompt of {prompt:,} tokens, which leaves none for a response within"
+            f" `data.max_tokens: {data.max_tokens}` (raise it)",
+        )
+    pair = Pair(_sample(data, columns.chosen, chosen), _sample(data, columns.rejected, rejected))
+    if np.array_equal(pair.chosen.tokens, pair.rejected.tokens):
+        raise RowProblem(
+            columns.rejected,
+            f"equals `{columns.chosen}` within `data.max_tokens: {data.max_tokens}` (raise it)",
+        )
+    return pair
+
+
+def _prompt(data: DataConfig, field: str, row: Checked, sequence: Tokens) -> Prompt:
+    tokens, _ = sequence
     if len(tokens) == 0:
         raise RowProblem(field, "gives no tokens")
     if len(tokens) > data.max_tokens:

@@ -1,9 +1,10 @@
 """Samples -> micro-batches: no padding, no pack over the token budget, as many on every rank.
 
-Two classic algorithms. First-fit decreasing finds how few packs hold all samples (at most 11/9
-of the optimum plus one; Dósa 2007). Longest processing time first (Graham 1969) then spreads the
-samples over that many packs, each to the cheapest pack with room; where its spread does not fit
-the budget, the first-fit packs are kept.
+What is packed are groups of samples that stay together: single samples, or pairs. Two classic
+algorithms do it. First-fit decreasing finds how few packs hold all groups (at most 11/9 of the
+optimum plus one; Dósa 2007). Longest processing time first (Graham 1969) then spreads the groups
+over that many packs, each to the cheapest pack with room; where its spread does not fit the
+budget, the first-fit packs are kept.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.errors import DataError
-from plimsoll.records import Ints, Pack, Sample
+from plimsoll.records import Ints, Pack, Pair, Sample
 
 Bins = list[list[int]]
+"""Which groups each pack holds, by their numbers."""
 
 EVEN_LENGTH = 24_576
 """The sequence length at which attention costs as much as all matrix products with weights.
@@ -40,13 +42,35 @@ def pack(samples: Sequence[Sample], ranks: int, budget: int) -> list[list[Pack]]
 
     Raises DataError when a sample alone is over the budget.
     """
+    return _pack(samples, [(i,) for i in range(len(samples))], ranks, budget)
+
+
+def pack_pairs(pairs: Sequence[Pair], ranks: int, budget: int) -> list[list[Pack]]:
+    """As `pack`, for pairs: both samples of a pair are in the same pack, one after the other.
+
+    Pair i is samples 2 i (chosen) and 2 i + 1 (rejected) of the packs' `samples_S`.
+    Raises DataError when a pair alone is over the budget.
+    """
+    samples = [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
+    return _pack(samples, [(2 * i, 2 * i + 1) for i in range(len(pairs))], ranks, budget)
+
+
+def _pack(
+    samples: Sequence[Sample], groups: Sequence[tuple[int, ...]], ranks: int, budget: int
+) -> list[list[Pack]]:
+    """Packs of whole groups; groups: which samples stay together, the same number in each."""
     assert samples and ranks > 0
-    lengths = np.array([len(sample.tokens) for sample in samples], dtype=np.int64)
-    _check_budget(lengths, budget)
-    costs = sequence_cost(lengths)
+    lengths_GS = np.array([[len(samples[i].tokens) for i in group] for group in groups])
+    lengths, costs = lengths_GS.sum(1), sequence_cost(lengths_GS).sum(1)
+    _check_budget(lengths, budget, "Sample" if len(groups[0]) == 1 else "Pair")
     by_rank = _deal(_bins(lengths, costs, ranks, budget), costs, ranks)
     return [
-        [pack_one(samples, indices) if indices else _filler(samples) for indices in bins]
+        [
+            pack_one(samples, [i for group in members for i in groups[group]])
+            if members
+            else _filler(samples)
+            for members in bins
+        ]
         for bins in by_rank
     ]
 
@@ -56,13 +80,13 @@ def pack_one(samples: Sequence[Sample], indices: Sequence[int]) -> Pack:
     return _lay_out([samples[i] for i in indices], indices)
 
 
-def _check_budget(lengths: Ints, budget: int) -> None:
+def _check_budget(lengths: Ints, budget: int, what: str) -> None:
     over = np.flatnonzero(lengths > budget)
     if len(over):
         longest = int(lengths.max())
         raise DataError(
-            f"Sample {over[0]} of the batch has {lengths[over[0]]:,} tokens, over the budget of"
-            f" {budget:,} tokens of one micro-batch ({len(over):,} such samples, the longest of"
+            f"{what} {over[0]} of the batch has {lengths[over[0]]:,} tokens, over the budget of"
+            f" {budget:,} tokens of one micro-batch ({len(over):,} like it, the longest of"
             f" {longest:,} tokens): set `batch.micro_batch_tokens` to at least {longest}, or"
             f" bound the samples (`data.max_tokens` with `data.over_long truncate`, and"
             f" `rollout.sampling.max_new_tokens` in RL)."
@@ -70,9 +94,9 @@ def _check_budget(lengths: Ints, budget: int) -> None:
 
 
 def _bins(lengths: Ints, costs: NDArray[np.float64], ranks: int, budget: int) -> Bins:
-    """Which samples share a pack: as few packs as first-fit needs, in a multiple of `ranks`.
+    """Which groups share a pack: as few packs as first-fit needs, in a multiple of `ranks`.
 
-    A pack without samples becomes a filler."""
+    A pack without groups becomes a filler. lengths, costs: of each group."""
     longest_first = np.argsort(-lengths, kind="stable")
     fitted = _first_fit(longest_first, lengths, budget)
     count = -(-len(fitted) // ranks) * ranks
@@ -81,7 +105,7 @@ def _bins(lengths: Ints, costs: NDArray[np.float64], ranks: int, budget: int) ->
 
 
 def _first_fit(order: Ints, lengths: Ints, budget: int) -> Bins:
-    """Each sample goes into the first bin with room for it; a bin is opened when none has."""
+    """Each group goes into the first bin with room for it; a bin is opened when none has."""
     room = np.full(len(order), budget, dtype=np.int64)
     bins: Bins = []
     for i in order.tolist():
@@ -96,7 +120,7 @@ def _first_fit(order: Ints, lengths: Ints, budget: int) -> Bins:
 def _spread(
     order: Ints, lengths: Ints, costs: NDArray[np.float64], count: int, budget: int
 ) -> Bins | None:
-    """Each sample goes into the cheapest of `count` bins that has room; None if none has."""
+    """Each group goes into the cheapest of `count` bins that has room; None if none has."""
     bins: Bins = [[] for _ in range(count)]
     room = np.full(count, budget, dtype=np.int64)
     load = np.zeros(count)

@@ -58,16 +58,13 @@ def _one_of(source: SourceConfig, key: str) -> None:
         )
 
 
-def check_columns(columns: Columns, rows: Sequence[Row], key: str) -> None:
-    """ConfigError for a column that no row has: that is a wrong setting, not bad rows."""
+def check_columns(columns: Mapping[str, str | None], rows: Sequence[Row], key: str) -> None:
+    """ConfigError for a column that no row has: that is a wrong setting, not bad rows.
+
+    columns: the configured columns by the setting's name, such as `prompt`.
+    """
     present = {name: None for row in rows for name in row.values}
-    configured = {
-        "messages": columns.messages,
-        "prompt": columns.prompt,
-        "response": columns.response,
-        "reference": columns.reference,
-    }
-    for setting, column in configured.items():
+    for setting, column in columns.items():
         if rows and column is not None and column not in present:
             raise ConfigError(
                 f"`{key}.{setting}: {column}`: no row of {rows[0].file} has a column `{column}`;"
@@ -81,10 +78,10 @@ def conversation_of(row: Row, columns: Columns) -> Messages:
     if columns.messages is None:
         assert columns.prompt is not None and columns.response is not None
         return [
-            {"role": "user", "content": _text(row.values, columns.prompt)},
-            {"role": "assistant", "content": _text(row.values, columns.response)},
+            {"role": "user", "content": text_of(row.values, columns.prompt)},
+            {"role": "assistant", "content": text_of(row.values, columns.response)},
         ]
-    messages = _messages(row, columns.messages)
+    messages = messages_of(row.values, columns.messages)
     if not any(turn["role"] == "assistant" for turn in messages):
         raise RowProblem(columns.messages, "has no assistant turn, so nothing to learn from")
     return messages
@@ -94,8 +91,8 @@ def prompt_of(row: Row, columns: Columns) -> Messages:
     """The messages of an RL row, the last of them the user's (or a tool's)."""
     if columns.messages is None:
         assert columns.prompt is not None
-        return [{"role": "user", "content": _text(row.values, columns.prompt)}]
-    messages = _messages(row, columns.messages)
+        return [{"role": "user", "content": text_of(row.values, columns.prompt)}]
+    messages = messages_of(row.values, columns.messages)
     last = messages[-1]["role"]
     if last not in ("user", "tool"):
         raise RowProblem(
@@ -115,8 +112,9 @@ def reference_of(row: Row, column: str | None) -> str | None:
     return _checked_text(value, column)
 
 
-def _messages(row: Row, column: str) -> Messages:
-    value = _present(row.values, column)
+def messages_of(values: Mapping[str, object], column: str) -> Messages:
+    """A column's messages, at least one, each with a known role and text."""
+    value = _present(values, column)
     if not isinstance(value, list):
         raise RowProblem(column, f"must be a list of messages, but is {_kind(value)}")
     if not value:
@@ -138,7 +136,8 @@ def _message(turn: object, place: str) -> Mapping[str, object]:
     return {name: value for name, value in turn.items() if value is not None}
 
 
-def _text(values: Mapping[str, object], column: str) -> str:
+def text_of(values: Mapping[str, object], column: str) -> str:
+    """A column's text, not empty."""
     return _checked_text(_present(values, column), column)
 
 

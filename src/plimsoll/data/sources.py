@@ -7,8 +7,10 @@ in its place, so that one bad line never hides the others.
 from __future__ import annotations
 
 import codecs
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
@@ -22,8 +24,9 @@ from plimsoll.config.data import SourceConfig
 from plimsoll.data.report import BadRow, RowProblem, nearest
 from plimsoll.errors import ConfigError
 
-LINES = (".jsonl", ".json")
+LINES = (".jsonl", ".json", ".jsonl.gz")
 SUFFIXES = (*LINES, ".parquet")
+"""How the names of data files end, in small letters."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 SPLIT_WORDS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
 BATCH_ROWS = 1024
@@ -47,20 +50,25 @@ def read_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
     """The source's rows in order, at most `source.limit` of them (bad ones count).
 
     Raises ConfigError for a path that is not there, a format that is not known, a split that
-    the source lacks, or a hub that does not answer.
+    the source lacks, a `name` where there can be none, or a hub that does not answer.
     """
     return islice(_read(source), source.limit)
 
 
 def _read(source: SourceConfig) -> Iterator[Row | BadRow]:
     path = Path(source.path).expanduser()
+    if source.name is not None and path.exists():
+        raise ConfigError(
+            f"`name: {source.name}` chooses a configuration of a data set of the hub, and {path} is"
+            f" here: leave it out, or give another `path`."
+        )
     if path.is_file():
         return _read_file(path)
     if path.is_dir():
         return _read_directory(path, source.split)
-    looks_like_file = path.suffix.lower() in SUFFIXES
+    looks_like_file = path.name.lower().endswith(SUFFIXES)
     if HUB_NAME.fullmatch(source.path) and not looks_like_file:
-        return _read_hub(source.path, source.split)
+        return _read_hub(source.path, source.name, source.split)
     raise ConfigError(_missing(path))
 
 
@@ -80,21 +88,22 @@ def _neighbours(name: str, directory: Path) -> str:
 
 
 def _read_file(path: Path) -> Iterator[Row | BadRow]:
-    suffix = path.suffix.lower()
-    if suffix in LINES:
+    name = path.name.lower()
+    if name.endswith(LINES):
         return _read_lines(path)
-    if suffix == ".parquet":
+    if name.endswith(".parquet"):
         return _read_parquet(path)
     raise ConfigError(
-        f"{path} ends in {suffix or 'no suffix'}, which is not a known format:"
-        f" give a file that ends in {', '.join(SUFFIXES)} (unpack it first if it is compressed)."
+        f"{path} ends in {path.suffix.lower() or 'no suffix'}, which is not a known format:"
+        f" give a file that ends in {', '.join(SUFFIXES)} (unpack it first if it is compressed"
+        f" otherwise)."
     )
 
 
 def _read_directory(path: Path, split: str) -> Iterator[Row | BadRow]:
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
         return _read_saved(path, split)
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES)
+    files = sorted(file for file in path.iterdir() if file.name.lower().endswith(SUFFIXES))
     if not files:
         raise ConfigError(
             f"The directory {path} holds no data files: it needs files that end in"
@@ -117,16 +126,27 @@ def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
 
 
 def _read_lines(path: Path) -> Iterator[Row | BadRow]:
-    with path.open("rb") as file:
-        for line, raw in enumerate(file, start=1):
-            content = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
-            if line == 1 and path.suffix.lower() == ".json" and content.lstrip()[:1] == b"[":
-                raise ConfigError(
-                    f"{path} holds one JSON array, but one object per line is needed:"
-                    f" convert it with `jq -c '.[]' {path.name} > {path.stem}.jsonl`."
-                )
-            if content.strip():
-                yield _parse_line(str(path), line, content)
+    for line, raw in enumerate(_raw_lines(path), start=1):
+        content = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
+        if line == 1 and path.suffix.lower() == ".json" and content.lstrip()[:1] == b"[":
+            raise ConfigError(
+                f"{path} holds one JSON array, but one object per line is needed:"
+                f" convert it with `jq -c '.[]' {path.name} > {path.stem}.jsonl`."
+            )
+        if content.strip():
+            yield _parse_line(str(path), line, content)
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    if path.suffix.lower() != ".gz":
+        with path.open("rb") as file:
+            yield from file
+        return
+    try:
+        with gzip.open(path) as unpacked:
+            yield from unpacked
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path} cannot be unpacked: {error} Copy the file again.") from error
 
 
 def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
@@ -199,16 +219,17 @@ def _read_saved(path: Path, split: str) -> Iterator[Row | BadRow]:
     return _arrow_rows(str(path), saved.with_format("arrow").iter(BATCH_ROWS))
 
 
-def _read_hub(name: str, split: str) -> Iterator[Row | BadRow]:
+def _read_hub(path: str, name: str | None, split: str) -> Iterator[Row | BadRow]:
     import datasets  # slow to import and needed only here
 
     try:
         # datasets >= 4 never runs code of the data set
-        loaded = datasets.load_dataset(name, split=split)
+        loaded = datasets.load_dataset(path, name, split=split)
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(
-            f"`{name}` is no file or directory here, and as a data set of the hub (split"
-            f" `{split}`) it could not be loaded: {error}\nGive the path of a file or directory,"
-            f" or check the name and the network.{_neighbours(Path(name).name, Path(name).parent)}"
+            f"`{path}` is no file or directory here, and as a data set of the hub (split `{split}`"
+            f"{f', name `{name}`' if name else ''}) it could not be loaded: {error}\nGive the path"
+            f" of a file or directory, or check path, `name`, `split` and the network."
+            f"{_neighbours(Path(path).name, Path(path).parent)}"
         ) from error
-    return _arrow_rows(name, loaded.with_format("arrow").iter(BATCH_ROWS))
+    return _arrow_rows(path, loaded.with_format("arrow").iter(BATCH_ROWS))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 TOKENIZED_AT_ONCE = 2048
+_SAID = "An answer."
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,6 +100,16 @@ class Template:
             return (Piece(text, tuple(with_end(text, span, self.specials) for span in marked)),)
         return (Piece(text, tuple(self._assistant_turns(turns, text))),)
 
+    def render_answer(self, prompt: Messages, answer: Messages) -> tuple[Piece, ...]:
+        """The pieces of a prompt and of what answers it: as `render_conversation` of both, but the
+        assistant's turns within the prompt are not learned."""
+        before = self._with_system(prompt)
+        if self.jinja is None:
+            text = "".join(turn["content"] for turn in before)
+            return close_last((Piece(text), *join_plain(answer)))
+        [earlier], [whole] = map(self.render_conversation, (before, [*before, *answer]))
+        return (replace(whole, learned=whole.learned[len(earlier.learned) :]),)
+
     def tokenize(self, rendered: Sequence[tuple[Piece, ...]]) -> list[tuple[Ints, Bools]]:
         """Tokens and learned marks, both of shape [n], of each rendered prompt or conversation.
 
@@ -110,6 +121,18 @@ class Template:
             for start in range(0, len(pieces), TOKENIZED_AT_ONCE)
         )
         return [self._concatenate([next(encoded) for _ in row]) for row in rendered]
+
+    def turn_end(self) -> str | None:
+        """The special token that comes after what the assistant says; None where none does."""
+        if self.jinja is None:
+            return str(self.tokenizer.eos_token)
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
+        try:
+            text, _ = self._render(self._with_system(said), generation_prompt=False)
+        except DataError:  # a template for prompts alone
+            return None
+        after = text.rpartition(_SAID)[2].lstrip()
+        return max(filter(after.startswith, self.specials), key=len, default=None)
 
     def _with_system(self, messages: Messages) -> Messages:
         if self.system is None or any(turn["role"] == "system" for turn in messages):

@@ -25,15 +25,28 @@ class Form:
     stage: int
     dtype: str
     optimizer_offload: str
+    quantization: str
+    adapter: str
+    optimizer: str = "adamw"
 
     @classmethod
     def of(cls, role: TrainedRole, ranks: int) -> Form:
-        return cls(ranks, role.zero.stage, role.model.dtype, role.zero.optimizer_offload)
+        return cls(
+            ranks,
+            role.zero.stage,
+            role.model.dtype,
+            role.zero.optimizer_offload,
+            role.model.quantization,
+            "none" if role.adapter is None else role.adapter.model_dump_json(),
+            role.optimizer.kind,
+        )
 
     def __str__(self) -> str:
         return (
             f"cluster.ranks {self.ranks}, zero.stage {self.stage}, "
-            f"zero.optimizer_offload {self.optimizer_offload}, model.dtype {self.dtype}"
+            f"zero.optimizer_offload {self.optimizer_offload}, model.dtype {self.dtype}, "
+            f"model.quantization {self.quantization}, adapter {self.adapter}, "
+            f"optimizer.kind {self.optimizer}"
         )
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from plimsoll.engine.settings import Device
+from plimsoll.config.deepspeed import Device
 from plimsoll.errors import ConfigError
 
 
@@ -29,6 +29,13 @@ class Place:
     port: int
     device: Device
     threads: int
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The rank's own."""
+        return (
+            torch.device("cuda", self.local_rank) if self.device == "cuda" else torch.device("cpu")
+        )
 
 
 def choose_device(asked: str) -> Device:
@@ -68,10 +75,8 @@ def prepare_environment(place: Place) -> None:
 def join(place: Place) -> torch.device:
     """Join the process group; returns the rank's device. Blocks until all ranks have come."""
     prepare_environment(place)
-    device = torch.device("cpu")
     if place.device == "cuda":
-        device = torch.device("cuda", place.local_rank)
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(place.torch_device)
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if place.device == "cuda" else "gloo",
@@ -85,7 +90,7 @@ def join(place: Place) -> torch.device:
     # inference; gloo serves training.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_init_required=False)
-    return device
+    return place.torch_device
 
 
 def leave() -> None:

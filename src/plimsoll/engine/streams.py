@@ -1,4 +1,5 @@
-"""What a micro-batch carries besides its tokens: one number per learned token, in packed order."""
+"""What a micro-batch carries besides its tokens: one number per learned token, in packed order, or
+per sequence."""
 
 from __future__ import annotations
 
@@ -24,3 +25,11 @@ class ValueStream:
 
     returns_L: Floats
     old_values_L: Floats
+
+
+@dataclass(frozen=True)
+class PreferenceStream:
+    """For a preference loss. reference_logprobs_S: each sequence's log-prob under the reference;
+    None for a reference-free loss."""
+
+    reference_logprobs_S: Floats | None

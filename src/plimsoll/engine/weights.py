@@ -7,7 +7,8 @@ own name renews.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plimsoll.engine.protocol import Engine
-from plimsoll.engine.zero import parameter_bytes
+from plimsoll.engine.zero import plain_bytes
+from plimsoll.model.adapters import parts_of_weight, plain_weight
+from plimsoll.model.policy import hf_state_names
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,33 @@ class WeightBucket:
 
 
 def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-    """The parameters of each bucket, in the model's order; a tensor over the limit is alone."""
+    """The weights of each bucket, in the model's order; a tensor over the limit is alone.
+
+    By their names in the module; what adapters add has no names of its own here.
+    """
     buckets: list[list[str]] = []
     room = 0
-    for name, parameter in engine.module.named_parameters():
-        size = parameter_bytes(parameter)
+    for name in hf_state_names(engine.module):
+        size = plain_bytes(engine.module.get_parameter(name))
         if size > room or not buckets:
             buckets.append([])
             room = bucket_bytes
         buckets[-1].append(name)
         room -= size
     return tuple(tuple(names) for names in buckets)
+
+
+@contextmanager
+def plain_weights(
+    engine: Engine, names: Sequence[str]
+) -> Iterator[Callable[[], dict[str, Tensor]]]:
+    """Within: a function that gives these weights by their Hugging Face names, as a model without
+    adapters and quantisation has them. All ranks must enter; each that wants them calls.
+    """
+    module = engine.module
+    hf_names = hf_state_names(module)
+    with engine.gathered([part for name in names for part in parts_of_weight(module, name)]):
+        yield lambda: {hf_names[name]: plain_weight(module, name) for name in names}
 
 
 def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:

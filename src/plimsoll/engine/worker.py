@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from plimsoll.algorithm.choice import policy_loss
-from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, ValueLossInputs
+from plimsoll.algorithm.inputs import LossOutput, ValueLossInputs
 from plimsoll.algorithm.nll import nll
-from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs, policy_objective
+from plimsoll.algorithm.sequences import sums
 from plimsoll.algorithm.value_loss import value_loss
-from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
+from plimsoll.engine.meter import read_memory
+from plimsoll.engine.policy import PolicyObjective, policy_losses
+from plimsoll.engine.preference import PreferenceObjective, preference_losses
 from plimsoll.engine.process_group import Place, join, leave
 from plimsoll.engine.protocol import Engine, TrainedEngine
-from plimsoll.engine.streams import PolicyStream, ValueStream
-from plimsoll.engine.weights import WeightBucket, make_bucket, plan_buckets
+from plimsoll.engine.shares import share_of
+from plimsoll.engine.shortage import telling_shortage
+from plimsoll.engine.streams import PolicyStream, PreferenceStream, ValueStream
+from plimsoll.engine.weights import WeightBucket, make_bucket, plain_weights, plan_buckets
+from plimsoll.engine.without_adapter import WithoutAdapter
 from plimsoll.engine.zero import FrozenEngine, ZeroEngine
+from plimsoll.model.adapters import add_adapter
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
-from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names, save_hf
+from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names
 from plimsoll.model.value import ValueModel
 from plimsoll.records import BatchCounts, Floats, Pack
-from plimsoll.run.memory import process_peak_bytes, reset_process_peak
+from plimsoll.run.readings import Reading, Share
 
-Role = Literal["actor", "critic", "reference"]
-
-
-@dataclass(frozen=True)
-class PolicyObjective:
-    """The policy's loss with everything but the batch: crosses to the ranks with every step."""
-
-    loss: Choice
-    kl_estimator: Literal["k1", "k2", "k3"]
-    kl_coefficient: float
-    entropy_bonus: float
+Role = Literal["actor", "critic", "reference", "reward"]
 
 
 @dataclass(frozen=True)
@@ -68,25 +64,58 @@ class Worker:
         self._device = join(place)
         self._engines: dict[Role, Engine] = {}
         self._sources: dict[Role, TrainedRole | FrozenRole] = {}
+        self._busy_with: Role | None = None
 
-    def load_policy(self, name: Role, role: TrainedRole | FrozenRole, temperature: float) -> int:
-        """Load a policy; returns its number of parameters (of the whole model)."""
-        return self._adopt(name, role, load_policy(role.model, self._device, temperature))
+    def do(self, method: str, *arguments: object) -> Any:
+        """Call a method; where memory runs out in it, OutOfMemory says for which role."""
+        with telling_shortage(self._device, lambda: self._busy_with, self.shares):
+            return getattr(self, method)(*arguments)
 
-    def load_value(self, name: Role, role: TrainedRole, seed: int) -> int:
-        """Load a value function; returns its number of parameters (of the whole model)."""
-        return self._adopt(name, role, load_value(role.model, self._device, seed))
+    def load_policy(
+        self, name: Role, role: TrainedRole | FrozenRole, temperature: float, seed: int = 0
+    ) -> int:
+        """Load a policy; the seed decides a new adapter. Returns its number of parameters (of the
+        whole model)."""
+        self._busy_with = name
+        policy = load_policy(role.model, self._device, temperature, cast=False)
+        return self._adopt(name, role, policy, seed)
 
-    def _adopt(self, name: Role, role: TrainedRole | FrozenRole, module: torch.nn.Module) -> int:
+    def load_value(self, name: Role, role: TrainedRole | FrozenRole, seed: int) -> int:
+        """Load a value function, or a reward model (a frozen one, whose head must be there); the
+        seed decides what is new. Returns its number of parameters (of the whole model)."""
+        self._busy_with = name
+        head_seed = None if isinstance(role, FrozenRole) else seed
+        value = load_value(role.model, self._device, head_seed, cast=False)
+        return self._adopt(name, role, value, seed)
+
+    def _adopt(
+        self,
+        name: Role,
+        role: TrainedRole | FrozenRole,
+        module: PolicyModel | ValueModel,
+        seed: int,
+    ) -> int:
         size = sum(p.numel() for p in module.parameters())
+        if isinstance(role, TrainedRole) and role.adapter is not None:
+            add_adapter(module, role.adapter, role.model.path, seed)
         engine = FrozenEngine if isinstance(role, FrozenRole) else ZeroEngine
         self._engines[name] = engine(module, role, self._place)  # type: ignore[arg-type]
         self._sources[name] = role
         return size
 
+    def score_without_adapter(self, adapted: Role, name: Role) -> None:
+        """Have `name` be what a loaded role was before its adapter learned: no second model."""
+        self._engines[name] = WithoutAdapter(self._engines[adapted])
+
     def log_probs(self, role: Role, packs: Sequence[Pack]) -> list[Floats]:
         """The log-prob of every learned token, one array per pack; nats."""
         return self._score(role, packs, lambda engine, pack: engine.forward(pack, False)[0])
+
+    def sequence_log_probs(self, role: Role, packs: Sequence[Pack]) -> list[Floats]:
+        """The log-prob of each sequence's learned tokens together, one array [S] per pack; nats."""
+        return self._score(
+            role, packs, lambda engine, pack: sums(engine.forward(pack, False)[0], pack.cu_learned)
+        )
 
     def probe_log_probs(self, role: Role, packs: Sequence[Pack]) -> list[Floats]:
         """As `log_probs`, but at temperature 1 whatever the role samples with."""
@@ -100,7 +129,7 @@ class Worker:
     def _score(
         self, role: Role, packs: Sequence[Pack], forward: Callable[[Engine, PackTensors], Tensor]
     ) -> list[Floats]:
-        engine = self._engines[role]
+        engine = self._engine(role)
         with engine.scoring():
             return [
                 forward(engine, PackTensors.from_pack(pack, self._device)).float().cpu().numpy()
@@ -132,43 +161,21 @@ class Worker:
     ) -> StepResult:
         """One optimizer step of the actor."""
         engine = self._trained("actor")
-        loss = policy_loss(objective.loss)
+        losses = policy_losses(engine, packs, streams, counts, objective, self._device)
+        return _step(engine, losses, rate)
 
-        def losses() -> Iterable[LossOutput]:
-            for pack, stream in zip(packs, streams, strict=True):
-                tensors = PackTensors.from_pack(pack, self._device)
-                logprobs_L, entropy_L = engine.forward(tensors, True)
-                inputs = self._policy_inputs(tensors, stream, logprobs_L, entropy_L, counts)
-                yield policy_objective(
-                    inputs,
-                    loss,
-                    objective.kl_estimator,
-                    objective.kl_coefficient,
-                    objective.entropy_bonus,
-                )
-
-        return _step(engine, losses(), rate)
-
-    def _policy_inputs(
+    def train_preference(
         self,
-        tensors: PackTensors,
-        stream: PolicyStream,
-        logprobs_L: Tensor,
-        entropy_L: Tensor,
-        counts: BatchCounts,
-    ) -> PolicyObjectiveInputs:
-        old_L = stream.old_logprobs_L
-        reference_L = stream.reference_logprobs_L
-        policy = PolicyLossInputs(
-            logprobs_L=logprobs_L,
-            old_logprobs_L=logprobs_L.detach() if old_L is None else self._tensor(old_L),
-            advantages_L=self._tensor(stream.advantages_L),
-            cu_learned=tensors.cu_learned,
-            counts=counts,
-        )
-        return PolicyObjectiveInputs(
-            policy, entropy_L, None if reference_L is None else self._tensor(reference_L)
-        )
+        packs: Sequence[Pack],
+        streams: Sequence[PreferenceStream],
+        pairs: int,
+        objective: PreferenceObjective,
+        rate: float,
+    ) -> StepResult:
+        """One optimizer step of the actor on packs of pairs; pairs: of the step, over all ranks."""
+        engine = self._trained("actor")
+        losses = preference_losses(engine, packs, streams, pairs, objective, self._device)
+        return _step(engine, losses, rate)
 
     def train_value(
         self,
@@ -196,7 +203,7 @@ class Worker:
 
     def weight_plan(self, role: Role, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
         """The parameters of each bucket of `weight_bucket`, by their names in the module."""
-        return plan_buckets(self._engines[role], bucket_bytes)
+        return plan_buckets(self._engine(role), bucket_bytes)
 
     def weight_names(self, role: Role) -> tuple[str, ...]:
         """The Hugging Face names of all tensors that the buckets hold, tied heads included."""
@@ -205,11 +212,14 @@ class Worker:
 
     def weight_bucket(self, role: Role, names: tuple[str, ...]) -> WeightBucket | None:
         """Gather these parameters (all ranks take part); rank 0 returns them, the others None."""
-        engine = self._engines[role]
-        with engine.gathered(names) as tensors:
+        with plain_weights(self._engine(role), names) as weights:
             if self._place.rank > 0:
                 return None
-            return make_bucket(_with_tied(self._policy(role), tensors))
+            return make_bucket(_with_tied(self._policy(role), weights()))
+
+    def adapter_files(self, role: Role, version: int) -> AdapterFiles | None:
+        """The role's adapter alone (all ranks take part); rank 0 returns it, the others None."""
+        return adapter_files(self._engine(role), version, self._place.rank)
 
     def save_checkpoint(self, role: Role, directory: Path) -> None:
         """Write a trained role's weights, masters and moments below the directory."""
@@ -220,44 +230,44 @@ class Worker:
         self._trained(role).restore(directory)
 
     def save_model(self, role: Role, directory: Path) -> None:
-        """Write a Hugging Face directory, gathered bucket by bucket to rank 0's host memory."""
-        engine = self._engines[role]
-        assert isinstance(engine.module, PolicyModel | ValueModel)
-        hf_names = hf_state_names(engine.module)
-        state: dict[str, Tensor] = {}
-        for names in plan_buckets(engine, 2**30):
-            with engine.gathered(names) as tensors:
-                if self._place.rank == 0:
-                    state |= {hf_names[n]: t.to("cpu", copy=True) for n, t in tensors.items()}
-        if self._place.rank == 0:
-            source = self._sources[role].model
-            tokenizer = load_tokenizer(source.path, source.trust_remote_code)
-            lm = engine.module.lm
-            generation = lm.generation_config if lm.can_generate() else None
-            save_hf(lm.config, state, tokenizer, directory, generation)
+        """Write a role in Hugging Face format, or only its adapter, as PEFT does."""
+        engine = self._engine(role)
+        source = self._sources[role]
+        tokenizer = load_tokenizer(source.model.path, source.model.trust_remote_code)
+        if isinstance(source, TrainedRole) and source.adapter is not None:
+            write_adapter(engine, tokenizer, directory, self._place.rank)
+        else:
+            write_model(engine, tokenizer, directory, self._place.rank)
 
-    def memory(self) -> int:
-        """The process's peak since the last call: resident bytes, or CUDA's allocated bytes."""
-        if self._device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self._device)
-            torch.cuda.reset_peak_memory_stats(self._device)
-            return peak
-        peak = process_peak_bytes().bytes
-        reset_process_peak()
-        return peak
+    def read_memory(self) -> Reading:
+        """What the process holds, and its peaks since the last call."""
+        return replace(read_memory(self._device), shares=self.shares())
+
+    def shares(self) -> tuple[Share, ...]:
+        """What the rank holds of each role that is divided over the ranks."""
+        found = (
+            share_of(name, role, self._engines[name], self._place.ranks)
+            for name, role in self._sources.items()
+        )
+        return tuple(share for share in found if share is not None)
 
     def stop(self) -> None:
         """Leave the process group."""
         self._engines.clear()
         leave()
 
+    def _engine(self, role: Role) -> Engine:
+        """The engine of the role that is worked with from now on."""
+        self._busy_with = role
+        return self._engines[role]
+
     def _policy(self, role: Role) -> PolicyModel:
-        module = self._engines[role].module
+        module = self._engine(role).module
         assert isinstance(module, PolicyModel), f"{role} is not a policy"
         return module
 
     def _trained(self, role: Role) -> TrainedEngine:
-        engine = self._engines[role]
+        engine = self._engine(role)
         assert isinstance(engine, ZeroEngine), f"{role} is frozen"
         return engine
 
@@ -276,8 +286,6 @@ def _step(engine: TrainedEngine, losses: Iterable[LossOutput], rate: float) -> S
     return StepResult(metrics, engine.step(rate))
 
 
-def _with_tied(policy: PolicyModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    hf_names = hf_state_names(policy)
-    named = {hf_names[name]: tensor for name, tensor in tensors.items()}
-    tied = {name: named[of] for name, of in policy.tied_names().items() if of in named}
-    return named | tied
+def _with_tied(policy: PolicyModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
+    return {**weights, **tied}

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from plimsoll.config.deepspeed import deepspeed_settings, frozen_settings
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.model import ModelConfig
 from plimsoll.engine.checkpoint import Form, check_form, write_form
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import parameter_groups
-from plimsoll.engine.settings import deepspeed_settings, frozen_settings
 from plimsoll.errors import PlimsollError
+from plimsoll.model.quantization import plain_shape
 
 
 class ZeroEngine:
@@ -27,13 +30,18 @@ class ZeroEngine:
 
         self._role = role
         self._place = place
+        settings = deepspeed_settings(role, place.device, place.ranks)
+        optimizer = _optimizer(module, role)  # groups by the parameters' shapes: before dividing
+        if role.zero.stage == 3:
+            _divide(module, role.model, settings, place)
+        else:
+            _settle(module, role.model, place.torch_device)
         self._engine: Any = deepspeed.initialize(
-            model=module,
-            optimizer=_optimizer(module, role),
-            config=deepspeed_settings(role, place.device, place.ranks),
-            dist_init_required=False,
+            model=module, optimizer=optimizer, config=settings, dist_init_required=False
         )[0]
         self.module = module
+        if role.adapter is not None:
+            module.register_state_dict_post_hook(_keep_trained)
         _forget_dry_step(self._engine.optimizer)
 
     def forward(self, *inputs: object) -> Any:
@@ -65,6 +73,11 @@ class ZeroEngine:
         self._engine.step()
         return norm
 
+    def masters(self) -> list[Tensor]:
+        """What this rank's optimizer updates: at stages 1 and 2 its share, in fp32."""
+        groups = self._engine.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
+
     def _plain_norm(self) -> float | None:
         """The gradient norm at stage 0 in fp32, where DeepSpeed leaves the optimizer as it is and
         reports none: taken once the gradients are reduced, just before the update.
@@ -83,27 +96,42 @@ class ZeroEngine:
             yield tensors
 
     def save(self, directory: Path) -> None:
-        self._engine.save_checkpoint(str(directory), tag="zero")
+        self._engine.save_checkpoint(
+            str(directory), tag="zero", exclude_frozen_parameters=self._role.adapter is not None
+        )
         if self._place.rank == 0:
             write_form(Form.of(self._role, self._place.ranks), directory)
 
     def restore(self, directory: Path) -> None:
         check_form(Form.of(self._role, self._place.ranks), directory)
-        self._engine.load_checkpoint(str(directory), tag="zero")
+        self._engine.load_checkpoint(
+            str(directory), tag="zero", load_module_strict=self._role.adapter is None
+        )
 
 
 class FrozenEngine:
-    """A role that only scores: a whole copy on every rank, or divided by ZeRO stage 3."""
+    """A role that only scores: a whole copy on every rank, or divided by ZeRO stage 3; on the
+    device always, or while it scores."""
 
     def __init__(self, module: nn.Module, role: FrozenRole, place: Place) -> None:
         module.requires_grad_(False).eval()
         self.module = module
         self._stage = role.stage
         self._call: Any = module
-        if role.stage == 3:
+        self._visit: Callable[[], AbstractContextManager[None]] = nullcontext
+        if role.stage == 0 and role.offload == "cpu":
+            self._visit = partial(
+                _visit,
+                _parked(module, role.model, place),
+                partial(Tensor.to, device=place.torch_device, non_blocking=True),
+            )
+        elif role.stage == 0:
+            _settle(module, role.model, place.torch_device)
+        else:
             import deepspeed
 
-            settings = frozen_settings(place.device, place.ranks, role.model.dtype)
+            settings = frozen_settings(role, place.device, place.ranks)
+            _divide(module, role.model, settings, place)
             self._call = deepspeed.initialize(
                 model=module, config=settings, dist_init_required=False
             )[0]
@@ -113,13 +141,70 @@ class FrozenEngine:
 
     @contextmanager
     def scoring(self) -> Iterator[None]:
-        with torch.no_grad():
+        with torch.no_grad(), self._visit():
             yield
 
     @contextmanager
     def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
         with _gathered(self.module, names, self._stage) as tensors:
             yield tensors
+
+
+def _settle(module: nn.Module, model: ModelConfig, device: torch.device) -> None:
+    """Take the weights from the files that they are mapped from to the device, one by one."""
+    _move_buffers(module, device)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(device, getattr(torch, model.dtype))
+
+
+def _divide(
+    module: nn.Module, model: ModelConfig, settings: dict[str, object], place: Place
+) -> None:
+    """Take the weights from the files that they are mapped from to the device, one by one, each
+    divided at once over the ranks. DeepSpeed's `initialize` alone would move the whole model to
+    every device first.
+    """
+    import deepspeed
+
+    _move_buffers(module, place.torch_device)
+    parameters: list[Any] = list(module.parameters())
+    first, *rest = parameters
+    first.data = first.data.to(getattr(torch, model.dtype))
+    deepspeed.zero.Init(module=nn.ParameterList([first]), config_dict_or_path=settings)
+    for parameter in rest:
+        parameter.data = parameter.data.to(getattr(torch, model.dtype))
+        first.convert_to_zero_parameters(param_list=[parameter])
+
+
+def _parked(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
+    """The parameters, left in host memory; pinned, where that makes the way to a GPU faster."""
+    _settle(module, model, torch.device("cpu"))
+    _move_buffers(module, place.torch_device)
+    for parameter in module.parameters():
+        if place.device == "cuda":
+            parameter.data = parameter.data.pin_memory()
+    return list(module.parameters())
+
+
+@contextmanager
+def _visit(
+    parameters: Sequence[nn.Parameter], travel: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
+    """Within: the parameters where `travel` takes them: the device. Frozen weights do not change,
+    so nothing is copied back: the host's own tensors take their place again."""
+    homes = [parameter.data for parameter in parameters]
+    try:
+        for parameter, home in zip(parameters, homes, strict=True):
+            parameter.data = travel(home)
+        yield
+    finally:
+        for parameter, home in zip(parameters, homes, strict=True):
+            parameter.data = home
+
+
+def _move_buffers(module: nn.Module, device: torch.device) -> None:
+    for buffer in module.buffers():
+        buffer.data = buffer.to(device)
 
 
 def _optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
@@ -136,6 +221,11 @@ def _optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
             groups, lr=0.0, betas=betas, eps=settings.eps, adamw_mode=True
         )
         return offloaded
+    if settings.kind == "adamw_8bit":
+        from bitsandbytes.optim import AdamW8bit
+
+        small: torch.optim.Optimizer = AdamW8bit(groups, lr=0.0, betas=betas, eps=settings.eps)
+        return small
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=settings.eps, fused=True)
 
 
@@ -166,6 +256,15 @@ def _forget_dry_step(optimizer: Any) -> None:
             )
 
 
+def _keep_trained(module: nn.Module, state: dict[str, Any], *_: object) -> None:
+    """Leave in a model's state what is trained: a checkpoint of an adapter does without the base,
+    which does not change.
+    """
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    for name in state.keys() - trained:
+        del state[name]
+
+
 @contextmanager
 def _gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[dict[str, Tensor]]:
     wanted = set(names)
@@ -180,11 +279,6 @@ def _gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[d
         yield {name: parameters[name].detach() for name in names}
 
 
-def parameter_shape(parameter: nn.Parameter) -> tuple[int, ...]:
-    """The whole shape, also where ZeRO-3 has taken the parameter apart."""
-    return tuple(parameter.ds_shape if hasattr(parameter, "ds_shape") else parameter.shape)
-
-
-def parameter_bytes(parameter: nn.Parameter) -> int:
-    """The bytes of the whole parameter."""
-    return math.prod(parameter_shape(parameter)) * parameter.element_size()
+def plain_bytes(parameter: nn.Parameter) -> int:
+    """The bytes of the whole parameter; of a quantised one, as a plain weight."""
+    return math.prod(plain_shape(parameter)) * parameter.element_size()

@@ -14,7 +14,9 @@ the sequences' borders) and `max_length_q` (int). No mask is ever built for the 
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +30,28 @@ SDPA = "plimsoll_sdpa"
 VARLEN = "plimsoll_varlen"
 
 
+@dataclass(frozen=True, eq=False)
+class _Pack:
+    """What one layer attends over: query [1, heads, T, D]; key, value [1, kv heads, T, D].
+
+    cu_seq_lens: the sequences' borders, int32, shape [S + 1]. window: how many keys a query sees,
+    itself among them.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    cu_seq_lens: Tensor
+    max_length: int
+    scaling: float | None
+    window: int | None
+    softcap: float | None
+
+
 def register_packed_attention() -> None:
     """Make both names known to transformers. Calling it again changes nothing."""
-    for name, function in ((SDPA, _sdpa), (VARLEN, _varlen)):
-        AttentionInterface.register(name, function)
+    for name, kernel in ((SDPA, _sdpa), (VARLEN, _varlen)):
+        AttentionInterface.register(name, partial(_attend, kernel))
         AttentionMaskInterface.register(name, _no_mask)
 
 
@@ -39,74 +59,8 @@ def _no_mask(*_: object, **__: object) -> None:
     """The borders of the sequences say it all."""
 
 
-def _sdpa(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    cu_seq_lens_q: Tensor,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """query [1, heads, T, D]; key, value [1, kv heads, T, D]; gives [1, T, heads, D]."""
-    _refuse_unknown(attention_mask, dropout, s_aux)
-    lengths: list[int] = cu_seq_lens_q.diff().tolist()
-    # split and cat: the backward pass of slices adds every one into a gradient of full size.
-    outputs = [
-        _one_sequence(q, k, v, scaling, sliding_window, softcap).transpose(1, 2)
-        for q, k, v in zip(
-            query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True
-        )
-    ]
-    return torch.cat(outputs, dim=1), None
-
-
-def _one_sequence(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scaling: float | None,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    length = query.shape[2]
-    bites = window is not None and length > window
-    if softcap is not None:
-        mask = _window_mask(length, window if bites else None, query.device)
-        return _softcapped(query, key, value, mask, scaling, softcap)
-    band = _window_mask(length, window, query.device) if bites else None
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=band, is_causal=not bites, scale=scaling, enable_gqa=True
-    )
-
-
-@lru_cache(maxsize=8)
-def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """True where a query may look: at itself and the window - 1 keys before it."""
-    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
-    return causal if window is None else causal.triu_(1 - window)
-
-
-def _softcapped(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float
-) -> Tensor:
-    """softmax(cap * tanh(scores / cap)) @ value with the scores in fp32; no kernel has it."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    grouped = query.unflatten(1, (key.shape[1], -1))
-    scores = grouped.float() @ key.float().transpose(2, 3).unsqueeze(2) * scale
-    scores = (scores / softcap).tanh() * softcap
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(value.dtype)
-    output: Tensor = (weights @ value.unsqueeze(2)).flatten(1, 2)
-    return output
-
-
-def _varlen(
+def _attend(
+    kernel: Callable[[_Pack], Tensor],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -122,23 +76,74 @@ def _varlen(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """As `_sdpa`, in one kernel. Its window counts the keys before the query, without itself."""
+    """The function that transformers calls, with its names; gives [1, T, heads, D]."""
     _refuse_unknown(attention_mask, dropout, s_aux)
-    assert softcap is None, "load refuses varlen for a model with softcapped attention"
+    pack = _Pack(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window, softcap)
+    return kernel(pack), None
+
+
+def _sdpa(pack: _Pack) -> Tensor:
+    lengths: list[int] = pack.cu_seq_lens.diff().tolist()
+    # split and cat: the backward pass of slices adds every one into a gradient of full size.
+    parts = (x.split(lengths, 2) for x in (pack.query, pack.key, pack.value))
+    outputs = [_one_sequence(q, k, v, pack).transpose(1, 2) for q, k, v in zip(*parts, strict=True)]
+    return torch.cat(outputs, dim=1)
+
+
+def _one_sequence(query: Tensor, key: Tensor, value: Tensor, pack: _Pack) -> Tensor:
+    length, window = query.shape[2], pack.window
+    bites = window is not None and length > window
+    if pack.softcap is not None:
+        mask = _window_mask(length, window if bites else None, query.device)
+        return _softcapped(query, key, value, mask, pack.scaling, pack.softcap)
+    band = _window_mask(length, window, query.device) if bites else None
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=band, is_causal=not bites, scale=pack.scaling, enable_gqa=True
+    )
+
+
+@lru_cache(maxsize=8)
+def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    """True where a query may look: at itself and the window - 1 keys before it."""
+    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
+    return causal if window is None else causal.triu_(1 - window)
+
+
+def forget_window_masks() -> None:
+    """Drop the kept masks: one that was made of fake tensors must not meet real ones."""
+    _window_mask.cache_clear()
+
+
+def _softcapped(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float
+) -> Tensor:
+    """softmax(cap * tanh(scores / cap)) @ value with the scores in fp32; no kernel has it."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    grouped = query.unflatten(1, (key.shape[1], -1))
+    scores = grouped.float() @ key.float().transpose(2, 3).unsqueeze(2) * scale
+    scores = (scores / softcap).tanh() * softcap
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(value.dtype)
+    output: Tensor = (weights @ value.unsqueeze(2)).flatten(1, 2)
+    return output
+
+
+def _varlen(pack: _Pack) -> Tensor:
+    assert pack.softcap is None, "load refuses varlen for a model with softcapped attention"
     output_THD = varlen_attn(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        max_length_q,
-        max_length_q,
-        scale=scaling,
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        pack.query[0].transpose(0, 1),
+        pack.key[0].transpose(0, 1),
+        pack.value[0].transpose(0, 1),
+        pack.cu_seq_lens,
+        pack.cu_seq_lens,
+        pack.max_length,
+        pack.max_length,
+        scale=pack.scaling,
+        # It counts the keys before the query, without itself.
+        window_size=(-1 if pack.window is None else pack.window - 1, 0),
+        enable_gqa=pack.query.shape[1] != pack.key.shape[1],
     )
     assert isinstance(output_THD, Tensor)
-    return output_THD[None], None
+    return output_THD[None]
 
 
 def _refuse_unknown(mask: Tensor | None, dropout: float, sinks: Tensor | None) -> None:

@@ -23,9 +23,11 @@ from transformers.utils import logging
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
+from plimsoll.memory.varlen import against_varlen
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.policy import HeadForm, PolicyModel
+from plimsoll.model.quantization import keep_codes_as_they_are, quantization_settings
 from plimsoll.model.value import ValueModel, initialise_score
 
 
@@ -50,8 +52,14 @@ def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedToke
     return tokenizer
 
 
-def load_policy(config: ModelConfig, device: torch.device, temperature: float = 1.0) -> PolicyModel:
-    """Load a causal language model whose log-probabilities are those at the temperature.
+def load_policy(
+    config: ModelConfig, device: torch.device, temperature: float = 1.0, *, cast: bool = True
+) -> PolicyModel:
+    """Load a causal language model whose log-probabilities are those at the temperature, for the
+    device, but still in host memory.
+
+    cast: to the config's dtype. Else the weights stay mapped from the checkpoint's files, in the
+        dtype that they have there, and who takes them casts them, one by one.
 
     In training mode (gradient checkpointing needs it; models with dropout are refused).
     Raises ConfigError, before weights are read, for everything in `checks.py`.
@@ -68,21 +76,33 @@ def load_policy(config: ModelConfig, device: torch.device, temperature: float = 
         softcap=checks.logit_softcap(hf_config),
         temperature=temperature,
     )
-    lm, _ = _load(AutoModelForCausalLM, hf_config, config, device, may_be_new=set())
+    lm, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast)
     return PolicyModel(lm, form)
 
 
-def load_value(config: ModelConfig, device: torch.device, seed: int) -> ValueModel:
-    """Load a decoder as a value function; a checkpoint without `score.weight` gets a new one.
+def load_value(
+    config: ModelConfig, device: torch.device, seed: int | None, *, cast: bool = True
+) -> ValueModel:
+    """Load a decoder as a value function, for the device, but still in host memory.
 
-    The seed decides the new head. Raises ConfigError as `load_policy`.
+    cast: as for `load_policy`.
+    seed: decides the head of a checkpoint that has no `score.weight`; None: it must have one, as
+        a trained reward model has.
+
+    Raises ConfigError as `load_policy`.
     """
     hf_config = read_model_config(config.path, config.trust_remote_code)
     hf_config.num_labels = 1
     lm, absent = _load(
-        AutoModelForSequenceClassification, hf_config, config, device, {"score.weight"}
+        AutoModelForSequenceClassification,
+        hf_config,
+        config,
+        device,
+        set() if seed is None else {"score.weight"},
+        cast,
     )
     if absent:
+        assert seed is not None
         initialise_score(lm.score, seed)
     return ValueModel(lm)
 
@@ -94,27 +114,23 @@ def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: tor
     """
     if config.attention == "sdpa":
         return SDPA
-    obstacle = _against_varlen(config, hf_config, device)
-    if config.attention == "varlen" and obstacle:
+    obstacles = list(_against_varlen(config, hf_config, device))
+    if config.attention == "varlen" and obstacles:
         raise ConfigError(
-            f"model.attention is varlen, but {obstacle}. Write `attention: sdpa`, or `auto`."
+            f"model.attention is varlen, which cannot compute this model: {'; '.join(obstacles)}. "
+            "Write `attention: sdpa`, or `auto`."
         )
-    return SDPA if obstacle else VARLEN
+    return SDPA if obstacles else VARLEN
 
 
 def _against_varlen(
     config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device
-) -> str | None:
+) -> Iterator[str]:
     settings = hf_config.to_dict()
-    if device.type != "cuda":
-        return f"PyTorch's varlen_attn runs on CUDA, and this is {device.type}"
-    if config.dtype != "bfloat16":
-        return f"varlen_attn computes in bfloat16, and model.dtype is {config.dtype}"
-    if settings.get("attn_logit_softcapping"):
-        return f"{hf_config.model_type} caps its attention scores, which varlen_attn cannot"
-    if (settings.get("head_dim") or 0) > 256:
-        return f"varlen_attn has heads of at most 256 dimensions, not {settings['head_dim']}"
-    return None
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    softcapped = bool(settings.get("attn_logit_softcapping"))
+    head_dim = settings.get("head_dim") or 0
+    return against_varlen(device.type, capability, config.dtype, softcapped, head_dim)
 
 
 def _load(
@@ -123,9 +139,12 @@ def _load(
     config: ModelConfig,
     device: torch.device,
     may_be_new: set[str],
+    cast: bool,
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Check a frame without weights, then read them: on the CPU, in the wanted dtype, moved once.
+    """Check a frame without weights, then map them from the checkpoint's files: that costs page
+    cache, which all ranks of a machine share. Only a cast copies them into memory.
 
+    device: where the model will run.
     may_be_new: the only names that the checkpoint may lack; gives those that it does lack.
     """
     register_packed_attention()
@@ -140,18 +159,20 @@ def _load(
         lm, report = auto_class.from_pretrained(
             config.path,
             config=hf_config,
-            dtype=getattr(torch, config.dtype),
+            dtype=getattr(torch, config.dtype) if cast or config.quantization != "none" else "auto",
             attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported, and refused by `check_loaded`
+            **quantization_settings(config, device),
         )
     checks.check_loaded(config.path, report, may_be_new)
     lm.config.architectures = [type(lm).__name__]
+    keep_codes_as_they_are(lm)
     if config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return lm.to(device).train(), set(report["missing_keys"])
+    return lm.train(), set(report["missing_keys"])
 
 
 @contextmanager

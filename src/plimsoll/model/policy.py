@@ -27,7 +27,8 @@ from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
 from plimsoll.records import Pack
 from plimsoll.run.files import whole_directory
 
-_WRAPPER = "lm."
+WRAPPER = "lm."
+"""What the names of a PolicyModel's or ValueModel's parameters begin with."""
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,28 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
 
 
 def hf_state_names(model: nn.Module) -> dict[str, str]:
-    """{parameter name in a PolicyModel or ValueModel: its Hugging Face name}, tied ones once."""
-    return {name: name.removeprefix(_WRAPPER) for name, _ in model.named_parameters()}
+    """{parameter name in a PolicyModel or ValueModel: its Hugging Face name}, tied ones once.
+
+    Adapters' own parameters have none; the layers that they were put around keep theirs.
+    """
+    names = (name for name, _ in model.named_parameters())
+    return {name: _plain_name(name) for name in names if not is_of_adapter(name)}
+
+
+def is_of_adapter(name: str) -> bool:
+    """Whether a parameter of this name belongs to an adapter; see `adapters.py`."""
+    return ".lora_" in name
+
+
+def _plain_name(name: str) -> str:
+    return name.removeprefix(WRAPPER).replace(".base_layer.", ".")
 
 
 def _tied_names(lm: nn.Module) -> dict[str, str]:
     kept = {parameter: name for name, parameter in lm.named_parameters()}
     every = lm.named_parameters(remove_duplicate=False)
-    return {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
+    tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
+    return {_plain_name(name): _plain_name(of) for name, of in tied.items()}
 
 
 def save_hf(

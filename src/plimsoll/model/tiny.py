@@ -90,8 +90,9 @@ def write_tiny_model(
     config: PreTrainedConfig,
     seed: int,
     tokenizer: PreTrainedTokenizerBase | None,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Draw random weights from the seed and write them in fp32 as a Hugging Face directory.
+    """Draw random weights from the seed and write them as a Hugging Face directory.
 
     The tokenizer's special tokens go into the config, so that engines know where to stop.
     """
@@ -101,6 +102,6 @@ def write_tiny_model(
         config.pad_token_id = tokenizer.pad_token_id
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.config.architectures = [type(model).__name__]
     save_hf(model.config, model.state_dict(), tokenizer, directory)

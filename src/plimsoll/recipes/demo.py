@@ -8,6 +8,7 @@ each half can be run again by hand with `plimsoll sft` and `plimsoll ppo`.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from plimsoll.recipes.sft import run_sft
 from plimsoll.run.curves import PPO_PANELS, draw_curves
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
+from plimsoll.run.output import silence
 from plimsoll.run.rows import read_rows
 
 DIGITS = 2
@@ -87,10 +89,17 @@ class Outcome:
     after: float
 
 
+class _PatientConsole(Console):
+    """Goes on without a reader, as runs do; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        silence(sys.stdout.fileno())
+
+
 def run_demo(directory: str, seed: int) -> Outcome:
     """Run the demo below a directory; goes on where one was interrupted, else starts anew."""
     home = Path(directory)
-    console = Console(highlight=False)
+    console = _PatientConsole(highlight=False)
     started = time.monotonic()
     if (home / "report.txt").exists():
         console.print(f"removing the last demo in {home}")

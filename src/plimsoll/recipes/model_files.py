@@ -55,7 +55,7 @@ def check_missing(key: str, name: str, wanted: str) -> Problem | None:
     simple = len(path.parts) <= 2 and path.parts[:1] not in ((".",), ("..",))
     by_name = simple and not path.is_absolute() and not name.startswith((".", "~"))
     on_hub = by_name and (not close if len(path.parts) == 1 else not path.parent.is_dir())
-    if on_hub and not path.suffix.startswith((".json", ".parquet")):
+    if on_hub and not path.suffix.startswith((".json", ".parquet", ".gz")):
         return None
     gone = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
     near = f"did you mean {close}?" if close else f"give the path of {wanted}, or a name on the hub"

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import JobConfig, PpoConfig, SftConfig
+from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.reference import needs_reference
 
 
 def placement(config: JobConfig) -> str:
     """The processes of the run and the size of a step, for a person to read."""
-    steps = _sft_step(config) if isinstance(config, SftConfig) else _ppo_step(config)
-    return _table("Processes", _processes(config)) + _table("A step", steps)
+    return _table("Processes", _processes(config)) + _table("A step", _step(config))
+
+
+def _step(config: JobConfig) -> list[tuple[str, str]]:
+    match config:
+        case SftConfig():
+            return _sft_step(config)
+        case DpoConfig():
+            return _dpo_step(config)
+        case PpoConfig():
+            return _ppo_step(config)
 
 
 def _processes(config: JobConfig) -> list[tuple[str, str]]:
     cluster = config.cluster
     roles = _roles(config)
+    critic = next((role for role in roles if role.startswith("critic ")), None)
     if cluster.where == "local":
         sampler = ["rollout (transformers)"] if isinstance(config, PpoConfig) else []
         return [
@@ -26,9 +37,11 @@ def _processes(config: JobConfig) -> list[tuple[str, str]]:
     rows = [
         ("this process", f"the recipe; Ray on {where}"),
         (_several("rank", cluster.ranks), f"device {cluster.device}"),
-        *(("", role) for role in roles),
+        *(("", role) for role in roles if role != critic or cluster.critic_ranks is None),
     ]
-    processes = cluster.ranks
+    if cluster.critic_ranks is not None and critic is not None:
+        rows.append((_several("critic rank", cluster.critic_ranks), critic))
+    processes = cluster.ranks + (cluster.critic_ranks or 0)
     if isinstance(config, PpoConfig):
         rows.append((_several("engine", config.rollout.engines), _engine(config)))
         processes += config.rollout.engines
@@ -39,9 +52,14 @@ def _processes(config: JobConfig) -> list[tuple[str, str]]:
 def _roles(config: JobConfig) -> list[str]:
     if isinstance(config, SftConfig):
         return [_trained("actor", config.actor)]
+    if isinstance(config, DpoConfig):
+        compared = needs_reference(config.algorithm.loss)
+        return [_trained("actor", config.actor), *([_reference(config)] if compared else [])]
     roles = [_trained("actor", config.actor), _trained("critic", config.critic)]
     if config.algorithm.kl.place != "none":
-        roles.append(_reference(config.reference))
+        roles.append(_reference(config))
+    if config.reward_model is not None:
+        roles.append(_frozen("reward", config.reward_model.role))
     return roles
 
 
@@ -50,14 +68,28 @@ def _trained(name: str, role: TrainedRole) -> str:
     moved = {"optimizer": zero.optimizer_offload, "weights": zero.parameter_offload}
     on_host = [what for what, where in moved.items() if where == "cpu"]
     host = f", {' and '.join(on_host)} in host memory" if on_host else ""
-    return f"{name} {role.model.path} ({role.model.dtype}, ZeRO stage {zero.stage}{host})"
+    adapter = f", adapter of rank {role.adapter.rank}" if role.adapter else ""
+    return f"{name} {role.model.path} ({_dtype(role)}{adapter}, ZeRO stage {zero.stage}{host})"
 
 
-def _reference(role: FrozenRole | None) -> str:
+def _reference(config: DpoConfig | PpoConfig) -> str:
+    role = config.reference
+    if role is None and config.actor.adapter is not None:
+        return "reference (the actor with its adapter switched off)"
     if role is None:
         return "reference (the actor's first weights)"
+    return _frozen("reference", role)
+
+
+def _frozen(name: str, role: FrozenRole) -> str:
     whole = "whole on every rank" if role.stage == 0 else "divided over the ranks"
-    return f"reference {role.model.path} ({role.model.dtype}, {whole})"
+    host = ", in host memory while it does not score" if role.offload == "cpu" else ""
+    return f"{name} {role.model.path} ({_dtype(role)}, {whole}{host})"
+
+
+def _dtype(role: TrainedRole | FrozenRole) -> str:
+    model = role.model
+    return model.dtype if model.quantization == "none" else f"{model.quantization}, {model.dtype}"
 
 
 def _engine(config: PpoConfig) -> str:
@@ -75,6 +107,15 @@ def _sft_step(config: SftConfig) -> list[tuple[str, str]]:
         ("sequences", f"{count:,}, of at most {longest:,} tokens: {count * longest:,} at most"),
         ("micro-batch", f"at most {config.batch.micro_batch_tokens:,} tokens on a rank"),
         ("of the run", f"{config.run.steps:,} steps, {config.run.steps * count:,} sequences"),
+    ]
+
+
+def _dpo_step(config: DpoConfig) -> list[tuple[str, str]]:
+    longest, count = config.data.max_tokens, config.batch.pairs
+    return [
+        ("pairs", f"{count:,}, of two sequences of at most {longest:,} tokens each"),
+        ("micro-batch", f"at most {config.batch.micro_batch_tokens:,} tokens on a rank"),
+        ("of the run", f"{config.run.steps:,} steps, {config.run.steps * count:,} pairs"),
     ]
 
 

@@ -11,16 +11,18 @@ the old log-probs are then the ones being differentiated and are not computed ag
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 from plimsoll.algorithm.choice import advantage, policy_loss
 from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.cluster.route import ActorRoute
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.data.order import DataOrder
+from plimsoll.engine.policy import PolicyObjective
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.engine.worker import PolicyObjective, StepResult, Worker
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.recipes.judging import judge
 from plimsoll.recipes.ppo_batch import (
     Batch,
     Scores,
@@ -33,78 +35,94 @@ from plimsoll.recipes.ppo_batch import (
     score,
     value_streams,
 )
-from plimsoll.recipes.ppo_setup import ROLES, PpoData, load_prompt_data, load_roles, start
-from plimsoll.recipes.sampling import evaluate, probe_sequences, sample
-from plimsoll.recipes.session import Session, open_session, rank_memory, total_metrics
+from plimsoll.recipes.ppo_setup import (
+    ROLES,
+    PpoData,
+    actor_route,
+    load_prompt_data,
+    load_roles,
+    start,
+)
+from plimsoll.recipes.sampling import Scorer, evaluate, probe_sequences, sample
+from plimsoll.recipes.session import Session, open_session, total_metrics
 from plimsoll.records import Floats
 from plimsoll.reward.score import build_rewards
-from plimsoll.rollout.sync import prove, sync_weights
+from plimsoll.rollout.protocol import RolloutEngine
+from plimsoll.rollout.sync import WeightSync, prepare_sync, sync_weights
 from plimsoll.run.state import RunState
 
 
 def run_ppo(config: PpoConfig) -> None:
     """Run the job that the config describes; resumes where `run.resume` says so."""
-    advantage(config.algorithm.advantage)  # a wrong name or option ends the run before it begins
+    # A wrong name or option ends the run before it begins.
+    advantage(config.algorithm.advantage)
     policy_loss(config.algorithm.policy_loss)
-    with open_session("ppo", config) as session:
-        with session.clock.phase("data"):
-            data = load_prompt_data(session, config)
-        with session.clock.phase("load"):
-            cluster = start(config, data)
-        try:
-            with session.clock.phase("load"):
-                load_roles(cluster, config)
-                session.restore(cluster, ROLES)
-            train(session, config, data, cluster)
-            with session.clock.phase("save"):
-                cluster.all(Worker.save_model, "actor", session.directory.model_path.absolute())
-        finally:
-            cluster.close()
-
-
-def train(session: Session, config: PpoConfig, data: PpoData, cluster: Cluster) -> None:
-    """The loop."""
-    clock = session.clock
-    order = DataOrder(len(data.train), config.run.seed, config.data.shuffle)
     scorer = build_rewards(config.rewards)
-    route = ActorRoute(cluster, config.batch.micro_batch_tokens)
+    with open_session("ppo", config) as session:
+        with session.phase("data"):
+            data = load_prompt_data(session, config)
+        with session.phase("load"):
+            cluster = start(config, data)
+        with closing(cluster):
+            with session.phase("load", cluster):
+                load_roles(cluster, config)
+            with session.phase("sync", cluster):
+                route = actor_route(cluster, config)
+                probe = probe_sequences(data.train, config)
+                quantised = config.actor.model.quantization != "none"
+                sync = prepare_sync(route, config.rollout.sync, probe, send_first=quantised)
+            with session.phase("load", cluster):
+                session.restore(cluster, ROLES)
+            train(session, config, data, cluster, sync, scorer)
+            session.save_model(cluster)
+
+
+def train(
+    session: Session,
+    config: PpoConfig,
+    data: PpoData,
+    cluster: Cluster,
+    sync: WeightSync,
+    scorer: Scorer,
+) -> None:
+    """The loop."""
+    order = DataOrder(len(data.train), config.run.seed, config.data.shuffle)
     state = session.state
     if state.step == 0:
         state = replace(state, kl_coefficient=config.algorithm.kl.coefficient)
-    with clock.phase("sync"):
-        probe = probe_sequences(data.train, config)
-        if session.resumed:
-            sync_weights(route, config.rollout.sync, state.weight_version, probe)
-        else:
-            prove(route, config.rollout.sync.max_logprob_gap, 0, probe)
+    if session.resumed:
+        with session.phase("sync", cluster):
+            sync_weights(sync, state.weight_version)
     if state.step == 0 and config.run.eval_every is not None:
-        with clock.phase("eval"):
+        with session.phase("eval", cluster):
             before = evaluate(cluster, config, data.eval, scorer)
-        session.report(0, before, 0, rank_memory(cluster))
+        session.report(0, before, 0)
     while state.step < config.run.steps:
         step = state.step + 1
-        with clock.phase("rollout"):
+        with session.phase("rollout", cluster):
             rows = order.indices(state.data_position, config.batch.prompts)
             prompts = [data.train[row] for row in rows]
             trajectories = sample(cluster, config, prompts, step, scorer)
-        batch = pack_batch(trajectories, config, cluster.ranks, step)
-        with clock.phase("score"):
+            cluster.engines_do(RolloutEngine.sleep)
+        with session.phase("score", cluster):
+            judged = judge(trajectories, config, cluster)
+            batch = pack_batch(judged, config, cluster.ranks, cluster.critics.ranks, step)
             scores = score(batch, config, cluster)
             learnables = estimate_advantages(batch, scores, config, state.kl_coefficient)
-        with clock.phase("train_critic"):
+        with session.phase("train_critic", cluster):
             critic = train_critic(batch, scores, learnables.returns, config, cluster, state)
-        with clock.phase("train_actor"):
+        with session.phase("train_actor", cluster):
             actor = train_actor(batch, scores, learnables.advantages, config, cluster, state)
-        with clock.phase("sync"):
-            sync = sync_weights(route, config.rollout.sync, step, probe)
+        with session.phase("sync", cluster):
+            proved = sync_weights(sync, step)
         metrics = (
             batch_metrics(batch, scores, learnables)
             | actor
             | critic
-            | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": sync.gap}
+            | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": proved.gap}
         )
         if session.due(config.run.eval_every, step):
-            with clock.phase("eval"):
+            with session.phase("eval", cluster):
                 metrics |= evaluate(cluster, config, data.eval, scorer)
         if config.run.keep_trajectories:
             means = mean_advantages(learnables)
@@ -116,7 +134,7 @@ def train(session: Session, config: PpoConfig, data: PpoData, cluster: Cluster) 
             kl_coefficient=next_kl_coefficient(config, state, batch, scores),
             seconds=session.seconds(),
         )
-        session.report(step, metrics, batch.tokens, rank_memory(cluster))
+        session.report(step, metrics, batch.tokens)
         session.save_when_due(cluster, ROLES, state)
         session.stop_if_asked(step)
 
@@ -137,11 +155,11 @@ def train_critic(
         rate = learning_rate(optimizer, state.step * updates + update, config.run.steps * updates)
         streams = value_streams(mini, scores, returns)
         results.append(
-            cluster.each(
+            cluster.critics.each(
                 Worker.train_value,
                 [
                     (own, own_streams, mini.counts, config.algorithm.value_clip, rate)
-                    for own, own_streams in zip(mini.packs, streams, strict=True)
+                    for own, own_streams in zip(mini.critic_packs, streams, strict=True)
                 ],
             )
         )

@@ -18,7 +18,7 @@ from plimsoll.algorithm.inputs import AdvantageInputs
 from plimsoll.algorithm.kl import kl
 from plimsoll.algorithm.token_rewards import token_rewards
 from plimsoll.algorithm.whiten import whiten
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.streams import PolicyStream, ValueStream
@@ -40,11 +40,17 @@ class MiniBatch:
     """What one optimizer step sees.
 
     members: which trajectories of the batch; packs: by rank, their samples_S index `members`.
+    critic_packs: the same for the critic's ranks.
     """
 
     members: Ints
     packs: list[list[Pack]]
+    critic_packs: list[list[Pack]]
     counts: BatchCounts
+
+    def packs_of(self, role: Role) -> list[list[Pack]]:
+        """By rank of the group that hosts the role."""
+        return self.critic_packs if role == "critic" else self.packs
 
 
 @dataclass(frozen=True)
@@ -89,17 +95,20 @@ class Learnables:
     kl: list[Floats] | None
 
 
-def pack_batch(trajectories: list[Trajectory], config: PpoConfig, ranks: int, step: int) -> Batch:
+def pack_batch(
+    trajectories: list[Trajectory], config: PpoConfig, ranks: int, critic_ranks: int, step: int
+) -> Batch:
     """Divide the trajectories into mini-batches at random, and each into packs for the ranks."""
+    budget = config.batch.micro_batch_tokens
     seed = (config.run.seed, step)
     shuffled = np.random.default_rng([*seed, 0]).permutation(len(trajectories))
     minis = []
     for members in np.split(shuffled, config.algorithm.mini_batches):
         samples = [_sample(trajectories[i]) for i in members]
         counts = BatchCounts(sum(int(s.learned.sum()) for s in samples), len(samples))
-        minis.append(
-            MiniBatch(members, pack(samples, ranks, config.batch.micro_batch_tokens), counts)
-        )
+        packs = pack(samples, ranks, budget)
+        critic_packs = packs if critic_ranks == ranks else pack(samples, critic_ranks, budget)
+        minis.append(MiniBatch(members, packs, critic_packs, counts))
     return Batch(trajectories, minis, seed)
 
 
@@ -134,17 +143,19 @@ def _by_trajectory(
     role: Role,
 ) -> list[Floats]:
     """Have all ranks score all packs of the batch; one array per trajectory."""
-    ranks = range(cluster.ranks)
-    packs = [[p for mini in batch.minis for p in mini.packs[rank]] for rank in ranks]
-    answers = cluster.each(task, [(role, own) for own in packs])
+    group = ranks_of(cluster, role)
+    ranks = range(group.ranks)
+    packs = [[p for mini in batch.minis for p in mini.packs_of(role)[rank]] for rank in ranks]
+    answers = group.each(task, [(role, own) for own in packs])
     found: list[Floats] = [np.zeros(0, dtype=np.float32)] * len(batch.trajectories)
-    starts = [0] * cluster.ranks
+    starts = [0] * group.ranks
     for mini in batch.minis:
         flat_packs: list[Pack] = []
         flat_values: list[Floats] = []
         for rank in ranks:
-            count = len(mini.packs[rank])
-            flat_packs += mini.packs[rank]
+            own = mini.packs_of(role)[rank]
+            count = len(own)
+            flat_packs += own
             flat_values += answers[rank][starts[rank] : starts[rank] + count]
             starts[rank] += count
         arrays = from_packed(flat_packs, flat_values, len(mini.members))
@@ -215,7 +226,7 @@ def value_streams(
     old = [scores.values[i] for i in mini.members]
     return [
         [ValueStream(to_packed(p, own_returns), to_packed(p, old)) for p in own]
-        for own in mini.packs
+        for own in mini.critic_packs
     ]
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import start_cluster, thread_count
-from plimsoll.config.engine import FrozenRole
+from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import PpoConfig
-from plimsoll.data.dataset import load_prompts
+from plimsoll.data.dataset import Loaded, load_prompts
+from plimsoll.data.template import Template
 from plimsoll.engine.process_group import choose_device
 from plimsoll.engine.worker import Role, Worker
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.recipes.roles import load_reference
 from plimsoll.recipes.session import Session, load_data
 from plimsoll.records import Prompt
 from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.rollout.sync import WeightRoute
+from plimsoll.rollout.text import check_turn_end
 
 ROLES: tuple[Role, ...] = ("actor", "critic")
 """The roles that learn, and so are in checkpoints."""
@@ -29,8 +34,14 @@ class PpoData:
 
 
 def load_prompt_data(session: Session, config: PpoConfig) -> PpoData:
-    """The prompts of both sources; at least as many to learn on as a step needs."""
-    data = PpoData(*load_data(session, load_prompts))
+    """The prompts of both sources; at least as many to learn on as a step needs, and with a
+    template whose end of turn ends a response."""
+
+    def load(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Prompt]:
+        check_turn_end(template, config.actor.model, config.rollout.sampling)
+        return load_prompts(data, source, template)
+
+    data = PpoData(*load_data(session, load))
     if len(data.train) < config.batch.prompts:
         raise ConfigError(
             f"batch.prompts is {config.batch.prompts}, but data.train has only {len(data.train)} "
@@ -47,6 +58,12 @@ def start(config: PpoConfig, data: PpoData) -> Cluster:
         s.max_new_tokens for s in (config.rollout.sampling, config.eval_sampling) if s is not None
     )
     device = choose_device(config.cluster.device)
+    if device == "cpu" and config.rollout.sleep_level > 0:
+        raise SettingsConflict(
+            f"rollout.sleep_level is {config.rollout.sleep_level}, and this run is on CPU "
+            f"(cluster.device: {config.cluster.device}): vLLM can sleep on GPUs only, and would go "
+            f"on without. Write rollout.sleep_level: 0"
+        )
     specs = [
         EngineSpec(
             index=i,
@@ -56,17 +73,32 @@ def start(config: PpoConfig, data: PpoData) -> Cluster:
             device=device,
             rollout=config.rollout,
             trust_remote_code=config.actor.model.trust_remote_code,
+            adapter_rank=_separate_rank(config),
         )
         for i in range(config.rollout.engines)
     ]
     return start_cluster(config.cluster, specs)
 
 
+def _separate_rank(config: PpoConfig) -> int | None:
+    """Of the adapter that engines take beside their model; None where it is merged or none."""
+    if config.actor.adapter is None or config.rollout.sync.adapter == "merged":
+        return None
+    return config.actor.adapter.rank
+
+
+def actor_route(cluster: Cluster, config: PpoConfig) -> WeightRoute:
+    """The way of the actor's weights, or of its adapter alone, to the engines."""
+    whole = ActorRoute(cluster, config.batch.micro_batch_tokens)
+    return AdapterRoute(cluster, whole) if config.rollout.sync.adapter == "separate" else whole
+
+
 def load_roles(cluster: Cluster, config: PpoConfig) -> None:
-    """Load actor, critic and, when a KL is asked for, the reference on all ranks."""
+    """Load actor, critic and, where they are asked for, reward model and reference."""
     temperature = config.rollout.sampling.temperature
-    cluster.all(Worker.load_policy, "actor", config.actor, temperature)
-    cluster.all(Worker.load_value, "critic", config.critic, config.run.seed)
+    cluster.all(Worker.load_policy, "actor", config.actor, temperature, config.run.seed)
+    cluster.critics.all(Worker.load_value, "critic", config.critic, config.run.seed)
+    if config.reward_model is not None:
+        cluster.all(Worker.load_value, "reward", config.reward_model.role, config.run.seed)
     if config.algorithm.kl.place != "none":
-        reference = config.reference or FrozenRole(model=config.actor.model)
-        cluster.all(Worker.load_policy, "reference", reference, temperature)
+        load_reference(cluster, config.reference, config.actor, temperature)

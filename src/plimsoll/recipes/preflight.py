@@ -13,24 +13,33 @@ import pkgutil
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 
 from plimsoll.config.base import Choice
+from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, refuse, show
+from plimsoll.config.reference import needs_reference
 from plimsoll.config.run import RunConfig
+from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.sources import SUFFIXES
+from plimsoll.memory.work import longest_written, trained_roles
 from plimsoll.recipes.model_files import check_missing, check_model, read_model_json
-from plimsoll.run.directory import RunDirectory
+from plimsoll.recipes.ppo_inputs import check_heads, check_rewards
+from plimsoll.run.directory import resume_problems
 
 _SAVED_DATASET = ("dataset_dict.json", "state.json")
 
 
-def check_inputs(config: JobConfig) -> None:
+def check_inputs(config: JobConfig, origins: Origins = MappingProxyType({})) -> None:
     """Refuse inputs that cannot work, all of them in one ConfigError: data, models, run directory,
-    packages, names of losses and rewards, lengths."""
-    refuse(_problems(config))
+    packages, names of losses and rewards, lengths.
+
+    origins: where each key was written, as `read_config` gives them.
+    """
+    refuse(_problems(config), origins)
 
 
 def _problems(config: JobConfig) -> Iterator[Problem]:
@@ -42,19 +51,24 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     for key, model in models.items():
         yield from check_model(key, model, tokenizer=key == "actor.model")
         yield from _length(config, key, model)
-    if config.cluster.where == "ray":
-        yield from _package("ray", "cluster.where", "ray", "cluster.where: local (one rank)")
+    yield from _packages(config)
+    yield from _nodes(config.cluster)
+    yield from _choices(config)
     if isinstance(config, PpoConfig):
-        yield from _engines(config)
-        yield from _choices(config)
+        yield from check_heads(config)
+        yield from check_rewards(config)
+    if isinstance(config, DpoConfig):
+        yield from _reference(config)
 
 
 def _models(config: JobConfig) -> dict[str, ModelConfig]:
     models = {"actor.model": config.actor.model}
     if isinstance(config, PpoConfig):
         models["critic.model"] = config.critic.model
-        if config.reference is not None:
-            models["reference.model"] = config.reference.model
+        if config.reward_model is not None:
+            models["reward_model.role.model"] = config.reward_model.role.model
+    if not isinstance(config, SftConfig) and config.reference is not None:
+        models["reference.model"] = config.reference.model
     return models
 
 
@@ -68,35 +82,26 @@ def _run_directory(run: RunConfig) -> Iterator[Problem]:
     elif not os.access(existing, os.W_OK | os.X_OK):
         why = f"{existing} cannot be written to."
         yield Problem("run.directory", shown, why, "choose another directory")
-    elif run.resume == "never" and RunDirectory(path).holds_run():
-        yield Problem(
-            "run.directory",
-            shown,
-            "It already holds a run, and run.resume is never.",
-            "run.resume: auto continues it; or choose another run.directory",
-        )
-    elif run.resume == "must" and RunDirectory(path).latest_checkpoint() is None:
-        yield Problem(
-            "run.directory",
-            shown,
-            "It holds no checkpoint to resume from, and run.resume is must.",
-            "correct run.directory, or run.resume: auto",
-        )
+    else:
+        yield from resume_problems(run)
 
 
 def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
     path = Path(source.path).expanduser()
     shown = show(source.path)
     known = ", ".join(SUFFIXES)
+    if source.name is not None and path.exists():
+        why = f"Only data sets of the hub have configurations, and {path} is here."
+        yield Problem(f"{key}.name", show(source.name), why, f"leave {key}.name out")
     if path.is_dir():
         saved = any((path / name).is_file() for name in _SAVED_DATASET)
-        if not saved and not any(file.suffix.lower() in SUFFIXES for file in path.iterdir()):
+        if not saved and not any(_is_data(file) for file in path.iterdir()):
             why = f"The directory has no files that end in {known}, and is no saved data set."
             yield Problem(f"{key}.path", shown, why, "give the directory that holds the files")
     elif not path.is_file():
         if problem := check_missing(f"{key}.path", source.path, "a data file or directory"):
             yield problem
-    elif path.suffix.lower() not in SUFFIXES:
+    elif not _is_data(path):
         why = f"The format is told by the file's name, which must end in {known}."
         yield Problem(f"{key}.path", shown, why, "rename or convert the file")
     elif path.stat().st_size == 0:
@@ -105,17 +110,14 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
         yield Problem(f"{key}.path", shown, "The file cannot be read.", "change its permissions")
 
 
+def _is_data(file: Path) -> bool:
+    return file.name.lower().endswith(SUFFIXES)
+
+
 def _length(config: JobConfig, key: str, model: ModelConfig) -> Iterator[Problem]:
     """The longest sequence against what the model has positions for."""
     positions = read_model_json(model.path).get("max_position_embeddings")
-    longest, written = config.data.max_tokens, f"data.max_tokens = {config.data.max_tokens}"
-    if isinstance(config, PpoConfig):
-        sampled = config.rollout.sampling.max_new_tokens
-        written += f", rollout.sampling.max_new_tokens = {sampled}"
-        if config.eval_sampling is not None and key == "actor.model":
-            written += f", eval_sampling.max_new_tokens = {config.eval_sampling.max_new_tokens}"
-            sampled = max(sampled, config.eval_sampling.max_new_tokens)
-        longest += sampled
+    longest, written = longest_written(config, sampling=key == "actor.model")
     if isinstance(positions, int) and longest > positions:
         yield Problem(
             f"{key}.path",
@@ -123,21 +125,40 @@ def _length(config: JobConfig, key: str, model: ModelConfig) -> Iterator[Problem
             f"The model has {positions} positions (max_position_embeddings), and a sequence may "
             f"be {longest} tokens long ({written}).",
             "lower these lengths, or take a model with more positions",
+            code="sequence-over-positions",
+            conflict=True,
         )
 
 
-def _engines(config: PpoConfig) -> Iterator[Problem]:
-    rollout = config.rollout
-    if rollout.engine == "vllm":
+def _packages(config: JobConfig) -> Iterator[Problem]:
+    """Those that not every run needs."""
+    if config.cluster.where == "ray":
+        yield from _package("ray", "cluster.where", "ray", "cluster.where: local (one rank)")
+    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
         yield from _package("vllm", "rollout.engine", "vllm", "rollout.engine: transformers")
-    heads = read_model_json(config.actor.model.path).get("num_attention_heads")
-    if isinstance(heads, int) and heads % rollout.tensor_parallel:
-        divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
+    for name, role in trained_roles(config).items():
+        if role.adapter is not None:
+            rank = str(role.adapter.rank)
+            yield from _package("peft", f"{name}.adapter.rank", rank, f"no {name}.adapter")
+        if role.optimizer.kind == "adamw_8bit":
+            key = f"{name}.optimizer.kind"
+            yield from _package("bitsandbytes", key, "adamw_8bit", f"{key}: adamw")
+    for key, model in _models(config).items():
+        if model.quantization == "nf4":
+            other = f"{key}.quantization: none"
+            yield from _package("bitsandbytes", f"{key}.quantization", "nf4", other)
+
+
+def _nodes(cluster: ClusterConfig) -> Iterator[Problem]:
+    if cluster.nodes > 1 and cluster.address is None and cluster.where == "ray":
         yield Problem(
-            "rollout.tensor_parallel",
-            str(rollout.tensor_parallel),
-            f"It must divide the {heads} attention heads of {config.actor.model.path}.",
-            f"one of {', '.join(divisors)}",
+            "cluster.nodes",
+            str(cluster.nodes),
+            "Without cluster.address the run would start a Ray of its own, on this machine alone.",
+            "start Ray on all nodes (`ray start --head`, then `ray start --address=HOST:PORT`) and "
+            "give cluster.address: HOST:PORT",
+            code="nodes-without-cluster",
+            conflict=True,
         )
 
 
@@ -148,23 +169,40 @@ def _package(module: str, key: str, value: str, other: str) -> Iterator[Problem]
             value,
             f"The package {module} is not installed.",
             f"install plimsoll-rl with its extra `cpu` or `gpu`, or write {other}",
+            code="package-missing",
         )
 
 
-def _choices(config: PpoConfig) -> Iterator[Problem]:
+def _choices(config: JobConfig) -> Iterator[Problem]:
     algorithm = "plimsoll.algorithm"
-    chosen: dict[str, tuple[Choice, str]] = {
-        "algorithm.advantage": (config.algorithm.advantage, f"{algorithm}.advantage"),
-        "algorithm.policy_loss": (config.algorithm.policy_loss, f"{algorithm}.policy_loss"),
-        **{f"rewards.{name}": (part, "plimsoll.reward") for name, part in config.rewards.items()},
-    }
+    chosen: dict[str, tuple[Choice, str]] = {}
+    if isinstance(config, DpoConfig):
+        chosen["algorithm.loss"] = (config.algorithm.loss, f"{algorithm}.preference_loss")
+    if isinstance(config, PpoConfig):
+        chosen = {
+            "algorithm.advantage": (config.algorithm.advantage, f"{algorithm}.advantage"),
+            "algorithm.policy_loss": (config.algorithm.policy_loss, f"{algorithm}.policy_loss"),
+        }
     for key, (choice, package) in chosen.items():
         if ":" not in choice.name:
             yield from _choice(f"{key}.name", choice.name, package)
 
 
+def _reference(config: DpoConfig) -> Iterator[Problem]:
+    if config.reference is None or [*_choices(config)] or needs_reference(config.algorithm.loss):
+        return
+    yield Problem(
+        "reference",
+        "given",
+        f"The loss {config.algorithm.loss.name} is reference-free: it would not be looked at.",
+        "leave reference out, or algorithm.loss.name: dpo",
+        code="reference-free-loss",
+        conflict=True,
+    )
+
+
 def _choice(key: str, name: str, package: str) -> Iterator[Problem]:
-    """A name must be a file of the package; its options are checked by who calls it."""
+    """A name must be a file of the package."""
     files = [file.name for file in pkgutil.iter_modules(importlib.import_module(package).__path__)]
     if name not in files:
         close = get_close_matches(name, files, n=1)

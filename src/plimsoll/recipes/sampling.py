@@ -10,6 +10,7 @@ import numpy as np
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.rollout import SamplingConfig
+from plimsoll.recipes.judging import judge
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rollout.protocol import Request, derive_seeds
 
@@ -31,7 +32,7 @@ def evaluate(
 ) -> dict[str, float]:
     """The mean reward, and of each part, over one response to each held-out prompt."""
     sampling = config.eval_sampling or config.rollout.sampling
-    found = _answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer)
+    found = judge(_answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), config, cluster)
     metrics = {"eval/reward": fmean(t.reward for t in found)}
     for i, part in enumerate(found[0].rewards):
         metrics[f"eval/{part.name}"] = fmean(t.rewards[i].value for t in found)

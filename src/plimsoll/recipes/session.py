@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.describe import dump_config
 from plimsoll.config.jobs import JobConfig
@@ -19,13 +19,19 @@ from plimsoll.data.report import BadRow
 from plimsoll.data.template import Template, make_template
 from plimsoll.engine.worker import Role, StepResult, Worker
 from plimsoll.errors import Interrupted
+from plimsoll.memory.meter import read_host
 from plimsoll.model.load import load_tokenizer
-from plimsoll.run.clock import PhaseClock
+from plimsoll.recipes.planning import plan_json, plan_run, plan_svg, predicted_peaks
+from plimsoll.run.clock import Phase, PhaseClock
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.interrupt import StopRequest
+from plimsoll.run.leaks import LeakWatch
+from plimsoll.run.ledger import Ledger, memory_use
+from plimsoll.run.memory import reset_process_peak
 from plimsoll.run.metrics import MetricsSink
 from plimsoll.run.progress import Progress, StepReport
+from plimsoll.run.readings import Reading
 from plimsoll.run.state import RunState
 from plimsoll.run.tensorboard import TensorBoardWriter
 
@@ -42,6 +48,8 @@ class Session:
     config: JobConfig
     directory: RunDirectory
     clock: PhaseClock
+    ledger: Ledger
+    leaks: LeakWatch
     progress: Progress
     sink: MetricsSink
     stop: StopRequest
@@ -57,12 +65,45 @@ class Session:
                 f"skipped {len(rows)} bad rows; they are listed in {self.directory.bad_rows_path}"
             )
 
-    def report(
-        self, step: int, metrics: Mapping[str, float], tokens: int, memory: Mapping[str, int]
-    ) -> None:
-        """Write a step's row everywhere, and start the clock of the next."""
-        self.sink.write(StepReport(step, metrics, tokens, self.clock.seconds(), memory))
+    @contextmanager
+    def phase(self, name: Phase, cluster: Cluster | None = None) -> Iterator[None]:
+        """Count the time of the block and, where it ends well, read what every process holds.
+
+        cluster: None before there is one: then only this process is read.
+        """
+        if name != "save":
+            self._write_saved()
+        with self.clock.phase(name):
+            start = time.perf_counter()
+            yield
+            seconds = time.perf_counter() - start
+            self.ledger.add(name, self._readings(cluster), seconds)
+
+    def _readings(self, cluster: Cluster | None) -> dict[str, Reading]:
+        if cluster is not None:
+            return cluster.read_memory()
+        alone = self.config.cluster.where == "local"
+        return {"local" if alone else "recipe": Reading(read_host())}
+
+    def _write_saved(self) -> None:
+        """What was read since the last report was its step's checkpoint."""
+        if "save" in self.ledger.phases():
+            self.sink.write_ledger(self.ledger.take(self.ledger.step))
+
+    def report(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
+        """Write a step's rows everywhere, and start the clock of the next."""
+        rows = self.ledger.take(step)
+        self.sink.write_ledger(rows)
+        seconds = self.clock.seconds()
+        self.sink.write(StepReport(step, metrics, tokens, seconds, memory_use(rows)))
+        for leak in self.leaks.add(rows):
+            self.progress.note(leak.text)
         self.clock.reset()
+
+    def write_rest(self) -> None:
+        """Write what was read of a last checkpoint, or of a step that did not end."""
+        saved = "save" in self.ledger.phases()
+        self.sink.write_ledger(self.ledger.take(self.ledger.step + (0 if saved else 1)))
 
     def due(self, every: int | None, step: int) -> bool:
         """Whether something that is done every so many steps, and at the end, is due."""
@@ -72,22 +113,31 @@ class Session:
         """Write a checkpoint when one is due, at the end and after Ctrl-C; remove the oldest."""
         at_end = state.step == self.config.run.steps
         if self.due(self.config.run.save_every, state.step) or at_end or self.stop.requested:
-            with self.clock.phase("save"):
+            with self.phase("save", cluster):
                 self._save(cluster, roles, state)
 
     def _save(self, cluster: Cluster, roles: Sequence[Role], state: RunState) -> None:
         with whole_directory(self.directory.checkpoint_path(state.step)) as partial:
             for role in roles:
-                cluster.all(Worker.save_checkpoint, role, (partial / role).absolute())
+                ranks_of(cluster, role).all(
+                    Worker.save_checkpoint, role, (partial / role).absolute()
+                )
             state.save(partial / "state.json")
         self.directory.prune_checkpoints(self.config.run.keep_checkpoints)
+
+    def save_model(self, cluster: Cluster) -> None:
+        """Write the actor as the run's final model, which ends the run."""
+        with self.phase("save", cluster):
+            cluster.all(Worker.save_model, "actor", self.directory.model_path.absolute())
 
     def restore(self, cluster: Cluster, roles: Sequence[Role]) -> None:
         """Read the checkpoint that the run resumes from."""
         if self.resumed is None:
             return
         for role in roles:
-            cluster.all(Worker.load_checkpoint, role, (self.resumed / role).absolute())
+            ranks_of(cluster, role).all(
+                Worker.load_checkpoint, role, (self.resumed / role).absolute()
+            )
         self.progress.note(f"resumed after step {self.state.step} from {self.resumed}")
 
     def seconds(self) -> float:
@@ -111,6 +161,7 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         latest = directory.latest_checkpoint()
         state = RunState.load(latest[1] / "state.json") if latest else _FRESH
         directory.write_config(dump_config(config))
+        _write_plan(directory, job, config)
         stop = stack.enter_context(StopRequest())
         board = None
         if config.run.tensorboard:
@@ -118,11 +169,18 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
                 TensorBoardWriter(directory.tensorboard_path, state.step + 1)
             )
         progress = stack.enter_context(Progress(job, config.run.steps, directory.path, sys.stdout))
-        yield Session(
+        if not reset_process_peak():
+            progress.note(
+                "the system does not let memory peaks start anew (/proc/self/clear_refs): those in "
+                "the ledger are of the time since each process began"
+            )
+        session = Session(
             job=job,
             config=config,
             directory=directory,
             clock=PhaseClock(),
+            ledger=Ledger(predicted_peaks(config), state.step),
+            leaks=LeakWatch(),
             progress=progress,
             sink=MetricsSink(directory, progress, board),
             stop=stop,
@@ -130,6 +188,16 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
             resumed=latest[1] if latest else None,
             started=time.monotonic(),
         )
+        stack.callback(session.write_rest)
+        yield session
+
+
+def _write_plan(directory: RunDirectory, job: str, config: JobConfig) -> None:
+    """The plan beside the run, as JSON and as a picture; nothing where the model's shape is not
+    known, which the command has said."""
+    plan = plan_run(config)
+    if not isinstance(plan, str):
+        directory.write_plan(plan_json(plan), plan_svg(plan, job))
 
 
 def load_data(
@@ -143,22 +211,13 @@ def load_data(
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     template = make_template(tokenizer, data.chat_template, data.system)
 
-    def items(source: SourceConfig | None) -> tuple[T, ...]:
-        if source is None:
-            return ()
-        loaded = load(data, source, template)
-        session.note_bad_rows(loaded.bad_rows)
-        return loaded.items
-
-    return items(data.train), items(data.eval)
+    train = load(data, data.train, template)
+    held_out = Loaded[T]((), ()) if data.eval is None else load(data, data.eval, template)
+    session.note_bad_rows([*train.bad_rows, *held_out.bad_rows])
+    return train.items, held_out.items
 
 
 def total_metrics(results: Sequence[StepResult]) -> dict[str, float]:
     """Add the ranks' shares of the batch's means."""
     names = results[0].metrics
     return {name: sum(result.metrics[name] for result in results) for name in names}
-
-
-def rank_memory(cluster: Cluster) -> dict[str, int]:
-    """Each rank's peak bytes since it was last asked."""
-    return {f"rank {i}": peak for i, peak in enumerate(cluster.all(Worker.memory))}

@@ -8,6 +8,7 @@ split into packs, micro-batches or ranks changes it.
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from math import exp
 
@@ -23,7 +24,6 @@ from plimsoll.recipes.session import (
     Session,
     load_data,
     open_session,
-    rank_memory,
     total_metrics,
 )
 from plimsoll.records import BatchCounts, Sample
@@ -40,19 +40,16 @@ class SftData:
 def run_sft(config: SftConfig) -> None:
     """Run the job that the config describes; resumes where `run.resume` says so."""
     with open_session("sft", config) as session:
-        with session.clock.phase("data"):
+        with session.phase("data"):
             data = SftData(*load_data(session, load_samples))
-        with session.clock.phase("load"):
+        with session.phase("load"):
             cluster = start_cluster(config.cluster, ())
-        try:
-            with session.clock.phase("load"):
-                cluster.all(Worker.load_policy, "actor", config.actor, 1.0)
+        with closing(cluster):
+            with session.phase("load", cluster):
+                cluster.all(Worker.load_policy, "actor", config.actor, 1.0, config.run.seed)
                 session.restore(cluster, ["actor"])
             train(session, config, data, cluster)
-            with session.clock.phase("save"):
-                cluster.all(Worker.save_model, "actor", session.directory.model_path.absolute())
-        finally:
-            cluster.close()
+            session.save_model(cluster)
 
 
 def train(session: Session, config: SftConfig, data: SftData, cluster: Cluster) -> None:
@@ -66,7 +63,7 @@ def train(session: Session, config: SftConfig, data: SftData, cluster: Cluster) 
         packs = pack(batch, cluster.ranks, config.batch.micro_batch_tokens)
         counts = BatchCounts(sum(int(s.learned.sum()) for s in batch), len(batch))
         rate = learning_rate(config.actor.optimizer, state.step, config.run.steps)
-        with session.clock.phase("train_actor"):
+        with session.phase("train_actor", cluster):
             results = cluster.each(Worker.train_sft, [(own, counts, rate) for own in packs])
         state = replace(
             state,
@@ -80,9 +77,9 @@ def train(session: Session, config: SftConfig, data: SftData, cluster: Cluster) 
             "epoch": state.data_position / len(data.train),
         }
         if session.due(config.run.eval_every, step):
-            with session.clock.phase("eval"):
+            with session.phase("eval", cluster):
                 metrics |= evaluate(config, data, cluster)
-        session.report(step, metrics, sum(len(s.tokens) for s in batch), rank_memory(cluster))
+        session.report(step, metrics, sum(len(s.tokens) for s in batch))
         session.save_when_due(cluster, ["actor"], state)
         session.stop_if_asked(step)
 

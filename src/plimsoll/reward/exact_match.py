@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
 
 
-def reward(trajectory: Trajectory, *, marker: str = "####") -> float:
+def reward(
+    trajectory: Trajectory, *, marker: Annotated[str, Field(min_length=1)] = "####"
+) -> float:
     """1 where the text after the last `marker`, without white space around it, is the reference;
     0 otherwise, and where there is no marker.
 

@@ -40,13 +40,8 @@ class Scorer:
 def build_rewards(rewards: Mapping[str, RewardConfig]) -> Scorer:
     """The scorer of a config's `rewards`.
 
-    Raises ConfigError where there are none, or a rule or an option cannot be used.
+    Raises ConfigError where a rule or an option cannot be used.
     """
-    if not rewards:
-        raise ConfigError(
-            "rewards is empty: nothing says what a response is worth. Name at least one part, "
-            "such as rewards: {right: {name: math_answer}}."
-        )
     return Scorer(tuple(_rule(name, config) for name, config in rewards.items()))
 
 

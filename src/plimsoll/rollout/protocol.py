@@ -9,8 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.records import Floats, Ints, Prompt, Trajectory
+from plimsoll.run.readings import Reading
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,7 @@ class EngineSpec:
 
     index: which of the run's engines this is. model: the directory it first loads.
     max_tokens: the longest prompt and response together. threads: CPU threads.
+    adapter_rank: of the adapters that the engine is to take beside its model; None: takes none.
     """
 
     index: int
@@ -28,6 +31,7 @@ class EngineSpec:
     device: str
     rollout: RolloutConfig
     trust_remote_code: bool = False
+    adapter_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,13 @@ class RolloutEngine(Protocol):
         """The log-prob (nats, temperature 1) of every token but the first, per sequence."""
         ...
 
+    async def sleep(self) -> None:
+        """Give up what `rollout.sleep_level` says, until weights come; nothing at level 0."""
+        ...
+
     async def begin_sync(self, names: tuple[str, ...]) -> None:
-        """New weights are coming: these tensors, in buckets."""
+        """New weights are coming: these tensors, in buckets. An engine asleep makes room for
+        them."""
         ...
 
     async def receive(self, bucket: WeightBucket) -> None:
@@ -82,11 +91,21 @@ class RolloutEngine(Protocol):
         ...
 
     async def finish_sync(self, version: int) -> None:
-        """All came: use them from now on, forget cached prefixes, count the version.
+        """All came: use them from now on, forget cached prefixes, count the version; be awake.
 
         Raises:
             WeightSyncError: a tensor is missing.
         """
+        ...
+
+    async def read_memory(self) -> Reading:
+        """What the engine's processes hold, on the fullest of their cards, and their peaks since
+        the last call."""
+        ...
+
+    async def take_adapter(self, files: AdapterFiles) -> None:
+        """Sample with this adapter over the engine's own weights from now on, forget cached
+        prefixes, count the version."""
         ...
 
     async def watch(self) -> str:

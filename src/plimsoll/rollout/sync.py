@@ -9,7 +9,7 @@ as an engine that keeps a stale packed copy of a weight.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +17,9 @@ import numpy as np
 from plimsoll.config.rollout import SyncConfig
 from plimsoll.errors import WeightSyncError
 from plimsoll.records import Floats, Ints
+
+_FLOOR = 2e-5
+"""Nats: what rounding in float32 may become while the weights move; see docs/decisions.md."""
 
 
 class WeightRoute(Protocol):
@@ -48,6 +51,21 @@ class WeightRoute(Protocol):
 
 
 @dataclass(frozen=True)
+class WeightSync:
+    """How a run's weights reach its engines, and what proves that they arrived.
+
+    probe: a few token sequences, each of 2 tokens or more. bound: of the mean absolute difference
+    of their log-probs, nats per token. origin: where the bound comes from, for people.
+    """
+
+    route: WeightRoute
+    bucket_bytes: int
+    probe: Sequence[Ints]
+    bound: float
+    origin: str
+
+
+@dataclass(frozen=True)
 class SyncReport:
     """gap: the largest mean absolute difference of log-probs over the engines, nats per token."""
 
@@ -55,46 +73,72 @@ class SyncReport:
     gap: float
 
 
-def sync_weights(
-    route: WeightRoute, config: SyncConfig, version: int, probe: Sequence[Ints]
-) -> SyncReport:
-    """Send the trainer's weights to all engines as `version`, then prove it.
+def prepare_sync(
+    route: WeightRoute, config: SyncConfig, probe: Sequence[Ints], *, send_first: bool = False
+) -> WeightSync:
+    """Compare trainer and engines while both still hold the weights of the same files, and so
+    learn how far rounding alone takes them apart: later gaps are measured by that.
 
-    probe: a few token sequences, each of 2 tokens or more.
+    send_first: the trainer holds other weights than the files, because it quantised them; engines
+        get those before they are compared.
+
+    Raises:
+        WeightSyncError: the gap is over `max_logprob_gap` already.
+    """
+    widest = WeightSync(
+        route,
+        config.bucket_bytes,
+        probe,
+        config.max_logprob_gap,
+        f"rollout.sync.max_logprob_gap = {config.max_logprob_gap:g}",
+    )
+    rounding = (sync_weights if send_first else prove)(widest, 0).gap
+    bound = max(_FLOOR, config.max_gap_growth * rounding)
+    if bound >= widest.bound:
+        return widest
+    origin = (
+        f"rollout.sync.max_gap_growth = {config.max_gap_growth:g} times the {rounding:.2g} that "
+        f"the first weights gave, at least {_FLOOR:g}"
+    )
+    return replace(widest, bound=bound, origin=origin)
+
+
+def sync_weights(sync: WeightSync, version: int) -> SyncReport:
+    """Send the trainer's weights to all engines as `version`, then prove it.
 
     Raises:
         WeightSyncError: with both numbers, when an engine disagrees with the trainer.
     """
-    route.begin()
-    for names in route.plan(config.bucket_bytes):
-        route.send(names)
-    route.finish(version)
-    return SyncReport(version, prove(route, config.max_logprob_gap, version, probe))
+    sync.route.begin()
+    for names in sync.route.plan(sync.bucket_bytes):
+        sync.route.send(names)
+    sync.route.finish(version)
+    return prove(sync, version)
 
 
-def prove(route: WeightRoute, bound: float, version: int, probe: Sequence[Ints]) -> float:
-    """Compare the log-probs of the probe; returns the largest mean gap, nats per token."""
-    expected = np.concatenate(route.trainer_log_probs(probe))
+def prove(sync: WeightSync, version: int) -> SyncReport:
+    """Compare the log-probs of the probe. Errors: see `sync_weights`."""
+    expected = np.concatenate(sync.route.trainer_log_probs(sync.probe))
     gaps = []
-    for index, found in enumerate(route.engine_log_probs(probe)):
+    for index, found in enumerate(sync.route.engine_log_probs(sync.probe)):
         sampled = np.concatenate(found)
         gap = float(np.abs(sampled - expected).mean())
-        if not gap <= bound:
-            raise WeightSyncError(_disagreement(index, version, expected, sampled, gap, bound))
+        if not gap <= sync.bound:
+            raise WeightSyncError(_disagreement(index, version, expected, sampled, gap, sync))
         gaps.append(gap)
-    return max(gaps)
+    return SyncReport(version, max(gaps))
 
 
 def _disagreement(
-    engine: int, version: int, expected: Floats, sampled: Floats, gap: float, bound: float
+    engine: int, version: int, expected: Floats, sampled: Floats, gap: float, sync: WeightSync
 ) -> str:
     worst = int(np.abs(sampled - expected).argmax())
     return (
         f"rollout engine {engine} does not compute what the trainer computes after weight sync "
-        f"{version}: over {len(expected)} probe tokens the mean log-prob is {sampled.mean():.4f} "
-        f"in the engine and {expected.mean():.4f} in the trainer, mean absolute difference "
-        f"{gap:.4f} (bound rollout.sync.max_logprob_gap = {bound}); the worst token has "
-        f"{sampled[worst]:.4f} and {expected[worst]:.4f}. The engine has other weights than the "
+        f"{version}: over {len(expected)} probe tokens the mean log-prob is {sampled.mean():.5f} "
+        f"in the engine and {expected.mean():.5f} in the trainer, mean absolute difference "
+        f"{gap:.4g} (bound {sync.bound:.4g}: {sync.origin}); the worst token has "
+        f"{sampled[worst]:.5f} and {expected[worst]:.5f}. The engine has other weights than the "
         "trainer (a tensor stale, dropped or misnamed), or computes in a much coarser dtype: "
         "compare rollout.dtype with actor.model.dtype before raising the bound"
     )

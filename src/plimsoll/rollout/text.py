@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from transformers import GenerationConfig
+
+from plimsoll.config.model import ModelConfig
+from plimsoll.config.rollout import SamplingConfig
+from plimsoll.data.template import Template
+from plimsoll.errors import ConfigError
 from plimsoll.model.load import load_tokenizer, read_model_config
 from plimsoll.records import Ints
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Decoder:
@@ -11,9 +22,7 @@ class Decoder:
 
     def __init__(self, model: str, trust_remote_code: bool) -> None:
         self.tokenizer = load_tokenizer(model, trust_remote_code)
-        self.end_tokens = _end_tokens(
-            self.tokenizer.eos_token_id, read_model_config(model, trust_remote_code).eos_token_id
-        )
+        self.end_tokens = end_tokens(model, self.tokenizer, trust_remote_code)
 
     def stops(self, tokens: Ints, stop: tuple[str, ...]) -> bool:
         """Whether one of the stop strings is in the response."""
@@ -31,7 +40,41 @@ class Decoder:
         return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
 
 
-def _end_tokens(tokenizer_eos: int | None, config_eos: int | list[int] | None) -> tuple[int, ...]:
-    """Every token that the model or the tokenizer calls an end of sequence."""
-    from_config = config_eos if isinstance(config_eos, list) else [config_eos]
-    return tuple(sorted({t for t in (tokenizer_eos, *from_config) if t is not None}))
+def end_tokens(
+    model: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool
+) -> tuple[int, ...]:
+    """Every token that the model, its generation config or its tokenizer calls an end."""
+    config = read_model_config(model, trust_remote_code)
+    named = (tokenizer.eos_token_id, config.eos_token_id, _generation_end(model))
+    lists = [found if isinstance(found, list) else [found] for found in named]
+    return tuple(sorted({token for tokens in lists for token in tokens if token is not None}))
+
+
+def _generation_end(model: str) -> int | list[int] | None:
+    try:
+        found: int | list[int] | None = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # a model without generation_config.json
+        return None
+    return found
+
+
+def check_turn_end(template: Template, model: ModelConfig, sampling: SamplingConfig) -> None:
+    """Refuse a chat template whose end of turn the engines would sample past.
+
+    A stop string (`sampling.stop`) may end responses instead.
+    Raises ConfigError naming the token, and where to write it.
+    """
+    end = template.turn_end()
+    known = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
+    if end is None or sampling.stop:
+        return
+    token = template.tokenizer.convert_tokens_to_ids(end)
+    if token not in known:
+        names = ", ".join(map(str, template.tokenizer.convert_ids_to_tokens(list(known)))) or "none"
+        raise ConfigError(
+            f"The chat template ends the assistant's turns with {end} (token {token}), but the "
+            f"tokens that end a response of {model.path} are: {names}. Every response would run on "
+            f"to rollout.sampling.max_new_tokens. Add {token} to `eos_token_id` in the model's "
+            f"generation_config.json (a list may stand there), or set `eos_token` in its "
+            f"tokenizer_config.json to {end}."
+        )

@@ -22,6 +22,8 @@ from transformers import (
 )
 
 from plimsoll.config.rollout import SamplingConfig
+from plimsoll.engine.export import AdapterFiles
+from plimsoll.engine.meter import read_memory
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.load import quiet
@@ -29,6 +31,7 @@ from plimsoll.records import Floats, Ints, Prompt, Trajectory
 from plimsoll.rollout.arrivals import Arrivals
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
+from plimsoll.run.readings import Reading
 
 
 class TransformersEngine:
@@ -127,6 +130,9 @@ class TransformersEngine:
         found: Floats = logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0].cpu().numpy()
         return found
 
+    async def sleep(self) -> None:
+        """It keeps no cache between requests, and its weights stay."""
+
     async def begin_sync(self, names: tuple[str, ...]) -> None:
         self._arrivals = Arrivals(names)
 
@@ -142,6 +148,12 @@ class TransformersEngine:
     async def finish_sync(self, version: int) -> None:
         self._arrivals.complete()
         self._version = version
+
+    async def read_memory(self) -> Reading:
+        return read_memory(torch.device(self._spec.device))
+
+    async def take_adapter(self, files: AdapterFiles) -> None:
+        raise NotImplementedError("refused in the config: rollout.sync.adapter needs vLLM")
 
     async def watch(self) -> str:
         await asyncio.Event().wait()

@@ -8,16 +8,21 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from plimsoll.config.rollout import SamplingConfig
+from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
+from plimsoll.memory.meter import read_host
+from plimsoll.model.adapter_files import CONFIG, WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
+from plimsoll.run.memory import child_processes
+from plimsoll.run.readings import CardReading, Reading
 
 _WATCH_SECONDS = 0.5
 
@@ -66,6 +71,8 @@ class VllmEngine:
         self._spec = spec
         self._version = 0
         self._requests = 0
+        self._asleep = False
+        self._adapter: Any = None
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
         on_gpu = spec.device == "cuda"
         self._llm: Any = AsyncLLM.from_engine_args(
@@ -78,6 +85,7 @@ class VllmEngine:
                 gpu_memory_utilization=spec.rollout.memory_share,
                 kv_cache_memory_bytes=None if on_gpu else _kv_cache_bytes(spec),
                 enforce_eager=not on_gpu,
+                enable_sleep_mode=spec.rollout.sleep_level > 0,
                 enable_prefix_caching=True,
                 # vLLM rewinds the seeded generator of a prompt that is prefilled in parts, which
                 # CPU generators cannot.
@@ -88,8 +96,10 @@ class VllmEngine:
                 worker_extension_cls="plimsoll.rollout.vllm_receiver.WeightReceiver",
                 trust_remote_code=spec.trust_remote_code,
                 disable_log_stats=True,
+                **_adapter_settings(spec.adapter_rank),
             )
         )
+        self._children = child_processes()
 
     async def generate(self, request: Request) -> list[Trajectory]:
         asked = zip(request.prompts, request.seeds(), strict=True)
@@ -142,14 +152,24 @@ class VllmEngine:
     async def _run(self, tokens: Ints, params: Any) -> Any:
         self._requests += 1
         answers = self._llm.generate(
-            {"prompt_token_ids": tokens.tolist()}, params, request_id=str(self._requests)
+            {"prompt_token_ids": tokens.tolist()},
+            params,
+            request_id=str(self._requests),
+            lora_request=self._adapter,
         )
         outputs = [output async for output in answers]
         if not outputs:
             raise PlimsollError(f"rollout engine {self._spec.index}: vLLM gave no output")
         return outputs[-1]
 
+    async def sleep(self) -> None:
+        if self._spec.rollout.sleep_level > 0:
+            await self._llm.sleep(self._spec.rollout.sleep_level)
+            self._asleep = True
+
     async def begin_sync(self, names: tuple[str, ...]) -> None:
+        if self._asleep:
+            await self._llm.wake_up(["weights"])
         await self._rpc("plimsoll_begin", list(names))
 
     async def receive(self, bucket: WeightBucket) -> None:
@@ -162,12 +182,18 @@ class VllmEngine:
 
     async def finish_sync(self, version: int) -> None:
         await self._rpc("plimsoll_finish")
+        if self._asleep:
+            await self._llm.wake_up(["kv_cache"])
+            self._asleep = False
+        await self._forget_prefixes()
+        self._version = version
+
+    async def _forget_prefixes(self) -> None:
         if not await self._llm.reset_prefix_cache():
             raise WeightSyncError(
                 f"rollout engine {self._spec.index}: the prefix cache could not be reset, because "
                 "requests are still running; cached prefixes would keep the old weights' keys"
             )
-        self._version = version
 
     async def _rpc(self, method: str, *arguments: object) -> None:
         try:
@@ -177,6 +203,42 @@ class VllmEngine:
                 raise
             raise WeightSyncError(f"rollout engine {self._spec.index}: {error}") from error
 
+    async def read_memory(self) -> Reading:
+        host = read_host(self._children)
+        if self._spec.device == "cpu":
+            return Reading(host)
+        # Reading a card from here would make a CUDA context of our own on it.
+        cards = await self._llm.collective_rpc("plimsoll_read_card")
+        readings = [CardReading(*numbers) for numbers in cards]
+        return Reading(host, max(readings, key=lambda card: card.peak_used))
+
+    async def take_adapter(self, files: AdapterFiles) -> None:
+        from vllm.lora.request import LoRARequest
+
+        if self._asleep:
+            await self._llm.wake_up()
+            self._asleep = False
+        with tempfile.TemporaryDirectory(dir=_shared_memory(len(files.weights))) as directory:
+            Path(directory, CONFIG).write_bytes(files.config)
+            Path(directory, WEIGHTS).write_bytes(files.weights)
+            new = LoRARequest(f"version {files.version}", files.version, directory)
+            await self._add_adapter(new)
+        if self._adapter is not None and self._adapter.lora_int_id != files.version:
+            await self._llm.remove_lora(self._adapter.lora_int_id)
+        self._adapter = new
+        await self._forget_prefixes()
+        self._version = files.version
+
+    async def _add_adapter(self, adapter: Any) -> None:
+        try:
+            if await self._llm.add_lora(adapter):
+                return
+        except Exception as error:
+            if self._llm.errored:
+                raise
+            raise WeightSyncError(f"rollout engine {self._spec.index}: {error}") from error
+        raise WeightSyncError(f"rollout engine {self._spec.index}: vLLM took no adapter")
+
     async def watch(self) -> str:
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_SECONDS)
@@ -184,6 +246,16 @@ class VllmEngine:
 
     async def stop(self) -> None:
         self._llm.shutdown()
+
+
+def _adapter_settings(rank: int | None) -> dict[str, Any]:
+    """Room for one adapter, of the least of vLLM's ranks that is not under its own."""
+    if rank is None:
+        return {}
+    from vllm.config.lora import MaxLoRARanks
+
+    enough = min(r for r in get_args(MaxLoRARanks) if r >= rank)
+    return {"enable_lora": True, "max_lora_rank": enough, "max_loras": 1}
 
 
 def _kv_cache_bytes(spec: EngineSpec) -> int:

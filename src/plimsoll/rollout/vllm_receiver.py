@@ -6,6 +6,7 @@ layer-wise reload: between begin and finish each layer is rebuilt as soon as its
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
+from plimsoll.engine.meter import read_card
 from plimsoll.engine.weights import SentTensor, split_bytes
 from plimsoll.rollout.arrivals import Arrivals
 
@@ -47,6 +49,10 @@ class WeightReceiver:
             self.model_runner.model.load_weights(
                 (name, piece.to(self.device)) for name, piece in pieces.items()
             )
+
+    def plimsoll_read_card(self) -> list[int]:
+        """The numbers of a `CardReading`: only plain values cross to the engine."""
+        return list(astuple(read_card(torch.device(self.device))))
 
     def plimsoll_finish(self) -> None:
         """Check that all came, then put the new weights to use."""

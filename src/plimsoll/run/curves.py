@@ -49,12 +49,27 @@ SFT_PANELS = (
 )
 PPO_PANELS = (
     Panel("Reward", ("reward", "reward/"), "per response"),
-    Panel("Held-out reward", ("eval/",), "per response"),
+    Panel("Held out", ("eval/",), "per response or token"),
     Panel("KL from the reference", ("kl",), "nats per response"),
     Panel("Policy loss", ("policy_loss",), "per token"),
     Panel("Value loss", ("value_loss",), "per token"),
     SECONDS_PANEL,
 )
+ALL_PANELS = (
+    Panel("Loss", ("loss",), "nats per token or pair"),
+    Panel("Accuracy on pairs", ("accuracy",), "share"),
+    Panel("Reward margin of pairs", ("rewards/margin",), "per pair"),
+    *(panel for panel in PPO_PANELS if panel is not SECONDS_PANEL),
+    Panel("Memory at its fullest", ("memory_bytes/",), "bytes"),
+    Panel("Speed", ("tokens_per_second",), "tokens/s"),
+    SECONDS_PANEL,
+)
+"""Those of every job."""
+
+
+def has_curves(rows: Sequence[Row], panels: Sequence[Panel]) -> bool:
+    """Whether there is anything to draw."""
+    return any(_series(rows, panel) for panel in panels)
 
 
 def draw_curves(

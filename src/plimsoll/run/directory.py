@@ -1,25 +1,26 @@
 """The run directory: what is where, and what a run that resumes finds in it.
 
-config.yaml  metrics.jsonl  bad_rows.jsonl  trajectories/step-000001.parquet
-checkpoints/step-000010/  tensorboard/  model/  run.lock
+config.yaml  plan.json  plan.svg  metrics.jsonl  ledger.jsonl  report.html  bad_rows.jsonl
+trajectories/step-000001.parquet  checkpoints/step-000010/  tensorboard/  model/  run.lock
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Trajectory
 from plimsoll.run import trajectories as trajectory_files
 from plimsoll.run.files import is_temporary, remove_directory, write_whole
 from plimsoll.run.lock import lock_directory
-from plimsoll.run.rows import Row, append_row, keep_rows_until, write_rows
+from plimsoll.run.rows import Row, append_row, append_rows, keep_rows_until, write_rows
 
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")
 
@@ -57,9 +58,29 @@ class RunDirectory:
         return self.path / "config.yaml"
 
     @property
+    def plan_path(self) -> Path:
+        """The plan of memory, as JSON; not there for a model whose shape is not known."""
+        return self.path / "plan.json"
+
+    @property
+    def plan_svg_path(self) -> Path:
+        """The plan's drawing."""
+        return self.path / "plan.svg"
+
+    @property
     def metrics_path(self) -> Path:
         """The metrics, a JSON line per step."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def ledger_path(self) -> Path:
+        """Predicted and measured memory, a JSON line per step, phase and process."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def report_path(self) -> Path:
+        """What `plimsoll report` writes."""
+        return self.path / "report.html"
 
     @property
     def bad_rows_path(self) -> Path:
@@ -88,6 +109,11 @@ class RunDirectory:
         """Write the resolved config."""
         write_whole(self.config_path, text)
 
+    def write_plan(self, values: str, picture: str) -> None:
+        """Write the plan of memory, as JSON and as SVG."""
+        write_whole(self.plan_path, values)
+        write_whole(self.plan_svg_path, picture)
+
     def write_bad_rows(self, rows: Iterable[Row]) -> None:
         """Write the rows of data that were skipped."""
         write_rows(self.bad_rows_path, rows)
@@ -95,6 +121,10 @@ class RunDirectory:
     def append_metrics(self, row: Row) -> None:
         """Add the row of a step; its `step` is the number of the step."""
         append_row(self.metrics_path, row)
+
+    def append_ledger(self, rows: Iterable[Row]) -> None:
+        """Add rows to the ledger; their `step` is the number of the step."""
+        append_rows(self.ledger_path, rows)
 
     def write_trajectories(
         self,
@@ -132,8 +162,8 @@ class RunDirectory:
 def open_run(config: RunConfig) -> RunDirectory:
     """Make or reopen the directory as `run.resume` says, and lock it for this process.
 
-    A run that resumes goes on after its latest checkpoint: metrics and trajectories of later
-    steps, which will be done again, are dropped, and so is what a killed process left half
+    A run that resumes goes on after its latest checkpoint: metrics, ledger and trajectories of
+    later steps, which will be done again, are dropped, and so is what a killed process left half
     written.
 
     Raises ConfigError where the directory must not, or cannot, be used.
@@ -141,7 +171,7 @@ def open_run(config: RunConfig) -> RunDirectory:
     path = Path(config.directory)
     run = RunDirectory(path, _locked(path))
     try:
-        _check_resume(run, config)
+        refuse(resume_problems(config))
         _tidy(run)
     except BaseException:
         run.close()
@@ -160,20 +190,24 @@ def _locked(path: Path) -> TextIO:
         ) from error
 
 
-def _check_resume(run: RunDirectory, config: RunConfig) -> None:
+def resume_problems(config: RunConfig) -> Iterator[Problem]:
+    """Why `run.resume` does not let the run begin with what its directory holds."""
+    run, shown = RunDirectory(Path(config.directory)), show(config.directory)
     latest = run.latest_checkpoint()
     if config.resume == "never" and run.holds_run():
         state = f"its last checkpoint is of step {latest[0]}" if latest else "without a checkpoint"
-        raise ConfigError(
-            f"run.directory {config.directory!r} already holds a run ({state}), and run.resume "
-            f"is 'never'. Set run.resume to 'auto' to continue it, choose another run.directory, "
-            f"or remove the directory to start anew."
+        yield Problem(
+            "run.directory",
+            shown,
+            f"It already holds a run ({state}), and run.resume is never.",
+            "run.resume: auto continues it; or choose another run.directory, or remove this one",
         )
     if config.resume == "must" and latest is None:
-        raise ConfigError(
-            f"run.directory {config.directory!r} holds no checkpoint to resume from, and "
-            f"run.resume is 'must'. Correct run.directory, or set run.resume to 'auto' to start "
-            f"at step 1 where there is none."
+        yield Problem(
+            "run.directory",
+            shown,
+            "It holds no checkpoint to resume from, and run.resume is must.",
+            "correct run.directory; or run.resume: auto, which starts anew where there is none",
         )
 
 
@@ -186,8 +220,9 @@ def _tidy(run: RunDirectory) -> None:
             elif is_temporary(item):
                 item.unlink()
     latest = run.latest_checkpoint()
-    step = latest[0] if latest else 0
+    step = latest[0] if latest else -1  # without a checkpoint even step 0 is done again
     keep_rows_until(run.metrics_path, step)
+    keep_rows_until(run.ledger_path, step)
     for found, path in _by_step(run.path / "trajectories"):
         if found > step:
             path.unlink()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-_MESSAGE = b"\nstopping after this step; Ctrl-C again to stop at once\n"
-_STANDARD_ERROR = 2
+from plimsoll.run.output import tell
+
+_MESSAGE = "\nstopping after this step; Ctrl-C again to stop at once"
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -39,5 +39,4 @@ class StopRequest:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        # print() may be at work in the interrupted code and refuses to be entered twice.
-        os.write(_STANDARD_ERROR, _MESSAGE)
+        tell(_MESSAGE)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.ledger import LedgerRow, ledger_values
 from plimsoll.run.progress import Progress, StepReport
 from plimsoll.run.tensorboard import TensorBoardWriter
 
@@ -25,15 +27,22 @@ class MetricsSink:
             self.tensorboard.write(report.step, scalars)
         self.progress.update(report)
 
+    def write_ledger(self, rows: Sequence[LedgerRow]) -> None:
+        """Write rows of the ledger, all of one step."""
+        self.directory.append_ledger(map(ledger_values, rows))
+        if self.tensorboard is not None and rows:
+            scalars = {f"memory/{r.process}/{r.phase}": float(r.measured.fullest) for r in rows}
+            self.tensorboard.write(rows[0].step, scalars)
+
 
 def scalars_of(report: StepReport) -> dict[str, float]:
     """The report as a flat row: the metrics by their names, then `tokens`, `tokens_per_second`,
-    `seconds/<phase>` and `memory_bytes/<role>`."""
+    `seconds/<phase>` and `memory_bytes/<process>`."""
     measured = {
         "tokens": float(report.tokens),
         "tokens_per_second": report.tokens_per_second,
         **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
-        **{f"memory_bytes/{name}": float(size) for name, size in report.memory_bytes.items()},
+        **{f"memory_bytes/{name}": float(use.measured) for name, use in report.memory.items()},
     }
     taken = {"step", *measured} & set(report.metrics)
     assert not taken, f"metrics must not be named {sorted(taken)}"

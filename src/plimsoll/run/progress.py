@@ -1,11 +1,13 @@
 """What a person sees while a run goes on.
 
 On a terminal: a bar with the time that is left, and the last values under it, redrawn in place.
-Elsewhere (a pipe, a log file, a dumb terminal): one plain ASCII line per step.
+Elsewhere (a pipe, a log file, a dumb terminal): one plain ASCII line per step. A run whose reader
+goes away (`plimsoll ppo ... | head -1`) says so once on standard error, and goes on unseen.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -20,10 +22,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from plimsoll.run.numbers import bytes_text, duration_text
+from plimsoll.run.ledger import MemoryUse
+from plimsoll.run.numbers import duration_text
+from plimsoll.run.output import silence, tell
 
-_HEADLINE = re.compile(r"reward|reward/.+|kl|loss|value_loss|eval/.+")
+_HEADLINE = re.compile(r"reward|reward/.+|rewards/margin|accuracy|kl|loss|value_loss|eval/.+")
 _HEADLINES = 8
+_UNSEEN = (
+    "nobody reads standard output any more: the run goes on unseen; its metrics.jsonl shows how "
+    "far it is, and `kill -INT {pid}` saves and stops it"
+)
 
 
 @dataclass(frozen=True)
@@ -33,14 +41,14 @@ class StepReport:
     metrics: by name, such as `reward`, `reward/math_answer`, `kl`, `policy_loss`.
     tokens: how many tokens the step worked on; tokens per second are per second of the step.
     seconds: by phase; the phases' sum is the step's time.
-    memory_bytes: by role or process, the peak of the step.
+    memory: by process or node, the peak of the step.
     """
 
     step: int
     metrics: Mapping[str, float]
     tokens: int
     seconds: Mapping[str, float]
-    memory_bytes: Mapping[str, int]
+    memory: Mapping[str, MemoryUse]
 
     @property
     def total_seconds(self) -> float:
@@ -150,8 +158,12 @@ class PlainDisplay:
         """Print a line."""
         encoding = self._stream.encoding or "utf-8"
         safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
-        self._stream.write(safe + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(safe + "\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            silence(self._stream.fileno())
+            tell(_UNSEEN.format(pid=os.getpid()))
 
     def close(self) -> None:
         """Nothing to restore."""
@@ -167,7 +179,7 @@ def plain_line(standing: Standing) -> str:
         *(f"{name} {value:>9.4g}" for name, value in headline(report.metrics).items()),
         f"{report.tokens_per_second:>8,.0f} tokens/s",
         f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
-        *(f"{name} {bytes_text(size)}" for name, size in report.memory_bytes.items()),
+        *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
         f"left {duration_text(standing.seconds_left)}",
     ]
     return " | ".join(parts).encode("ascii", errors="backslashreplace").decode("ascii")
@@ -220,6 +232,19 @@ def _value_rows(standing: Standing) -> dict[str, list[str]]:
         "metrics": [f"{name} {value:.4g}" for name, value in standing.metrics.items()],
         "speed": [speed, f"{report.total_seconds:.1f} s/step"],
         "seconds": [f"{phase} {seconds:.1f}" for phase, seconds in report.seconds.items()],
-        "memory": [f"{name} {bytes_text(size)}" for name, size in report.memory_bytes.items()],
+        "memory": _memory_texts(report),
     }
     return {label: texts for label, texts in rows.items() if texts}
+
+
+def _memory_texts(report: StepReport) -> list[str]:
+    """The fullest of each kind of process that computes, and where they are several, the fullest
+    node."""
+    fullest: dict[str, str] = {}
+    for name, use in report.memory.items():
+        kind = name.rstrip("0123456789")
+        if kind == "recipe" or (kind == "node " and len(report.memory) == 2):
+            continue
+        if kind not in fullest or use.measured > report.memory[fullest[kind]].measured:
+            fullest[kind] = name
+    return [f"{name} {report.memory[name].text}" for name in fullest.values()]

@@ -25,21 +25,26 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Add a row at the end. If the disk is full, the file keeps the rows that it had."""
-    line = row_line(row).encode()
+    """Add a row at the end; see `append_rows`."""
+    append_rows(path, [row])
+
+
+def append_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Add rows at the end. If the disk is full, the file keeps the rows that it had."""
+    lines = "".join(map(row_line, rows)).encode()
     try:
         with path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                written = file.write(line)
-                while written < len(line):
-                    written += file.write(line[written:])
+                written = file.write(lines)
+                while written < len(lines):
+                    written += file.write(lines[written:])
             except OSError:
                 file.truncate(end)
                 raise
     except OSError as error:
         raise PlimsollError(
-            f"Cannot add a row to {path}: {error}. The earlier rows are whole. "
+            f"Cannot add rows to {path}: {error}. The earlier rows are whole. "
             f"Free disk space or correct the rights, then resume the run."
         ) from error
 

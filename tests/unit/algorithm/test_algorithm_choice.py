@@ -11,8 +11,13 @@ import torch
 
 from plimsoll.algorithm import advantage as advantage_package
 from plimsoll.algorithm import policy_loss as policy_loss_package
-from plimsoll.algorithm.choice import advantage, policy_loss
-from plimsoll.algorithm.inputs import AdvantageInputs, PolicyLossInputs
+from plimsoll.algorithm.choice import advantage, policy_loss, preference_loss
+from plimsoll.algorithm.inputs import (
+    AdvantageInputs,
+    PairValues,
+    PolicyLossInputs,
+    PreferenceLossInputs,
+)
 from plimsoll.config.algorithm import PpoAlgorithm
 from plimsoll.config.base import Choice
 from plimsoll.errors import ConfigError
@@ -32,6 +37,20 @@ def reinforce(inputs: PolicyLossInputs, *, scale: float = 1.0) -> LossOutput:
 
 def no_inputs() -> LossOutput: ...
 '''
+
+NEW_PREFERENCE_LOSSES = """
+from torch.nn.functional import logsigmoid
+
+from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInputs
+
+def reference_free(inputs: PreferenceLossInputs, *, scale: float = 1.0) -> LossOutput:
+    return LossOutput(-logsigmoid(scale * inputs.logprobs.margin_P).sum() / inputs.pairs, {})
+
+def compared(inputs: PreferenceLossInputs, reference: PairValues) -> LossOutput:
+    return LossOutput((inputs.logprobs - reference).margin_P.sum() / inputs.pairs, {})
+
+def greedy(inputs: PreferenceLossInputs, reference: PairValues, more: PairValues) -> LossOutput: ...
+"""
 
 NEW_ADVANTAGE = """
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
@@ -90,6 +109,24 @@ def test_a_new_loss_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         policy_loss(Choice(name="my_new_loss:reinforce", options={"scael": 2}))
     with pytest.raises(ConfigError, match=r"cannot be called.*only positional argument"):
         policy_loss(Choice(name="my_new_loss:no_inputs"))
+
+
+def test_a_new_preference_loss_says_by_its_parameters_whether_it_needs_a_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_pairs.py").write_text(NEW_PREFERENCE_LOSSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    logprobs = PairValues(torch.tensor([-1.0]), torch.tensor([-3.0]))
+    inputs = PreferenceLossInputs(logprobs, PairValues(torch.ones(1), torch.ones(1)), pairs=2)
+    free = preference_loss(Choice(name="my_pairs:reference_free", options={"scale": 0.0}))
+    assert not free.needs_reference and free.compute(inputs).loss.item() == pytest.approx(0.3465736)
+    compared = preference_loss(Choice(name="my_pairs:compared"))
+    reference = PairValues(torch.tensor([-1.0]), torch.tensor([-1.0]))
+    assert compared.needs_reference and compared.compute(inputs, reference).loss == 1
+    with pytest.raises(ConfigError, match=r"cannot be called.*inputs and reference as the only"):
+        preference_loss(Choice(name="my_pairs:greedy"))
+    with pytest.raises(ConfigError, match=r"No preference_loss is called 'dop'.*mean 'dpo'"):
+        preference_loss(Choice(name="dop"))
 
 
 def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

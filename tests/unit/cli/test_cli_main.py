@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def heavy_imports(*words: str) -> tuple[int, list[str]]:
     """The exit code and the heavy imports of a command line in a process of its own."""
     script = (
-        "import sys, plimsoll.cli as cli\n"
+        "import sys, plimsoll.cli.command as cli\n"
         f"code = cli.main({list(words)!r})\n"
         f"print('HEAVY', *[name for name in {HEAVY!r} if name in sys.modules])\n"
         "sys.exit(code)"
@@ -79,7 +80,7 @@ def test_help_is_printed_when_nothing_is_asked(capsys: Captured) -> None:
     said = capsys.readouterr().out
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == said
-    assert all(f"plimsoll {command}" in said for command in ("demo", "sft", "ppo"))
+    assert all(f"plimsoll {command}" in said for command in ("demo", "sft", "ppo", "doctor"))
 
 
 def test_version(capsys: Captured) -> None:
@@ -113,6 +114,8 @@ def test_help_of_a_job_and_of_a_section(capsys: Captured) -> None:
         (["ppo", "ppo.yaml", "--algorithm.mini_batches=5"], ["must divide", "32 * 1"]),
         (["ppo", "--help", "actr"], ["'actr'", "Nearest: actor"]),
         (["demo", "--sed", "1"], ["--sed"]),
+        (["doctr"], ["Did you mean 'doctor'"]),
+        (["doctor", "--adress", "a:1"], ["--adress", "plimsoll doctor --help"]),
         (["demo", "--seed", "x"], ["--seed", "'x'"]),
     ],
 )
@@ -163,7 +166,7 @@ def test_the_module_runs_as_the_command() -> None:
 
 def test_what_nobody_foresaw_is_one_block_too() -> None:
     script = (
-        "import sys, plimsoll.cli as cli\n"
+        "import sys, plimsoll.cli.command as cli\n"
         "sys.argv = ['plimsoll', '--version', *sys.argv[1:]]\n"
         "cli.__version__ = type('Broken', (), {'__format__': lambda *_: 1 / 0})()\n"
         "sys.exit(cli.main())"
@@ -176,3 +179,15 @@ def test_what_nobody_foresaw_is_one_block_too() -> None:
         [sys.executable, "-c", script, "--debug"], capture_output=True, text=True
     )
     assert debug.returncode == 1 and "Traceback" in debug.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["ppo", "--help"], ["ppo", "ppo.yaml", "--dry-run"], ["demo", "--help"]]
+)
+def test_a_reader_that_has_gone_ends_what_only_prints_without_a_word(words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "plimsoll", *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

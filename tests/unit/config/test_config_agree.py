@@ -32,6 +32,33 @@ PPO_CASES = [
     ("--cluster.where=local", "rollout.engine", 4, "--rollout.engine=transformers"),
     (f"{LOCAL} --cluster.ranks=2", "cluster.ranks", 4, None),
     (f"{LOCAL} --cluster.address=auto", "cluster.address", 4, None),
+    (f"{LOCAL} --cluster.nodes=2", "cluster.nodes", 4, None),
+    (
+        "--actor.zero.optimizer_offload=cpu --actor.optimizer.kind=adamw_8bit",
+        "actor.zero.optimizer_offload",
+        4,
+        None,
+    ),
+    (f"{LOCAL} --cluster.critic_ranks=2", "cluster.critic_ranks", 4, None),
+    ("--rollout.sleep_level=1", "rollout.sleep_level", 4, "--rollout.placement=shared"),
+    (
+        "--rollout.sleep_level=2 --rollout.placement=shared --rollout.engine=transformers",
+        "rollout.sleep_level",
+        4,
+        None,
+    ),
+    (
+        "--rewards.reward_model.name=length --reward_model.role.model.path=r",
+        "rewards.reward_model",
+        2,
+        None,
+    ),
+    (
+        "--rewards.answer.weight=0",
+        "rewards",
+        2,
+        "--reward_model.role.model.path=r",
+    ),
     (f"{LOCAL} --rollout.engines=2", "rollout.engines", 4, None),
     (
         "--rollout.engine=transformers --rollout.tensor_parallel=2",
@@ -48,6 +75,18 @@ PPO_CASES = [
     (
         "--critic.zero.optimizer_offload=cpu --critic.zero.stage=0",
         "critic.zero.optimizer_offload",
+        4,
+        None,
+    ),
+    (
+        "--actor.zero.gradient_dtype=float32 --actor.zero.stage=0",
+        "actor.zero.gradient_dtype",
+        4,
+        None,
+    ),
+    (
+        "--actor.zero.gradient_dtype=bfloat16 --actor.model.dtype=float32",
+        "actor.zero.gradient_dtype",
         4,
         None,
     ),
@@ -92,6 +131,7 @@ SFT_CASES = [
     ("--data.train.prompt=q", "data.train.response", 2, "--data.train.response=a"),
     ("--data.train.response=a", "data.train.prompt", 2, "--data.train.prompt=q"),
     ("--data.train.messages=m --data.train.response=a", "data.train.messages", 2, None),
+    ("--data.train.messages=m --cluster.critic_ranks=1", "cluster.critic_ranks", 4, None),
     (
         "--data.train.messages=m --data.eval.path=x",
         "data.eval.prompt",
@@ -143,7 +183,8 @@ def test_a_contradiction_is_refused_and_can_be_mended(
     assert report.startswith(f"1 problem in the settings\n  {key}"), report
     assert error.exit_code == code
     known = tuple(keys_of(job))
-    for named in re.findall(r"\b[a-z_]+(?:\.[a-z_0-9]+)+", report):
+    assert re.search(rf"   \(.*({re.escape(str(path))}:\d|flag --).*\)$", report.splitlines()[1])
+    for named in re.findall(r"\b[a-z_]+(?:\.[a-z_0-9]+)+", report.replace(str(path), "")):
         assert find_key(known, tuple(named.split("."))), named
     if mend is not None:
         load(job, path, f"{flags} {mend}")
@@ -171,3 +212,17 @@ def test_the_nearest_number_of_mini_batches_is_named(tmp_path: Path) -> None:
     path.write_text(PPO)
     error = refusal(PpoConfig, path, "--algorithm.mini_batches=7 --batch.responses=3")
     assert "32 * 3 = 96" in str(error) and "algorithm.mini_batches: 6" in str(error)
+
+
+def test_a_problem_tells_the_line_or_flag_of_the_first_key_that_it_names(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(PPO + "cluster: {where: local}\nrollout:\n  engines: 2\n")
+    report = str(refusal(PpoConfig, path, "--batch.micro_batch_tokens=9"))
+    first_lines = [line for line in report.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
+    assert first_lines == [
+        f"  rollout.engine: vllm   (cluster.where: {path}:6)",  # the engine is the default
+        f"  rollout.engines: 2   ({path}:8)",
+        "  batch.micro_batch_tokens: 9   (flag --batch.micro_batch_tokens)",
+    ]
+    path.write_text(SFT)
+    assert f"data.train.prompt   ({path}:2)" in str(refusal(SftConfig, path, ""))

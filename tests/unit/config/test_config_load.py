@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.config.algorithm import PpoAlgorithm
+from plimsoll.config.base import Choice
 from plimsoll.config.describe import describe_keys, dump_config
 from plimsoll.config.jobs import PpoConfig, SftConfig
 from plimsoll.config.keys import keys_of
@@ -63,6 +65,25 @@ def test_a_whole_number_is_a_number_and_a_list_is_taken(tmp_path: Path) -> None:
     config = load_config(PpoConfig, write(tmp_path, PPO), flags)
     assert config.rollout.sampling.temperature == 1.0
     assert config.rollout.sampling.stop == ("a", "b")
+
+
+def test_options_alone_keep_the_defaults_name_and_its_other_options(tmp_path: Path) -> None:
+    flags = ["--algorithm.advantage.options.gamma", "0.99"]
+    algorithm = load_config(PpoConfig, write(tmp_path, PPO), flags).algorithm
+    assert algorithm.advantage == Choice(name="gae", options={"gamma": 0.99, "gae_lambda": 0.95})
+    text = PPO + "algorithm: {policy_loss: {options: {low: 0.1}}, advantage: {}}\n"
+    algorithm = load_config(PpoConfig, write(tmp_path, text), ()).algorithm
+    assert algorithm.policy_loss == Choice(name="clip", options={"low": 0.1})
+    assert algorithm.advantage == PpoAlgorithm().advantage
+
+
+def test_a_name_brings_its_functions_own_defaults(tmp_path: Path) -> None:
+    flags = ["--algorithm.advantage.name=gae", "--algorithm.advantage.options.gamma=0.99"]
+    algorithm = load_config(PpoConfig, write(tmp_path, PPO), flags).algorithm
+    assert algorithm.advantage == Choice(name="gae", options={"gamma": 0.99})
+    report = message(tmp_path, PPO, "--algorithm.advantage.nmae=gae")
+    assert "did you mean algorithm.advantage.name?" in report
+    assert "Missing" in message(tmp_path, PPO, "--rewards.form.options.pattern=x")
 
 
 def test_sft_loads(tmp_path: Path) -> None:
@@ -182,9 +203,9 @@ def test_a_dumped_config_loads_to_the_equal_config(
 def test_a_dump_names_every_key_with_its_default(tmp_path: Path) -> None:
     config = load_config(SftConfig, write(tmp_path, SFT))
     dumped = read_tree(dump_config(config), "f")
-    optional = ("data", "eval")
-    expected = {key.path for key in keys_of(SftConfig) if key.path[:2] != optional} | {optional}
-    assert set(dumped.origins) == expected
+    optional = {("data", "eval"), ("actor", "adapter")}
+    keys = {key.path for key in keys_of(SftConfig) if key.path[:2] not in optional}
+    assert set(dumped.origins) == keys | optional
     assert list(dumped.values) == list(SftConfig.model_fields)
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll.data.packing import EVEN_LENGTH, pack, pack_one, sequence_cost
+from plimsoll.data.packing import EVEN_LENGTH, pack, pack_one, pack_pairs, sequence_cost
 from plimsoll.errors import DataError
-from plimsoll.records import Pack, Sample, from_packed, to_packed
+from plimsoll.records import Pack, Pair, Sample, from_packed, to_packed
 
 
 def sample(length: int, first: int = 0, learned: int | None = None) -> Sample:
@@ -146,3 +146,60 @@ def test_packing_is_deterministic() -> None:
     assert [[p.samples_S.tolist() for p in rank] for rank in one] == [
         [p.samples_S.tolist() for p in rank] for rank in two
     ]
+
+
+def test_pairs_are_balanced_as_units() -> None:
+    """Pairs of 9, 8, 7 and 6 tokens with room for two small ones in a pack: as single samples."""
+    pairs = [Pair(sample(n - 2), sample(2)) for n in (6, 7, 8, 9)]
+    packs = pack_pairs(pairs, ranks=2, budget=10)
+    assert lengths(packs) == [[[7, 2], [4, 2]], [[6, 2], [5, 2]]]
+    assert [[p.samples_S.tolist() for p in rank] for rank in packs] == [
+        [[6, 7], [0, 1]],
+        [[4, 5], [2, 3]],
+    ]
+
+
+def test_a_pair_over_the_budget_is_refused_with_the_way_out() -> None:
+    with pytest.raises(DataError) as refused:
+        pack_pairs([Pair(sample(3), sample(4)), Pair(sample(6), sample(5))], ranks=1, budget=10)
+    message = str(refused.value)
+    assert "Pair 1 of the batch has 11 tokens" in message
+    assert "`batch.micro_batch_tokens` to at least 11" in message
+
+
+PAIR_SIZES = st.lists(st.tuples(st.integers(1, 32), st.integers(1, 32)), min_size=1, max_size=30)
+
+
+@given(PAIR_SIZES, st.integers(1, 5), st.integers(64, 200))
+@example([(32, 32)] * 5, 4, 64)
+def test_both_sequences_of_a_pair_share_a_pack(
+    sizes: list[tuple[int, int]], ranks: int, budget: int
+) -> None:
+    pairs = [
+        Pair(sample(a, first=200 * i), sample(b, first=200 * i + 100))
+        for i, (a, b) in enumerate(sizes)
+    ]
+    packs = pack_pairs(pairs, ranks, budget)
+    flat = [pack for rank in packs for pack in rank]
+    assert len(packs) == ranks and len({len(rank) for rank in packs}) == 1
+    assert all(0 < pack.tokens <= budget for pack in flat)
+    real = [pack for pack in flat if -1 not in pack.samples_S]
+    assert all(pack.learned == 0 for pack in flat if -1 in pack.samples_S)
+    placed = np.concatenate([pack.samples_S.reshape(-1, 2) for pack in real])
+    assert sorted(placed[:, 0].tolist()) == list(range(0, 2 * len(pairs), 2))
+    assert (placed[:, 1] == placed[:, 0] + 1).all()
+    for made in real:
+        starts = made.tokens_T[made.cu_seqlens[:-1]].tolist()
+        assert starts == [100 * int(i) for i in made.samples_S]
+
+
+@given(PAIR_SIZES, st.integers(1, 4))
+def test_ranks_cost_about_the_same_in_pairs(sizes: list[tuple[int, int]], ranks: int) -> None:
+    """With room for everything, no two ranks differ by more than the costliest pair."""
+    packs = pack_pairs([Pair(sample(a), sample(b)) for a, b in sizes], ranks, budget=10_000)
+    cost = [
+        sequence_cost(np.diff(rank[0].cu_seqlens)).sum() if rank[0].samples_S[0] >= 0 else 0.0
+        for rank in packs
+    ]
+    dearest = max(sequence_cost(np.array(pair)).sum() for pair in sizes)
+    assert max(cost) - min(cost) <= dearest + 1e-9

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import inspect
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import datasets
@@ -50,6 +53,27 @@ def test_lines_that_cannot_be_read_are_bad_rows_in_their_place(tmp_path: Path) -
     assert problems[1] == "is not UTF-8: byte 0xff at offset 7"
     assert problems[2] == "is a JSON list, not an object"
     assert problems[3].startswith("is not JSON: ")
+
+
+def test_packed_json_lines_are_those_within(tmp_path: Path) -> None:
+    file = tmp_path / "a.JSONL.gz"
+    file.write_bytes(gzip.compress(b'{"q": "one"}\n\n{"q":\n{"q": 3}'))
+    one, broken, three = rows(file)
+    assert one == Row(str(file), 1, {"q": "one"}) and three == Row(str(file), 4, {"q": 3})
+    assert isinstance(broken, BadRow) and broken.line == 3
+    assert rows(tmp_path) == rows(file)
+
+
+@pytest.mark.parametrize("harm", [lambda raw: raw[:-5], lambda raw: b"{}" + raw, lambda raw: b"{}"])
+def test_packed_lines_that_cannot_be_unpacked(
+    tmp_path: Path, harm: Callable[[bytes], bytes]
+) -> None:
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(harm(gzip.compress(b'{"q": "one"}\n' * 100)))
+    with pytest.raises(
+        ConfigError, match=r"a\.jsonl\.gz cannot be unpacked: .*Copy the file again"
+    ):
+        rows(file)
 
 
 def test_a_json_array_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -164,3 +188,29 @@ def test_a_hub_that_does_not_answer_is_a_readable_error(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="`plimsoll-tests/nowhere` is no file or directory here"):
         rows("plimsoll-tests/nowhere")
+
+
+def test_a_hubs_data_set_is_asked_for_by_name_and_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub cannot be here; what its client would be asked for can."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[tuple[tuple[object, ...], dict[str, object]]] = []
+
+    def answer(*arguments: object, **named: object) -> datasets.Dataset:
+        asked.append((arguments, named))
+        return datasets.Dataset.from_dict({"q": ["one"]})
+
+    signature = inspect.signature(datasets.load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset", answer)
+    [row] = read_rows(SourceConfig(path="openai/gsm8k", name="main", split="test", prompt="q"))
+    assert row == Row("openai/gsm8k", 1, {"q": "one"})
+    [(arguments, named)] = asked
+    bound = signature.bind(*arguments, **named).arguments
+    assert bound == {"path": "openai/gsm8k", "name": "main", "split": "test"}
+
+
+def test_a_file_has_no_configurations(tmp_path: Path) -> None:
+    file = write_lines(tmp_path / "a.jsonl", {"q": "one"})
+    with pytest.raises(ConfigError, match="`name: main` chooses a configuration"):
+        list(read_rows(SourceConfig(path=str(file), name="main", prompt="q")))

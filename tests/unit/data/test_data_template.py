@@ -205,3 +205,23 @@ def test_what_the_template_refuses_is_a_data_error(tokenizer: Tokenizer) -> None
         strict.prompt(TURNS[:1])
     with pytest.raises(DataError, match="begins with the assistant's turn"):
         make_template(tokenizer, None, None).conversation(TURNS[1:])
+
+
+@pytest.mark.parametrize(
+    ("jinja", "end"),
+    [
+        (None, "<|im_end|>"),
+        (MARKS, None),  # ends the assistant's turns with plain text
+        ("{% for m in messages %}{{ m.content }} </s>\n{% endfor %}", "</s>"),
+        (
+            "{{ messages[0].content }}{{ raise_exception('prompts only') if messages|length > 1 }}",
+            None,
+        ),
+    ],
+)
+def test_the_token_that_ends_a_turn(tokenizer: Tokenizer, jinja: str | None, end: str) -> None:
+    assert make_template(tokenizer, jinja, None).turn_end() == end
+
+
+def test_plain_text_ends_with_the_end_of_sequence(base_tokenizer: Tokenizer) -> None:
+    assert make_template(base_tokenizer, "none", None).turn_end() == "</s>"

@@ -30,6 +30,9 @@ def test_imports_point_downwards_and_engines_stay_in_their_rooms() -> None:
         "plimsoll.records",
         "plimsoll.recipes.preflight",
         "plimsoll.recipes.placement",
+        "plimsoll.recipes.doctor",
+        "plimsoll.memory.hardware",
+        "plimsoll.memory.versions",
         "plimsoll.run.directory",
     ],
 )

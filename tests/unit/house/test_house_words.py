@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
 from plimsoll.config.keys import find_key, keys_of
 from plimsoll.config.load import load_config
 
 PROJECT = Path(__file__).parents[3]
-JOBS: dict[str, type[SftConfig] | type[PpoConfig]] = {"sft": SftConfig, "ppo": PpoConfig}
+JOBS: dict[str, type[JobConfig]] = {"sft": SftConfig, "dpo": DpoConfig, "ppo": PpoConfig}
+NAMES = "|".join(JOBS)
 KEYS = tuple(key for job in JOBS.values() for key in keys_of(job))
 SECTIONS = sorted({key.path[0] for key in KEYS})
 
@@ -24,7 +25,7 @@ FLAG = re.compile(r"(?<![\w.-])--([a-z_]+(?:\.[a-z_0-9<>]+)+)")
 KEY = re.compile(rf"(?<![\w./{{-])((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)(?![\w(/])")
 FILES = re.compile(r"\.(py|yaml|yml|json|jsonl|parquet|md|html|txt|csv|svg|png|lock|log)$")
 PLACEHOLDERS = {"a.b.c", "section.key"}
-YAML_BLOCK = re.compile(r"```ya?ml\n(# (sft|ppo)\b.*?)```", re.DOTALL)
+YAML_BLOCK = re.compile(rf"```ya?ml\n(# ({NAMES})\b.*?)```", re.DOTALL)
 
 
 def documents() -> list[Path]:
@@ -89,6 +90,6 @@ def test_yaml_in_documents_loads(tmp_path: Path) -> None:
 def test_example_configs_say_their_job_and_load() -> None:
     for path in example_configs():
         first = path.read_text().splitlines()[0]
-        job = re.match(r"# (sft|ppo)\b", first)
-        assert job, f"{path}: its first line must be `# sft ...` or `# ppo ...`"
+        job = re.match(rf"# ({NAMES})\b", first)
+        assert job, f"{path}: its first line must be `# JOB ...`, with one of {NAMES}"
         load_config(JOBS[job[1]], str(path))

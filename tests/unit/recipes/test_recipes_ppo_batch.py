@@ -75,7 +75,14 @@ class PlainCluster:
     """Scores a learned token with a thousandth of its number, less what the role is shifted by."""
 
     ranks: int
+    critic_ranks: int | None = None
     asked: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def critics(self) -> PlainCluster:
+        if self.critic_ranks is None:
+            return self
+        return PlainCluster(self.critic_ranks, asked=self.asked)
 
     def each(self, task: Callable[..., Any], arguments: Sequence[tuple[object, ...]]) -> list[Any]:
         answers = []
@@ -88,7 +95,7 @@ class PlainCluster:
 def scores_of(
     settings: PpoConfig, cluster: PlainCluster, found: Sequence[Trajectory]
 ) -> tuple[Any, Scores]:
-    batch = pack_batch(list(found), settings, cluster.ranks, step=1)
+    batch = pack_batch(list(found), settings, cluster.ranks, cluster.critics.ranks, step=1)
     return batch, score(batch, settings, cast(Cluster, cluster))
 
 
@@ -96,15 +103,20 @@ def scores_of(
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=6, max_size=6),
     mini_batches=st.sampled_from([1, 2, 3, 6]),
     ranks=st.integers(1, 4),
+    critic_ranks=st.none() | st.integers(1, 4),
     seed=st.integers(0, 1000),
 )
 def test_scores_land_at_their_trajectory(
-    lengths: list[tuple[int, int]], mini_batches: int, ranks: int, seed: int
+    lengths: list[tuple[int, int]],
+    mini_batches: int,
+    ranks: int,
+    critic_ranks: int | None,
+    seed: int,
 ) -> None:
     settings = config(mini_batches=mini_batches, epochs=2)
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"seed": seed})})
     found = trajectories(lengths)
-    batch, scores = scores_of(settings, PlainCluster(ranks), found)
+    batch, scores = scores_of(settings, PlainCluster(ranks, critic_ranks), found)
     assert sorted(i for mini in batch.minis for i in mini.members) == list(range(6))
     assert scores.reference is not None
     for i, t in enumerate(found):
@@ -114,24 +126,28 @@ def test_scores_land_at_their_trajectory(
         np.testing.assert_allclose(scores.values[i], expected - 0.5, rtol=1e-6)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_streams_lie_beside_the_tokens_that_they_belong_to(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "critic_ranks"), [(1, None), (3, None), (2, 3)])
+def test_streams_lie_beside_the_tokens_that_they_belong_to(
+    ranks: int, critic_ranks: int | None
+) -> None:
     settings = config(mini_batches=2)
     found = trajectories()
-    batch, scores = scores_of(settings, PlainCluster(ranks), found)
+    batch, scores = scores_of(settings, PlainCluster(ranks, critic_ranks), found)
     own = [t.response_tokens.astype(np.float32) for t in found]
     for mini in batch.minis:
         policies = policy_streams(mini, scores, own, kl_loss=True)
         values = value_streams(mini, scores, own)
-        for packs, policy_row, value_row in zip(mini.packs, policies, values, strict=True):
-            for p, policy, value in zip(packs, policy_row, value_row, strict=True):
+        for packs, policy_row in zip(mini.packs, policies, strict=True):
+            for p, policy in zip(packs, policy_row, strict=True):
                 old, reference = policy.old_logprobs_L, policy.reference_logprobs_L
                 assert old is not None and reference is not None
                 np.testing.assert_array_equal(policy.advantages_L, p.targets_L)
                 np.testing.assert_allclose(old, -p.targets_L / 1000, rtol=1e-6)
                 np.testing.assert_allclose(reference, old - 0.25, rtol=1e-6)
+        for packs, value_row in zip(mini.critic_packs, values, strict=True):
+            for p, value in zip(packs, value_row, strict=True):
                 np.testing.assert_array_equal(value.returns_L, p.targets_L)
-                np.testing.assert_allclose(value.old_values_L, old - 0.5, rtol=1e-6)
+                np.testing.assert_allclose(value.old_values_L, -p.targets_L / 1000 - 0.5, rtol=1e-6)
 
 
 def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
@@ -164,7 +180,7 @@ def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None
     settings = config(mini_batches=8, epochs=3)
 
     def order(step: int) -> list[int]:
-        schedule = list(pack_batch(trajectories(), settings, 1, step).schedule(3))
+        schedule = list(pack_batch(trajectories(), settings, 1, 1, step).schedule(3))
         assert [update for update, _ in schedule] == list(range(24))
         return [int(mini.members[0]) for _, mini in schedule]
 
@@ -176,11 +192,13 @@ def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None
 
 def test_counts_are_of_the_whole_mini_batch() -> None:
     found = trajectories()
-    batch = pack_batch(found, config(mini_batches=2), ranks=2, step=1)
+    batch = pack_batch(found, config(mini_batches=2), ranks=2, critic_ranks=3, step=1)
     for mini in batch.minis:
         learned = sum(len(found[i].response_tokens) for i in mini.members)
         assert (mini.counts.tokens, mini.counts.sequences) == (learned, 4)
-        assert sum(p.learned for own in mini.packs for p in own) == learned
+        assert (len(mini.packs), len(mini.critic_packs)) == (2, 3)
+        for packs in (mini.packs, mini.critic_packs):
+            assert sum(p.learned for own in packs for p in own) == learned
     assert batch.tokens == sum(map(sum, LENGTHS))
 
 
@@ -200,7 +218,7 @@ def test_advantages_by_hand() -> None:
     found, scores = two_trajectories()
     options = {"name": "gae", "options": {"gamma": 1.0, "gae_lambda": 0.5}}
     settings = config(advantage=options, kl={"coefficient": 0.1})
-    batch = pack_batch(found, settings, 1, step=1)
+    batch = pack_batch(found, settings, 1, 1, step=1)
     learnables = estimate_advantages(batch, scores, settings, kl_coefficient=0.1)
     # k1 is policy - reference: 0.5, -1, 0.5; rewards -0.05, 0.1 + 0 and 2 - 0.05.
     # First: delta 0.1 - 0.5 = -0.4 at the end, before it -0.05 + 0.5 - 1 + 0.5 * -0.4 = -0.75.
@@ -219,7 +237,7 @@ def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
     settings = config(
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
-    batch = pack_batch(found, settings, 1, step=1)
+    batch = pack_batch(found, settings, 1, 1, step=1)
     learnables = estimate_advantages(batch, scores, settings, kl_coefficient=0.1)
     np.testing.assert_allclose(np.concatenate(learnables.returns), [0.0, 0.0, 2.0], atol=1e-6)
 
@@ -239,7 +257,7 @@ def test_metrics_of_a_batch_by_hand() -> None:
     settings = config(
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
-    batch = pack_batch(found, settings, 1, step=1)
+    batch = pack_batch(found, settings, 1, 1, step=1)
     metrics = batch_metrics(batch, scores, estimate_advantages(batch, scores, settings, 0.1))
     assert metrics["reward"] == 1.0 and metrics["reward/length"] == 0.5
     assert metrics["response_tokens"] == 1.5 and metrics["finished"] == 0.5

@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plimsoll.config.base import OptionValue
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory
 from plimsoll.reward import exact_match, length, math_answer, math_judge, pattern
+from plimsoll.reward.score import build_rewards
 
 PROJECT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data"))
@@ -167,9 +170,26 @@ def test_pattern_is_found_anywhere_or_is_the_whole() -> None:
     assert pattern.reward(trajectory("12 apples"), pattern=r"\d+", full=True) == 0.0
 
 
-def test_a_pattern_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'\(' is no regular expression: missing \)"):
-        pattern.reward(trajectory("x"), pattern="(")
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "pattern",
+            {"pattern": "a(b"},
+            r"'a\(b'.*no regular expression: missing \).*at position 1",
+        ),
+        ("pattern", {"pattern": "a", "ful": True}, r"no option 'ful'.*Did you mean 'full'"),
+        ("pattern", {}, r"needs the option 'pattern'"),
+        ("exact_match", {"marker": ""}, r"'marker' of 'exact_match' is ''.*at least 1 character"),
+        ("math_answer", {"max_characters": 0}, r"'max_characters'.*greater than or equal to 1"),
+        ("length", {"value": "-1"}, r"'value' of 'length' is '-1' \(str\).*valid number"),
+    ],
+)
+def test_options_are_refused_before_a_response_is_seen(
+    name: str, options: dict[str, OptionValue], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_rewards({"part": RewardConfig(name=name, options=options)})
 
 
 def test_length_is_about_responses_that_did_not_stop() -> None:

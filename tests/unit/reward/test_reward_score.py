@@ -116,11 +116,6 @@ def test_settings_that_cannot_be_used_are_refused_before_the_run(
     assert "rewards.part" in str(caught.value) and why in str(caught.value)
 
 
-def test_no_rewards_at_all_are_refused() -> None:
-    with pytest.raises(ConfigError, match="rewards is empty"):
-        build_rewards({})
-
-
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=5), st.sampled_from(["stop", "length"]))
 def test_the_reward_is_the_weighted_sum(weights: list[float], finish: str) -> None:
     scorer = build_rewards(

@@ -15,7 +15,7 @@ from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.records import Floats, Ints
 from plimsoll.rollout.arrivals import Arrivals
-from plimsoll.rollout.sync import SyncReport, prove, sync_weights
+from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
 
 PLAN = (("bias",), ("steps", "first"))
 PROBE: list[Ints] = [np.array([1, 0, 1]), np.array([2, 2])]
@@ -23,9 +23,10 @@ PROBE: list[Ints] = [np.array([1, 0, 1]), np.array([2, 2])]
 
 @dataclass
 class PlainEngine:
-    """A model whose log-prob of a token is `steps[token] + bias`."""
+    """A model whose log-prob of a token is `steps[token] + bias`, off by `noise`."""
 
     weights: dict[str, Tensor]
+    noise: float = 0.0
     version: int = 0
     arrivals: Arrivals = field(default_factory=lambda: Arrivals(()))
 
@@ -37,7 +38,7 @@ class PlainEngine:
 
     def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         steps, bias = self.weights["steps"].numpy(), self.weights["bias"].numpy()
-        return [(steps[tokens[1:]] + bias).astype(np.float32) for tokens in sequences]
+        return [(steps[tokens[1:]] + bias + self.noise).astype(np.float32) for tokens in sequences]
 
 
 def weights(bias: float, third: float = -3.0) -> dict[str, Tensor]:
@@ -97,8 +98,17 @@ def make_route(alter: Callable[[WeightBucket], WeightBucket] = as_sent) -> Plain
 
 
 def sync(route: PlainRoute, bound: float = 0.01) -> SyncReport:
-    config = SyncConfig(bucket_bytes=12, max_logprob_gap=bound)
-    return sync_weights(route, config, 7, PROBE)
+    return sync_weights(WeightSync(route, 12, PROBE, bound, "by the test"), 7)
+
+
+def prepare(noise: float, most: float = 0.5) -> tuple[PlainRoute, WeightSync]:
+    """Engines with the trainer's weights whose arithmetic is off by `noise` nats at every token."""
+    route = make_route()
+    for engine in route.engines:
+        engine.noise = noise
+    route.trainer.weights["bias"] = torch.tensor([0.0])
+    config = SyncConfig(bucket_bytes=12, max_logprob_gap=most, max_gap_growth=3.0)
+    return route, prepare_sync(route, config, PROBE)
 
 
 def changed(name: str, value: Tensor) -> Callable[[WeightBucket], WeightBucket]:
@@ -156,14 +166,14 @@ def test_a_stale_tensor_with_a_right_hash_is_caught_by_what_it_computes() -> Non
     # The probe's tokens after the first are 0, 1 and 2: -1, -2, -3 and the bias, -0.5 or 0.25.
     message = str(caught.value)
     assert "rollout engine 1" in message and "weight sync 7" in message
-    assert "over 3 probe tokens the mean log-prob is -1.7500 in the engine" in message
-    assert "and -2.5000 in the trainer, mean absolute difference 0.7500" in message
-    assert "rollout.sync.max_logprob_gap = 0.01" in message
+    assert "over 3 probe tokens the mean log-prob is -1.75000 in the engine" in message
+    assert "and -2.50000 in the trainer, mean absolute difference 0.75 " in message
+    assert "(bound 0.01: by the test)" in message
 
 
 def test_the_worst_token_is_told_with_both_numbers() -> None:
     route = make_route(changed("steps", torch.tensor([-1.0, -2.0, -9.0])))
-    with pytest.raises(WeightSyncError, match=r"worst token has -9\.5000 and -3\.5000"):
+    with pytest.raises(WeightSyncError, match=r"worst token has -9\.50000 and -3\.50000"):
         sync(route)
 
 
@@ -176,7 +186,7 @@ def test_gaps_that_cancel_in_the_mean_are_caught_too() -> None:
 def test_a_gap_within_the_bound_is_reported_the_largest_of_all_engines() -> None:
     route = make_route(changed("steps", torch.tensor([-1.0, -2.0, -3.75])))
     assert sync(route, bound=0.26).gap == 0.25
-    with pytest.raises(WeightSyncError, match=r"0\.2500 \(bound"):
+    with pytest.raises(WeightSyncError, match=r"0\.25 \(bound"):
         sync(route, bound=0.24)
 
 
@@ -184,4 +194,35 @@ def test_not_a_number_is_no_agreement() -> None:
     route = make_route()
     route.engines[0].weights["bias"] = torch.tensor([float("nan")])
     with pytest.raises(WeightSyncError, match="rollout engine 0"):
-        prove(route, 1e9, 0, PROBE)
+        prove(WeightSync(route, 12, PROBE, 1e9, ""), 0)
+
+
+def test_rounding_sets_the_bound_of_the_syncs_after_it() -> None:
+    route, prepared = prepare(noise=0.01)
+    assert prepared.bound == pytest.approx(0.03, rel=1e-4)
+    route.trainer.weights["steps"] = torch.tensor([-1.0, -2.0, -3.05])
+    assert sync_weights(prepared, 1).gap == pytest.approx(0.01, rel=1e-3)
+    # Stale by 0.03 at each of the three tokens: far below the absolute bound.
+    route.trainer.weights["bias"] = torch.tensor([-0.03])
+    with pytest.raises(WeightSyncError, match=r"max_gap_growth = 3 times the 0\.01 that the first"):
+        prove(prepared, 2)
+
+
+def test_engines_that_round_alike_are_held_to_the_last_digits_of_float32() -> None:
+    route, prepared = prepare(noise=0.0)
+    assert prepared.bound == 2e-5
+    route.trainer.weights["bias"] = torch.tensor([1e-5])
+    prove(prepared, 1)
+    route.trainer.weights["bias"] = torch.tensor([4e-5])
+    with pytest.raises(WeightSyncError, match="at least 2e-05"):
+        prove(prepared, 2)
+
+
+def test_the_absolute_bound_holds_for_the_first_weights_and_whatever_the_rounding() -> None:
+    route, prepared = prepare(noise=0.2)
+    assert prepared.bound == 0.5
+    route.trainer.weights["bias"] = torch.tensor([-0.4])
+    with pytest.raises(WeightSyncError, match=r"rollout\.sync\.max_logprob_gap = 0\.5"):
+        prove(prepared, 1)
+    with pytest.raises(WeightSyncError, match=r"after weight sync 0: .* 0\.2 \(bound 0\.1: "):
+        prepare(noise=0.2, most=0.1)

@@ -58,7 +58,7 @@ def test_never_refuses_a_directory_that_holds_a_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         open_run(config(tmp_path))
     message = str(caught.value)
-    assert str(tmp_path) in message and "step 4" in message and "'auto'" in message
+    assert str(tmp_path) in message and "step 4" in message and "resume: auto" in message
     open_run(config(tmp_path, "auto")).close()  # the refusal kept no lock
 
 

@@ -13,14 +13,18 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from plimsoll.errors import PlimsollError
 from plimsoll.run.curves import PPO_PANELS, Panel, draw_curves
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.ledger import Ledger, MemoryUse
 from plimsoll.run.metrics import MetricsSink, scalars_of
 from plimsoll.run.progress import Progress, StepReport
+from plimsoll.run.readings import HostReading, Reading
 from plimsoll.run.rows import read_rows
 from plimsoll.run.tensorboard import TensorBoardWriter
 
+USE = {"rank 0": MemoryUse(64, 60)}
+
 
 def report(step: int) -> StepReport:
-    return StepReport(step, {"reward": step / 4}, 100, {"rollout": 1.5, "sync": 0.5}, {"actor": 64})
+    return StepReport(step, {"reward": step / 4}, 100, {"rollout": 1.5, "sync": 0.5}, USE)
 
 
 def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
@@ -45,11 +49,27 @@ def test_one_write_reaches_file_tensorboard_and_display(tmp_path: Path) -> None:
         "tokens_per_second": 50.0,
         "seconds/rollout": 1.5,
         "seconds/sync": 0.5,
-        "memory_bytes/actor": 64.0,
+        "memory_bytes/rank 0": 64.0,
     }
     assert scalars(run.tensorboard_path, "reward") == [(1, 0.25), (2, 0.5)]
     assert scalars(run.tensorboard_path, "seconds/sync") == [(1, 0.5), (2, 0.5)]
     assert stream.getvalue().count("ppo step") == 2
+
+
+def test_the_ledger_reaches_file_and_tensorboard(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    ledger = Ledger({}, 0)
+    with (
+        Progress("ppo", 2, tmp_path, io.StringIO()) as progress,
+        TensorBoardWriter(run.tensorboard_path) as tensorboard,
+    ):
+        sink = MetricsSink(run, progress, tensorboard)
+        for step, peak in ((1, 30), (2, 40)):
+            ledger.add("score", {"rank 0": Reading(HostReading("a", peak, 9, 50, 100))}, 1.0)
+            sink.write_ledger(ledger.take(step))
+        sink.write_ledger([])
+    assert [row["process"] for row in read_rows(run.ledger_path)] == ["rank 0", "node 0"] * 2
+    assert scalars(run.tensorboard_path, "memory/rank 0/score") == [(1, 30.0), (2, 40.0)]
 
 
 def test_a_metric_cannot_take_the_place_of_a_measure() -> None:

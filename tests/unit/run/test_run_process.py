@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -101,3 +102,24 @@ print("saved")
     output, errors = process.communicate(timeout=20)
     assert (process.returncode, output) == (0, "saved\n")
     assert "stopping after this step" in errors
+
+
+def test_a_run_without_a_reader_goes_on_and_says_so_once() -> None:
+    script = (
+        "from pathlib import Path\n"
+        "from plimsoll.run.interrupt import StopRequest\n"
+        "from plimsoll.run.progress import Progress\n"
+        "import os, signal\n"
+        "with StopRequest() as stop, Progress('sft', 3, Path('out')) as progress:\n"
+        "    for _ in range(3): progress.note('x' * 100_000)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    assert stop.requested"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-c", script]
+    seen = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
+    assert seen.returncode == 0, seen.stderr
+    assert seen.stderr.count("goes on unseen") == 1 and "stopping after this step" in seen.stderr
+    assert subprocess.run(command, stdout=writer, stderr=writer).returncode == 0
+    os.close(writer)

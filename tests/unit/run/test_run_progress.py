@@ -13,10 +13,20 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.run.numbers import bytes_text, duration_text
+from plimsoll.run.ledger import MemoryUse
+from plimsoll.run.numbers import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.progress import Progress, StepReport, headline
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\x80-\x9f]")
+
+
+MEMORY = {
+    "recipe": MemoryUse(700_000_000, 400_000_000),
+    "rank 0": MemoryUse(1_900_000_000, 2_100_000_000),
+    "rank 1": MemoryUse(1_950_000_000, 2_000_000_000),
+    "engine 0": MemoryUse(512_000_000, None),
+    "node 0": MemoryUse(5_062_000_000, None),
+}
 
 
 def report(step: int, **metrics: float) -> StepReport:
@@ -25,7 +35,7 @@ def report(step: int, **metrics: float) -> StepReport:
         metrics={"reward": 0.5, "kl": 0.0123456, "policy_loss": -1e-5, "entropy": 2.0} | metrics,
         tokens=6400,
         seconds={"rollout": 2.0, "train_actor": 1.2},
-        memory_bytes={"actor": 3 * 1024**3, "engine": 512 * 1024**2},
+        memory=MEMORY,
     )
 
 
@@ -51,14 +61,23 @@ def test_plain_lines_are_aligned_ascii_with_units(tmp_path: Path) -> None:
     assert note == "saved"
     assert line9 == (
         "ppo step   9/200 | reward       0.5 | kl   0.01235 | "
-        "   2,000 tokens/s |    3.2 s (rollout 2.0, train_actor 1.2) | actor 3.0 GiB | "
-        "engine 512.0 MiB | left 0:10:11"  # 191 steps of 3.2 s
+        "   2,000 tokens/s |    3.2 s (rollout 2.0, train_actor 1.2) | "
+        "memory rank 1 1.95 of 2 GB, engine 0 512 MB, node 0 5.06 GB | "
+        "left 0:10:11"  # 191 steps of 3.2 s
     )
     assert [i for i, c in enumerate(line9) if c == "|"] == [
         i for i, c in enumerate(line10) if c == "|"
     ]
     assert "reward     -0.25" in line10
     assert not CONTROL.search(stream.getvalue()) and stream.getvalue().isascii()
+
+
+def test_one_process_is_its_node(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    use = MemoryUse(42_000_000, None)
+    with Progress("sft", 3, tmp_path, stream) as progress:
+        progress.update(StepReport(1, {}, 1, {}, {"local": use, "node 0": use}))
+    assert "| memory local 42 MB |" in stream.getvalue()
 
 
 def test_loading_does_not_count_for_the_time_left(tmp_path: Path) -> None:
@@ -87,12 +106,13 @@ def test_an_ascii_stream_takes_any_note(tmp_path: Path) -> None:
 
 PROGRAM = """
 from pathlib import Path
+from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.progress import Progress, StepReport
 with Progress("ppo", 3, Path("runs/a")) as progress:
     for step in (1, 2, 3):
         metrics = {"reward": 0.25 * step, "reward/math_answer": 0.5, "kl": 0.01, "loss": 1.5}
         seconds = {"rollout": 1.0, "score": 0.25, "train_actor": 0.75}
-        memory = {"actor": 2 * 1024**3, "critic": 1024**3, "engine 0": 512 * 1024**2}
+        memory = {"rank 0": MemoryUse(19 * 10**8, 21 * 10**8), "engine 0": MemoryUse(42_000, None)}
         progress.update(StepReport(step, metrics, 4000, seconds, memory))
         if step == 2:
             progress.note("a note that stays")
@@ -140,7 +160,7 @@ def test_the_block_shows_values_speed_seconds_and_memory() -> None:
         "metrics reward 0.75 reward/math_answer 0.5 kl 0.01 loss 1.5",
         "speed 2,000 tokens/s 2.0 s/step",
         "seconds rollout 1.0 score 0.2 train_actor 0.8",
-        "memory actor 2.0 GiB critic 1.0 GiB engine 0 512.0 MiB",
+        "memory rank 0 1.9 of 2.1 GB engine 0 42 kB",
     ):
         assert part in last
 
@@ -163,6 +183,21 @@ def test_a_dumb_terminal_gets_plain_lines() -> None:
 )
 def test_bytes(count: int, text: str) -> None:
     assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (42_000, "42 kB"),
+        (42_100_000, "42.1 MB"),
+        (999_600_000, "1 GB"),
+        (1_934_000_000, "1.93 GB"),
+        (84_900_000_000, "84.9 GB"),
+        (2_000_000_000_000, "2000 GB"),
+    ],
+)
+def test_decimal_bytes(count: int, text: str) -> None:
+    assert gigabytes_text(count) == text
 
 
 @pytest.mark.parametrize(

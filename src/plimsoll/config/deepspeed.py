@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.engine import TrainedRole, ZeroConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole, ZeroConfig
 
 Device = Literal["cpu", "cuda"]
 
@@ -33,9 +33,10 @@ def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[st
 
 
 def _gradient_dtype(role: TrainedRole) -> str:
-    """Micro-batches' gradients are added in fp32; DeepSpeed offers no such choice at stage 0 in
-    bf16, where they are added in bf16."""
-    return "bf16" if role.zero.stage == 0 and role.model.dtype == "bfloat16" else "fp32"
+    """What micro-batches' gradients are added up in, with `auto` resolved."""
+    if role.zero.gradient_dtype == "auto":
+        return "bf16" if role.zero.stage == 0 and role.model.dtype == "bfloat16" else "fp32"
+    return "bf16" if role.zero.gradient_dtype == "bfloat16" else "fp32"
 
 
 def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
@@ -64,13 +65,14 @@ def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
     return settings
 
 
-def frozen_settings(device: Device, ranks: int, dtype: str) -> dict[str, object]:
+def frozen_settings(role: FrozenRole, device: Device, ranks: int) -> dict[str, object]:
     """DeepSpeed's config for a frozen role that is divided over the ranks (stage 3)."""
+    zero = ZeroConfig(stage=3, parameter_offload=role.offload)
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "train_batch_size": ranks,
-        "bf16": {"enabled": dtype == "bfloat16"},
-        "zero_optimization": zero_settings(ZeroConfig(stage=3), device),
+        "bf16": {"enabled": role.model.dtype == "bfloat16"},
+        "zero_optimization": zero_settings(zero, device),
         "steps_per_print": 1_000_000_000,
     }

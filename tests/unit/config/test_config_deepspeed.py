@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll.config.engine import OptimizerConfig, TrainedRole, ZeroConfig
+from plimsoll.config.deepspeed import deepspeed_settings, frozen_settings
+from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.process_group import choose_device, free_port
-from plimsoll.engine.settings import deepspeed_settings, frozen_settings
 from plimsoll.errors import ConfigError
 
 STAGES = (0, 1, 2, 3)
@@ -35,7 +35,7 @@ def values_of(settings: Any) -> list[object]:
 
 
 def test_it_needs_no_torch() -> None:
-    script = "import sys, plimsoll.engine.settings; print('torch' in sys.modules)"
+    script = "import sys, plimsoll.config.deepspeed; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
 
@@ -45,7 +45,7 @@ def test_every_value_is_written_out(stage: int) -> None:
     offload = {"optimizer_offload": "cpu"} if stage else {}
     for settings in (
         settings_of(stage, "bfloat16", **offload),
-        frozen_settings("cpu", 2, "float32"),
+        frozen_settings(FrozenRole(model=ModelConfig(path="none"), stage=3), "cpu", 2),
     ):
         assert "auto" not in values_of(settings) and None not in values_of(settings)
 

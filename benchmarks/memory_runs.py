@@ -1,0 +1,183 @@
+"""Predicted against measured memory of real runs on this machine, process by process.
+
+    python benchmarks/memory_runs.py [--all] [--only WORDS] [--folder FOLDER] [--tensors]
+
+Each run is the command itself, one at a time. A process's peak is its largest resident memory over
+all phases, by the ledger; predicted is the plan's figure for that process. Runs that a folder
+already holds are not made again. --tensors: instead, runs of one rank with the bytes of live
+tensors counted, against the plan's tensors alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.memory.contents import held_by, make_job
+from plimsoll.memory.peaks import uses_of
+from plimsoll.recipes.planning import constants_of, hardware_of, predicted_peaks
+from plimsoll.run.comparison import Comparison, compare
+from plimsoll.run.ledger import read_ledger
+from run_cases import CASES, QUICK, RunCase, write_model, write_rows
+
+_KINDS = {"sft": SftConfig, "dpo": DpoConfig, "ppo": PpoConfig}
+
+
+@dataclass(frozen=True)
+class Found:
+    """One process of a run (or its tensors); phase: of the measured peak. Bytes."""
+
+    case: RunCase
+    process: str
+    phase: str
+    predicted: int
+    measured: int
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, as a share of the peak; below 0 is too low."""
+        return self.predicted / self.measured - 1
+
+
+def main() -> int:
+    arguments = _arguments()
+    chosen = [case for case in CASES if _wanted(case, arguments)]
+    with tempfile.TemporaryDirectory() as temporary:
+        home = Path(arguments.folder or temporary).absolute()
+        home.mkdir(parents=True, exist_ok=True)
+        write_rows(home / "rows.jsonl")
+        print(f"{'run':<34}{'process':<10}{'peak in':<13}{'predicted':>10}{'measured':>10}{'error':>8}")
+        found = list(_all(chosen, home, tensors=arguments.tensors))
+    if not found:
+        print("memory_runs: no such case", file=sys.stderr)
+        return 2
+    print(summary(found))
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help=f"all {len(CASES)} runs: 15 minutes")
+    parser.add_argument("--only", metavar="WORDS", help="runs whose name has these words")
+    parser.add_argument("--folder", help="keep models and runs here; default: nowhere")
+    parser.add_argument("--tensors", action="store_true", help="count live tensors instead")
+    return parser.parse_args()
+
+
+def _wanted(case: RunCase, arguments: argparse.Namespace) -> bool:
+    if arguments.tensors and case.where == "ray":
+        return False
+    if arguments.only is not None:
+        return arguments.only in case.name
+    return arguments.all or case.name in QUICK
+
+
+def _all(cases: Iterable[RunCase], home: Path, tensors: bool) -> Iterator[Found]:
+    for case in cases:
+        write_model(home, case.size, case.checkpoint)
+        for one in [run_tensors(case, home)] if tensors else run_case(case, home):
+            gigabytes = f"{one.predicted / 1e9:>10.2f}{one.measured / 1e9:>10.2f}"
+            print(
+                f"{case.name:<34}{one.process:<10}{one.phase:<13}{gigabytes}{one.error:>8.1%}",
+                flush=True,
+            )
+            yield one
+
+
+def run_case(case: RunCase, home: Path) -> list[Found]:
+    """Run it, unless it has been run; each process at its peak.
+
+    Raises RuntimeError with what the command said where it failed.
+    """
+    config = case.config(home)
+    directory = Path(config["run"]["directory"])
+    if not (directory / "model").exists():
+        _run(case, config, home)
+    rows = [one for one in compare(read_ledger(directory / "ledger.jsonl")) if _counts(one)]
+    predicted = predicted_peaks(_validated(case, home))
+    return [
+        _found(case, name, predicted[name].values(), list(own))
+        for name, own in groupby(rows, key=lambda one: one.process)
+    ]
+
+
+def _counts(one: Comparison) -> bool:
+    return one.measure == "host" and not one.process.startswith("node ")
+
+
+def _found(
+    case: RunCase, name: str, predicted: Iterable[Any], own: Sequence[Comparison]
+) -> Found:
+    peak = max(own, key=lambda one: one.measured)
+    return Found(case, name, peak.phase, max(one.host for one in predicted), peak.measured)
+
+
+def _run(case: RunCase, config: dict[str, Any], home: Path) -> None:
+    path = home / f"{case.slug}.yaml"
+    path.write_text(yaml.safe_dump(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "plimsoll", case.job, str(path), "--force"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{case.name} failed:\n{done.stderr}")
+
+
+def _validated(case: RunCase, home: Path) -> JobConfig:
+    config: JobConfig = _KINDS[case.job].model_validate(case.config(home))
+    return config
+
+
+def run_tensors(case: RunCase, home: Path) -> Found:
+    """The most bytes that live tensors have at once, in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        measured, phase = pool.apply(_count_tensors, (case, home))
+    predicted = predicted_tensors(_validated(case, home))
+    return Found(case, "tensors", phase, predicted, measured)
+
+
+def predicted_tensors(config: JobConfig) -> int:
+    """The plan's figure for the process of a local run, without what is no tensor."""
+    cluster = config.cluster
+    job = make_job(config, hardware_of(cluster), constants_of(cluster))
+    (process,) = job.layout.processes
+    return max(use.allocated for use in uses_of(held_by(job, process)))
+
+
+def _count_tensors(case: RunCase, home: Path) -> tuple[int, str]:
+    from plimsoll.memory.trace import LiveBytes
+
+    raise NotImplementedError
+
+
+def summary(found: Sequence[Found]) -> str:
+    """Median error, and the worst both ways."""
+    low = min(found, key=lambda one: one.error)
+    high = max(found, key=lambda one: one.error)
+    median = statistics.median(abs(one.error) for one in found)
+    return (
+        f"{len({one.case.name for one in found})} runs, {len(found)} processes: median error "
+        f"{median:.1%}, worst under {low.error:.1%} ({low.case.name}, {low.process}), worst over "
+        f"{high.error:+.1%} ({high.case.name}, {high.process})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""The runs that benchmarks/memory_runs.py makes: small models, generated data, and the configs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+
+JobName = Literal["sft", "dpo", "ppo"]
+Size = Literal["3m", "30m", "120m", "300m"]
+Tree = dict[str, Any]
+
+STEPS, ROWS = 3, 192
+
+_SHAPES: Mapping[Size, tuple[Family, bool, Tree]] = {
+    "3m": ("qwen2", True, {"vocab": 4096, "hidden": 192, "layers": 4, "feed_forward": 512}),
+    "30m": (
+        "qwen2",
+        True,
+        {"vocab": 8192, "hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "feed_forward": 1408},
+    ),
+    "120m": (
+        "llama",
+        False,
+        {
+            "vocab": 32768,
+            "hidden": 768,
+            "layers": 12,
+            "heads": 12,
+            "kv_heads": 4,
+            "feed_forward": 2048,
+        },
+    ),
+    "300m": (
+        "qwen3",
+        True,
+        {
+            "vocab": 32768,
+            "hidden": 1024,
+            "layers": 24,
+            "heads": 16,
+            "kv_heads": 8,
+            "feed_forward": 2816,
+        },
+    ),
+}
+"""Family, whether the head is tied, and the rest of the shape."""
+
+_BUDGETS: Mapping[Size, int] = {"3m": 4096, "30m": 2048, "120m": 1024, "300m": 1024}
+"""Tokens of a micro-batch, unless a case says otherwise."""
+
+
+@dataclass(frozen=True)
+class RunCase:
+    """A run. tokens: of a micro-batch; longest: of a sequence (or prompt and response).
+
+    model, zero, adapter: settings of each trained role. rollout: changes to that section.
+    """
+
+    job: JobName
+    size: Size
+    words: str
+    model: Tree = field(default_factory=dict)
+    zero: Tree = field(default_factory=dict)
+    adapter: Tree | None = None
+    optimizer: Tree = field(default_factory=dict)
+    rollout: Tree = field(default_factory=dict)
+    ranks: int = 1
+    where: Literal["local", "ray"] = "local"
+    tokens: int | None = None
+    longest: int = 256
+    checkpoint: Literal["bfloat16", "float32"] = "bfloat16"
+
+    @property
+    def name(self) -> str:
+        return f"{self.job} {self.size} {self.words}"
+
+    @property
+    def slug(self) -> str:
+        """The name as a directory's."""
+        return self.name.replace(" ", "-").replace(",", "")
+
+    def config(self, home: Path) -> Tree:
+        """The whole config; its files are in `home`."""
+        tokens = self.tokens or _BUDGETS[self.size]
+        model = {"path": str(home / f"{self.size}-{self.checkpoint}"), **self.model}
+        role: Tree = {"model": model, "zero": self.zero, "optimizer": self.optimizer}
+        if self.adapter is not None:
+            role |= {"adapter": self.adapter}
+        threads = {"threads": 1, "device": "cpu"}
+        common = {
+            "run": {"directory": str(home / self.slug), "steps": STEPS, "tensorboard": False},
+            "cluster": {"where": self.where, "ranks": self.ranks, **threads},
+            "actor": role,
+        }
+        return common | _JOBS[self.job](self, role, tokens, str(home / "rows.jsonl"))
+
+
+def _sft(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
+    source = {"path": rows, "prompt": "prompt", "response": "response"}
+    return {
+        "data": {"train": source, "chat_template": "none", "max_tokens": case.longest}
+        | {"over_long": "truncate"},
+        "batch": {
+            "sequences": 4 * case.ranks * tokens // case.longest,
+            "micro_batch_tokens": tokens,
+        },
+    }
+
+
+def _dpo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
+    source = {"path": rows, "prompt": "prompt", "chosen": "response", "rejected": "rejected"}
+    return {
+        "data": {"train": source, "chat_template": "none", "max_tokens": case.longest}
+        | {"over_long": "truncate"},
+        "batch": {"pairs": 2 * case.ranks * tokens // case.longest, "micro_batch_tokens": tokens},
+    }
+
+
+def _ppo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
+    source = {"path": rows, "prompt": "prompt", "reference": "answer"}
+    sampling = {"max_new_tokens": case.longest - 32}
+    return {
+        "data": {"train": source, "chat_template": "none", "max_tokens": 32},
+        "batch": {"prompts": 16, "responses": 2, "micro_batch_tokens": tokens},
+        "critic": role,
+        "rewards": {"length": {"name": "length"}},
+        "rollout": {"engine": "transformers", "sampling": sampling, **case.rollout},
+    }
+
+
+_JOBS = {"sft": _sft, "dpo": _dpo, "ppo": _ppo}
+
+
+def write_model(home: Path, size: Size, checkpoint: Literal["bfloat16", "float32"]) -> None:
+    """A random model, unless it is there; the seed is fixed."""
+    directory = home / f"{size}-{checkpoint}"
+    if directory.exists():
+        return
+    family, tied, shape = _SHAPES[size]
+    config = tiny_config(family, tied, **shape)
+    write_tiny_model(directory, config, 0, make_tokenizer(), getattr(torch, checkpoint))
+
+
+def write_rows(path: Path) -> None:
+    """Random digits in place of language: a token each; responses of 50 to 300."""
+    rng = np.random.default_rng(0)
+
+    def digits(count: int) -> str:
+        return "".join(map(str, rng.integers(10, size=count)))
+
+    rows = [
+        {
+            "prompt": f"{digits(12)}=",
+            "response": digits(rng.integers(50, 300)),
+            "rejected": digits(rng.integers(50, 300)),
+            "answer": "0",
+        }
+        for _ in range(ROWS)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+_LORA = {"rank": 16}
+_VLLM: Tree = {"engine": "vllm", "cpu_kv_cache_gib": 0.25, "max_sequences": 64}
+_OFFLOAD = {"optimizer_offload": "cpu"}
+_NF4 = {"quantization": "nf4"}
+_SAVING = {"gradient_checkpointing": True}
+
+CASES = (
+    RunCase("sft", "3m", "ZeRO-0", zero={"stage": 0}),
+    RunCase("sft", "3m", "ZeRO-2, fp32", model={"dtype": "float32"}, checkpoint="float32"),
+    RunCase("sft", "30m", "ZeRO-0", zero={"stage": 0}),
+    RunCase("sft", "30m", "ZeRO-2"),
+    RunCase("sft", "30m", "ZeRO-3", zero={"stage": 3}),
+    RunCase("sft", "30m", "ZeRO-2, fp32 files", checkpoint="float32"),
+    RunCase("sft", "30m", "ZeRO-2, checkpointed", model=_SAVING, tokens=8192),
+    RunCase("sft", "30m", "ZeRO-2, 2 ranks", where="ray", ranks=2),
+    RunCase("sft", "120m", "ZeRO-0", zero={"stage": 0}),
+    RunCase("sft", "120m", "ZeRO-2"),
+    RunCase("sft", "120m", "ZeRO-2, CPU Adam", zero=_OFFLOAD),
+    RunCase("sft", "120m", "ZeRO-3, CPU Adam", zero=_OFFLOAD | {"stage": 3}),
+    RunCase("sft", "120m", "8-bit Adam", optimizer={"kind": "adamw_8bit"}),
+    RunCase("sft", "120m", "LoRA", adapter=_LORA),
+    RunCase("sft", "120m", "QLoRA", model=_NF4, adapter=_LORA),
+    RunCase("sft", "120m", "ZeRO-2, 2 ranks", where="ray", ranks=2),
+    RunCase("sft", "120m", "ZeRO-3, 2 ranks", zero={"stage": 3}, where="ray", ranks=2),
+    RunCase(
+        *("sft", "120m", "ZeRO-3, CPU Adam, 2 ranks"),
+        zero=_OFFLOAD | {"stage": 3},
+        where="ray",
+        ranks=2,
+    ),
+    RunCase("sft", "300m", "ZeRO-2, checkpointed", model=_SAVING),
+    RunCase("sft", "300m", "LoRA, checkpointed", model=_SAVING, adapter=_LORA),
+    RunCase("sft", "300m", "QLoRA", model=_NF4 | _SAVING, adapter=_LORA),
+    RunCase("dpo", "3m", "ZeRO-2"),
+    RunCase("dpo", "30m", "ZeRO-2", tokens=4096),
+    RunCase("dpo", "30m", "ZeRO-3, 2 ranks", zero={"stage": 3}, where="ray", ranks=2),
+    RunCase("dpo", "120m", "ZeRO-0", zero={"stage": 0}),
+    RunCase("dpo", "120m", "LoRA", adapter=_LORA),
+    RunCase("dpo", "120m", "QLoRA", model=_NF4, adapter=_LORA),
+    RunCase("ppo", "3m", "transformers"),
+    RunCase("ppo", "30m", "transformers"),
+    RunCase("ppo", "30m", "LoRA, transformers", adapter=_LORA),
+    RunCase("ppo", "3m", "vLLM, 2 ranks", where="ray", ranks=2, rollout=_VLLM),
+    RunCase("ppo", "30m", "vLLM, 1 rank", where="ray", rollout=_VLLM),
+)
+QUICK = ("sft 30m ZeRO-2", "sft 120m LoRA", "dpo 3m ZeRO-2", "ppo 3m transformers")

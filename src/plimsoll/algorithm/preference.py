@@ -1,0 +1,63 @@
+"""What learning from pairs minimises: a preference loss, plus the chosen responses' likelihood."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInputs
+
+
+def in_pairs(x_S: Tensor) -> PairValues:
+    """One number for each sequence of a pack of pairs, chosen before rejected, as pairs.
+
+    A filler (a single sequence) gives no pair.
+    """
+    even_S = x_S[: len(x_S) // 2 * 2]
+    return PairValues(even_S[0::2], even_S[1::2])
+
+
+def preference_objective(
+    inputs: PreferenceLossInputs,
+    reference: PairValues | None,
+    loss: Callable[..., LossOutput],
+    nll_weight: float,
+) -> LossOutput:
+    """loss + nll_weight * mean over pairs of the chosen response's mean negative log-likelihood.
+
+    reference: the log-probs that the loss takes as its second argument; None: it takes none.
+
+    The second term is that of Pang et al. 2024, https://arxiv.org/abs/2404.19733, equation 1.
+    Metrics: the loss's own, and `preference_loss` and `nll` (nats per token), the two terms.
+    """
+    output = loss(inputs) if reference is None else loss(inputs, reference)
+    nll = chosen_nll(inputs).sum() / inputs.pairs
+    terms = {"preference_loss": output.loss.detach(), "nll": nll.detach()}
+    return LossOutput(output.loss + nll_weight * nll, output.metrics | terms)
+
+
+def chosen_nll(inputs: PreferenceLossInputs) -> Tensor:
+    """Each chosen response's mean negative log-likelihood, nats per token; shape [P]."""
+    return -inputs.logprobs.chosen_P / inputs.lengths.chosen_P
+
+
+def preference_output(losses_P: Tensor, rewards: PairValues, pairs: int) -> LossOutput:
+    """The output of a preference loss.
+
+    losses_P: of each pair of the micro-batch. rewards: what the loss takes each response to be
+    worth. pairs: of the whole step.
+    Metrics, means over pairs: `accuracy`, the share of pairs whose chosen response has the larger
+    reward (a tie counts half); `rewards/margin`, `rewards/chosen`, `rewards/rejected`.
+    """
+    with torch.no_grad():
+        margin_P = rewards.margin_P
+        metrics_P = {
+            "accuracy": (margin_P.sign() + 1) / 2,
+            "rewards/margin": margin_P,
+            "rewards/chosen": rewards.chosen_P,
+            "rewards/rejected": rewards.rejected_P,
+        }
+        metrics = {name: x_P.sum() / pairs for name, x_P in metrics_P.items()}
+    return LossOutput(losses_P.sum() / pairs, metrics)

@@ -1,0 +1,8 @@
+"""Preference losses: every file defines one function `loss`, which says by its parameters whether
+it compares with a reference:
+
+    loss(inputs: PreferenceLossInputs, reference: PairValues, *, options) -> LossOutput
+    loss(inputs: PreferenceLossInputs, *, options) -> LossOutput           (reference-free)
+
+reference: the responses' log-probs under the frozen reference.
+"""

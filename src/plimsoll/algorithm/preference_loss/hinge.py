@@ -1,0 +1,22 @@
+"""The hinge loss of SLiC-HF; Zhao et al. 2023, https://arxiv.org/abs/2305.10425.
+
+On log-ratios to the reference, as Liu et al. 2023 (RSO), https://arxiv.org/abs/2309.06657, have it;
+SLiC-HF itself takes the policy's log-probs alone.
+"""
+
+from __future__ import annotations
+
+from torch.nn.functional import relu
+
+from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInputs
+from plimsoll.algorithm.preference import preference_output
+from plimsoll.config.base import PositiveFloat
+
+
+def loss(
+    inputs: PreferenceLossInputs, reference: PairValues, *, beta: PositiveFloat = 0.1
+) -> LossOutput:
+    """The mean over pairs of max(0, 1 - m), with DPO's margin m (see dpo.py): a pair that is right
+    by a margin of 1 teaches nothing more."""
+    rewards = beta * (inputs.logprobs - reference)
+    return preference_output(relu(1 - rewards.margin_P), rewards, inputs.pairs)

@@ -1,0 +1,5 @@
+"""The command `plimsoll`."""
+
+from plimsoll.cli.command import main
+
+__all__ = ["main"]

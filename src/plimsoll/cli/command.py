@@ -1,0 +1,108 @@
+"""The command `plimsoll`: reads and checks everything before anything heavy is imported.
+
+Exit codes: 0 done; 2 wrong usage, config or input; 3 does not fit; 4 settings that cannot work
+together; 130 stopped by Ctrl-C; 141 nobody reads what was asked for; 1 anything else. Errors are
+one readable block on stderr; `--debug` adds the traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+from plimsoll import __version__
+from plimsoll.cli.jobs import dpo, ppo, sft
+from plimsoll.cli.options import ReaderGone, show
+from plimsoll.cli.tools import calibrate, demo, doctor, merge, plan, report
+from plimsoll.errors import ConfigError, PlimsollError
+
+_INTERRUPTED = 130
+_READER_GONE = 141  # as shells expect of a command that SIGPIPE ended
+
+_HELP = """\
+Plimsoll: RLHF that knows its load line.
+
+  plimsoll demo                             the whole story on a CPU, in minutes
+  plimsoll sft CONFIG.yaml [--key value]    supervised fine-tuning
+  plimsoll dpo CONFIG.yaml [--key value]    learning from pairs: DPO and its family
+  plimsoll ppo CONFIG.yaml [--key value]    proximal policy optimisation
+  plimsoll merge ADAPTER --out DIRECTORY    an adapter and its base as one plain model
+  plimsoll plan CONFIG.yaml                 will it fit? every byte by role, phase and item
+  plimsoll report RUN                       predicted against measured memory, and curves
+  plimsoll calibrate RUN...                 fit the plan's constants to this machine's runs
+  plimsoll doctor                           what is wrong with this machine, and its mending
+
+  --dry-run    print the resolved config, what would run where, and the plan; start nothing
+  --force      start a run that the plan says does not fit
+  --debug      show the traceback of an error
+  --help       this; `plimsoll ppo --help` lists every key of a config,
+               `plimsoll ppo --help actor.zero` those of a section
+  --version    print the version
+
+Each key of a config can be given as a flag, such as `--run.steps 100`, which wins over the file."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code. arguments: default sys.argv[1:]."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    if not debug and arguments is None:  # the process is ours
+        sys.excepthook = _show_unexpected
+    try:
+        _dispatch([word for word in words if word != "--debug"])
+    except PlimsollError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except ReaderGone:
+        return _READER_GONE
+    return 0
+
+
+def _dispatch(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help"):
+        show(_HELP)
+    elif words[0] == "--version":
+        show(f"plimsoll {__version__}")
+    elif words[0] in _COMMANDS:
+        _COMMANDS[words[0]](words[1:])
+    else:
+        what = "option" if words[0].startswith("-") else "command"
+        close = difflib.get_close_matches(words[0], [*_COMMANDS, "--help", "--version"], n=1)
+        near = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(
+            f"There is no {what} {words[0]!r}.{near} Commands: {', '.join(_COMMANDS)}."
+        )
+
+
+_COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
+    "demo": demo,
+    "sft": sft,
+    "dpo": dpo,
+    "ppo": ppo,
+    "plan": plan,
+    "report": report,
+    "calibrate": calibrate,
+    "doctor": doctor,
+    "merge": merge,
+}
+
+
+def _show_unexpected(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """For what nobody foresaw (Python then ends with exit code 1)."""
+    last = traceback.extract_tb(trace)[-1:]
+    place = f" at {last[0].filename}:{last[0].lineno}" if last else ""
+    print(
+        f"error: unexpected {kind.__name__}: {error}{place}\n"
+        f"Run the command again with --debug for the traceback.",
+        file=sys.stderr,
+    )

@@ -1,0 +1,33 @@
+"""What all commands share: reading their options, and showing what they were asked for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+from plimsoll.errors import ConfigError
+from plimsoll.run.output import silence
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are Plimsoll's."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}. `{self.prog} --help` shows what there is.")
+
+    def print_help(self, file: object = None) -> None:
+        show(self.format_help())
+
+
+class ReaderGone(Exception):
+    """Nobody reads what was asked for, as after `| head -1`: the command ends, without a word."""
+
+
+def show(text: str) -> None:
+    """Print what a command was asked for."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        silence(sys.stdout.fileno())
+        raise ReaderGone from None

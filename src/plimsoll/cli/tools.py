@@ -1,0 +1,181 @@
+"""The commands that train nothing by themselves: demo, plan, report, calibrate, doctor, merge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from plimsoll.cli.options import Parser, show
+from plimsoll.errors import DoesNotFit
+
+if TYPE_CHECKING:
+    from plimsoll.config.jobs import JobConfig
+    from plimsoll.recipes.trace_models import TracedRole
+
+
+def demo(words: list[str]) -> None:
+    parser = Parser(
+        prog="plimsoll demo",
+        description="Make a small task and model, SFT it, improve it by PPO, and show how well.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--directory", default="runs/demo", help="where all is written (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of task, model and runs (%(default)s)")
+    options = parser.parse_args(words)
+
+    from plimsoll.recipes.demo import run_demo
+
+    run_demo(options.directory, options.seed)
+
+
+def plan(words: list[str]) -> None:
+    parser = Parser(
+        prog="plimsoll plan",
+        usage="plimsoll plan CONFIG.yaml [--section.key VALUE ...] [options]",
+        description="Say what a run would weigh on every card and host, by role, phase and item, "
+        "and whether it fits. Needs no GPU, no weights and no data. Ends with code 3 where it does "
+        "not fit.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("config", help="the config of a job, which its first line names: # ppo")
+    parser.add_argument("--cluster", help="the cards of each machine, such as 8xA100-80GB, or cpu")
+    parser.add_argument("--nodes", help="machines")
+    parser.add_argument("--host-memory", help="of each machine, such as 1TB")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--svg", metavar="FILE", help="write a picture, too")
+    parser.add_argument(
+        "--suggest", action="store_true", help="search for changes that would fit, or be faster"
+    )
+    parser.add_argument(
+        "--trace",
+        action="store_true",
+        help="check the activations by a forward and backward on fake tensors; takes PyTorch "
+        "and some seconds for each role",
+    )
+
+    from json import dumps
+
+    from plimsoll.config.flags import split_flags
+
+    rest, flags = split_flags(words)
+    options = parser.parse_args(rest)
+
+    from plimsoll.config.which import load_any_config
+    from plimsoll.recipes.planning import (
+        advise_job,
+        plan_job,
+        plan_json,
+        plan_svg,
+        refuse_conflicts,
+        shown_plan,
+    )
+    from plimsoll.run.files import write_whole
+
+    texts = {"hardware": options.cluster, "host_memory": options.host_memory}
+    flags += [f"--cluster.{key}={dumps(text)}" for key, text in texts.items() if text is not None]
+    flags += [] if options.nodes is None else [f"--cluster.nodes={options.nodes}"]
+    config = load_any_config(options.config, flags)
+    plan = plan_job(config)
+    advice = advise_job(config) if options.suggest else None
+    traced = _traced(config) if options.trace else {}
+    show(plan_json(plan, advice, traced) if options.json else shown_plan(plan, advice, traced))
+    if options.svg:
+        write_whole(Path(options.svg), plan_svg(plan, options.config))
+    refuse_conflicts(plan.problems)
+    if plan.verdict == "does not fit":
+        raise DoesNotFit(f"{options.config} does not fit")
+
+
+def _traced(config: JobConfig) -> dict[str, TracedRole]:
+    from plimsoll.memory.work import role_models
+    from plimsoll.recipes.trace_models import trace_activations
+
+    return {role: trace_activations(config, role) for role in role_models(config)}
+
+
+def report(words: list[str]) -> None:
+    parser = Parser(
+        prog="plimsoll report",
+        description="Predicted against measured memory of a run, by process and phase; writes "
+        "RUN/report.html with the same, the curves, the plan and the config.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", help="a run.directory")
+    options = parser.parse_args(words)
+
+    from plimsoll.recipes.report import report_run
+
+    show(report_run(Path(options.run)))
+
+
+def calibrate(words: list[str]) -> None:
+    parser = Parser(
+        prog="plimsoll calibrate",
+        description="Fit the few constants of the plan that depend on versions and machine (the "
+        "size of processes, CUDA's context, the allocator's gap) to what runs measured. Use it "
+        "where the runs ran. Formulas are never fitted.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run.directory")
+    parser.add_argument("--out", default="calibration.json", help="the file to write (%(default)s)")
+    options = parser.parse_args(words)
+
+    from plimsoll.recipes.calibrate import calibrate
+
+    show(calibrate([Path(run) for run in options.runs], Path(options.out)))
+
+
+def doctor(words: list[str]) -> None:
+    parser = Parser(
+        prog="plimsoll doctor",
+        description="Check this machine: versions, CUDA, GPUs and what sits on them, memory, "
+        "limits, disks, compilers, Ray. Says how to mend what is wrong, and then ends with code 1.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--directory", default="runs", help="where runs go (%(default)s)")
+    parser.add_argument("--address", help="host:port of a Ray cluster that should answer")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    options = parser.parse_args(words)
+
+    from plimsoll.recipes.doctor import examine, refuse_wrong, shown
+
+    findings = examine(options.directory, options.address)
+    show(shown(findings, options.json))
+    refuse_wrong(findings)
+
+
+def merge(words: list[str]) -> None:
+    parser = Parser(
+        prog="plimsoll merge",
+        description="Merge an adapter into its base, out of place: writes a plain model that "
+        "transformers and vLLM load.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("adapter", help="the adapter's directory, such as runs/NAME/model")
+    parser.add_argument("--out", required=True, help="the directory to write")
+    parser.add_argument("--base", help="the model to merge into; default: as the adapter says")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument(
+        "--quantization",
+        choices=["none", "nf4"],
+        default="none",
+        help="nf4: merge into what a 4-bit base stands for, over which the adapter was trained",
+    )
+    parser.add_argument("--no-double-quantization", action="store_true")
+    parser.add_argument("--trust-remote-code", action="store_true")
+    options = parser.parse_args(words)
+
+    from plimsoll.recipes.merge import merge_adapter
+
+    merge_adapter(
+        Path(options.adapter),
+        Path(options.out),
+        options.base,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        double_quantization=not options.no_double_quantization,
+        trust_remote_code=options.trust_remote_code,
+    )
+    show(f"The merged model is in {options.out}.")

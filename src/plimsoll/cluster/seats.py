@@ -1,0 +1,43 @@
+"""Which cards each engine uses where engines share the training ranks' cards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+
+from plimsoll.errors import SettingsConflict
+
+
+@dataclass(frozen=True, order=True)
+class Seat:
+    """Cards of one Ray node, by their numbers there."""
+
+    node_id: str
+    cards: tuple[int, ...]
+
+
+def shared_seats(ranks: Sequence[Seat], engines: int, parallel: int) -> list[Seat]:
+    """Cards for each engine, `parallel` of one node, in the order of the ranks; no card twice.
+
+    ranks: each rank's own cards.
+
+    Raises:
+        SettingsConflict: the ranks' cards are too few.
+    """
+    seats = list(islice(_seats(ranks, parallel), engines))
+    if len(seats) < engines:
+        raise SettingsConflict(
+            f"rollout.placement is shared, and {engines} engines (rollout.engines) of {parallel} "
+            f"cards each (rollout.tensor_parallel) do not find room on the cards of {len(ranks)} "
+            f"training ranks: there is room for {len(seats)}. An engine's cards must be of one "
+            f"node. Ask for fewer engines, or write rollout.placement: own"
+        )
+    return seats
+
+
+def _seats(ranks: Sequence[Seat], parallel: int) -> Iterator[Seat]:
+    for node_id, group in groupby(sorted(ranks), key=lambda seat: seat.node_id):
+        cards = [card for seat in group for card in seat.cards]
+        for start in range(0, len(cards) - parallel + 1, parallel):
+            yield Seat(node_id, tuple(cards[start : start + parallel]))

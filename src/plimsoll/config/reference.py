@@ -1,0 +1,16 @@
+"""Whether a loss is compared with a reference, seen without importing it."""
+
+from __future__ import annotations
+
+from plimsoll.config.base import Choice
+from plimsoll.config.choice import positional_parameters
+
+
+def needs_reference(preference_loss: Choice) -> bool:
+    """Whether a preference loss takes the reference's log-probs: as its second positional
+    parameter, beside its inputs.
+
+    Raises ConfigError for a name that cannot be used.
+    """
+    package = "plimsoll.algorithm.preference_loss"
+    return len(positional_parameters(preference_loss, package, "loss")) > 1

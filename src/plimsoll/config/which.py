@@ -1,0 +1,55 @@
+"""Which job a config file is for, where the command does not say it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from plimsoll.config.flags import apply_flags, parse_flags
+from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.load import load_config, read_config_text, schema_problems
+from plimsoll.config.yaml_tree import read_tree
+from plimsoll.errors import ConfigError, SettingsConflict
+
+JOBS: Mapping[str, type[JobConfig]] = {"sft": SftConfig, "dpo": DpoConfig, "ppo": PpoConfig}
+"""The jobs by the names of their commands."""
+
+
+def load_any_config(path: str, flags: Sequence[str] = ()) -> JobConfig:
+    """The config of whichever job the file is for: the one that its first line names, such as
+    `# dpo: ...`, else the only one that takes all of its keys.
+
+    Raises as `load_config`; where no job takes the file, with the problems of the one that comes
+    nearest, and where several do, ConfigError that asks for the first line.
+    """
+    return load_config(JOBS[_job_of(path, flags)], path, flags)
+
+
+def _job_of(path: str, flags: Sequence[str]) -> str:
+    text = read_config_text(path)
+    named = re.match(r"#\s*(\w+)", text)
+    if named and named[1] in JOBS:
+        return named[1]
+    tree = apply_flags(read_tree(text, path), parse_flags(flags))
+    problems = {job: len(list(schema_problems(model, tree))) for job, model in JOBS.items()}
+    fewest = min(problems.values())
+    nearest = [job for job, count in problems.items() if count == fewest]
+    if fewest == 0:
+        nearest = [job for job in nearest if _agrees(job, path, flags)] or nearest
+    if len(nearest) > 1 and fewest == 0:
+        raise ConfigError(
+            f"{path} could be a config for {' or '.join(nearest)}. Say which in its first line, "
+            f"such as `# {nearest[-1]}`."
+        )
+    return nearest[0]
+
+
+def _agrees(job: str, path: str, flags: Sequence[str]) -> bool:
+    """Whether the keys make sense together for this job; mere conflicts are told later."""
+    try:
+        load_config(JOBS[job], path, flags)
+    except ConfigError:
+        return False
+    except SettingsConflict:
+        return True
+    return True

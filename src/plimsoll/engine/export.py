@@ -1,0 +1,69 @@
+"""What training made, written for others: a whole model, or the adapter alone."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from plimsoll.engine.protocol import Engine
+from plimsoll.engine.weights import plain_weights, plan_buckets
+from plimsoll.model.adapter_files import adapter_bytes, save_adapter
+from plimsoll.model.policy import PolicyModel, save_hf
+from plimsoll.model.value import ValueModel
+
+_BUCKET = 2**30
+"""Bytes of weights that are gathered at once."""
+
+
+def write_model(
+    engine: Engine, tokenizer: PreTrainedTokenizerBase, directory: Path, rank: int
+) -> None:
+    """Write a Hugging Face directory, gathered bucket by bucket to rank 0's host memory."""
+    state: dict[str, Tensor] = {}
+    for names in plan_buckets(engine, _BUCKET):
+        with plain_weights(engine, names) as weights:
+            if rank == 0:
+                state |= {name: t.to("cpu", copy=True) for name, t in weights().items()}
+    if rank == 0:
+        lm = _model(engine).lm
+        generation = lm.generation_config if lm.can_generate() else None
+        save_hf(lm.config, state, tokenizer, directory, generation)
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """A trained adapter as PEFT's two files, and the version of its weights."""
+
+    config: bytes
+    weights: bytes
+    version: int
+
+
+def write_adapter(
+    engine: Engine, tokenizer: PreTrainedTokenizerBase, directory: Path, rank: int
+) -> None:
+    """Write a PEFT directory: what was trained, and nothing of the base."""
+    with _trained(engine) as tensors:
+        if rank == 0:
+            save_adapter(_model(engine), tensors, tokenizer, directory)
+
+
+def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:
+    """The adapter for an engine that samples, on rank 0; the others give None."""
+    with _trained(engine) as tensors:
+        if rank > 0:
+            return None
+        return AdapterFiles(*adapter_bytes(_model(engine), tensors), version)
+
+
+def _trained(engine: Engine) -> AbstractContextManager[dict[str, Tensor]]:
+    return engine.gathered([n for n, p in engine.module.named_parameters() if p.requires_grad])
+
+
+def _model(engine: Engine) -> PolicyModel | ValueModel:
+    assert isinstance(engine.module, PolicyModel | ValueModel)
+    return engine.module

@@ -1,0 +1,28 @@
+"""What this process holds, on its card too."""
+
+from __future__ import annotations
+
+import torch
+
+from plimsoll.memory.meter import read_host
+from plimsoll.run.readings import CardReading, Reading
+
+
+def read_memory(device: torch.device) -> Reading:
+    """Read this process, and let its peaks start again."""
+    return Reading(read_host(), read_card(device) if device.type == "cuda" else None)
+
+
+def read_card(device: torch.device) -> CardReading:
+    """Read the card, and let torch's peaks start again."""
+    free, whole = torch.cuda.mem_get_info(device)
+    reading = CardReading(
+        peak_allocated=torch.cuda.max_memory_allocated(device),
+        peak_reserved=torch.cuda.max_memory_reserved(device),
+        allocated=torch.cuda.memory_allocated(device),
+        reserved=torch.cuda.memory_reserved(device),
+        used=whole - free,
+        capacity=whole,
+    )
+    torch.cuda.reset_peak_memory_stats(device)
+    return reading

@@ -1,0 +1,35 @@
+"""How much of a divided role this rank really holds, to be held against P / N."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.protocol import Engine
+from plimsoll.engine.zero import ZeroEngine
+from plimsoll.run.readings import Share
+
+
+def share_of(
+    name: str, role: TrainedRole | FrozenRole, engine: Engine, ranks: int
+) -> Share | None:
+    """Of the weights at stage 3, of the fp32 masters at stages 1 and 2; None where nothing is
+    divided. The tensors that ZeRO keeps whole, being small, count as their shares."""
+    stage = role.stage if isinstance(role, FrozenRole) else role.zero.stage
+    if stage == 0 or ranks == 1:
+        return None
+    if stage == 3:
+        return Share(name, "weights", *_weights(engine.module, ranks))
+    assert isinstance(engine, ZeroEngine)
+    trained = sum(p.numel() for p in engine.module.parameters() if p.requires_grad)
+    masters = sum(p.nbytes for p in engine.masters())
+    return Share(name, "fp32 masters", 4 * trained, ranks, masters)
+
+
+def _weights(module: nn.Module, ranks: int) -> tuple[int, int, int]:
+    parameters: list[Any] = list(module.parameters())
+    whole = sum(p.ds_numel * p.element_size() for p in parameters)
+    held = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
+    return whole, ranks, held

@@ -1,0 +1,67 @@
+"""From torch's and the system's errors of memory to one that says who, how much, and what is held."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from plimsoll.memory.incident import Incident, OutOfMemory
+from plimsoll.run.memory import process_bytes
+from plimsoll.run.readings import Footprint, Share
+
+_CPU = re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory")
+_ASKED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+@contextmanager
+def telling_shortage(
+    device: torch.device,
+    role: Callable[[], str | None],
+    shares: Callable[[], tuple[Share, ...]] = tuple,
+) -> Iterator[None]:
+    """Within: an allocation that fails raises OutOfMemory. role, shares: asked for only then.
+
+    torch.OutOfMemoryError is a RuntimeError; on CPU the allocator raises a plain one.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_shortage(error):
+            raise
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        on_card = device.type == "cuda" and isinstance(error, torch.OutOfMemoryError)
+        incident = Incident(
+            where="device" if on_card else "host",
+            why=text,
+            role=role(),
+            asked=_asked(text),
+            held=footprint(device),
+            shares=shares(),
+        )
+        raise OutOfMemory(text, incident) from error
+
+
+def is_shortage(error: RuntimeError | MemoryError) -> bool:
+    """Whether it says that memory, of a card or of the host, could not be had."""
+    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return known or _CPU.search(str(error)) is not None
+
+
+def footprint(device: torch.device) -> Footprint:
+    """What this process holds now."""
+    if device.type != "cuda":
+        return Footprint(process_bytes())
+    free, whole = torch.cuda.mem_get_info(device)
+    allocated = torch.cuda.memory_allocated(device)
+    return Footprint(
+        process_bytes(), allocated, torch.cuda.memory_reserved(device), whole - free
+    )
+
+
+def _asked(text: str) -> int | None:
+    found = _ASKED.search(text)
+    return None if found is None else int(float(found[1]) * _UNITS[found[2]])

@@ -1,0 +1,87 @@
+"""How a forward and backward is computed, as far as its memory depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Attention = Literal["varlen", "sdpa", "eager"]
+"""varlen: one flash kernel for the pack (FlashAttention-2 too). sdpa: a kernel per sequence.
+eager: the scores are written out."""
+
+
+@dataclass(frozen=True)
+class ChunkedHead:
+    """`token_logprobs`: logits of `rows` learned tokens at once.
+
+    entropy: it is computed too. scaled: the logits are divided by a temperature that is not 1.
+    """
+
+    rows: int
+    entropy: bool = False
+    scaled: bool = False
+
+
+@dataclass(frozen=True)
+class UnfusedHead:
+    """Logits of every token at once, as Hugging Face's models compute them.
+
+    widened: the loss is computed in fp32; older models' own code leaves that to autocast, which
+    DeepSpeed does without.
+    """
+
+    widened: bool = True
+
+
+@dataclass(frozen=True)
+class ValueHead:
+    """One number for each learned token, in fp32."""
+
+
+Head = ChunkedHead | UnfusedHead | ValueHead
+
+
+@dataclass(frozen=True)
+class AdapterForm:
+    """A low-rank adapter.
+
+    targets: last parts of module names, or ("all-linear",). element: bytes of its weights; where
+    they are wider than the model's, each adapted linear casts its input to them. dropout: on its
+    input.
+    """
+
+    rank: int
+    targets: tuple[str, ...]
+    element: int
+    dropout: bool = False
+
+
+@dataclass(frozen=True)
+class ActivationForm:
+    """How a forward and backward is computed.
+
+    element: bytes of a weight and of an activation (2 in bfloat16).
+    checkpoint_every: None keeps all activations; 1 keeps each layer's input and computes the rest
+        again, k keeps the input of every k-th layer.
+    trained: forward and backward; else forward only, without autograd.
+    adapter: None trains all weights; else only the adapter.
+    quantized: linear weights are in 4 bits, and one at a time is written out for use.
+    compiled: torch.compile fuses element-wise chains, and saves only what is at their ends.
+    inputs_on_host: the kept layer inputs are moved to host memory.
+    """
+
+    element: int
+    checkpoint_every: int | None
+    attention: Attention
+    head: Head
+    trained: bool
+    adapter: AdapterForm | None = None
+    quantized: bool = False
+    compiled: bool = False
+    inputs_on_host: bool = False
+    device: Literal["cuda", "cpu"] = "cuda"
+
+    def adapts(self, linear: str) -> bool:
+        """Whether a linear layer of that name has an adapter."""
+        targets = self.adapter.targets if self.adapter else ()
+        return linear in targets or "all-linear" in targets

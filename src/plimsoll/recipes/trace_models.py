@@ -1,0 +1,245 @@
+"""A role's largest micro-batch, traced on its true architecture, beside what the plan says of it.
+
+Nothing is loaded: models are built of fake tensors, from their config.json alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.model import ModelConfig
+from plimsoll.errors import ConfigError
+from plimsoll.memory.activations import activation_items
+from plimsoll.memory.known_models import read_fields, read_shape
+from plimsoll.memory.roles import HeadKind, activation_form
+from plimsoll.memory.shape import MicroBatch, ModelShape
+from plimsoll.memory.trace import Traced, trace
+from plimsoll.memory.work import RoleName, frozen_roles, micro_batch, trained_roles
+from plimsoll.model.adapters import add_adapter
+from plimsoll.model.attention import SDPA, forget_window_masks, register_packed_attention
+from plimsoll.model.checks import logit_softcap
+from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
+from plimsoll.model.value import ValueModel
+
+_HEAD_ROWS = 256  # the head works row by row; more of them would only make the trace longer
+
+
+@dataclass(frozen=True)
+class TracedRole:
+    """A traced micro-batch, and the bytes that the plan's formulas give its activations.
+
+    Both are of PyTorch's own attention kernels on a CPU, of unquantised weights and of at most
+    256 learned tokens, whatever the config says.
+    """
+
+    work: MicroBatch
+    traced: Traced
+    predicted_activations: int
+
+    @property
+    def error(self) -> float:
+        """Of the formulas, as a share of what was traced; below 0 they say too little."""
+        return self.predicted_activations / self.traced.activations - 1
+
+
+@dataclass(frozen=True)
+class TraceForm:
+    """What of a role is traced. entropy, temperature: of a policy's head."""
+
+    model: ModelConfig
+    adapter: AdapterConfig | None
+    head: HeadKind
+    trained: bool
+    entropy: bool = False
+    temperature: float = 1.0
+
+
+def trace_activations(config: JobConfig, role: RoleName) -> TracedRole:
+    """Trace a role's largest micro-batch; takes seconds.
+
+    Raises ConfigError for a role that the job lacks and a model whose shape is not known.
+    """
+    forms = _forms(config)
+    if role not in forms:
+        raise ConfigError(f"this job has no role {role!r} to trace. It has {', '.join(forms)}.")
+    own = config.cluster.critic_ranks if role == "critic" else None
+    work = micro_batch(config, own or config.cluster.ranks)
+    return trace_form(forms[role], replace(work, learned=min(work.learned, _HEAD_ROWS)))
+
+
+def trace_form(form: TraceForm, work: MicroBatch) -> TracedRole:
+    """Trace a micro-batch, and reckon it. Raises ConfigError as `trace_activations`."""
+    model = form.model.model_copy(update={"attention": "sdpa", "quantization": "none"})
+    shape = read_shape(model.path)
+    hf_config = _hf_config(model.path)
+    build = _builder(replace(form, model=model), hf_config, work)
+    reckoned = activation_form(
+        model, form.adapter, form.head, "cpu", form.entropy, form.temperature != 1
+    )
+    items = activation_items(
+        "traced", shape, work, replace(reckoned, trained=form.trained), "train_actor"
+    )
+    traced = trace(build, shape.layers, _depths(hf_config, shape, work))
+    forget_window_masks()
+    return TracedRole(work, traced, sum(held.item.bytes for held in items))
+
+
+def _hf_config(path: str) -> PreTrainedConfig:
+    """Of a model, or of the language model in one that also sees."""
+    fields: Any = read_fields(path)[1]
+    return AutoConfig.for_model(**fields.get("text_config", fields))
+
+
+def _forms(config: JobConfig) -> dict[RoleName, TraceForm]:
+    policy = isinstance(config, PpoConfig)
+    temperature = config.rollout.sampling.temperature if isinstance(config, PpoConfig) else 1.0
+    heads: dict[RoleName, HeadKind] = {"critic": "value", "reward": "value"}
+    trained = {
+        name: TraceForm(
+            role.model, role.adapter, heads.get(name, "policy"), True, policy, temperature
+        )
+        for name, role in trained_roles(config).items()
+    }
+    frozen = {
+        name: TraceForm(role.model, None, heads.get(name, "policy"), False, temperature=temperature)
+        for name, role in frozen_roles(config).items()
+    }
+    return trained | frozen
+
+
+def _depths(config: PreTrainedConfig, shape: ModelShape, work: MicroBatch) -> tuple[int, int]:
+    """One and two periods of the pattern of layers, where their windows matter."""
+    window = shape.sliding_window
+    kinds = getattr(config, "layer_types", None) or [""]
+    if window is None or work.longest <= window or len(set(kinds)) == 1:
+        return 2, 3
+    alike = (n for n in range(1, len(kinds)) if all(k == kinds[i % n] for i, k in enumerate(kinds)))
+    period = next(alike, len(kinds))
+    return period, 2 * period
+
+
+def _builder(form: TraceForm, config: PreTrainedConfig, work: MicroBatch) -> Callable[[int], _Step]:
+    register_packed_attention()
+    borders = torch.tensor(_borders(work), dtype=torch.int32)
+
+    def build(depth: int) -> _Step:
+        forget_window_masks()
+        with torch.device("meta"):
+            module = _module(form, _of_depth(config, depth))
+        return _Step(module, borders, work, form)
+
+    return build
+
+
+def _borders(work: MicroBatch) -> list[int]:
+    """As many sequences of the longest length as there is room for, and the rest in one."""
+    return [*range(0, work.tokens, work.longest), work.tokens]
+
+
+def _of_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
+    """A copy with so many layers, whose kinds follow the pattern of the whole."""
+    shallow = type(config)(**config.to_dict())
+    shallow.num_hidden_layers = depth
+    if kinds := getattr(config, "layer_types", None):
+        shallow.layer_types = [kinds[i % len(kinds)] for i in range(depth)]
+    return shallow
+
+
+def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueModel:
+    settings: dict[str, Any] = {
+        "dtype": getattr(torch, form.model.dtype),
+        "attn_implementation": SDPA,
+    }
+    module: PolicyModel | ValueModel
+    if form.head == "policy":
+        lm = AutoModelForCausalLM.from_config(config, **settings)
+        head = HeadForm(
+            form.model.head_chunk,
+            softcap=logit_softcap(config),
+            temperature=form.temperature,
+        )
+        module = PolicyModel(lm, head)
+    else:
+        config.num_labels = 1
+        lm = AutoModelForSequenceClassification.from_config(config, **settings)
+        module = ValueModel(lm)
+    if form.model.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if form.adapter is not None:
+        add_adapter(module, form.adapter, form.model.path, seed=0)
+    elif not form.trained:
+        module.requires_grad_(False)
+    return module.train(form.trained)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A forward and backward in three stretches: up to the loss, the layers, the embedding.
+
+    borders: of the sequences, real numbers, because attention splits by them.
+    """
+
+    module: PolicyModel | ValueModel
+    borders: Tensor
+    work: MicroBatch
+    form: TraceForm
+
+    def run(self, enter: Callable[[str], None]) -> None:
+        lm = self.module.lm
+        marks = [
+            (lm.get_decoder(), lambda out: out.last_hidden_state, "layers"),
+            (lm.get_input_embeddings(), lambda out: out, "embedding"),
+        ]
+        hooks = [_mark(module, of, enter, name) for module, of, name in marks]
+        pack = self._pack()
+        enter("forward")
+        with torch.set_grad_enabled(self.form.trained):
+            loss = self._loss(pack)
+        if self.form.trained:
+            loss.backward()
+        for hook in hooks:
+            hook.remove()
+
+    def _loss(self, pack: PackTensors) -> Tensor:
+        if isinstance(self.module, ValueModel):
+            values_L: Tensor = self.module(pack)
+            return values_L.sum()
+        outputs: list[Tensor | None] = self.module(pack, self.form.entropy)
+        return torch.stack([each.sum() for each in outputs if each is not None]).sum()
+
+    def _pack(self) -> PackTensors:
+        tokens, learned = self.work.tokens, self.work.learned
+        return PackTensors(
+            tokens_T=torch.zeros(tokens, dtype=torch.int64),
+            positions_T=torch.zeros(tokens, dtype=torch.int64),
+            cu_seqlens=self.borders,
+            max_seqlen=self.work.longest,
+            predictor_L=torch.zeros(learned, dtype=torch.int64),
+            targets_L=torch.zeros(learned, dtype=torch.int64),
+            cu_learned=torch.zeros(len(self.borders), dtype=torch.int32),
+        )
+
+
+def _mark(
+    module: nn.Module, of: Callable[[Any], Tensor], enter: Callable[[str], None], name: str
+) -> Any:
+    """Enter a stretch when the gradient of what the module gave is known."""
+
+    def watch(_: nn.Module, __: Any, output: Any) -> None:
+        if of(output).requires_grad:
+            of(output).register_hook(lambda gradient: enter(name))
+
+    return module.register_forward_hook(watch)

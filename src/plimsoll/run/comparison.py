@@ -1,0 +1,93 @@
+"""The ledger in short: predicted beside measured, by process and phase, over all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, get_args
+
+from plimsoll.run.leaks import Leak, LeakWatch
+from plimsoll.run.ledger import LedgerRow, is_node
+from plimsoll.run.readings import largest
+
+Measure = Literal["host", "allocated", "reserved", "device"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One number of one process in one phase; bytes, the largest of all steps.
+
+    predicted: None where the plan says nothing. seconds: of all steps.
+    """
+
+    process: str
+    phase: str
+    measure: Measure
+    predicted: int | None
+    measured: int
+    seconds: float
+
+    @property
+    def over(self) -> float | None:
+        """The share by which measured exceeds predicted; negative where it is less."""
+        return None if not self.predicted else self.measured / self.predicted - 1
+
+
+def compare(rows: Iterable[LedgerRow]) -> list[Comparison]:
+    """In the order in which processes and phases first came; nodes last."""
+    groups: dict[tuple[bool, str], dict[str, list[LedgerRow]]] = {}
+    for row in rows:
+        phases = groups.setdefault((is_node(row), row.process), {})
+        phases.setdefault(row.phase, []).append(row)
+    return [
+        comparison
+        for key in sorted(groups, key=lambda key: key[0])
+        for own in groups[key].values()
+        for comparison in _comparisons(own)
+    ]
+
+
+def _comparisons(rows: Sequence[LedgerRow]) -> Iterable[Comparison]:
+    measured, last = rows[0].measured, rows[-1]
+    for row in rows[1:]:
+        measured = largest(measured, row.measured)
+    seconds = sum(row.seconds for row in rows)
+    for measure in MEASURES:
+        size = getattr(measured, measure)
+        if size is not None:
+            predicted = None if last.predicted is None else getattr(last.predicted, measure)
+            yield Comparison(last.process, last.phase, measure, predicted, size, seconds)
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """When a card or a node was fullest. row: of the card's process, or of the node's largest.
+    held: what the run held there. used: what all held that ran there; bytes."""
+
+    row: LedgerRow
+    held: int
+    used: int
+    capacity: int
+
+
+def nearest(rows: Sequence[LedgerRow]) -> Nearest:
+    """Of cards what they show as used counts, of nodes only what this run held."""
+    fullest = max(
+        (row for row in rows if is_node(row) or row.measured.device is not None),
+        key=lambda row: row.measured.fullest / row.line.capacity,
+    )
+    together = [
+        row
+        for row in rows
+        if (row.step, row.phase) == (fullest.step, fullest.phase) and not is_node(row)
+    ]
+    row = max(together, key=lambda row: row.measured.host) if is_node(fullest) else fullest
+    return Nearest(row, fullest.measured.fullest, fullest.line.used, fullest.line.capacity)
+
+
+def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
+    """What a `LeakWatch` would have told in the whole run."""
+    watch = LeakWatch()
+    return [leak for _, own in groupby(rows, lambda row: row.step) for leak in watch.add(own)]

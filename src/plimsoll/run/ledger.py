@@ -1,0 +1,232 @@
+"""The ledger of a run: what each process was predicted to hold in each phase, and what it held.
+
+A row per step, phase and process, and per step, phase and node. What happens before the first step
+(data, load, the first sync) is in the rows of the first step, as its seconds are in the metrics; a
+checkpoint is in the rows of the step that it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.run.numbers import use_text
+from plimsoll.run.readings import Footprint, Line, Reading, largest, total
+from plimsoll.run.rows import Row, read_rows
+
+Predicted = Mapping[str, Mapping[str, Footprint]]
+"""By process (such as `rank 0`) and phase."""
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """One process in one phase of one step.
+
+    process: `recipe`, `rank 0`, `critic rank 0`, `engine 0`, or `local` where all is one process;
+    or `node 0`: all processes of a machine that were read, the sum of their peaks. rank: the number
+    among those of its kind. node: the `process` of its machine's row. predicted: None in phases
+    without a plan. measured: at its fullest. held: when the phase ended. line: of its card, or else
+    of its node. seconds: of the phase.
+    """
+
+    step: int
+    phase: str
+    process: str
+    rank: int | None
+    node: str
+    predicted: Footprint | None
+    measured: Footprint
+    held: Footprint
+    line: Line
+    seconds: float
+
+
+def is_node(row: LedgerRow) -> bool:
+    """Whether the row is of a node: of all its processes together."""
+    return row.process.startswith("node ")
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """A process's peak in a step, on its card, or on CPU on its host; bytes."""
+
+    measured: int
+    predicted: int | None
+
+    @property
+    def text(self) -> str:
+        """Such as `1.9 of 2.1 GB`."""
+        return use_text(self.measured, self.predicted)
+
+
+def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
+    """By process, and at the end by node, its largest over the phases."""
+    found: dict[str, MemoryUse] = {}
+    for row in sorted(rows, key=is_node):
+        use = found.get(row.process, MemoryUse(0, None))
+        expected = None if row.predicted is None else row.predicted.fullest
+        known = [size for size in (use.predicted, expected) if size is not None]
+        measured = max(use.measured, row.measured.fullest)
+        found[row.process] = MemoryUse(measured, max(known, default=None))
+    return found
+
+
+class Ledger:
+    """The readings of the step under way, by phase and process. step: the last one that ended."""
+
+    def __init__(self, predicted: Predicted, step: int) -> None:
+        self._predicted = predicted
+        self.step = step
+        self._nodes: dict[str, str] = {}
+        self._rows: dict[tuple[str, str], LedgerRow] = {}
+
+    def add(self, phase: str, readings: Mapping[str, Reading], seconds: float) -> None:
+        """Count the readings at the end of a phase; a phase may come several times in a step."""
+        for row in self._read(phase, readings, seconds):
+            key = (phase, row.process)
+            before = self._rows.get(key)
+            self._rows[key] = row if before is None else _joined(before, row)
+
+    def take(self, step: int) -> list[LedgerRow]:
+        """The rows of a step that has ended; the next one starts without any."""
+        self.step = step
+        rows = [replace(row, step=step) for row in self._rows.values()]
+        self._rows.clear()
+        return rows
+
+    def phases(self) -> set[str]:
+        """Those that have been read since the last `take`."""
+        return {phase for phase, _ in self._rows}
+
+    def _read(self, phase: str, readings: Mapping[str, Reading], seconds: float) -> list[LedgerRow]:
+        lines = _node_lines(readings)
+        rows = [
+            LedgerRow(
+                step=0,
+                phase=phase,
+                process=name,
+                rank=_number(name),
+                node=self._nodes.setdefault(reading.host.node, f"node {len(self._nodes)}"),
+                predicted=self._predicted.get(name, {}).get(phase),
+                measured=reading.peak,
+                held=reading.held,
+                line=_card_line(reading) or lines[reading.host.node],
+                seconds=seconds,
+            )
+            for name, reading in readings.items()
+        ]
+        nodes = [
+            _node_row([row for row in rows if row.node == self._nodes[node]], line)
+            for node, line in lines.items()
+        ]
+        return rows + nodes
+
+
+def _node_lines(readings: Mapping[str, Reading]) -> dict[str, Line]:
+    """What is used of each machine: by all now, and what its processes here had more at their peaks
+    (which they may not have had at the same time)."""
+    hosts = [reading.host for reading in readings.values()]
+    lines: dict[str, Line] = {}
+    for name in {host.node: None for host in hosts}:
+        here = [host for host in hosts if host.node == name]
+        more = sum(host.peak - host.held for host in here)
+        lines[name] = Line(max(host.used for host in here) + more, here[0].capacity)
+    return lines
+
+
+def _node_row(rows: Sequence[LedgerRow], line: Line) -> LedgerRow:
+    """All processes of a node together."""
+    name = rows[0].node
+    predicted = [row.predicted for row in rows if row.predicted is not None]
+    return replace(
+        rows[0],
+        process=name,
+        rank=_number(name),
+        predicted=total(predicted) if len(predicted) == len(rows) else None,
+        measured=total([row.measured for row in rows]),
+        held=total([row.held for row in rows]),
+        line=line,
+    )
+
+
+def _card_line(reading: Reading) -> Line | None:
+    card = reading.card
+    return None if card is None else Line(card.peak_used, card.capacity)
+
+
+def _number(process: str) -> int | None:
+    last = process.rpartition(" ")[2]
+    return int(last) if last.isdigit() else None
+
+
+def _joined(before: LedgerRow, row: LedgerRow) -> LedgerRow:
+    return replace(
+        row,
+        measured=largest(before.measured, row.measured),
+        line=max(before.line, row.line, key=lambda line: line.used / line.capacity),
+        seconds=before.seconds + row.seconds,
+    )
+
+
+def ledger_values(row: LedgerRow) -> Row:
+    """The row for ledger.jsonl."""
+    return {
+        "step": row.step,
+        "phase": row.phase,
+        "process": row.process,
+        "rank": row.rank,
+        "node": row.node,
+        "predicted": None if row.predicted is None else _values(row.predicted),
+        "measured": _values(row.measured),
+        "held": _values(row.held),
+        "line": _values(row.line),
+        "seconds": round(row.seconds, 4),
+    }
+
+
+def _values(numbers: Footprint | Line) -> dict[str, int]:
+    return {f"{name}_bytes": size for name, size in vars(numbers).items() if size is not None}
+
+
+def read_ledger(path: Path) -> list[LedgerRow]:
+    """The rows of a ledger.jsonl.
+
+    Raises ConfigError where there are none, PlimsollError naming file and line where a row is not
+    one.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"{path} is not there: no step of the run has ended yet, or {path.parent} is no run "
+            f"directory. Give the run.directory of a run that has done a step."
+        )
+    rows = [_parsed(path, number, row) for number, row in enumerate(read_rows(path), start=1)]
+    if not rows:
+        raise ConfigError(f"{path} has no rows yet: no step of the run has ended.")
+    return rows
+
+
+def _parsed(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
+    try:
+        return LedgerRow(
+            step=row["step"],
+            phase=str(row["phase"]),
+            process=str(row["process"]),
+            rank=row["rank"],
+            node=str(row["node"]),
+            predicted=None if row["predicted"] is None else _footprint(row["predicted"]),
+            measured=_footprint(row["measured"]),
+            held=_footprint(row["held"]),
+            line=Line(*(int(row["line"][f"{name}_bytes"]) for name in ("used", "capacity"))),
+            seconds=float(row["seconds"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PlimsollError(
+            f"{path}, line {number}: no row of a ledger ({error!r}). Remove the line."
+        ) from error
+
+
+def _footprint(values: Mapping[str, int]) -> Footprint:
+    return Footprint(**{name.removesuffix("_bytes"): int(size) for name, size in values.items()})

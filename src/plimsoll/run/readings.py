@@ -1,0 +1,128 @@
+"""What the processes of a run are seen to hold, and the few numbers that this comes down to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one process, predicted or measured.
+
+    host: its resident memory. allocated, reserved: by torch's allocator on its card. device: all
+    that the card shows as used, whoever uses it. The last three are None without a card.
+    """
+
+    host: int
+    allocated: int | None = None
+    reserved: int | None = None
+    device: int | None = None
+
+    @property
+    def fullest(self) -> int:
+        """What its line is held against: the card's bytes, on CPU those of the host."""
+        return self.host if self.device is None else self.device
+
+
+@dataclass(frozen=True)
+class Line:
+    """How full a card or a node was, by all that uses it; and how full it can be. Bytes."""
+
+    used: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class HostReading:
+    """A process (with its children, where it has any) on its node; bytes.
+
+    node: the machine's name. peak: its largest resident memory since the reading before. held: its
+    resident memory now. used, capacity: of the node now, by all that runs there.
+    """
+
+    node: str
+    peak: int
+    held: int
+    used: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class CardReading:
+    """A process on its card; bytes.
+
+    peak_allocated, peak_reserved: torch's peaks since the reading before. allocated, reserved: now.
+    used, capacity: of the card now, by all that runs there (`cudaMemGetInfo`).
+    """
+
+    peak_allocated: int
+    peak_reserved: int
+    allocated: int
+    reserved: int
+    used: int
+    capacity: int
+
+    @property
+    def peak_used(self) -> int:
+        """What the card showed when this process had reserved most, if all else stayed."""
+        return self.used + self.peak_reserved - self.reserved
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank holds of what ZeRO divides of a role; bytes.
+
+    what: `weights` (stage 3) or `fp32 masters` (stages 1 and 2). whole: of all ranks together.
+    """
+
+    role: str
+    what: str
+    whole: int
+    ranks: int
+    held: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A process at the end of a phase; card: None on CPU. shares: of a rank's roles."""
+
+    host: HostReading
+    card: CardReading | None = None
+    shares: tuple[Share, ...] = ()
+
+    @property
+    def peak(self) -> Footprint:
+        """At its fullest since the reading before."""
+        if self.card is None:
+            return Footprint(self.host.peak)
+        card = self.card
+        return Footprint(self.host.peak, card.peak_allocated, card.peak_reserved, card.peak_used)
+
+    @property
+    def held(self) -> Footprint:
+        """Now."""
+        if self.card is None:
+            return Footprint(self.host.held)
+        card = self.card
+        return Footprint(self.host.held, card.allocated, card.reserved, card.used)
+
+
+def largest(one: Footprint, other: Footprint) -> Footprint:
+    """The larger of each number."""
+    return Footprint(
+        max(one.host, other.host),
+        *(_larger(getattr(one, name), getattr(other, name)) for name in _CARD_NUMBERS),
+    )
+
+
+def total(footprints: Sequence[Footprint]) -> Footprint:
+    """Together, on their host."""
+    return Footprint(sum(one.host for one in footprints))
+
+
+_CARD_NUMBERS = ("allocated", "reserved", "device")
+
+
+def _larger(one: int | None, other: int | None) -> int | None:
+    return max((size for size in (one, other) if size is not None), default=None)

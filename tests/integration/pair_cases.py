@@ -1,0 +1,120 @@
+"""What the tests of learning from pairs train on, and the same training in plain PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from engine_cases import RATES, Batch, Setting, make_batch
+from engine_reference import Metrics, plain_logprobs, plain_policy
+from torch import Tensor
+
+from plimsoll.config.base import Choice
+from plimsoll.config.engine import FrozenRole
+from plimsoll.data.packing import pack_pairs
+from plimsoll.engine.preference import PreferenceObjective
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.streams import PreferenceStream
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.records import Pack, Pair
+
+PAIR_BATCHES = tuple(make_batch((9, 30, 14, 6, 22, 8, 17, 5, 12, 12), seed) for seed in (1, 2, 3))
+"""Five pairs a step: samples 0 and 1, 2 and 3, ..."""
+ONE_PAIR = tuple(make_batch((12, 7), seed) for seed in (4, 5, 6))
+"""Fewer pairs than ranks."""
+DPO = PreferenceObjective(
+    Choice(name="dpo", options={"beta": 0.3, "label_smoothing": 0.1}), nll_weight=0.2
+)
+SIMPO = PreferenceObjective(
+    Choice(name="simpo", options={"beta": 2.5, "gamma": 0.4}), nll_weight=0.0
+)
+
+
+def pairs_of(batch: Batch) -> list[Pair]:
+    chosen, rejected = batch.samples[0::2], batch.samples[1::2]
+    return [Pair(*both) for both in zip(chosen, rejected, strict=True)]
+
+
+def own_pair_packs(place: Place, batch: Batch, budget: int) -> list[Pack]:
+    """The rank's micro-batches."""
+    return pack_pairs(pairs_of(batch), place.ranks, budget)[place.rank]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to train and how. reference: a model, or None for a reference-free loss; stage: how its
+    weights are divided."""
+
+    setting: Setting
+    objective: PreferenceObjective
+    reference: Path | None
+    stage: Literal[0, 3] = 0
+
+    def frozen(self) -> FrozenRole:
+        assert self.reference is not None
+        model = self.setting.role(self.reference).model
+        return FrozenRole(model=model, stage=self.stage)
+
+
+def train_pairs(
+    place: Place, model: Path, case: Case, batches: Sequence[Batch], out: Path
+) -> list[StepResult]:
+    """Train on the batches, one step each, and save the model."""
+    worker = Worker(place)
+    worker.load_policy("actor", case.setting.role(model), temperature=1.0)
+    if case.reference is not None:
+        worker.load_policy("reference", case.frozen(), temperature=1.0)
+    results = []
+    for batch, rate in zip(batches, RATES, strict=True):
+        packs = own_pair_packs(place, batch, case.setting.micro_batch_tokens)
+        streams = [PreferenceStream(None) for _ in packs]
+        if case.reference is not None:
+            streams = [PreferenceStream(x) for x in worker.sequence_log_probs("reference", packs)]
+        pairs = len(pairs_of(batch))
+        results.append(worker.train_preference(packs, streams, pairs, case.objective, rate))
+    worker.save_model("actor", out)
+    return results
+
+
+def plain_sums(model: Any, batch: Batch) -> Tensor:
+    """The log-prob of each sample's learned tokens together."""
+    return torch.stack([plain_logprobs(model, sample)[0].sum() for sample in batch.samples])
+
+
+@dataclass(frozen=True)
+class PlainDpo:
+    """`DPO` against a model, pair by pair, as the papers write it."""
+
+    reference: Path
+
+    def __call__(self, model: Any, batch: Batch) -> Metrics:
+        with torch.no_grad():
+            reference_S = plain_sums(plain_policy(self.reference), batch)
+        policy_S = plain_sums(model, batch)
+        terms, nlls, margins = [], [], []
+        for i in range(0, len(policy_S), 2):
+            chosen, rejected = policy_S[i] - reference_S[i], policy_S[i + 1] - reference_S[i + 1]
+            right = torch.sigmoid(0.3 * (chosen - rejected))
+            terms.append(-0.9 * torch.log(right) - 0.1 * torch.log(1 - right))
+            nlls.append(-policy_S[i] / int(batch.samples[i].learned.sum()))
+            margins.append(0.3 * (chosen - rejected))
+        loss, nll = torch.stack(terms).mean(), torch.stack(nlls).mean()
+        margin = torch.stack(margins)
+        return {
+            "loss": loss + 0.2 * nll,
+            "preference_loss": loss,
+            "nll": nll,
+            "rewards/margin": margin.mean(),
+            "accuracy": (margin > 0).float().mean(),
+        }
+
+
+def plain_simpo(model: Any, batch: Batch) -> Metrics:
+    """`SIMPO`, pair by pair."""
+    means = [plain_logprobs(model, sample)[0].mean() for sample in batch.samples]
+    margins = [2.5 * (means[i] - means[i + 1]) for i in range(0, len(means), 2)]
+    terms = [-torch.log(torch.sigmoid(margin - 0.4)) for margin in margins]
+    return {"loss": torch.stack(terms).mean(), "rewards/margin": torch.stack(margins).mean()}

@@ -1,0 +1,229 @@
+"""Adapters on disk and on their way to engines: checkpoints, PEFT's directories, merged weights,
+and what a model computes with its adapter switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from engine_cases import (
+    BATCHES,
+    RATES,
+    SEED,
+    Setting,
+    load_both,
+    own_packs,
+    save_both,
+    sft_step,
+    value_step,
+    zero_stage,
+)
+from engine_reference import plain_critic, plain_logprobs, plain_policy, plain_values
+from peft import PeftModel
+from ranks import RankProcesses
+from safetensors.torch import load_file
+from test_adapters_equal import DORA, EMBEDDING, KINDS, plain_adapted, saved
+from test_engine_checkpoint import train_and_resume
+
+from plimsoll.config.engine import ZeroConfig
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.weights import read_bucket
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.recipes.merge import merge_adapter
+from plimsoll.records import Floats, from_packed
+
+pytestmark = pytest.mark.slow
+
+ALL_CPU = ZeroConfig(stage=3, optimizer_offload="cpu", parameter_offload="cpu")
+LORA_FP32, QLORA_FP32 = KINDS["lora"], KINDS["qlora"]
+QLORA_BF16 = replace(QLORA_FP32, dtype="bfloat16")
+ONE = Place(0, 1, 0, "", 0, "cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "ranks"),
+    [
+        (replace(LORA_FP32, zero=ZeroConfig(stage=0)), 1),
+        (replace(QLORA_BF16, zero=ZeroConfig(stage=2)), 1),
+        (replace(QLORA_BF16, zero=ALL_CPU), 2),
+    ],
+    ids=["lora-zero-0", "qlora-zero-2", "qlora-zero-3-cpu"],
+)
+def test_a_checkpoint_restores_bit_for_bit_and_holds_no_base(
+    setting: Setting,
+    ranks: int,
+    untied: Path,
+    tmp_path: Path,
+    one_rank: RankProcesses,
+    two_ranks: RankProcesses,
+) -> None:
+    pool = one_rank if ranks == 1 else two_ranks
+    for seen, again in pool.run(train_and_resume, untied, setting, tmp_path):
+        assert seen == again
+    for role in ("actor", "critic"):
+        straight, resumed = (saved(tmp_path / run / role) for run in ("straight", "resumed"))
+        assert straight.keys() == resumed.keys()
+        assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+        files = [f for f in (tmp_path / "checkpoint" / role).rglob("*") if f.is_file()]
+        trained = sum(tensor.numel() for tensor in straight.values())
+        # fp32 masters and two moments, the weights themselves, and some room for pickles' names
+        assert sum(file.stat().st_size for file in files) < 24 * trained + 200_000
+    assert (untied / "model.safetensors").stat().st_size > 3_000_000
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Of the whole first batch, the same on every rank; one array per sample."""
+
+    logprobs: list[Floats]
+    values: list[Floats]
+    sent: dict[str, torch.Tensor]
+
+
+def train_save_score(place: Place, model: Path, setting: Setting, out: Path) -> Scored:
+    """Two steps of each role; the weights as engines get them."""
+    worker = load_both(place, model, setting)
+    for batch, rate in zip(BATCHES[:2], RATES[:2], strict=True):
+        sft_step(worker, place, batch, 31, rate)
+        value_step(worker, place, batch, 31, rate)
+    save_both(worker, out)
+    packs = own_packs(ONE, BATCHES[0], 31)
+    samples = len(BATCHES[0].samples)
+    return Scored(
+        from_packed(packs, worker.log_probs("actor", packs), samples),
+        from_packed(packs, worker.values("critic", packs), samples),
+        sent_weights(worker),
+    )
+
+
+def sent_weights(worker: Worker) -> dict[str, torch.Tensor]:
+    """All tensors that rank 0 sends; each announced name once. Nothing on other ranks."""
+    sent: dict[str, torch.Tensor] = {}
+    for names in worker.weight_plan("actor", 500_000):
+        bucket = worker.weight_bucket("actor", names)
+        if bucket is not None:
+            sent |= read_bucket(bucket)
+    assert not sent or sent.keys() == set(worker.weight_names("actor"))
+    return sent
+
+
+def worst_gap(got: Sequence[Floats], want: Sequence[torch.Tensor]) -> float:
+    return max(float((torch.from_numpy(a) - b).abs().max()) for a, b in zip(got, want, strict=True))
+
+
+def logprobs_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [plain_logprobs(model, sample)[0] for sample in BATCHES[0].samples]
+
+
+def values_of(model: torch.nn.Module) -> list[torch.Tensor]:
+    with torch.no_grad():
+        return [plain_values(model, sample) for sample in BATCHES[0].samples]
+
+
+ADAPTERS = {
+    "lora": LORA_FP32,
+    "qlora": QLORA_FP32,
+    "dora": replace(LORA_FP32, adapter=DORA),
+    "embedding": replace(LORA_FP32, adapter=EMBEDDING),
+}
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_peft_and_merged_models_compute_what_the_trainer_computes(
+    kind: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
+) -> None:
+    """And the merged weights are those of PEFT's own merging, under the base's own names."""
+    stage = 2 if kind == "dora" else 3
+    setting = replace(ADAPTERS[kind], zero=zero_stage(stage))
+    quantised = setting.quantization == "nf4"
+    scored, other = two_ranks.run(train_save_score, untied, setting, tmp_path)
+    assert not other.sent
+
+    adapted = plain_adapted(untied, tmp_path / "actor", quantised=quantised)
+    assert worst_gap(scored.logprobs, logprobs_of(adapted)) < 1e-4
+    assert worst_gap(scored.logprobs, logprobs_of(plain_policy(untied))) > 1e-2
+
+    merge_adapter(
+        tmp_path / "actor",
+        tmp_path / "merged",
+        None,
+        dtype="float32",
+        quantization=setting.quantization,
+    )
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert merged.keys() == scored.sent.keys() == load_file(untied / "model.safetensors").keys()
+    assert all(torch.equal(merged[name], scored.sent[name]) for name in merged)
+    assert worst_gap(scored.logprobs, logprobs_of(plain_policy(tmp_path / "merged"))) < 1e-4
+    if not quantised:  # into 4 bits PEFT merges by quantising anew
+        whole = adapted.merge_and_unload().state_dict()
+        assert all((merged[name] - whole[name]).abs().max() < 1e-5 for name in merged)
+
+
+@pytest.mark.parametrize("kind", ["lora", "qlora"])
+def test_a_critic_is_saved_with_its_head(
+    kind: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
+) -> None:
+    setting = replace(ADAPTERS[kind], zero=ZeroConfig(stage=3))
+    scored, _ = two_ranks.run(train_save_score, untied, setting, tmp_path)
+    state = saved(tmp_path / "critic")
+    fresh = plain_critic(untied)
+    assert not torch.equal(state["base_model.model.score.weight"], fresh.score.weight)
+    merge_adapter(
+        tmp_path / "critic",
+        tmp_path / "merged",
+        None,
+        dtype="float32",
+        quantization=setting.quantization,
+    )
+    weights = load_file(tmp_path / "merged" / "model.safetensors")
+    assert torch.equal(weights["score.weight"], state["base_model.model.score.weight"])
+    fresh.load_state_dict(weights)
+    assert worst_gap(scored.values, values_of(fresh)) < 1e-4
+    if kind == "lora":
+        peft = PeftModel.from_pretrained(plain_critic(untied), tmp_path / "critic")
+        head = peft.base_model.model.score.modules_to_save["default"]
+        assert torch.equal(head.weight, state["base_model.model.score.weight"])
+
+
+@dataclass(frozen=True)
+class OffAndOn:
+    """Log-probs before training, as the reference, and after training; then the last step's."""
+
+    first: list[bytes]
+    reference: list[bytes]
+    trained: list[bytes]
+    step: StepResult
+
+
+def switch_off(place: Place, model: Path, setting: Setting, look: bool) -> OffAndOn:
+    """Two steps; between them the reference scores, if it is to be looked at."""
+    worker = Worker(place)
+    worker.load_policy("actor", setting.role(model), 1.0, SEED)
+    worker.score_without_adapter("actor", "reference")
+    packs = own_packs(place, BATCHES[0], 31)
+
+    def scores(role: str) -> list[bytes]:
+        return [array.tobytes() for array in worker.log_probs(role, packs)]  # type: ignore[arg-type]
+
+    first = scores("actor")
+    sft_step(worker, place, BATCHES[0], 31, RATES[0])
+    reference = scores("reference") if look else []
+    trained = scores("actor")
+    step = sft_step(worker, place, BATCHES[1], 31, RATES[1])
+    return OffAndOn(first, reference, trained, step)
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("lora", 0), ("lora", 3), ("qlora", 2)])
+def test_with_its_adapter_off_the_actor_is_its_first_self_and_learns_on(
+    kind: str, stage: int, untied: Path, two_ranks: RankProcesses
+) -> None:
+    setting = replace(ADAPTERS[kind], zero=zero_stage(stage))
+    looked = two_ranks.run(switch_off, untied, setting, True)
+    blind = two_ranks.run(switch_off, untied, setting, False)
+    for saw, did_not in zip(looked, blind, strict=True):
+        assert saw.reference == saw.first != saw.trained
+        assert (saw.trained, saw.step) == (did_not.trained, did_not.step)

@@ -1,0 +1,193 @@
+"""Adapters and a real vLLM engine: merged from disk, merged by weight sync over bases of 16 and of
+4 bits, and beside the engine's own weights.
+"""
+
+from __future__ import annotations
+
+import os
+from asyncio import Runner
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from test_run_sync import PROBE, TEMPERATURE, Pair, learned_after, train
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import OptimizerConfig, TrainedRole
+from plimsoll.config.model import ModelConfig
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
+from plimsoll.data.packing import pack
+from plimsoll.engine.process_group import Place, free_port
+from plimsoll.engine.worker import Worker
+from plimsoll.errors import WeightSyncError
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.recipes.merge import merge_adapter
+from plimsoll.records import Floats, Ints, Prompt, from_packed
+from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.sync import WeightSync, prepare_sync, prove, sync_weights
+from plimsoll.rollout.vllm import VllmEngine, environment
+
+pytestmark = pytest.mark.slow
+
+ROUNDING = 0.02
+"""Nats: what bfloat16 may differ by."""
+
+
+@dataclass(frozen=True)
+class Separate:
+    """The route of an adapter alone, between a trainer and an engine in this process."""
+
+    pair: Pair
+
+    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
+        return ()
+
+    def begin(self) -> None:
+        pass
+
+    def send(self, names: tuple[str, ...]) -> None:
+        raise AssertionError(names)
+
+    def finish(self, version: int) -> None:
+        files = self.pair.worker.adapter_files("actor", version)
+        assert files is not None
+        self.pair.loop.run(self.pair.engine.take_adapter(files))
+
+    def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
+        return self.pair.trainer_log_probs(sequences)
+
+    def engine_log_probs(self, sequences: Sequence[Ints]) -> list[list[Floats]]:
+        return self.pair.engine_log_probs(sequences)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("vllm") / "model"
+    config = tiny_config("qwen2", True, vocab=64, hidden=64, heads=2, feed_forward=96)
+    config.initializer_range = 0.1
+    write_tiny_model(path, config, 0, make_tokenizer())
+    return path
+
+
+@contextmanager
+def engine_on(model: Path, adapter_rank: int | None = None) -> Iterator[tuple[VllmEngine, Runner]]:
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25)
+    spec = EngineSpec(0, str(model), 64, 1, "cpu", rollout, adapter_rank=adapter_rank)
+    with patch.dict(os.environ, environment(spec)), Runner() as loop:
+        engine = VllmEngine(spec)
+        yield engine, loop
+        loop.run(engine.stop())
+
+
+def trainer(model: Path, adapter: AdapterConfig, quantization: str = "none") -> Worker:
+    settings = {"path": str(model), "quantization": quantization}
+    role = TrainedRole(
+        model=ModelConfig.model_validate(settings),
+        adapter=adapter,
+        optimizer=OptimizerConfig(max_grad_norm=0),
+    )
+    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    worker.load_policy("actor", role, TEMPERATURE, seed=1)
+    return worker
+
+
+def within(pair: Pair | Separate, bound: float = ROUNDING) -> WeightSync:
+    return WeightSync(pair, 20_000, PROBE, bound, "by the test")
+
+
+@pytest.fixture(scope="module")
+def merged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """A LoRA trainer, and an engine that loaded its adapter merged by `plimsoll merge`."""
+    home = tmp_path_factory.mktemp("merged")
+    worker = trainer(model, AdapterConfig(rank=4, alpha=8.0))
+    train(worker)
+    worker.save_model("actor", home / "adapter")
+    merge_adapter(home / "adapter", home / "merged", None)
+    with engine_on(home / "merged") as (engine, loop):
+        yield Pair(worker, engine, loop)
+
+
+def test_a_merged_adapter_in_vllm_gives_the_trainers_log_probs(merged: Pair) -> None:
+    assert prove(within(merged), 0).gap < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("adapter", "quantization"),
+    [
+        (AdapterConfig(rank=4, alpha=8.0), "none"),
+        (AdapterConfig(rank=4, dora=True, rslora=True), "none"),
+        (AdapterConfig(rank=4, targets=("q_proj", "down_proj")), "nf4"),
+    ],
+    ids=["lora", "rslora-dora", "qlora"],
+)
+def test_merged_weights_arrive_in_an_engine_of_16_bits(
+    adapter: AdapterConfig, quantization: str, model: Path, merged: Pair
+) -> None:
+    worker = trainer(model, adapter, quantization)
+    pair = Pair(worker, merged.engine, merged.loop)
+    with pytest.raises(WeightSyncError):
+        prove(within(pair), 0)  # the engine has the weights of another trainer
+    assert sync_weights(within(pair), 1).gap < ROUNDING
+    train(worker)
+    with pytest.raises(WeightSyncError):
+        prove(within(pair), 1)
+    assert sync_weights(within(pair), 2).gap < ROUNDING
+
+
+def test_a_4_bit_trainers_first_weights_are_sent_before_they_are_compared(
+    model: Path, merged: Pair
+) -> None:
+    pair = Pair(trainer(model, AdapterConfig(rank=4), "nf4"), merged.engine, merged.loop)
+    sync_weights(within(Pair(trainer(model, AdapterConfig(rank=4)), pair.engine, pair.loop)), 0)
+    config = SyncConfig(max_logprob_gap=ROUNDING)
+    with pytest.raises(WeightSyncError, match="weight sync 0"):
+        prepare_sync(pair, config, PROBE)  # 16 bits against 4
+    assert prepare_sync(pair, config, PROBE, send_first=True).bound <= ROUNDING
+
+
+@pytest.fixture(scope="module")
+def beside(model: Path) -> Iterator[Pair]:
+    """An engine with room for adapters of rank 8, the least that vLLM has for one of 4."""
+    worker = trainer(model, AdapterConfig(rank=4, rslora=True))
+    with engine_on(model, adapter_rank=4) as (engine, loop):
+        yield Pair(worker, engine, loop)
+
+
+def test_an_adapter_beside_the_engines_own_weights(beside: Pair) -> None:
+    """Each version replaces the one before."""
+    route = Separate(beside)
+    assert prove(within(route), 0).gap < ROUNDING
+    for version in (1, 2, 5):
+        train(beside.worker)
+        with pytest.raises(WeightSyncError):
+            prove(within(route), version)
+        assert sync_weights(within(route), version).gap < ROUNDING
+
+
+def test_an_adapter_beside_the_engines_own_weights_is_sampled_from(beside: Pair) -> None:
+    train(beside.worker)
+    sync_weights(within(Separate(beside)), 7)
+    prompts = tuple(Prompt(i, np.arange(1, 5 + i), "") for i in range(4))
+    sampling = SamplingConfig(max_new_tokens=20, temperature=TEMPERATURE)
+    found = beside.loop.run(beside.engine.generate(Request(prompts, 2, sampling, seed=1)))
+    assert {t.weight_version for t in found} == {7}
+    rows = [
+        learned_after(len(t.prompt.tokens), np.concatenate([t.prompt.tokens, t.response_tokens]))
+        for t in found
+    ]
+    [packs] = pack(rows, 1, 256)
+    expected = from_packed(packs, beside.worker.log_probs("actor", packs), len(rows))
+    sampled = np.concatenate([t.sampler_logprobs for t in found])
+    assert np.abs(sampled - np.concatenate(expected)).mean() < ROUNDING
+
+
+def test_an_adapter_that_vllm_cannot_take_is_told(model: Path, beside: Pair) -> None:
+    files = trainer(model, AdapterConfig(rank=16)).adapter_files("actor", 9)
+    assert files is not None
+    with pytest.raises(WeightSyncError, match=r"rollout engine 0: .*rank"):
+        beside.loop.run(beside.engine.take_adapter(files))

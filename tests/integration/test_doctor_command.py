@@ -1,0 +1,52 @@
+"""`plimsoll doctor` on this machine, with the real libraries and with a driver made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ENGINES = ("torch", "ray", "deepspeed", "vllm", "transformers")
+
+
+def doctor(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which must import no engine; path: goes before PATH."""
+    script = (
+        "import sys, plimsoll.cli as cli\n"
+        f"code = cli.main(['doctor', *{list(words)!r}])\n"
+        f"assert not [name for name in {ENGINES!r} if name in sys.modules]\n"
+        "sys.exit(code)"
+    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)
+    if path is not None:
+        env["PATH"] = f"{path}{os.pathsep}{env['PATH']}"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
+
+
+def test_what_this_machine_has_is_told() -> None:
+    done = doctor("--json")
+    told = json.loads(done.stdout)
+    states = {finding["name"]: finding["state"] for finding in told["findings"]}
+    assert told["wrong"] == list(states.values()).count("wrong")
+    assert done.returncode == (1 if told["wrong"] else 0), done.stderr
+    assert {states[name] for name in ("python", "torch", "transformers", "deepspeed")} == {"ok"}
+    assert "ray import" not in states  # it works here: the tests need it
+
+
+def test_a_busy_card_and_a_lost_cluster_end_with_code_1(tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in --query-gpu=*) echo "0, GPU-a, NVIDIA A10, 23028, 400, 21000, 8.6, 570.1";;\n'
+        '*) echo "GPU-a, 4242, python, 20900";; esac\n'
+    )
+    smi.chmod(0o755)
+    done = doctor("--address", "127.0.0.1:1", path=tmp_path)
+    assert done.returncode == 1
+    assert "kill 4242" in done.stdout and "127.0.0.1:1: no answer" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stderr.startswith("error: this machine is not fit for runs: ")
+    assert "gpu 0" in done.stderr and "Traceback" not in done.stderr

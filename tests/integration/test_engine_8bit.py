@@ -1,0 +1,78 @@
+"""AdamW with moments of 8 bits: it learns what AdamW learns, and holds what the plan says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_cases import BATCHES, RATES, Setting, sft_step, train_sft, zero_stage
+from engine_reference import plain_policy, plain_run, saved_weights, sft_loss, whole_distance
+from ranks import RankProcesses
+
+from plimsoll.config.deepspeed import deepspeed_settings
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.worker import Worker
+from plimsoll.errors import ConfigError
+from plimsoll.memory.known_models import read_shape
+from plimsoll.memory.roles import trained_counts, zero_sizes
+
+pytestmark = pytest.mark.slow
+
+BOUND = 0.1
+"""Of the way that 32-bit AdamW went (`whole_distance`): block-wise 8-bit numbers have errors of a
+few per cent, Dettmers et al. 2021, https://arxiv.org/abs/2110.02861, figure 4."""
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_training_is_nearly_that_of_plain_pytorch(
+    stage: int, tied: Path, tmp_path: Path, one_rank: RankProcesses
+) -> None:
+    want = plain_run(plain_policy(tied), sft_loss, BATCHES, 1.0)
+    setting = Setting(zero_stage(stage), optimizer="adamw_8bit")
+    one_rank.run(train_sft, tied, setting, BATCHES, tmp_path)
+    found = whole_distance(saved_weights(tmp_path), want)
+    assert 1e-4 < found < BOUND  # 32 bits would be under 5e-5
+
+
+def moments(place: Place, model: Path, stage: int) -> tuple[int, int]:
+    """Bytes of both moments of large tensors, and the elements of these, after one step."""
+    worker = Worker(place)
+    setting = Setting(zero_stage(stage), optimizer="adamw_8bit")
+    worker.load_policy("actor", setting.role(model), temperature=1.0)
+    sft_step(worker, place, BATCHES[0], 31, RATES[0])
+    engine: Any = worker._engines["actor"]
+    states = engine._engine.optimizer.optimizer.state.values()
+    large = [state for state in states if state["state1"].dtype == torch.uint8]
+    kept = [state[name] for state in large for name in ("state1", "state2", "absmax1", "absmax2")]
+    return sum(t.nbytes for t in kept), sum(state["state1"].numel() for state in large)
+
+
+def refusal_of_other_moments(place: Place, model: Path, out: Path) -> str:
+    """What is said of a checkpoint of 8-bit moments in a run with 32-bit ones."""
+    zero = zero_stage(2)
+    saved, other = Worker(place), Worker(place)
+    saved.load_policy("actor", Setting(zero, optimizer="adamw_8bit").role(model), temperature=1.0)
+    saved.save_checkpoint("actor", out / "saved")
+    other.load_policy("actor", Setting(zero).role(model), temperature=1.0)
+    with pytest.raises(ConfigError) as refusal:
+        other.load_checkpoint("actor", out / "saved")
+    return str(refusal.value)
+
+
+def test_a_checkpoint_is_read_back_by_the_same_optimizer_alone(
+    tied: Path, tmp_path: Path, one_rank: RankProcesses
+) -> None:
+    (message,) = one_rank.run(refusal_of_other_moments, tied, tmp_path)
+    assert "optimizer.kind adamw_8bit" in message and "optimizer.kind adamw." in message
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_the_plan_counts_the_moments(stage: int, tied: Path, one_rank: RankProcesses) -> None:
+    ((size, elements),) = one_rank.run(moments, tied, stage)
+    role = Setting(zero_stage(stage), optimizer="adamw_8bit").role(tied)
+    sizes = zero_sizes(deepspeed_settings(role, "cpu", 1), 1)
+    plan = trained_counts(role, read_shape(str(tied)), "policy", sizes)
+    assert elements > 0.9 * plan.trained
+    assert size == pytest.approx(plan.moments * elements, rel=0.001)

@@ -1,0 +1,169 @@
+"""Whole runs and their ledgers: every phase, every process, each once; what report and calibrate
+make of them; a leak that is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import PPO, SFT, Outcome, run, write_config, write_task
+
+from plimsoll.run.ledger import LedgerRow, read_ledger
+
+pytestmark = pytest.mark.slow
+
+CPU = {"device": "cpu", "threads": 1}
+STEPS = 6
+
+LEAKY = """
+kept = []
+
+def grow(trajectory):
+    kept.append(b"x" * 2**20)
+    return 0.0
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("ledger")
+    write_task(home)
+    run_settings = {"steps": STEPS, "save_every": 3, "eval_every": 3}
+    for job, config in (("sft", SFT), ("ppo", PPO)):
+        settings = {"run": {"directory": job} | run_settings, "cluster": {"where": "local"} | CPU}
+        write_config(home, job, config | settings)
+    return home
+
+
+@pytest.fixture(scope="module")
+def sft(home: Path) -> Outcome:
+    return run(home, "sft", "sft.yaml")
+
+
+@pytest.fixture(scope="module")
+def ppo(home: Path) -> Outcome:
+    return run(home, "ppo", "ppo.yaml")
+
+
+def keys(rows: Sequence[LedgerRow]) -> set[tuple[int, str, str]]:
+    found = {(row.step, row.phase, row.process) for row in rows}
+    assert len(found) == len(rows), "a step, phase and process has two rows"
+    return found
+
+
+def expected(steps: dict[int, list[str]], processes: Sequence[str]) -> set[tuple[int, str, str]]:
+    return {
+        (step, phase, p) for step, phases in steps.items() for phase in phases for p in processes
+    }
+
+
+def check_sane(rows: Sequence[LedgerRow]) -> None:
+    """Small processes are mostly interpreter and libraries: predicted within a factor of 2."""
+    for row in rows:
+        assert row.measured.host >= row.held.host > 10 * 2**20, row
+        assert row.line.used < row.line.capacity and row.seconds >= 0
+        assert (row.predicted is None) == (row.phase == "data")
+        if row.predicted is not None:
+            assert 0.5 < row.measured.host / row.predicted.host < 2, row
+
+
+def test_the_ledger_of_sft_is_complete(home: Path, sft: Outcome) -> None:
+    assert sft.code == 0, sft.err
+    rows = read_ledger(home / "sft" / "ledger.jsonl")
+    phases = {step: ["train_actor"] for step in range(1, STEPS + 1)}
+    phases[1] += ["data", "load"]
+    for step in (3, 6):
+        phases[step] += ["eval", "save"]
+    assert keys(rows) == expected(phases, ["local", "node 0"])
+    check_sane(rows)
+    assert re.search(r"\| memory local 0\.\d+ of 0\.\d+ GB \|", sft.out)
+
+
+def test_the_ledger_of_ppo_is_complete(home: Path, ppo: Outcome) -> None:
+    assert ppo.code == 0, ppo.err
+    rows = read_ledger(home / "ppo" / "ledger.jsonl")
+    every = ["rollout", "score", "train_critic", "train_actor", "sync"]
+    phases = {step: list(every) for step in range(1, STEPS + 1)}
+    phases[0] = ["data", "load", "sync", "eval"]
+    for step in (3, 6):
+        phases[step] += ["eval", "save"]
+    assert keys(rows) == expected(phases, ["local", "node 0"])
+    check_sane(rows)
+
+
+def test_a_resumed_run_has_each_row_once(home: Path, sft: Outcome) -> None:
+    again = home / "again"
+    shutil.copytree(home / "sft", again)
+    for folder in (again / "model", again / "checkpoints" / "step-000006"):
+        shutil.rmtree(folder)
+    before = read_ledger(again / "ledger.jsonl")
+    flags = ["--run.directory", "again", "--run.resume", "auto"]
+    outcome = run(home, "sft", "sft.yaml", *flags)
+    assert outcome.code == 0, outcome.err
+    rows = read_ledger(again / "ledger.jsonl")
+    new = expected({4: ["data", "load"]}, ["local", "node 0"])
+    assert keys(rows) == keys(before) | new
+    assert [row for row in rows if row.step <= 3] == [row for row in before if row.step <= 3]
+
+
+def test_the_report_shows_predicted_and_measured(home: Path, sft: Outcome) -> None:
+    outcome = run(home, "report", "sft")
+    assert outcome.code == 0, outcome.err
+    lines = [line for line in outcome.out.splitlines() if line.startswith(("local", "node"))]
+    assert all(len(line) <= 80 for line in lines)
+    assert re.fullmatch(r"local +train_actor +host +\d+ MB +\d+ MB +[+-]\d+% +\d+\.\d", lines[2]), (
+        lines
+    )
+    assert "Nearest the line: local in " in outcome.out
+    page = (home / "sft" / "report.html").read_text()
+    sources = re.findall(r'(?:src|href)="([^"]{0,22})', page)
+    assert sources == ["data:image/png;base64,", "data:image/svg+xml;bas"]
+    assert "<td>train_actor</td>" in page and "micro_batch_tokens: 40" in page
+
+
+def test_a_calibrated_plan_meets_the_run_and_says_so(home: Path, sft: Outcome) -> None:
+    outcome = run(home, "calibrate", "sft", "--out", "mine.json")
+    assert outcome.code == 0, outcome.err
+    stored = json.loads((home / "mine.json").read_text())
+    assert list(stored) == ["worker_process"]
+    assert re.match(
+        r"calibrated \d{4}-\d\d-\d\d on sft: .+ torch \d", stored["worker_process"]["source"]
+    )
+    flags = ["--cluster.calibration", "mine.json", "--run.directory", "calibrated"]
+    outcome = run(home, "sft", "sft.yaml", *flags)
+    assert outcome.code == 0, outcome.err
+    saving = [r for r in read_ledger(home / "calibrated" / "ledger.jsonl") if r.phase == "eval"]
+    for row in saving:
+        assert row.predicted is not None
+        assert row.measured.host == pytest.approx(row.predicted.host, rel=0.15)
+    shown = run(home, "sft", "sft.yaml", *flags[:2], "--run.directory", "other", "--dry-run")
+    assert "calibrated: worker_process, calibrated" in shown.out
+
+
+def test_every_process_of_a_cluster_is_read_and_a_leak_in_a_reward_is_named(home: Path) -> None:
+    (home / "leaky.py").write_text(LEAKY)
+    changes: dict[str, dict[str, Any]] = {
+        "run": {"directory": "leaky", "steps": 42},
+        "cluster": {"where": "ray", "ranks": 2} | CPU,
+        "rewards": {"leak": {"name": "leaky:grow"}},
+    }
+    write_config(home, "leaky", PPO | changes)
+    outcome = run(home, "ppo", "leaky.yaml")
+    assert outcome.code == 0, outcome.err
+    rows = read_ledger(home / "leaky" / "ledger.jsonl")
+    check_sane([row for row in rows if row.step <= 5])
+    processes = ["recipe", "rank 0", "rank 1", "engine 0", "node 0"]
+    every = ["rollout", "score", "train_critic", "train_actor", "sync"]
+    phases = dict.fromkeys(range(1, 43), every) | {1: [*every, "load"], 42: [*every, "save"]}
+    assert keys(rows) == expected(phases, processes) | expected({1: ["data"]}, ["recipe", "node 0"])
+    leaks = re.findall(r"^(\w+) holds (\S+) MB more host memory .* from (\w+):", outcome.out, re.M)
+    assert [(process, phase) for process, _, phase in leaks] == [("recipe", "rollout")]
+    per_step = 12 * 2**20 / 1e6  # 6 prompts, 2 responses
+    assert float(leaks[0][1]) == pytest.approx(per_step, rel=0.1)
+    again = run(home, "report", "leaky")
+    assert "Leak: recipe holds" in again.out

@@ -1,0 +1,102 @@
+"""The formulas of activations against the true architectures, traced with fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.model import ModelConfig
+from plimsoll.memory.roles import HeadKind
+from plimsoll.memory.shape import MicroBatch
+from plimsoll.recipes.trace_models import TraceForm, trace_form
+
+WITHIN = 0.05
+WORK = MicroBatch(tokens=1024, sequences=2, longest=512, learned=32)
+MODELS = (
+    "meta-llama/Llama-2-7b-hf",
+    "meta-llama/Meta-Llama-3-8B",
+    "Qwen/Qwen2.5-0.5B",
+    "Qwen/Qwen2.5-7B",
+    "Qwen/Qwen3-8B",
+    "mistralai/Mistral-7B-v0.1",
+    "google/gemma-2-2b",
+    "google/gemma-3-1b-pt",
+    "microsoft/Phi-3-mini-4k-instruct",
+    "Qwen/Qwen3-30B-A3B",
+    "mistralai/Mixtral-8x7B-v0.1",
+)
+
+
+def _form(path: str, head: HeadKind = "policy", trained: bool = True, **model: Any) -> TraceForm:
+    settings = ModelConfig(path=path, **{"head_chunk": 24, **model})
+    return TraceForm(settings, None, head, trained)
+
+
+def _with_adapter(path: str, **model: Any) -> TraceForm:
+    adapter = AdapterConfig(targets=("q_proj", "v_proj", "down_proj"), dropout=0.1)
+    settings = ModelConfig(path=path, head_chunk=24, **model)
+    return TraceForm(settings, adapter, "policy", trained=True)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("path", MODELS)
+def test_training_a_policy(path: str, checkpointed: bool) -> None:
+    found = trace_form(_form(path, gradient_checkpointing=checkpointed), WORK)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize("path", MODELS)
+def test_scoring_with_a_policy(path: str) -> None:
+    found = trace_form(_form(path, trained=False), WORK)
+    assert found.traced.gradients == 0
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize(
+    "path", ["Qwen/Qwen2.5-7B", "google/gemma-3-1b-pt", "mistralai/Mixtral-8x7B-v0.1"]
+)
+def test_training_a_value_function(path: str, checkpointed: bool) -> None:
+    found = trace_form(_form(path, "value", gradient_checkpointing=checkpointed), WORK)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "Qwen/Qwen3-8B", "google/gemma-2-2b"])
+def test_training_an_adapter(path: str, checkpointed: bool) -> None:
+    found = trace_form(_with_adapter(path, gradient_checkpointing=checkpointed), WORK)
+    assert found.traced.gradients < found.traced.weights / 50
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "microsoft/Phi-3-mini-4k-instruct"])
+def test_training_in_fp32(path: str) -> None:
+    found = trace_form(_form(path, dtype="float32"), WORK)
+    half = trace_form(_form(path), WORK)
+    assert found.traced.weights == 2 * half.traced.weights
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
+    "path", ["google/gemma-2-2b", "google/gemma-3-1b-pt", "microsoft/Phi-3-mini-4k-instruct"]
+)
+@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
+def test_one_sequence_longer_than_the_window(path: str, checkpointed: bool) -> None:
+    work = MicroBatch(tokens=4608, sequences=1, longest=4608, learned=16)
+    found = trace_form(_form(path, gradient_checkpointing=checkpointed), work)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "google/gemma-2-2b"])
+def test_entropy_and_temperature_at_the_head(path: str) -> None:
+    model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True)
+    form = TraceForm(model, None, "policy", trained=True, entropy=True, temperature=0.7)
+    found = trace_form(form, WORK)
+    assert abs(found.error) < WITHIN, found
+
+
+def test_weights_and_gradients_are_those_of_the_whole_model() -> None:
+    found = trace_form(_form("meta-llama/Llama-2-7b-hf"), WORK)
+    assert found.traced.weights == found.traced.gradients == 2 * 6_738_415_616

@@ -1,0 +1,140 @@
+"""The plan's states of a trained role against the tensors that a real DeepSpeed engine holds."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, UntypedStorage, nn
+
+from plimsoll.config.deepspeed import deepspeed_settings
+from plimsoll.config.engine import TrainedRole
+from plimsoll.engine.process_group import Place, free_port, join, leave
+from plimsoll.engine.zero import ZeroEngine
+from plimsoll.memory.lifetimes import Life
+from plimsoll.memory.roles import zero_sizes
+from plimsoll.memory.states import kept_bytes
+from plimsoll.memory.zero_states import Counts, zero_states
+
+pytestmark = pytest.mark.slow
+
+_WIDTH, _LAYERS, _FROZEN = 256, 8, 3
+_BETWEEN_STEPS: tuple[Life, ...] = ("always", "built", "stepped")
+
+CASES = [
+    # stage, dtype, optimizer offload, parameter offload, gradient dtype
+    (0, "float32", "none", "none", "auto"),
+    (0, "bfloat16", "none", "none", "auto"),
+    (1, "float32", "none", "none", "auto"),
+    (1, "bfloat16", "none", "none", "auto"),
+    (1, "bfloat16", "cpu", "none", "auto"),
+    (2, "float32", "none", "none", "auto"),
+    (2, "bfloat16", "none", "none", "auto"),
+    (2, "bfloat16", "none", "none", "bfloat16"),
+    (2, "bfloat16", "cpu", "none", "auto"),
+    (2, "float32", "cpu", "none", "auto"),
+    (3, "float32", "none", "none", "auto"),
+    (3, "bfloat16", "none", "none", "auto"),
+    (3, "bfloat16", "none", "none", "bfloat16"),
+    (3, "bfloat16", "cpu", "none", "auto"),
+    (3, "bfloat16", "cpu", "cpu", "auto"),
+]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Place]:
+    place = Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1)
+    join(place)
+    yield place
+    leave()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_the_plan_counts_what_deepspeed_holds(
+    place: Place, case: tuple[int, str, str, str, str]
+) -> None:
+    _compare(place, case, adapted=False)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_plan_counts_states_of_what_is_trained_only(place: Place, stage: int) -> None:
+    _compare(place, (stage, "bfloat16", "none", "none", "auto"), adapted=True)
+
+
+def _compare(place: Place, case: tuple[int, str, str, str, str], adapted: bool) -> None:
+    role = _role(case)
+    before = _storages()
+    module = _module(role.model.dtype, adapted)
+    counts = _counts(module)
+    sizes = zero_sizes(deepspeed_settings(role, "cpu", 1), 1)
+    plan = zero_states(counts, sizes, "cpu")
+    engine = ZeroEngine(module, role, place)
+    _backward(engine)
+    engine.step(1e-4)
+    assert _held(before) == pytest.approx(kept_bytes(plan, *_BETWEEN_STEPS), rel=0.01)
+    _backward(engine)
+    _backward(engine)
+    assert _held(before) == pytest.approx(kept_bytes(plan, *_BETWEEN_STEPS, "training"), rel=0.01)
+
+
+def _role(case: tuple[int, str, str, str, str]) -> TrainedRole:
+    stage, dtype, optimizer, parameter, gradient = case
+    return TrainedRole.model_validate(
+        {
+            "model": {"path": "none", "dtype": dtype},
+            "zero": {
+                "stage": stage,
+                "optimizer_offload": optimizer,
+                "parameter_offload": parameter,
+                "gradient_dtype": gradient,
+                "bucket_elements": 1000,
+            },
+        }
+    )
+
+
+def _module(dtype: Literal["bfloat16", "float32"], adapted: bool) -> nn.Module:
+    layers = [nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)]
+    for layer in layers[:_FROZEN] if adapted else []:
+        layer.requires_grad_(False)
+    return nn.Sequential(*layers).to(getattr(torch, dtype))
+
+
+def _counts(module: nn.Module) -> Counts:
+    trained = [p for p in module.parameters() if p.requires_grad]
+    count = sum(p.numel() for p in trained)
+    return Counts(
+        trained=count,
+        frozen=sum(p.numel() for p in module.parameters()) - count,
+        largest=max(p.numel() for p in trained),
+        element=trained[0].element_size(),
+    )
+
+
+def _backward(engine: ZeroEngine) -> None:
+    x = torch.randn(2, _WIDTH, dtype=next(engine.module.parameters()).dtype)
+    engine.backward(engine.forward(x).float().square().mean())
+
+
+def _held(before: dict[int, UntypedStorage]) -> int:
+    return sum(one.nbytes() for start, one in _storages().items() if start not in before)
+
+
+def _storages() -> dict[int, UntypedStorage]:
+    """The memory of all live tensors and gradients, by address; kept alive, or its address could
+    be given to others."""
+    gc.collect()
+    tensors = [o for o in gc.get_objects() if type(o) in (Tensor, nn.Parameter)]
+    grads = [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+    storages = (t.untyped_storage() for t in [*tensors, *grads] if t.device.type == "cpu")
+    return {storage.data_ptr(): storage for storage in storages}
+
+
+def test_the_search_finds_tensors() -> None:
+    before = _storages()
+    parameter = nn.Parameter(torch.zeros(1000))
+    parameter.sum().backward()
+    assert _held(before) == 8000

@@ -1,0 +1,74 @@
+"""Ranks and engines on the cards of several nodes, by Ray's own book-keeping.
+
+Two real Ray nodes on this machine; their GPUs are only counted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from plimsoll.cluster.ray import _share_cards
+from plimsoll.cluster.ray_actors import Member, create_ranks, members
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.rollout.protocol import EngineSpec
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[None]:
+    """Of four cards each."""
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    nodes = Cluster()
+    for _ in range(2):
+        nodes.add_node(num_cpus=1, num_gpus=4)
+    ray.init(nodes.address, logging_level="ERROR")
+    yield
+    ray.shutdown()
+    nodes.shutdown()
+    del os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"]
+
+
+@pytest.fixture(scope="module")
+def groups(two_nodes: None) -> tuple[list[Member], list[Member]]:
+    """Four ranks of the actor, and three of the critic's own."""
+    return (
+        members("training rank", create_ranks(4, "cuda", 1), timeout=120),
+        members("critic rank", create_ranks(3, "cuda", 1), timeout=120),
+    )
+
+
+def test_a_group_of_ranks_is_on_one_node_and_each_has_a_card(
+    groups: tuple[list[Member], list[Member]],
+) -> None:
+    actors, critics = groups
+    assert len({rank.host.node_id for rank in actors}) == 1
+    assert len({rank.host.node_id for rank in critics}) == 1
+    assert actors[0].host.node_id != critics[0].host.node_id
+    assert sorted(card for rank in actors for card in rank.host.cards) == [0, 1, 2, 3]
+    assert [rank.role for rank in critics] == [f"critic rank {i}" for i in range(3)]
+
+
+def test_engines_see_the_cards_of_the_ranks_that_they_share(
+    groups: tuple[list[Member], list[Member]],
+) -> None:
+    ranks, critics = groups
+    rollout = RolloutConfig(tensor_parallel=2, placement="shared")
+    specs = [EngineSpec(i, "none", 8, 1, "cuda", rollout) for i in range(3)]
+    actors = _share_cards(specs, "cuda", [*ranks, *critics])
+    found = members("rollout engine", actors, timeout=120)
+    # A lambda: a named function of this file would have to be importable over there.
+    visible = [a.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for a in actors]
+    seen = ray.get(visible)
+    cards = {(engine.host.node_id, cards) for engine, cards in zip(found, seen, strict=True)}
+    spare = sorted(card for rank in critics for card in rank.host.cards)[:2]
+    assert cards == {
+        (ranks[0].host.node_id, "0,1"),
+        (ranks[0].host.node_id, "2,3"),
+        (critics[0].host.node_id, ",".join(map(str, spare))),
+    }

@@ -1,0 +1,74 @@
+"""A reward model as a part of the reward in PPO: its scores are those of transformers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from commands import PPO, metrics, run, write_config, write_task
+from transformers import AutoModelForSequenceClassification
+
+from plimsoll.model.load import load_tokenizer
+from plimsoll.model.value import initialise_score
+
+pytestmark = pytest.mark.slow
+
+
+def judged_ppo(directory: str, **role: Any) -> dict[str, Any]:
+    config = copy.deepcopy(PPO)
+    config["run"] |= {"directory": directory, "steps": 1, "eval_every": 1, "save_every": None}
+    config["reward_model"] = {"role": {"model": {"path": "judge"}} | role, "weight": 3.0}
+    return config
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a reward model, `judge`, whose scores are far from 0."""
+    home = tmp_path_factory.mktemp("judged")
+    write_task(home)
+    judge = AutoModelForSequenceClassification.from_pretrained(home / "model", num_labels=1)
+    initialise_score(judge.score, seed=1)
+    with torch.no_grad():
+        judge.score.weight.mul_(100)
+    judge.save_pretrained(home / "judge")
+    return home
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_the_score_is_that_of_transformers_at_the_last_token(home: Path, stage: int) -> None:
+    name = f"stage-{stage}"
+    write_config(home, name, judged_ppo(name, stage=stage))
+    outcome = run(home, "ppo", f"{name}.yaml")
+    assert (outcome.code, outcome.err) == (0, "")
+    table = parquet.read_table(home / name / "trajectories" / "step-000001.parquet").to_pylist()
+    judge = AutoModelForSequenceClassification.from_pretrained(
+        home / "judge", num_labels=1, dtype=torch.bfloat16
+    )
+    tokenizer = load_tokenizer(str(home / "model"))
+    scores = []
+    for row in table:
+        prompt = tokenizer.encode(row["prompt"], add_special_tokens=False)
+        tokens = torch.tensor([[*prompt, *row["tokens"]]])
+        with torch.no_grad():
+            hidden = judge.model(tokens).last_hidden_state[0, -1]
+            scores.append(float(hidden.float() @ judge.score.weight[0].float()))
+        assert row["reward_reward_model"] == pytest.approx(scores[-1], abs=0.05)
+    assert max(scores) - min(scores) > 0.5
+    first, last = metrics(home / name)
+    assert last["reward/reward_model"] == pytest.approx(sum(scores) / len(scores), abs=0.02)
+    parts = last["reward/answer"] + 0.1 * last["reward/length"] + 3 * last["reward/reward_model"]
+    assert last["reward"] == pytest.approx(parts, rel=1e-5)
+    assert "eval/reward_model" in first
+
+
+def test_a_model_without_a_score_head_is_refused(home: Path) -> None:
+    config = judged_ppo("headless")
+    config["reward_model"]["role"]["model"]["path"] = "model"
+    write_config(home, "headless", config)
+    outcome = run(home, "ppo", "headless.yaml")
+    assert outcome.code == 2
+    assert "score.weight" in outcome.err

@@ -1,0 +1,163 @@
+"""`plimsoll plan`, and the plan that every job makes before it starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from plimsoll.cli import main
+from plimsoll.config.jobs import SftConfig
+
+HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")
+SFT = """\
+# sft: a model that few machines hold
+run: {directory: out, steps: 3}
+cluster: {where: local, device: cpu}
+data: {train: {path: rows.jsonl, prompt: q, response: a}}
+actor: {model: {path: model}}
+"""
+PLANNED = SFT.replace("path: model", "path: Qwen/Qwen2.5-0.5B").replace("rows.jsonl", "none.jsonl")
+HUGE = {
+    "model_type": "llama",
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 4096,
+}
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with a job that no machine holds, and one without data and weights."""
+    monkeypatch.chdir(tmp_path)
+    Path("sft.yaml").write_text(SFT)
+    Path("plan.yaml").write_text(PLANNED)
+    Path("rows.jsonl").write_text('{"q": "1+1", "a": "2"}\n')
+    Path("model").mkdir()
+    Path("model/config.json").write_text(json.dumps(HUGE))
+    Path("model/tokenizer.json").write_text("{}")
+    save_file({"w": np.zeros(1, dtype=np.float32)}, "model/model.safetensors")
+    return tmp_path
+
+
+def test_a_plan_needs_neither_data_nor_weights_nor_anything_heavy() -> None:
+    script = (
+        "import sys, plimsoll.cli as cli\n"
+        "code = cli.main(['plan', 'plan.yaml', '--cluster', 'A100-80GB', '--json'])\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+        "sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (0, "[]")
+    assert json.loads(done.stdout)["verdict"] == "fits"
+    assert not Path("out").exists()
+
+
+def test_options_win_over_the_file(capsys: Captured) -> None:
+    words = ["plan", "plan.yaml", "--cluster.device=cuda", "--cluster.where=ray", "--nodes", "2"]
+    hardware = ["--cluster", "2xH100", "--host-memory", "900e9", "--cluster.address=head:6379"]
+    assert main([*words, *hardware, "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert [host["capacity_bytes"] for host in values["hosts"]] == [900 * 10**9] * 2
+    assert [device["device"] for device in values["devices"]] == ["node 0 card 0"]
+
+
+def test_what_does_not_fit_ends_with_3_and_says_why(capsys: Captured) -> None:
+    words = ["plan", "plan.yaml", "--cluster.device", "cuda", "--cluster", "4GB"]
+    assert main(words) == 3
+    said = capsys.readouterr()
+    assert "error device-memory: 1 x 4GB" in said.out and "verdict: does not fit" in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert said.err == "error: plan.yaml does not fit\n"
+
+
+def test_the_picture_is_written_whole(capsys: Captured) -> None:
+    words = ["plan", "plan.yaml", "--cluster", "cpu", "--host-memory", "64GB", "--svg", "a/p.svg"]
+    assert main(words) == 0
+    assert ElementTree.parse("a/p.svg").getroot().attrib["width"] == "900"
+    assert "host memory (node 0)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "part"),
+    [
+        (["plan"], 2, "config"),
+        (["plan", "none.yaml"], 2, "no such config file"),
+        (["plan", "plan.yaml", "--cluster", "8xA1000"], 2, "A100-80GB"),
+        (["plan", "plan.yaml", "--host-memory", "1 apple"], 2, "512GiB"),
+        (["plan", "plan.yaml", "--nodes", "0"], 2, "cluster.nodes: 0"),
+        (["plan", "plan.yaml", "--nodes", "-1"], 2, "cluster.nodes: -1"),
+        (["plan", "plan.yaml", "--actor.model.path", "Qwen/Qwen9-1B"], 2, "Nearest: Qwen/Qwen"),
+        (["plan", "plan.yaml", "--actor.zero.parameter_offload", "cpu"], 4, "stage"),
+        (["plan", "plan.yaml", "--cluster", "cpu", "--cluster.hardware", "cpu"], 2, "same key"),
+        (["plan", "plan.yaml", "--jsn"], 2, "--jsn"),
+    ],
+)
+def test_wrong_usage_is_one_block(words: list[str], code: int, part: str, capsys: Captured) -> None:
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and part in said and "Traceback" not in said
+
+
+def test_a_job_that_does_not_fit_is_refused_before_it_starts(capsys: Captured) -> None:
+    assert main(["sft", "sft.yaml"]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith("error: the run does not fit\n")
+    assert "host-memory" in said and "--force" in said and "the actor's" in said
+    assert not Path("out").exists()
+
+
+def test_force_starts_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[SftConfig] = []
+    monkeypatch.setattr("plimsoll.recipes.sft.run_sft", started.append)
+    assert main(["sft", "sft.yaml", "--force"]) == 0
+    assert len(started) == 1
+
+
+def test_a_dry_run_shows_the_plan(capsys: Captured) -> None:
+    assert main(["sft", "sft.yaml", "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "actor moments" in said and "verdict: does not fit" in said
+    assert said.rstrip().endswith("Dry run: nothing was started.")
+
+
+def test_a_machine_with_less_than_planned_is_a_problem(capsys: Captured) -> None:
+    words = ["sft", "sft.yaml", "--cluster.device=auto", "--cluster.hardware=64xB200"]
+    assert main([*words, "--cluster.host_memory=900TB"]) == 3
+    said = capsys.readouterr().err
+    assert said.count("less-than-planned") == 2 and "64 GPUs" in said and "900,000 GB" in said
+
+
+def test_a_model_of_unknown_shape_is_said_to_have_no_plan(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[SftConfig] = []
+    monkeypatch.setattr("plimsoll.recipes.sft.run_sft", started.append)
+    Path("model/config.json").write_text(json.dumps(HUGE | {"model_type": "mamba9"}))
+    assert main(["sft", "sft.yaml"]) == 0
+    assert "no plan of memory" in capsys.readouterr().err
+    assert len(started) == 1
+
+
+def test_a_cluster_elsewhere_is_not_taken_for_this_machine(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[SftConfig] = []
+    monkeypatch.setattr("plimsoll.recipes.sft.run_sft", started.append)
+    words = ["sft", "sft.yaml", "--cluster.where=ray", "--cluster.address=head:6379"]
+    assert main(words) == 0
+    assert "no plan of memory: what the cluster at head:6379 has" in capsys.readouterr().err
+    assert main([*words, "--cluster.hardware=cpu", "--cluster.host_memory=64GB"]) == 3
+    assert len(started) == 1

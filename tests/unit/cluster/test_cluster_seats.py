@@ -1,0 +1,45 @@
+"""Engines on the training ranks' cards: each on one node, no card twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.cluster.seats import Seat, shared_seats
+from plimsoll.errors import SettingsConflict
+
+
+def ranks(*nodes: int) -> list[Seat]:
+    """One rank per card; nodes: how many cards each has."""
+    return [Seat(f"n{node}", (card,)) for node, cards in enumerate(nodes) for card in range(cards)]
+
+
+def test_one_card_each_in_the_order_of_the_ranks() -> None:
+    assert shared_seats(ranks(2, 2), 3, 1) == [
+        Seat("n0", (0,)),
+        Seat("n0", (1,)),
+        Seat("n1", (0,)),
+    ]
+
+
+def test_an_engine_does_not_straddle_nodes() -> None:
+    assert shared_seats(ranks(3, 3), 2, 2) == [Seat("n0", (0, 1)), Seat("n1", (0, 1))]
+    with pytest.raises(SettingsConflict, match="room for 2"):
+        shared_seats(ranks(3, 3), 3, 2)
+
+
+def test_ranks_that_came_in_another_order_are_sorted() -> None:
+    assert shared_seats(ranks(2, 2)[::-1], 2, 2) == [Seat("n0", (0, 1)), Seat("n1", (0, 1))]
+
+
+@given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.integers(1, 4), st.data())
+def test_no_card_is_shared_by_two_engines(
+    nodes: list[int], parallel: int, data: st.DataObject
+) -> None:
+    room = sum(cards // parallel for cards in nodes)
+    engines = data.draw(st.integers(0, room))
+    seats = shared_seats(ranks(*nodes), engines, parallel)
+    used = [(seat.node_id, card) for seat in seats for card in seat.cards]
+    assert len(seats) == engines and all(len(seat.cards) == parallel for seat in seats)
+    assert len(used) == len(set(used))

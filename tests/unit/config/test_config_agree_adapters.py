@@ -1,0 +1,106 @@
+"""Adapters and quantised models: what cannot work is refused, with a way out that does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.load import load_config
+from plimsoll.errors import PlimsollError
+
+DATA = "data: {train: {path: rows.jsonl, prompt: p, response: r}}\n"
+PAIRS = "data: {train: {path: rows.jsonl, prompt: p, chosen: c, rejected: r}}\n"
+PROMPTS = "data: {train: {path: rows.jsonl, prompt: p}}\n"
+COMMON = "run: {directory: out, steps: 3}\nactor: {model: {path: m}}\n"
+JOBS: dict[type[JobConfig], str] = {
+    SftConfig: COMMON + DATA,
+    DpoConfig: COMMON + PAIRS,
+    PpoConfig: COMMON + PROMPTS + "critic: {model: {path: m}}\nrewards: {a: {name: length}}\n",
+}
+NF4 = "--actor.model.quantization=nf4"
+ADAPTER = "--actor.adapter.rank=8"
+DORA = "--actor.adapter.dora=true"
+OFFLOADED = "--reference.model.path=m --reference.offload=cpu"
+SEPARATE = f"{ADAPTER} --rollout.sync.adapter=separate"
+TARGETS = "--actor.adapter.targets=[q_proj]"
+STAGE_2 = "--actor.zero.stage=2"
+ACTORS, CRITICS = "--actor.adapter.dropout", "--critic.adapter.dropout"
+
+# (job, flags that contradict, the key that is told, exit code, flags that mend it)
+CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
+    (SftConfig, NF4, "actor.model.quantization", 4, ADAPTER),
+    (DpoConfig, NF4, "actor.model.quantization", 4, ADAPTER),
+    (PpoConfig, NF4, "actor.model.quantization", 4, ADAPTER),
+    (
+        PpoConfig,
+        "--critic.model.quantization=nf4",
+        "critic.model.quantization",
+        4,
+        "--critic.adapter.rank=8",
+    ),
+    (SftConfig, "--actor.adapter.targets=[]", "actor.adapter.targets", 2, TARGETS),
+    (SftConfig, f"{NF4} {DORA} --actor.zero.stage=3", "actor.adapter.dora", 4, STAGE_2),
+    (PpoConfig, f"{ACTORS}=0.1", "actor.adapter.dropout", 4, f"{ACTORS}=0"),
+    (PpoConfig, f"{CRITICS}=0.1", "critic.adapter.dropout", 4, f"{CRITICS}=0"),
+    *(
+        (
+            PpoConfig,
+            f"{SEPARATE} {flag}",
+            "rollout.sync.adapter",
+            4,
+            "--rollout.sync.adapter=merged",
+        )
+        for flag in (
+            NF4,
+            DORA,
+            "--actor.adapter.rank=1000",
+            "--cluster.where=local --rollout.engine=transformers",
+            "--rollout.placement=shared --rollout.sleep_level=2",
+        )
+    ),
+    (PpoConfig, "--rollout.sync.adapter=separate", "rollout.sync.adapter", 4, ADAPTER),
+    (
+        DpoConfig,
+        f"{OFFLOADED} --reference.model.quantization=nf4",
+        "reference.offload",
+        4,
+        "--reference.offload=none",
+    ),
+]
+
+ALLOWED: list[tuple[type[JobConfig], str]] = [
+    (SftConfig, f"{NF4} {ADAPTER} --actor.zero.stage=3 --actor.zero.parameter_offload=cpu"),
+    (SftConfig, f"{DORA} --actor.zero.stage=3"),
+    (SftConfig, f"{NF4} {DORA} --actor.zero.stage=2"),
+    (SftConfig, "--actor.adapter.dropout=0.1"),
+    (DpoConfig, f"{NF4} {ADAPTER} --actor.adapter.dropout=0.1"),
+    (DpoConfig, OFFLOADED),
+    (PpoConfig, f"{NF4} {ADAPTER} --actor.zero.stage=3"),
+    (PpoConfig, f"{SEPARATE} --rollout.placement=shared --rollout.sleep_level=1"),
+]
+
+
+def load(job: type[JobConfig], flags: str, home: Path) -> JobConfig:
+    path = home / "job.yaml"
+    path.write_text(JOBS[job])
+    last = {flag.partition("=")[0]: flag for flag in flags.split()}  # a flag may be there once
+    return load_config(job, str(path), list(last.values()))
+
+
+@pytest.mark.parametrize(("job", "flags", "key", "code", "mended"), CASES)
+def test_contradictions_are_refused_with_a_way_out(
+    job: type[JobConfig], flags: str, key: str, code: int, mended: str, tmp_path: Path
+) -> None:
+    with pytest.raises(PlimsollError) as refusal:
+        load(job, flags, tmp_path)
+    assert refusal.value.exit_code == code
+    assert str(refusal.value).startswith("1 problem") and f"  {key}: " in str(refusal.value)
+    assert "      -> " in str(refusal.value)
+    load(job, f"{flags} {mended}", tmp_path)
+
+
+@pytest.mark.parametrize(("job", "flags"), ALLOWED)
+def test_what_works_is_let_through(job: type[JobConfig], flags: str, tmp_path: Path) -> None:
+    load(job, flags, tmp_path)

@@ -1,0 +1,72 @@
+"""Which job a config file is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plimsoll.config.describe import dump_config
+from plimsoll.config.jobs import DpoConfig, PpoConfig, SftConfig
+from plimsoll.config.load import load_config
+from plimsoll.config.which import load_any_config
+from plimsoll.errors import ConfigError
+
+BASE = "run: {directory: out, steps: 3}\nactor: {model: {path: model}}\n"
+SFT = BASE + "data: {train: {path: x, prompt: q, response: a}}\n"
+DPO = BASE + "data: {train: {path: x, prompt: q, chosen: a, rejected: b}}\n"
+PPO = (
+    BASE
+    + "data: {train: {path: x, prompt: q}}\ncritic: {model: {path: model}}\n"
+    + "rewards: {r: {name: length}}\n"
+)
+
+
+def written(folder: Path, text: str) -> str:
+    file = folder / "job.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        (SFT, SftConfig),
+        (DPO + "batch: {pairs: 8}\n", DpoConfig),
+        (PPO, PpoConfig),
+        ("# sft: imitate\n" + SFT, SftConfig),
+        ("#dpo\n" + DPO, DpoConfig),
+    ],
+)
+def test_the_first_line_or_the_keys_say_it(tmp_path: Path, text: str, model: type) -> None:
+    assert type(load_any_config(written(tmp_path, text))) is model
+
+
+def test_flags_count_as_keys_do(tmp_path: Path) -> None:
+    path = written(tmp_path, DPO)
+    config = load_any_config(path, ["--batch.pairs", "8"])
+    assert isinstance(config, DpoConfig) and config.batch.pairs == 8
+
+
+@pytest.mark.parametrize(("text", "model"), [(SFT, SftConfig), (DPO, DpoConfig), (PPO, PpoConfig)])
+def test_the_config_in_a_run_directory_says_it_too(
+    tmp_path: Path, text: str, model: type[SftConfig] | type[DpoConfig] | type[PpoConfig]
+) -> None:
+    config = load_config(model, written(tmp_path, text))
+    assert load_any_config(written(tmp_path, dump_config(config))) == config
+
+
+def test_the_first_line_decides_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"critic"):
+        load_any_config(written(tmp_path, "# ppo\n" + SFT))
+
+
+def test_the_nearest_job_says_what_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.enginess"):
+        load_any_config(written(tmp_path, PPO + "rollout: {enginess: 2}\n"))
+
+
+def test_a_file_for_two_jobs_is_asked_for_its_first_line(tmp_path: Path) -> None:
+    text = BASE + "data: {train: {path: x}}\n"
+    with pytest.raises(ConfigError, match="could be a config for sft or dpo"):
+        load_any_config(written(tmp_path, text))

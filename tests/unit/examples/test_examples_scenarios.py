@@ -1,0 +1,171 @@
+"""The five situations of examples/scenarios: right verdict, right culprit, right repair."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from plimsoll.config.jobs import JobConfig
+from plimsoll.config.which import load_any_config
+from plimsoll.memory.advise import Advice, advise
+from plimsoll.memory.overheads import Constants
+from plimsoll.memory.plan import Plan
+from plimsoll.memory.problems import PlanProblem
+from plimsoll.recipes.planning import hardware_of, plan_job
+
+SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
+FITS = [
+    "2_lora_zero3",
+    "2_qlora_zero2",
+    "2_qlora_zero3",
+    "3_ppo_70b_cpu_adam_four_nodes",
+    "4_qwen2_7b_4090_cpu_adam",
+    "4_qwen2_7b_4090_lora",
+    "5_orz_1p5b_half",
+    "5_orz_1p5b_sleep",
+]
+BREAKS = {
+    "1_dpo_34b_larger_micro_batch": (
+        "device-memory",
+        "the actor's activations",
+        "batch.micro_batch_tokens (now 32,768)",
+    ),
+    "1_dpo_34b_no_checkpointing": (
+        "device-memory",
+        "the actor's activations",
+        "actor.model.gradient_checkpointing: true",
+    ),
+    "1_dpo_34b_reference_on_gpu": (
+        "device-memory",
+        "the reference model",
+        "reference.offload: cpu",
+    ),
+    "3_ppo_70b_cpu_adam": ("host-memory", "all of the ", "cluster.critic_ranks"),
+    "4_qwen2_7b_4090": (
+        "device-memory",
+        "the actor's optimizer states",
+        "actor.zero.optimizer_offload: cpu",
+    ),
+    "5_orz_1p5b": ("vllm-share-beside-training", "vLLM takes its share", "rollout.memory_share: "),
+}
+
+
+def config(name: str) -> JobConfig:
+    return load_any_config(str(SCENARIOS / f"{name}.yaml"))
+
+
+def plan(name: str) -> Plan:
+    return plan_job(config(name))
+
+
+def errors(name: str) -> list[PlanProblem]:
+    return [problem for problem in plan(name).problems if problem.severity == "error"]
+
+
+@cache
+def advice(name: str) -> Advice:
+    job = config(name)
+    return advise(job, hardware_of(job.cluster), Constants())
+
+
+def offers(name: str) -> dict[str, tuple[str, float]]:
+    """Flags -> verdict and relative seconds, the fastest first."""
+    found = advice(name).suggestions
+    return {one.flags: (one.verdict, one.relative_seconds) for one in found}
+
+
+def host_need(name: str) -> int:
+    return max(store.peak.bytes for store in plan(name).hosts)
+
+
+def test_every_scenario_is_judged_here() -> None:
+    judged = {"1_dpo_34b", "3_ppo_70b_cpu_adam_own_node", *FITS, *BREAKS}
+    assert judged == {path.stem for path in SCENARIOS.glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_it_fits(name: str) -> None:
+    assert plan(name).verdict == "fits" and errors(name) == []
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_it_does_not_fit_and_says_what_breaks_it_and_the_way_out(name: str) -> None:
+    code, culprit, fix = BREAKS[name]
+    (problem,) = errors(name)
+    assert plan(name).verdict == "does not fit"
+    assert problem.code == code
+    assert culprit in problem.why and fix in problem.fix
+
+
+def test_34b_dpo_is_close_to_the_line() -> None:
+    found = plan("1_dpo_34b")
+    assert found.verdict in ("fits", "risky") and errors("1_dpo_34b") == []
+    assert 75e9 < found.devices[0].peak.bytes < 85e9
+
+
+@pytest.mark.parametrize(
+    ("variant", "repair"),
+    [
+        ("larger_micro_batch", "--batch.micro_batch_tokens 4096"),
+        ("no_checkpointing", "--actor.model.gradient_checkpointing true"),
+        ("reference_on_gpu", "--reference.offload cpu"),
+    ],
+)
+def test_the_way_back_to_34b_dpo_is_offered(variant: str, repair: str) -> None:
+    verdict, relative = offers(f"1_dpo_34b_{variant}")[repair]
+    assert verdict == plan("1_dpo_34b").verdict
+    assert relative > 1
+
+
+def test_70b_ppo_shows_the_three_groups_of_280_gb_and_what_the_rule_leaves_out() -> None:
+    host = max(plan("3_ppo_70b_cpu_adam").hosts, key=lambda store: store.peak.bytes)
+    step = next(use for use in host.uses if use.moment.instant == "step")
+    actor = {item.name: item.bytes for item in step.items if item.role == "actor"}
+    # 68,976,648,192 parameters of 4 bytes are 276 GB; the moments are two such groups
+    parameters = 68_976_648_192
+    assert actor["fp32 masters"] >= 4 * parameters
+    assert actor["moments"] >= 8 * parameters
+    assert sum(actor.values()) > 12 * parameters + 4 * parameters
+    assert host.peak.bytes > 1_680e9
+
+
+def test_70b_ppo_is_parted_or_given_more_nodes() -> None:
+    found = offers("3_ppo_70b_cpu_adam")
+    apart = [flags for flags in found if "--cluster.critic_ranks 8" in flags and "nodes 3" in flags]
+    more = [flags for flags in found if flags == "--cluster.nodes 3 --cluster.ranks 16"]
+    assert apart and more
+    cluster = advice("3_ppo_70b_cpu_adam").smallest_cluster
+    assert cluster is not None and cluster.nodes == 3
+
+
+def test_each_further_node_lowers_the_need() -> None:
+    together = host_need("3_ppo_70b_cpu_adam")
+    apart = host_need("3_ppo_70b_cpu_adam_own_node")
+    four = host_need("3_ppo_70b_cpu_adam_four_nodes")
+    assert four < apart < together
+
+
+def test_7b_on_four_4090s_is_offered_lora_first_and_then_adam_on_the_cpu() -> None:
+    found = offers("4_qwen2_7b_4090")
+    lora, adam = "--actor.adapter.rank 16", "--actor.zero.optimizer_offload cpu"
+    assert found[lora][0] == found[adam][0] == "fits"
+    assert list(found).index(lora) < list(found).index(adam)
+    assert found[lora][1] < 1 < found[adam][1]
+
+
+def test_1p5b_ppo_is_offered_a_lower_share_and_sleep_with_a_higher_one() -> None:
+    changes = [
+        {change.key.removeprefix("rollout."): change.after for change in one.changes}
+        for one in advice("5_orz_1p5b").suggestions
+        if one.verdict == "fits"
+    ]
+    awake = [float(str(one["memory_share"])) for one in changes if set(one) == {"memory_share"}]
+    asleep = [
+        float(str(one["memory_share"]))
+        for one in changes
+        if set(one) == {"memory_share", "sleep_level"} and one["sleep_level"] == 1
+    ]
+    assert len(awake) == len(asleep) == 1
+    assert 0.5 <= awake[0] < asleep[0] < 0.9

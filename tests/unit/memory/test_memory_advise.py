@@ -1,0 +1,266 @@
+"""Suggestions: they are what they say when they are applied, and in the order that they say."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.config.flags import apply_flags, parse_flags
+from plimsoll.config.jobs import JobConfig
+from plimsoll.config.load import validate
+from plimsoll.config.which import JOBS, load_any_config
+from plimsoll.config.yaml_tree import read_tree
+from plimsoll.memory.advice_text import advice_text
+from plimsoll.memory.advise import Advice, advise, smallest_change
+from plimsoll.memory.changes import Change, changed, changes_between, value_at
+from plimsoll.memory.costs import speed_words
+from plimsoll.memory.hardware import Hardware, parse_bytes, parse_cluster
+from plimsoll.memory.moves import grown, with_room
+from plimsoll.memory.overheads import Constants
+from plimsoll.memory.plan import Plan, make_plan
+from plimsoll.memory.plan_json import plan_values
+
+SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
+SFT = """\
+run: {directory: out, steps: 10}
+cluster: {ranks: RANKS, nodes: NODES}
+data: {train: {path: x, prompt: q, response: a}, max_tokens: 512}
+batch: {sequences: 64, micro_batch_tokens: TOKENS}
+actor:
+  model: {path: MODEL, gradient_checkpointing: CHECKPOINTING}
+  zero: {stage: STAGE}
+"""
+DPO = """\
+run: {directory: out, steps: 10}
+cluster: {ranks: 2}
+data: {train: {path: x, prompt: q, chosen: a, rejected: b}, max_tokens: 512}
+batch: {pairs: 8, micro_batch_tokens: 1024}
+actor: {model: {path: Qwen/Qwen2.5-7B, gradient_checkpointing: true}, zero: {stage: 3}}
+"""
+
+
+def sft(
+    ranks: int = 1,
+    nodes: int = 1,
+    tokens: int = 512,
+    model: str = "Qwen/Qwen2.5-0.5B",
+    checkpointing: bool = False,
+    stage: int = 2,
+) -> JobConfig:
+    text = SFT.replace("RANKS", str(ranks)).replace("NODES", str(nodes)).replace("MODEL", model)
+    text = text.replace("TOKENS", str(tokens)).replace("STAGE", str(stage))
+    return read("sft", text.replace("CHECKPOINTING", str(checkpointing).lower()))
+
+
+def read(job: str, text: str) -> JobConfig:
+    return validate(JOBS[job], read_tree(text, f"{job}.yaml"))
+
+
+def named_hardware(config: JobConfig) -> Hardware:
+    cluster = config.cluster
+    assert cluster.hardware is not None and cluster.host_memory is not None
+    return parse_cluster(cluster.hardware, cluster.nodes, parse_bytes(cluster.host_memory))
+
+
+def advised(config: JobConfig, hardware: Hardware) -> Advice:
+    return advise(config, hardware, Constants())
+
+
+@cache
+def scenario_advice(path: Path) -> Advice:
+    config = load_any_config(str(path))
+    return advised(config, named_hardware(config))
+
+
+def replanned(config: JobConfig, cards: str, host: int) -> Plan:
+    return make_plan(config, parse_cluster(cards, config.cluster.nodes, host), Constants())
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_a_suggestion_typed_as_flags_is_what_it_says(path: Path) -> None:
+    advice = scenario_advice(path)
+    clusters = [advice.smallest_cluster.suggestion] if advice.smallest_cluster else []
+    for one in (*advice.suggestions, *clusters):
+        again = load_any_config(str(path), one.flags.split())
+        plan = make_plan(again, named_hardware(again), Constants())
+        assert plan.verdict == one.verdict
+        assert max((s.peak.bytes for s in plan.devices), default=0) == one.device_bytes
+        assert max(s.peak.bytes for s in plan.hosts) == one.host_bytes
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    ranks=st.sampled_from([1, 2, 4]),
+    tokens=st.sampled_from([512, 4096, 16384]),
+    model=st.sampled_from(["Qwen/Qwen2.5-1.5B", "Qwen/Qwen2-7B"]),
+    checkpointing=st.booleans(),
+    stage=st.integers(0, 3),
+    cards=st.sampled_from(["4xRTX4090", "4xA100-40GB", "4x12GB"]),
+)
+def test_suggestions_are_better_sorted_and_true(
+    ranks: int, tokens: int, model: str, checkpointing: bool, stage: int, cards: str
+) -> None:
+    config = sft(ranks, 1, tokens, model, checkpointing, stage)
+    plan = replanned(config, cards, 10**11)
+    advice = advised(config, parse_cluster(cards, 1, 10**11))
+    speeds = [one.relative_seconds for one in advice.suggestions]
+    assert speeds == sorted(speeds)
+    assert advice.fits == (plan.verdict == "fits")
+    for one in advice.suggestions:
+        again = changed(config, one.changes)
+        assert again is not None
+        verdict = replanned(again, cards, 10**11).verdict
+        assert verdict == one.verdict
+        assert verdict in (("fits", "risky") if plan.verdict == "does not fit" else ("fits",))
+        assert one.relative_seconds < 0.97 or not advice.fits
+        assert all(value_at(config, c.key) == c.before != c.after for c in one.changes)
+
+
+def test_no_change_of_a_suggestion_is_superfluous() -> None:
+    config = sft(ranks=4, tokens=8192, model="Qwen/Qwen2-7B")
+    advice = advised(config, parse_cluster("4xRTX4090", 1, 256 * 10**9))
+    assert any(len(one.changes) > 1 for one in advice.suggestions)
+    for one in advice.suggestions:
+        for change in one.changes:
+            fewer = changed(config, [c for c in one.changes if c != change])
+            plan = None if fewer is None else replanned(fewer, "4xRTX4090", 256 * 10**9)
+            verdicts = ("fits", "risky", "does not fit")
+            worse = None if plan is None else verdicts.index(plan.verdict)
+            assert worse is None or worse > verdicts.index(one.verdict)
+
+
+def test_the_smallest_cluster_fits_and_a_smaller_one_does_not() -> None:
+    config = sft(ranks=4, model="Qwen/Qwen2-7B", checkpointing=True, stage=3)
+    advice = advised(config, parse_cluster("4xRTX4090", 1, 10**12))
+    cluster = advice.smallest_cluster
+    assert cluster is not None and cluster.nodes > 1
+    assert {c.key: c.after for c in cluster.suggestion.changes} == {
+        "cluster.nodes": cluster.nodes,
+        "cluster.ranks": 4 * cluster.nodes,
+    }
+    for nodes, fits in ((cluster.nodes, True), (cluster.nodes - 1, False)):
+        there = sft(4 * nodes, nodes, model="Qwen/Qwen2-7B", checkpointing=True, stage=3)
+        assert (replanned(there, "4xRTX4090", 10**12).verdict == "fits") == fits
+
+
+def test_a_smaller_cluster_is_found_where_there_is_room_to_spare() -> None:
+    advice = advised(sft(ranks=16, nodes=4), parse_cluster("4xA100-80GB", 4, 10**12))
+    assert advice.smallest_cluster is not None and advice.smallest_cluster.nodes == 1
+    assert "--cluster.ranks 4" in advice.smallest_cluster.suggestion.flags
+
+
+def test_no_cluster_is_named_on_which_ranks_would_have_no_work() -> None:
+    config = changed(sft(model="Qwen/Qwen2-7B"), [Change("batch.sequences", 64, 1)])
+    assert config is not None
+    advice = advised(config, parse_cluster("RTX4090", 1, 10**12))
+    assert advice.smallest_cluster is None
+    assert not any("cluster.ranks" in one.flags for one in advice.suggestions)
+
+
+def test_a_local_run_has_no_larger_cluster() -> None:
+    config = changed(sft(model="Qwen/Qwen2-7B"), [Change("cluster.where", "ray", "local")])
+    assert config is not None
+    advice = advised(config, parse_cluster("RTX4090", 1, 10**12))
+    assert advice.smallest_cluster is None and advice.suggestions
+    assert not any("cluster." in one.flags for one in advice.suggestions)
+
+
+def test_ranks_without_a_card_get_nodes_or_are_fewer() -> None:
+    config = sft(ranks=8)
+    flags = [
+        one.flags for one in advised(config, parse_cluster("4xA100-80GB", 1, None)).suggestions
+    ]
+    assert "--cluster.ranks 4" in flags and "--cluster.nodes 2" in flags
+
+
+def test_an_implicit_reference_is_written_out_where_it_is_changed() -> None:
+    config = read("dpo", DPO)
+    hardware = parse_cluster("2xA100-80GB", 1, 10**12)
+    offers = [one.flags for one in advised(config, hardware).suggestions]
+    moved = [flags for flags in offers if "reference." in flags]
+    assert moved
+    for flags in moved:
+        assert "--reference.model.path Qwen/Qwen2.5-7B" in flags
+        assert "gradient_checkpointing" not in flags
+
+
+def test_the_smallest_change_leaves_training_and_hardware_alone_where_it_can() -> None:
+    config = sft(ranks=4, model="Qwen/Qwen2-7B", checkpointing=True, stage=3)
+    found = smallest_change(config, parse_cluster("4xRTX4090", 1, 256 * 10**9), Constants())
+    assert found is not None
+    assert found.changes == (Change("actor.zero.optimizer_offload", "none", "cpu"),)
+    no_host = smallest_change(config, parse_cluster("4xRTX4090", 1, 60 * 10**9), Constants())
+    assert no_host is not None
+    assert no_host.changes == (Change("actor.adapter.rank", None, 16),)
+
+
+def test_what_fits_needs_no_change_and_what_never_fits_has_none() -> None:
+    roomy = parse_cluster("A100-80GB", 1, 10**12)
+    assert smallest_change(sft(), roomy, Constants()) is None
+    hopeless = parse_cluster("1GB", 1, 10**9)
+    config = sft(model="meta-llama/Llama-2-70b-hf")
+    assert smallest_change(config, hopeless, Constants()) is None
+    advice = advised(config, hopeless)
+    assert advice == Advice((), None, False)
+    assert advice_text(advice) == "nothing that was tried would fit"
+
+
+def test_changes_are_a_diff_and_flags_that_the_parser_reads_back() -> None:
+    config = sft(stage=2)
+    changes = changes_between(
+        config, {"actor.zero.stage": 3, "actor.adapter.rank": 16, "run.steps": 10}
+    )
+    assert [line for change in changes for line in change.lines] == [
+        "- actor.zero.stage: 2",
+        "+ actor.zero.stage: 3",
+        "+ actor.adapter.rank: 16",
+    ]
+    typed = [word for change in changes for word in change.flag.split()]
+    tree = apply_flags(read_tree("", "nothing"), parse_flags(typed))
+    assert tree.values == {"actor": {"zero": {"stage": 3}, "adapter": {"rank": 16}}}
+    again = changed(config, changes)
+    assert again is not None and again.actor.adapter is not None
+    assert changed(config, [Change("actor.model.quantization", "none", "nf4")]) is None
+
+
+def test_nodes_grow_with_ranks_on_all_their_cards_and_one_for_each_group() -> None:
+    hardware = parse_cluster("8xH100", 2, None)
+    ppo = load_any_config(str(next(p for p in SCENARIOS if p.stem.endswith("own_node"))))
+    assert grown(ppo, hardware, 2) == {
+        "cluster.ranks": 24,
+        "cluster.critic_ranks": 24,
+        "cluster.nodes": 7,
+    }
+    assert with_room(ppo, {"cluster.ranks": 16}, hardware) == {
+        "cluster.ranks": 16,
+        "cluster.nodes": 4,
+    }
+
+
+def test_speed_is_said_in_words() -> None:
+    words = [speed_words(r) for r in (1.62, 1.0, 0.5)]
+    assert words == [
+        "about 1.6 x slower per step",
+        "about as fast per step",
+        "about 2.0 x faster per step",
+    ]
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_the_text_is_80_columns_and_the_json_has_the_agreed_keys(path: Path) -> None:
+    config = load_any_config(str(path))
+    advice = scenario_advice(path)
+    assert max(map(len, advice_text(advice).splitlines())) <= 80
+    plan = make_plan(config, named_hardware(config), Constants())
+    values = plan_values(plan, advice)
+    assert len(values["suggestions"]) == len(advice.suggestions)
+    agreed = {"changes", "flags", "verdict", "device_bytes", "host_bytes", "relative_seconds"}
+    for one in values["suggestions"]:
+        assert set(one) == {*agreed, "costs"}
+        assert all(set(change) == {"key", "from", "to"} for change in one["changes"])
+    cluster = values["smallest_cluster"]
+    assert cluster is None or set(cluster) == {*agreed, "costs", "nodes"}

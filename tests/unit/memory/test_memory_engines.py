@@ -1,0 +1,104 @@
+"""What vLLM takes of a card and of a host, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.memory.engines import (
+    GIB,
+    STARTING,
+    Sampler,
+    card_items,
+    card_share,
+    cpu_items,
+    sleep_items,
+    transformers_items,
+)
+from plimsoll.memory.items import Held, Moment
+from plimsoll.memory.known_models import read_shape
+from plimsoll.memory.lifetimes import job_moments
+
+QWEN = read_shape("Qwen/Qwen2.5-1.5B")
+PARAMETERS = 1_543_714_304
+NORMS = (2 * 28 + 1) * 1536
+MOMENTS = job_moments(
+    ("actor", "critic"), ("rollout", "score", "train_critic", "train_actor", "sync", "save")
+) | {STARTING}
+TRAINING = Moment("train_actor", "step")
+SAMPLING = Moment("rollout", "generate")
+SENDING = Moment("sync", "gather")
+CARD = 80_000_000_000
+
+
+def sampler(**settings: object) -> Sampler:
+    rollout = RolloutConfig.model_validate({"memory_share": 0.5, **settings})
+    return Sampler(rollout, QWEN, longest=1024, sequences=64)
+
+
+def held_at(held: tuple[Held, ...], moment: Moment) -> dict[str, int]:
+    return {one.item.name: one.item.bytes for one in held if moment in one.moments}
+
+
+def test_weights_and_keys_are_divided_by_tensor_parallel() -> None:
+    assert QWEN.parameters == PARAMETERS and QWEN.other_parameters == NORMS
+    assert sampler().weights == 2 * PARAMETERS
+    assert sampler(tensor_parallel=2).weights == 2 * ((PARAMETERS - NORMS) // 2 + NORMS)
+    assert sampler().kv_token == 2 * 28 * 2 * 128 * 2
+    assert sampler(tensor_parallel=2).kv_token == 2 * 28 * 1 * 128 * 2
+    assert sampler(tensor_parallel=4).kv_token == sampler(tensor_parallel=2).kv_token
+    assert sampler(dtype="float32").weights == 4 * PARAMETERS
+
+
+def test_an_engine_takes_its_share_of_the_card_and_no_more() -> None:
+    items = card_items(sampler(), CARD, 10**9, MOMENTS)
+    for moment in MOMENTS:
+        assert sum(held_at(items, moment).values()) == CARD // 2
+    share = card_share(sampler(), CARD)
+    forward = 2048 * 2 * (4 * 1536 + 3 * 8960)
+    logits = 256 * 151_936 * (2 + 3 * 4)
+    assert share.profile_peak == max(forward, logits)
+    rest = int(0.3 * GIB) + int(0.8 * GIB) + share.profile_peak
+    assert held_at(items, TRAINING)["KV cache"] == CARD // 2 - 2 * PARAMETERS - rest
+    assert share.kv_cache == held_at(items, TRAINING)["KV cache"]
+
+
+def test_an_engine_whose_weights_do_not_fit_its_share_still_adds_up_to_it() -> None:
+    small = sampler(memory_share=0.02)
+    assert card_share(small, CARD).kv_cache < 0
+    items = held_at(card_items(small, CARD, 0, MOMENTS), SAMPLING)
+    assert sum(items.values()) == int(0.02 * CARD)
+
+
+def test_a_sleeping_engine_keeps_a_residue_with_its_context() -> None:
+    items = card_items(sampler(sleep_level=2), CARD, GIB // 2, MOMENTS)
+    assert held_at(items, TRAINING) == {"sleep residue": int(0.8 * GIB) - GIB // 2}
+    assert sum(held_at(items, SAMPLING).values()) == CARD // 2
+    assert "KV cache" not in held_at(items, SENDING)
+    assert held_at(items, SENDING)["vLLM weights"] == 2 * PARAMETERS
+
+
+def test_sleep_level_1_puts_the_weights_on_the_host() -> None:
+    assert sleep_items(sampler(sleep_level=2), MOMENTS) == ()
+    moved = sleep_items(sampler(sleep_level=1), MOMENTS)
+    assert sum(held_at(moved, TRAINING).values()) == 2 * PARAMETERS
+    assert held_at(moved, STARTING) == {}
+
+
+def test_vllm_on_cpu_packs_a_tied_head_beside_the_embedding() -> None:
+    items = held_at(cpu_items(sampler(cpu_kv_cache_gib=2.0), MOMENTS), TRAINING)
+    assert items == {
+        "vLLM weights": 2 * PARAMETERS,
+        "KV cache": 2 * GIB,
+        "packed head": 2 * 151_936 * 1536,
+    }
+    untied = replace(sampler(), shape=replace(QWEN, tied=False))
+    assert "packed head" not in held_at(cpu_items(untied, MOMENTS), TRAINING)
+
+
+def test_transformers_keep_the_keys_of_what_is_sampled_at_once() -> None:
+    items = held_at(transformers_items(sampler(), MOMENTS), SAMPLING)
+    cache = 64 * 1024 * 2 * 28 * 2 * 128 * 2
+    assert items["KV cache"] == cache + cache // 28
+    assert items["weights"] == 2 * PARAMETERS
+    assert set(held_at(transformers_items(sampler(), MOMENTS), TRAINING)) == {"weights"}

@@ -1,0 +1,201 @@
+"""Cards by name, clusters by hand, amounts of memory, and this machine with a driver made up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.memory.hardware import (
+    CARDS,
+    Card,
+    Node,
+    find_card,
+    live_hardware,
+    parse_bytes,
+    parse_cluster,
+)
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),  # the total capacity in PyTorch's out-of-memory errors, GiB
+    [
+        ("A100-40GB", "39.39"),
+        ("A100-80GB", "79.15"),
+        ("H100-80GB", "79.11"),
+        ("H200", "139.72"),
+        ("B200", "178.35"),
+        ("L40S", "44.42"),
+        ("A10", "22.06"),
+        ("A6000", "47.53"),
+        ("RTX3090", "23.50"),
+        ("RTX4090", "23.52"),
+        ("RTX5090", "31.36"),
+        ("V100-16GB", "15.75"),
+        ("V100-32GB", "31.73"),
+        ("T4", "14.56"),
+    ],
+)
+def test_usable_bytes_are_what_cuda_programs_see(name: str, printed: str) -> None:
+    assert f"{find_card(name).usable_bytes / GIB:.2f}" == printed
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_the_driver_keeps_some_of_each_card_but_not_much(card: Card) -> None:
+    assert find_card(card.name) is card
+    assert 0.90 * card.nominal_bytes < card.usable_bytes < card.nominal_bytes
+    assert card.source and card.memory_bandwidth > card.link_bandwidth
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("a100-80gb", "A100-80GB"),
+        ("A100-80G", "A100-80GB"),
+        ("a100 40", "A100-40GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"),
+        ("h100", "H100-80GB"),
+        ("H200-141GB", "H200"),
+        ("4090", "RTX4090"),
+        ("RTX-4090", "RTX4090"),
+        ("NVIDIA GeForce RTX 5090", "RTX5090"),
+        ("Tesla V100-SXM2-32GB", "V100-32GB"),
+        ("RTX A6000", "A6000"),
+        ("Tesla T4", "T4"),
+    ],
+)
+def test_cards_are_found_by_what_people_and_drivers_call_them(written: str, name: str) -> None:
+    assert find_card(written).name == name
+
+
+@pytest.mark.parametrize(
+    ("written", "parts"),
+    [
+        ("A100", ["A100-40GB or A100-80GB"]),
+        ("V100", ["V100-16GB or V100-32GB"]),
+        ("H100-40GB", ["No card", "H100-80GB"]),
+        ("A10O", ["Did you mean A10", "Known: A100-40GB", "and cpu", "24GB"]),
+        ("RTX 4090 D", ["RTX4090"]),
+        ("NVIDIA RTX 6000 Ada Generation", ["No card"]),
+        ("", ["No card"]),
+    ],
+)
+def test_unknown_cards_are_refused_with_what_is_known(written: str, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find_card(written)
+    assert all(part in str(caught.value) for part in parts), caught.value
+
+
+def test_clusters() -> None:
+    eight = parse_cluster("8xA100-80GB", nodes=2, host_memory=10**12)
+    assert eight.nodes == (Node((find_card("A100-80GB"),) * 8, 10**12),) * 2
+    assert parse_cluster("H100", 1, None).nodes == (Node((find_card("H100"),), None),)
+    assert parse_cluster(" cpu ", 1, 5).nodes == (Node((), 5),)
+    assert len(parse_cluster("4 x 4090", 1, None).nodes[0].cards) == 4
+
+
+def test_a_card_by_hand_has_the_bytes_that_are_written() -> None:
+    (node,) = parse_cluster("4x24GB", 1, None).nodes
+    assert [card.usable_bytes for card in node.cards] == [24 * 10**9] * 4
+    assert node.cards[0].compute_capability is None
+    assert parse_cluster("22.5GiB", 1, None).nodes[0].cards[0].usable_bytes == 45 * GIB // 2
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        *((text, repr(text)) for text in ("0xH100", "-8xH100", "1.5xH100", "8000xH100", "2xcpu")),
+        *((f"8x{name}", f"No card is called {name!r}") for name in ("", "24", "Z9", "A100,H100")),
+        ("8xA100", "A100-40GB or A100-80GB"),
+        ("3x1MB", "no GPU has"),
+        ("2x9TB", "no GPU has"),
+        ("-24GB", "no amount of memory"),
+    ],
+)
+def test_wrong_clusters_are_refused(text: str, part: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_cluster(text, 1, None)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("nodes", "memory"), [(0, 1), (-1, None), (10**6, None), (1, 0), (1, -5)])
+def test_absurd_machines_are_refused(nodes: int, memory: int | None) -> None:
+    with pytest.raises(ConfigError, match=str(nodes if memory is None or nodes < 1 else memory)):
+        parse_cluster("cpu", nodes, memory)
+
+
+@given(st.integers(1, 900), st.sampled_from("kmgtp"), st.booleans(), st.sampled_from(["", " "]))
+def test_units_are_decimal_or_binary(count: int, unit: str, binary: bool, gap: str) -> None:
+    power = "kmgtp".index(unit) + 1
+    expected = count * (2 ** (10 * power) if binary else 10 ** (3 * power))
+    text = f"{count}{gap}{unit}{'i' if binary else ''}b"
+    assert parse_bytes(text) == parse_bytes(text.upper()) == expected
+
+
+def test_plain_numbers_are_bytes() -> None:
+    assert parse_bytes("900e9") == 900_000_000_000
+    assert parse_bytes("1.5TB") == 1_500_000_000_000
+    assert parse_bytes("17") == parse_bytes("17 B") == 17
+
+
+@pytest.mark.parametrize("text", ["", "0", "0GB", "-1GB", "1e40", "nan", "inf", "1,000GB", "GB"])
+def test_what_is_no_amount_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_bytes(text)
+    assert repr(text) in str(caught.value) and "512GiB" in str(caught.value)
+
+
+def install_nvidia_smi(folder: Path, cards: str, processes: str = "", code: int = 0) -> None:
+    """A driver's tool that answers the two questions as nvidia-smi does."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(
+        "#!/bin/sh\n"
+        f'case "$1" in --query-gpu=*) printf "%b" "{cards}";; *) printf "%b" "{processes}";; esac\n'
+        f"exit {code}\n"
+    )
+    tool.chmod(0o755)
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder at the head of the PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def test_the_live_machine_is_what_the_driver_says(driver: Path) -> None:
+    install_nvidia_smi(
+        driver,
+        "0, GPU-a, NVIDIA GeForce RTX 4090, 24564, 480, 300, 8.9, 580.1\\n"
+        "1, GPU-b, NVIDIA Nonesuch, 10000, [N/A], 0, [N/A], 580.1\\n",
+    )
+    known, unknown = live_hardware().nodes[0].cards
+    assert known.usable_bytes == (24564 - 480) * 2**20
+    assert known.bf16_flops == find_card("4090").bf16_flops
+    assert known.compute_capability == (8, 9)
+    assert (unknown.name, unknown.usable_bytes) == ("NVIDIA Nonesuch", 10000 * 2**20)
+    assert unknown.compute_capability is None
+
+
+def test_hidden_cards_are_no_part_of_the_machine(
+    driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_nvidia_smi(driver, "0, GPU-a, Tesla T4, 15360, 450, 0, 7.5, 1\\n")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert live_hardware().nodes[0].cards == ()
+
+
+def test_a_driver_that_fails_is_an_error_and_no_empty_machine(driver: Path) -> None:
+    said = "Driver/library version mismatch"
+    install_nvidia_smi(driver, said, said, code=18)
+    with pytest.raises(PlimsollError, match=said):
+        live_hardware()

@@ -1,0 +1,113 @@
+"""Which process lives on which card of which node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.load import validate
+from plimsoll.config.yaml_tree import read_tree
+from plimsoll.memory.layout import Layout, Slot, lay_out
+
+BASE = """\
+run: {directory: out, steps: 10}
+data: {train: {path: x, prompt: q}}
+actor: {model: {path: a}}
+"""
+PPO = BASE + "critic: {model: {path: c}}\nrewards: {r: {name: length}}\n"
+
+
+def ppo(cluster: str, rollout: str) -> PpoConfig:
+    text = f"{PPO}cluster: {cluster}\nrollout: {rollout}\n"
+    return validate(PpoConfig, read_tree(text, "ppo.yaml"))
+
+
+def where(layout: Layout) -> dict[str, Slot]:
+    return {process.name: process.slot for process in layout.processes}
+
+
+@pytest.mark.parametrize(
+    ("model", "batch"), [(SftConfig, ""), (DpoConfig, ""), (SftConfig, "batch: {sequences: 4}\n")]
+)
+def test_a_local_job_is_one_process(model: type[JobConfig], batch: str) -> None:
+    config = validate(model, read_tree(BASE + batch + "cluster: {where: local}\n", "a.yaml"))
+    assert where(lay_out(config, (0,))) == {"local": Slot(0)}
+    assert where(lay_out(config, (4,))) == {"local": Slot(0, 0)}
+
+
+def test_ranks_fill_nodes_card_by_card_and_engines_follow() -> None:
+    config = ppo("{ranks: 3, critic_ranks: 1}", "{engines: 2, tensor_parallel: 2}")
+    layout = lay_out(config, (4, 4))
+    assert where(layout) == {
+        "recipe": Slot(0),
+        "ray 0": Slot(0),
+        "ray 1": Slot(1),
+        "rank 0": Slot(0, 0),
+        "rank 1": Slot(0, 1),
+        "rank 2": Slot(0, 2),
+        "critic rank 0": Slot(0, 3),
+        "engine 0": Slot(1),
+        "engine 0 worker 0": Slot(1, 0),
+        "engine 0 worker 1": Slot(1, 1),
+        "engine 1": Slot(1),
+        "engine 1 worker 0": Slot(1, 2),
+        "engine 1 worker 1": Slot(1, 3),
+    }
+    assert layout.homeless == () and layout.cards_needed == 8
+
+
+def test_an_engine_stays_on_one_node() -> None:
+    layout = lay_out(ppo("{ranks: 1}", "{engines: 1, tensor_parallel: 2}"), (2, 2))
+    assert where(layout)["engine 0 worker 0"] == Slot(1, 0)
+    assert where(layout)["engine 0 worker 1"] == Slot(1, 1)
+
+
+def test_shared_engines_begin_again_at_the_first_card() -> None:
+    layout = lay_out(ppo("{ranks: 2}", "{engines: 2, placement: shared}"), (2,))
+    placed = where(layout)
+    assert placed["engine 0 worker 0"] == placed["rank 0"] == Slot(0, 0)
+    assert placed["engine 1 worker 0"] == placed["rank 1"] == Slot(0, 1)
+    assert layout.cards_needed == 2
+
+
+def test_who_finds_no_card_is_named() -> None:
+    layout = lay_out(ppo("{ranks: 2, critic_ranks: 2}", "{engines: 2}"), (3,))
+    assert layout.homeless == ("critic rank 1", "engine 0", "engine 1")
+    assert layout.cards_needed == 6
+    too_wide = lay_out(ppo("{ranks: 1}", "{tensor_parallel: 4}"), (2, 2, 2))
+    assert too_wide.homeless == ("engine 0",)
+
+
+def test_without_cards_all_live_on_the_host() -> None:
+    layout = lay_out(ppo("{ranks: 2}", "{engines: 1}"), (0,))
+    assert set(where(layout)) == {"recipe", "ray 0", "rank 0", "rank 1", "engine 0"}
+    assert set(where(layout).values()) == {Slot(0)}
+
+
+@given(
+    ranks=st.integers(1, 9),
+    critic=st.integers(1, 5),
+    engines=st.integers(1, 4),
+    parallel=st.sampled_from([1, 2, 4]),
+    cards=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+)
+def test_no_card_has_two_processes_that_have_it_for_themselves(
+    ranks: int, critic: int, engines: int, parallel: int, cards: Sequence[int]
+) -> None:
+    config = ppo(
+        f"{{ranks: {ranks}, critic_ranks: {critic}}}",
+        f"{{engines: {engines}, tensor_parallel: {parallel}}}",
+    )
+    layout = lay_out(config, cards)
+    taken = [p.slot for p in layout.processes if p.slot.card is not None]
+    assert len(set(taken)) == len(taken)
+    assert all(slot.card is not None and slot.card < cards[slot.node] for slot in taken)
+    groups = [p for p in layout.processes if p.kind in ("rank", "critic rank", "engine")]
+    assert len(groups) + len(layout.homeless) == ranks + critic + engines
+    for index in range(engines):
+        own = [p for p in layout.processes if p.kind == "engine worker" and p.index == index]
+        assert len(own) in (0, parallel) and len({p.slot.node for p in own}) <= 1

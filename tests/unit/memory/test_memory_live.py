@@ -1,0 +1,129 @@
+"""What cgroups leave to a process, and which cards and processes the driver shows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from plimsoll.memory.host import HostMemory, Limit, cgroup_limit, live_host
+from plimsoll.memory.nvidia import CardProcess, LiveCard, live_cards, visible_cards
+
+MIB, GIB = 2**20, 2**30
+
+
+def write(folder: Path, **files: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def member(tmp_path: Path, *lines: str) -> Path:
+    file = tmp_path / "cgroup"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return file
+
+
+def test_version_2_counts_every_level_and_gives_caches_back(tmp_path: Path) -> None:
+    root = tmp_path / "sys"
+    write(root / "a", memory__max=8 * GIB, memory__current=7 * GIB, memory__stat="anon 1")
+    write(
+        root / "a/b",
+        memory__max=4 * GIB,
+        memory__current=3 * GIB,
+        memory__stat=f"anon 5\ninactive_file {2 * GIB}",
+    )
+    write(root / "a/b/c", memory__max="max", memory__current=GIB)
+    limit = cgroup_limit(member(tmp_path, "0::/a/b/c"), root)
+    assert limit == Limit(4 * GIB, free_bytes=1 * GIB)  # of b in all, of a what is left
+
+
+def test_version_1_is_below_its_controller(tmp_path: Path) -> None:
+    root = tmp_path / "sys"
+    write(
+        root / "memory/job",
+        memory__limit_in_bytes=2 * GIB,
+        memory__usage_in_bytes=GIB,
+        memory__stat=f"total_inactive_file {GIB // 2}",
+    )
+    write(root / "memory", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=9 * GIB)
+    groups = member(tmp_path, "5:cpu:/elsewhere", "4:memory:/job", "0::/")
+    assert cgroup_limit(groups, root) == Limit(2 * GIB, free_bytes=3 * GIB // 2)
+
+
+def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "sys"
+    write(root, memory__max=GIB, memory__current=2 * GIB)
+    assert cgroup_limit(member(tmp_path, "0::/docker/abc"), root) == Limit(GIB, free_bytes=0)
+
+
+def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
+    assert cgroup_limit(tmp_path / "none", tmp_path) is None
+    assert cgroup_limit(member(tmp_path, "0::/"), tmp_path) is None
+
+
+def test_the_tighter_of_machine_and_group_counts() -> None:
+    free = HostMemory(100, 60, None, 0, 0)
+    assert (free.capacity_bytes, free.free_bytes) == (100, 60)
+    held = HostMemory(100, 60, Limit(50, 45), 0, 0)
+    assert (held.capacity_bytes, held.free_bytes) == (50, 45)
+    assert HostMemory(100, 10, Limit(50, 45), 0, 0).free_bytes == 10
+
+
+def test_this_machine_has_memory() -> None:
+    here = live_host()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 0 < here.free_bytes <= here.capacity_bytes <= here.total_bytes
+    assert here.total_bytes == pytest.approx(pages, rel=0.01)
+
+
+def test_cards_and_the_processes_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        "--query-gpu=index,uuid,name,memory.total,memory.reserved,memory.used,compute_cap,"
+        'driver_version) echo "0, GPU-a, NVIDIA A100-SXM4-80GB, 81920, 768, 30000, 8.0, 570.1"\n'
+        '  echo "1, GPU-b, NVIDIA A100-SXM4-80GB, 81920, 768, 4, 8.0, 570.1";;\n'
+        "--query-compute-apps=gpu_uuid,pid,process_name,used_memory)\n"
+        '  echo "GPU-a, 77, python train.py, now, 29000"; echo "GPU-a, 78, [x], [N/A]";;\n'
+        "*) exit 9;;\n"
+        "esac\n"
+        '[ "$2" = "--format=csv,noheader,nounits" ]\n'
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    busy, idle = live_cards()
+    assert busy.usable_bytes == 81152 * MIB and busy.free_bytes == 51152 * MIB
+    assert (busy.compute_capability, busy.driver) == ((8, 0), "570.1")
+    assert busy.processes == (
+        CardProcess(77, "python train.py, now", 29000 * MIB),
+        CardProcess(78, "[x]", None),
+    )
+    assert idle.index == 1 and idle.processes == ()
+
+
+def test_no_driver_no_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert live_cards() == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "seen"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("1", [1]),
+        ("2, 0", [2, 0]),
+        ("GPU-b1", [1]),
+        ("0,7,1", [0]),
+        ("GPU-", []),
+    ],
+)
+def test_visible_devices_are_read_as_cuda_reads_them(visible: str | None, seen: list[int]) -> None:
+    cards = [
+        LiveCard(index, uuid, "T4", 1, 0, 0, (7, 5), "1", ())
+        for index, uuid in enumerate(("GPU-a0", "GPU-b1", "GPU-c2"))
+    ]
+    assert [card.index for card in visible_cards(cards, visible)] == seen

@@ -1,0 +1,61 @@
+"""The constants, and calibrations in files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plimsoll.errors import ConfigError
+from plimsoll.memory.overheads import NUMBERS, Constants, read_constants, write_constants
+
+
+def test_every_number_has_a_source() -> None:
+    assert set(Constants().sources) == set(NUMBERS)
+    assert all(Constants().sources.values())
+
+
+def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    made = Constants().calibrated("run 7, one H100", cuda_context=123, allocator_gap=0.08)
+    write_constants(made, file)
+    read = read_constants(file)
+    assert read == made
+    assert read.cuda_context == 123
+    assert read.sources["cuda_context"] == "run 7, one H100"
+    assert read.sources["ray_node"] == Constants().sources["ray_node"]
+
+
+def test_a_calibration_may_have_some_numbers_only(tmp_path: Path) -> None:
+    file = tmp_path / "calibration.json"
+    file.write_text(json.dumps({"allocator_gap": {"value": 0.1, "source": "here"}}))
+    read = read_constants(file)
+    assert read.allocator_gap == 0.1
+    assert read.worker_process == Constants().worker_process
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no json",
+        "[]",
+        '{"cuda_contexts": {"value": 1, "source": "x"}}',
+        '{"cuda_context": {"value": -1, "source": "x"}}',
+        '{"cuda_context": {"value": "1 GiB", "source": "x"}}',
+        '{"cuda_context": {"value": true, "source": "x"}}',
+        '{"cuda_context": {"value": NaN, "source": "x"}}',
+        '{"cuda_context": {"source": "x"}}',
+        '{"cuda_context": 7}',
+    ],
+)
+def test_what_is_no_calibration_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "calibration.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=r"calibration\.json is no calibration"):
+        read_constants(file)
+
+
+def test_no_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no calibration"):
+        read_constants(tmp_path / "absent.json")

@@ -1,0 +1,237 @@
+"""Whole plans: sums, peaks and verdicts of small and of real situations."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.config.jobs import JobConfig
+from plimsoll.config.load import validate
+from plimsoll.config.which import JOBS
+from plimsoll.config.yaml_tree import read_tree
+from plimsoll.errors import ConfigError
+from plimsoll.memory.contents import held_by, make_job
+from plimsoll.memory.hardware import parse_cluster
+from plimsoll.memory.known_models import read_shape
+from plimsoll.memory.overheads import Constants
+from plimsoll.memory.plan import Plan, make_plan
+from plimsoll.memory.plan_json import plan_values
+
+SFT = """\
+run: {directory: out, steps: 10}
+data: {train: {path: x, prompt: q, response: a}, max_tokens: 512}
+batch: {sequences: 8, micro_batch_tokens: 2048}
+actor: {model: {path: Qwen/Qwen2.5-0.5B}}
+"""
+PPO = """\
+run: {directory: out, steps: 10}
+data: {train: {path: x, prompt: q}, max_tokens: 512}
+batch: {prompts: 8, micro_batch_tokens: 2048}
+actor: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
+critic: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
+reference: {model: {path: Qwen/Qwen2.5-1.5B}, stage: 3}
+rewards: {r: {name: length}}
+"""
+P = read_shape("Qwen/Qwen2.5-0.5B").parameters
+
+
+def config(job: str, text: str) -> JobConfig:
+    return validate(JOBS[job], read_tree(text, f"{job}.yaml"))
+
+
+def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) -> Plan:
+    return make_plan(config(job, text), parse_cluster(cluster, nodes, host), Constants())
+
+
+def sizes(found: Plan, phase: str) -> dict[str, int]:
+    """On the first kind of card, at the phase's peak, by role and item."""
+    use = next(use for use in found.devices[0].phases if use.moment.phase == phase)
+    return {f"{item.role} {item.name}": item.bytes for item in use.items}
+
+
+def test_a_local_job_on_a_card_is_16_bytes_a_parameter_and_what_comes_beside() -> None:
+    one = plan("sft", SFT + "cluster: {where: local}\n", "A100-40GB")
+    trained = sizes(one, "train_actor")
+    assert trained["actor weights"] == 2 * P
+    assert trained["actor fp32 masters"] == 4 * P
+    assert trained["actor moments"] == 8 * P
+    assert trained["process CUDA context"] == Constants().cuda_context
+    assert "process NCCL communicator" not in trained
+    peak = one.devices[0].peak
+    assert 16 * P < peak.allocated < peak.reserved < peak.bytes
+    assert peak.reserved == peak.allocated + round(Constants().allocator_gap * peak.allocated)
+    assert peak.bytes - peak.reserved == Constants().cuda_context
+    assert one.verdict == "fits" and one.problems == ()
+
+
+def test_ranks_divide_and_only_the_first_collects_the_model() -> None:
+    zero = SFT + "cluster: {ranks: 2}\n"
+    text = zero.replace("0.5B}}", "0.5B}, zero: {stage: 3}}")
+    found = plan("sft", text, "2xA100-40GB")
+    assert len(found.devices) == 1 and len(found.devices[0].slots) == 2
+    assert sizes(found, "save")["actor weights"] == 2 * P // 2
+    host = found.hosts[0].phases[-1]
+    assert host.moment.phase == "save"
+    assert [i.bytes for i in host.items if i.name == "model to save"] == [2 * P]
+    libraries = [i.bytes for i in host.items if i.name == "CUDA libraries"]
+    assert libraries == [2 * Constants().cuda_libraries]
+
+
+def test_on_cpu_everything_is_on_the_host() -> None:
+    found = plan("sft", SFT + "cluster: {where: local}\n", "cpu")
+    assert found.devices == ()
+    names = {item.name for item in found.hosts[0].peak.items}
+    assert {"weights", "moments", "interpreter and libraries"} <= names
+    assert not {"CUDA libraries", "CUDA context", "allocator gap"} & names
+    asked = plan("sft", SFT + "cluster: {where: local, device: cpu}\n", "A100-40GB")
+    assert asked.devices == () and asked.hosts[0].peak.bytes == found.hosts[0].peak.bytes
+
+
+def test_disk_has_a_checkpoint_more_than_are_kept() -> None:
+    text = SFT.replace("steps: 10", "steps: 10, keep_checkpoints: 3")
+    found = plan("sft", text + "cluster: {where: local}\n", "A100-40GB")
+    assert found.disk_bytes == 4 * (2 + 4 + 8) * P + 2 * P
+
+
+def test_disk_that_is_too_small_is_a_problem() -> None:
+    job = config("sft", SFT + "cluster: {where: local}\n")
+    hardware = parse_cluster("A100-40GB", 1, None)
+    needed = (3 * 14 + 2) * P
+    short = make_plan(job, hardware, Constants(), free_disk=needed - 1)
+    assert [problem.code for problem in short.problems] == ["disk-space"]
+    assert short.verdict == "does not fit"
+    assert make_plan(job, hardware, Constants(), free_disk=needed).verdict == "fits"
+
+
+def test_the_critic_on_its_own_ranks_is_on_its_own_cards() -> None:
+    text = PPO + "cluster: {ranks: 2, critic_ranks: 1}\nrollout: {memory_share: 0.5}\n"
+    found = plan("ppo", text, "4xA100-80GB")
+    roles = [{i.role for i in s.peak.items} - {"process"} for s in found.devices]
+    assert roles == [{"actor", "reference"}, {"critic"}, {"rollout"}]
+    assert [len(store.slots) for store in found.devices] == [2, 1, 1]
+
+
+def test_who_finds_no_card_is_a_problem_with_a_way_out() -> None:
+    found = plan("ppo", PPO + "cluster: {ranks: 4}\n", "4xA100-80GB")
+    assert found.verdict == "does not fit"
+    problem = next(p for p in found.problems if p.code == "more-ranks-than-gpus")
+    assert "needs 5 GPUs" in problem.what and "engine 0" in problem.what
+    assert "rollout.placement: shared" in problem.fix
+
+
+def test_cards_that_are_not_there_are_a_problem() -> None:
+    found = plan("sft", SFT + "cluster: {where: local, device: cuda}\n", "cpu")
+    assert [problem.code for problem in found.problems] == ["no-gpu"]
+
+
+def test_a_share_too_small_for_one_sequence_says_the_least_that_works() -> None:
+    text = PPO + "cluster: {ranks: 1}\nrollout: {memory_share: MEMORY}\n"
+    found = plan("ppo", text.replace("MEMORY", "0.05"), "2xA100-80GB")
+    problem = next(p for p in found.problems if p.code == "vllm-share")
+    least = float(problem.fix.split()[1])
+    assert 0.05 < least < 0.1
+    better = plan("ppo", text.replace("MEMORY", str(least)), "2xA100-80GB")
+    assert "vllm-share" not in {p.code for p in better.problems}
+
+
+def test_of_what_roles_have_only_while_they_score_the_largest_counts() -> None:
+    job = make_job(
+        config("ppo", PPO + "cluster: {ranks: 1}\n"), parse_cluster("2xH100", 1, None), Constants()
+    )
+    rank = next(p for p in job.layout.processes if p.kind == "rank")
+    passing = {
+        one.item.role
+        for one in held_by(job, rank)
+        if any(m.phase == "score" for m in one.moments)
+        and not any(m.phase == "save" for m in one.moments)
+    }
+    assert len(passing) == 1
+
+
+def test_the_json_has_the_agreed_keys() -> None:
+    text = PPO + "cluster: {ranks: 2}\nrollout: {placement: shared, engines: 2}\n"
+    values = plan_values(plan("ppo", text, "2xA100-80GB"))
+    agreed = {"verdict", "band", "devices", "hosts", "disk", "items", "problems", "suggestions"}
+    assert agreed <= set(values)
+    assert [d["device"] for d in values["devices"]] == ["node 0 card 0", "node 0 card 1"]
+    peak = values["devices"][0]["peak"]
+    assert set(peak) == {"phase", "allocated_bytes", "reserved_bytes", "device_bytes"}
+    assert set(values["hosts"][0]) == {"node", "capacity_bytes", "peak"}
+    assert set(values["hosts"][0]["peak"]) == {"phase", "bytes"}
+    assert set(values["items"][0]) == {
+        *("role", "phase", "instant", "item", "where", "device", "bytes", "formula", "source"),
+    }
+    assert values["disk"]["bytes"] == sum(
+        i["bytes"] for i in values["items"] if i["where"] == "disk"
+    )
+
+
+def by_place(values: dict[str, Any]) -> dict[tuple[str, str], dict[str, int]]:
+    """(where, device) -> phase -> the sum of its items."""
+    sums: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for item in values["items"]:
+        sums[item["where"], item["device"]][item["phase"]] += item["bytes"]
+    return sums
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ranks=st.integers(1, 4),
+    critic=st.sampled_from([None, 1, 2]),
+    engines=st.integers(1, 2),
+    parallel=st.sampled_from([1, 2]),
+    placement=st.sampled_from(["own", "shared"]),
+    sleep=st.integers(0, 2),
+    stage=st.sampled_from([0, 1, 2, 3]),
+    offload=st.booleans(),
+    cluster=st.sampled_from(["4xA100-80GB", "8x24GB", "cpu"]),
+    nodes=st.integers(1, 2),
+)
+def test_items_add_up_to_the_peaks_on_every_card_and_host(
+    ranks: int,
+    critic: int | None,
+    engines: int,
+    parallel: int,
+    placement: str,
+    sleep: int,
+    stage: int,
+    offload: bool,
+    cluster: str,
+    nodes: int,
+) -> None:
+    zero = f"{{stage: {stage}, optimizer_offload: {'cpu' if offload else 'none'}}}"
+    text = PPO.replace("zero: {stage: 3}", f"zero: {zero}") + (
+        f"cluster: {{ranks: {ranks}, critic_ranks: {critic or 'null'}}}\n"
+        f"rollout: {{engines: {engines}, tensor_parallel: {parallel}, placement: {placement}, "
+        f"sleep_level: {sleep}}}\n"
+    )
+    values = plan_values(plan("ppo", text, cluster, nodes))
+    sums = by_place(values)
+    for device in values["devices"]:
+        phases, peak = sums["device", device["device"]], device["peak"]
+        assert phases[peak["phase"]] == max(phases.values()) == peak["device_bytes"]
+        assert peak["allocated_bytes"] <= peak["reserved_bytes"] <= peak["device_bytes"]
+    for host in values["hosts"]:
+        phases, peak = sums["host", f"node {host['node']}"], host["peak"]
+        assert phases[peak["phase"]] == max(phases.values()) == peak["bytes"]
+    assert len(values["hosts"]) == nodes
+    assert all(item["bytes"] > 0 and item["formula"] and item["source"] for item in values["items"])
+
+
+def test_more_ranks_never_make_a_card_fuller_at_stage_3() -> None:
+    peaks = []
+    for ranks in (1, 2, 4, 8):
+        text = SFT.replace("0.5B}}", "0.5B}, zero: {stage: 3}}") + f"cluster: {{ranks: {ranks}}}\n"
+        peaks.append(sizes(plan("sft", text, "8xA100-80GB"), "train_actor"))
+    for item in ("actor weights", "actor moments", "actor fp32 masters"):
+        found = [one[item] for one in peaks]
+        assert found == sorted(found, reverse=True) and found[0] == 8 * found[-1]
+
+
+def test_a_model_of_unknown_shape_has_no_plan() -> None:
+    with pytest.raises(ConfigError, match="neither a directory here nor the name"):
+        plan("sft", SFT.replace("Qwen/Qwen2.5-0.5B", "nobody/knows"), "cpu")

@@ -1,0 +1,102 @@
+"""What is predicted of each process, against the plan of whole cards and hosts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.memory.contents import make_job
+from plimsoll.memory.hardware import parse_cluster
+from plimsoll.memory.overheads import Constants
+from plimsoll.memory.plan import make_plan
+from plimsoll.memory.process_peaks import process_peaks
+
+MODEL = {"model": {"path": "Qwen/Qwen2.5-0.5B"}, "optimizer": {"learning_rate": 1e-5}}
+SOURCE = {"path": "rows.jsonl", "prompt": "prompt", "response": "response"}
+CONSTANTS = Constants()
+
+
+def sft(**cluster: Any) -> SftConfig:
+    return SftConfig.model_validate(
+        {
+            "run": {"directory": "out", "steps": 2},
+            "cluster": cluster,
+            "data": {"train": SOURCE, "eval": SOURCE, "max_tokens": 512},
+            "batch": {"sequences": 8, "micro_batch_tokens": 2048},
+            "actor": MODEL,
+        }
+    )
+
+
+def ppo(**rollout: Any) -> PpoConfig:
+    source = {"path": "rows.jsonl", "prompt": "prompt", "reference": "answer"}
+    return PpoConfig.model_validate(
+        {
+            "run": {"directory": "out", "steps": 2},
+            "cluster": {"ranks": 2},
+            "data": {"train": source, "max_tokens": 256},
+            "batch": {"prompts": 8, "responses": 2, "micro_batch_tokens": 2048},
+            "actor": MODEL,
+            "critic": MODEL,
+            "rewards": {"length": {"name": "length"}},
+            "rollout": {"sampling": {"max_new_tokens": 128}} | rollout,
+        }
+    )
+
+
+def test_one_process_alone_is_its_host() -> None:
+    hardware = parse_cluster("cpu", 1, 64 * 10**9)
+    config = sft(where="local", device="cpu")
+    found = process_peaks(make_job(config, hardware, CONSTANTS))
+    (host,) = make_plan(config, hardware, CONSTANTS).hosts
+    assert list(found) == ["local"]
+    phases = {use.moment.phase: use.bytes for use in host.phases}
+    assert {p: one.host for p, one in found["local"].items() if p != "eval"} == phases
+    assert all(one.device is None for one in found["local"].values())
+    assert found["local"]["eval"] == found["local"]["score"]
+
+
+def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
+    hardware = parse_cluster("4xA100-80GB", 1, 10**12)
+    config = ppo(engines=1, tensor_parallel=2)
+    found = process_peaks(make_job(config, hardware, CONSTANTS))
+    assert list(found) == ["recipe", "rank 0", "rank 1", "engine 0"]
+    assert found["recipe"]["score"].host == CONSTANTS.controller_process
+    assert found["recipe"]["score"].device is None
+    assert found["rank 0"]["sync"].host > found["rank 1"]["sync"].host  # which collects no weights
+    assert found["rank 0"]["eval"] == found["rank 0"]["rollout"]
+
+
+@pytest.mark.parametrize("placement", ["own", "shared"])
+def test_a_card_is_that_of_the_plan_with_all_that_is_on_it(placement: str) -> None:
+    hardware = parse_cluster("4xA100-80GB", 1, 10**12)
+    share = {"placement": placement, "memory_share": 0.3}
+    config = ppo(engines=2, **share, **({"sleep_level": 1} if placement == "shared" else {}))
+    found = process_peaks(make_job(config, hardware, CONSTANTS))
+    plan = make_plan(config, hardware, CONSTANTS)
+    cards = {
+        slot.card: {use.moment.phase: use for use in store.phases}
+        for store in plan.devices
+        for slot in store.slots
+    }
+    for name, card in {"rank 0": 0, "rank 1": 1}.items():
+        for phase, use in cards[card].items():
+            measured = found[name][phase]
+            assert measured.device == use.bytes
+            assert (measured.allocated or 0) <= (measured.reserved or 0) < use.bytes
+    engine = 0 if placement == "shared" else 2
+    assert found["engine 0"]["rollout"].device == cards[engine]["rollout"].bytes
+
+
+def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
+    hardware = parse_cluster("cpu", 1, 64 * 10**9)
+    config = ppo(engine="vllm", memory_share=0.3).model_copy(
+        update={"cluster": sft(ranks=2, device="cpu").cluster}
+    )
+    found = process_peaks(make_job(config, hardware, CONSTANTS))
+    (host,) = make_plan(config, hardware, CONSTANTS).hosts
+    saving = next(use for use in host.phases if use.moment.phase == "save")
+    ray = sum(i.bytes for i in saving.items if "Ray's own" in i.name or "object store" in i.name)
+    assert sum(one["save"].host for one in found.values()) == saving.bytes - ray

@@ -1,0 +1,120 @@
+"""From a role's config to what it holds on one rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.deepspeed import Device
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.memory.items import Held, Moment
+from plimsoll.memory.known_models import read_shape
+from plimsoll.memory.lifetimes import job_moments
+from plimsoll.memory.roles import adapter_tensors, frozen_role, trained_role
+from plimsoll.memory.shape import MicroBatch
+
+MODEL = "Qwen/Qwen2.5-7B"
+PARAMETERS = 7_615_616_512
+LAYERS, HIDDEN, KV, INNER = 28, 3584, 512, 18944
+WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, learned=2048)
+MOMENTS = job_moments(("actor", "reference"), ("rollout", "score", "train_actor", "sync", "save"))
+
+
+def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str, Held]:
+    model = {"path": MODEL, "gradient_checkpointing": True} | settings.pop("model", {})
+    role = TrainedRole.model_validate({"model": model, **settings})
+    shape = read_shape(MODEL)
+    held = trained_role(
+        *("actor", role, shape, "policy", WORK, ranks, device, "train_actor", MOMENTS),
+        sync_bucket=2**28,
+    )
+    return {one.item.name: one for one in held}
+
+
+def size(held: dict[str, Held], name: str) -> int:
+    return held[name].item.bytes
+
+
+def test_full_training_at_stage_3() -> None:
+    held = actor(zero={"stage": 3})
+    assert size(held, "weights") == 2 * PARAMETERS // 8
+    assert size(held, "fp32 masters") == 4 * PARAMETERS // 8
+    assert size(held, "moments") == 8 * PARAMETERS // 8
+    assert size(held, "accumulated gradients") == 4 * PARAMETERS // 8
+    assert size(held, "live parameters") == 2_000_000_000
+    assert size(held, "reduce bucket") == 2 * 50_000_000
+
+
+def test_eight_bit_moments() -> None:
+    held = actor(zero={"stage": 2}, optimizer={"kind": "adamw_8bit"})
+    assert size(held, "moments") / PARAMETERS * 8 == pytest.approx(2.03, abs=0.01)
+
+
+def test_an_offloaded_optimizer_is_in_host_memory() -> None:
+    held = actor(zero={"stage": 3, "optimizer_offload": "cpu", "parameter_offload": "cpu"})
+    for name in ("weights", "fp32 masters", "moments", "accumulated gradients"):
+        assert held[name].item.where == "host"
+    assert size(held, "accumulated gradients") == 2**32  # 3,807,808,256 bytes, pinned
+    assert held["live parameters"].item.where == "device"
+
+
+def test_an_adapter_on_all_linears() -> None:
+    held = actor(zero={"stage": 2}, adapter={"rank": 16})
+    sides = 2 * (HIDDEN + HIDDEN) + 2 * (HIDDEN + KV) + 3 * (HIDDEN + INNER)
+    trained = 16 * LAYERS * sides
+    assert size(held, "weights") == 2 * trained
+    assert size(held, "frozen weights") == 2 * PARAMETERS
+    assert size(held, "moments") == trained  # 8 bytes over 8 ranks
+    assert size(held, "bucket of weights") == 2 * trained  # the adapter alone leaves
+
+
+def test_an_adapter_on_some_linears_with_magnitudes() -> None:
+    config = AdapterConfig(rank=4, targets=("q_proj",), dora=True)
+    tensors = Counter(adapter_tensors(read_shape(MODEL), config))
+    assert tensors == Counter({(LAYERS, 4 * HIDDEN): 2, (LAYERS, HIDDEN): 1})
+
+
+def test_four_bits_spare_embedding_head_and_norms() -> None:
+    held = actor(zero={"stage": 2}, adapter={"rank": 16}, model={"quantization": "nf4"})
+    linear = LAYERS * (2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV + 3 * HIDDEN * INNER)
+    assert size(held, "4-bit weights") == linear // 2
+    assert size(held, "frozen weights") == 2 * (PARAMETERS - linear)
+
+
+def test_one_weight_at_a_time_is_copied_while_loading() -> None:
+    held = actor(zero={"stage": 3})["copy while loading"]
+    assert held.item.bytes == 2 * read_shape(MODEL).embedding_parameters
+    assert held.item.where == "host"
+    assert held.moments == {Moment("load", "read actor")}
+
+
+def test_the_reference_stays_or_visits() -> None:
+    shape = read_shape(MODEL)
+    sizes: dict[str, Counter[str]] = {}
+    for offload in ("none", "cpu"):
+        role = FrozenRole.model_validate({"model": {"path": MODEL}, "offload": offload})
+        held = frozen_role("reference", role, shape, "policy", WORK, 8, "cuda", MOMENTS)
+        step = Moment("train_actor", "step")
+        sizes[offload] = Counter()
+        for one in held:
+            if step in one.moments:
+                sizes[offload][one.item.where] += one.item.bytes
+    assert sizes["none"] == {"device": 2 * PARAMETERS}
+    assert sizes["cpu"]["device"] == 0
+    # Each tensor is pinned by itself: the embedding's 1,089,994,752 bytes take 2 GiB.
+    assert 2 * PARAMETERS < sizes["cpu"]["host"] < 4 * PARAMETERS
+
+
+def test_a_divided_reference_is_gathered_while_it_scores() -> None:
+    role = FrozenRole.model_validate({"model": {"path": MODEL}, "stage": 3})
+    held = {
+        one.item.name: one
+        for one in frozen_role(
+            *("reference", role, read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS)
+        )
+    }
+    assert size(held, "frozen weights") == 2 * PARAMETERS // 8
+    assert held["live parameters"].moments == {Moment("score", "forward")}

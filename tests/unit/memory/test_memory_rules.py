@@ -1,0 +1,260 @@
+"""What a plan is refused or warned for besides bytes: each rule where it fires and where not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from rule_cases import QWEN, conflicts
+from torch import nn
+
+from plimsoll.memory.known_models import known_models, read_shape
+from plimsoll.memory.surroundings import Surroundings
+from plimsoll.memory.varlen import against_varlen
+
+GEMMA, MIXTRAL = "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1"
+HERE = Surroundings("", {}, ())
+
+
+def test_plain_settings_meet_no_rule() -> None:
+    for job in ("sft", "dpo", "ppo"):
+        assert conflicts(job, {}, here=HERE) == {}, job
+
+
+# (job, changes that a rule is against, cluster, code, severity, words of it, changes that mend it)
+CASES = [
+    (
+        "sft",
+        {"actor.model.path": "google/gemma-2-9b", "data.max_tokens": 8193},
+        "8xA100-80GB",
+        "sequence-over-positions",
+        "error",
+        ["8,193 tokens", "8,192 positions", "data.max_tokens = 8193"],
+        {"data.max_tokens": 8192},
+    ),
+    (
+        "ppo",
+        {"critic.model.path": "Qwen/Qwen2.5-1.5B"},
+        "8xA100-80GB",
+        "vocabulary",
+        "warning",
+        ["151,936", "152,064", "critic.model"],
+        {"actor.model.path": "Qwen/Qwen2.5-1.5B"},
+    ),
+    (
+        "sft",
+        {"actor.adapter.targets": ("q_proj", "w1")},
+        "8xA100-80GB",
+        "adapter-targets",
+        "error",
+        ["actor.adapter.targets: w1", "q_proj, k_proj, v_proj, o_proj, gate_proj"],
+        {"actor.adapter.targets": ("all-linear",)},
+    ),
+    (
+        "sft",
+        {"actor.model.path": MIXTRAL, "actor.adapter.targets": ("q_proj", "gate_up_proj")},
+        "8xA100-80GB",
+        "adapter-targets",
+        "error",
+        ["gate_up_proj"],
+        {"actor.adapter.targets": ("q_proj", "o_proj")},
+    ),
+    (
+        "sft",
+        {"actor.model.path": GEMMA, "actor.adapter.targets": ("embed_tokens",)},
+        "8xA100-80GB",
+        "adapter-targets",
+        "error",
+        ["tie_word_embeddings"],
+        {"actor.model.path": QWEN},
+    ),
+    (
+        "sft",
+        {"actor.model.attention": "varlen", "actor.model.dtype": "float32"},
+        "8xA100-80GB",
+        "varlen-attention",
+        "error",
+        ["bfloat16", "float32", "actor.model.attention: auto"],
+        {"actor.model.dtype": "bfloat16"},
+    ),
+    (
+        "dpo",
+        {"reference.model": {"path": GEMMA, "attention": "varlen"}},
+        "8xA100-80GB",
+        "varlen-attention",
+        "error",
+        ["caps its attention scores", "reference.model.attention"],
+        {"reference.model": {"path": GEMMA}},
+    ),
+    (
+        "sft",
+        {"actor.model.attention": "varlen"},
+        "cpu",
+        "varlen-attention",
+        "error",
+        ["runs on CUDA, and this is cpu"],
+        {"actor.model.attention": "auto"},
+    ),
+    (
+        "sft",
+        {"actor.model.attention": "varlen", "actor.model.dtype": "bfloat16"},
+        "T4",
+        "varlen-attention",
+        "error",
+        ["compute capability 8.0", "7.5"],
+        {"actor.model.attention": "sdpa"},
+    ),
+    (
+        "sft",
+        {},
+        "V100-32GB",
+        "bfloat16-card",
+        "warning",
+        ["actor: model.dtype", "7.0", "float32"],
+        {"actor.model.dtype": "float32"},
+    ),
+    (
+        "ppo",
+        {"actor.model.dtype": "float32", "critic.model.dtype": "float32"},
+        "2xV100-32GB",
+        "bfloat16-card",
+        "error",
+        ["rollout.dtype is bfloat16", "vLLM does not start"],
+        {"rollout.dtype": "float32"},
+    ),
+    (
+        "dpo",
+        {"reference": {"model": {"path": QWEN}, "offload": "cpu"}},
+        "cpu",
+        "offload-without-gpu",
+        "warning",
+        ["reference.offload: cpu"],
+        {"reference": {"model": {"path": QWEN}}},
+    ),
+    (
+        "sft",
+        {"actor.zero.optimizer_offload": "cpu"},
+        "cpu",
+        "offload-without-gpu",
+        "warning",
+        ["actor.zero.optimizer_offload: cpu"],
+        {"actor.zero.optimizer_offload": "none"},
+    ),
+    (
+        "sft",
+        {"batch.sequences": 3, "cluster.ranks": 4},
+        "4xH200",
+        "idle-ranks",
+        "warning",
+        ["3 sequences", "4 ranks", "batch.sequences"],
+        {"batch.sequences": 4},
+    ),
+    (
+        "dpo",
+        {"batch.pairs": 3, "cluster.ranks": 4},
+        "4xH200",
+        "idle-ranks",
+        "warning",
+        ["3 pairs", "batch.pairs"],
+        {"batch.pairs": 4},
+    ),
+    (
+        "ppo",
+        {"batch.prompts": 4, "batch.responses": 4, "algorithm.mini_batches": 8, "cluster.ranks": 4},
+        "8xH200",
+        "idle-ranks",
+        "warning",
+        ["2 sequences", "fewer algorithm.mini_batches"],
+        {"algorithm.mini_batches": 4},
+    ),
+    (
+        "sft",
+        {"cluster.nodes": 2},
+        "8xH200",
+        "nodes-without-cluster",
+        "warning",
+        ["2 nodes", "cluster.address"],
+        {"cluster.address": "10.0.0.7:6379"},
+    ),
+    (
+        "ppo",
+        {"rollout.tensor_parallel": 3},
+        "8xH200",
+        "tensor-parallel",
+        "error",
+        ["28 attention heads", "4 key-value heads", "rollout.tensor_parallel: 1, 2 or 4"],
+        {"rollout.tensor_parallel": 2},
+    ),
+    (
+        "ppo",
+        {"rollout.tensor_parallel": 4},
+        "2xH200",
+        "tensor-parallel-node",
+        "error",
+        ["a node has 2 cards", "at most 2"],
+        {"rollout.tensor_parallel": 2},
+    ),
+]
+
+
+@pytest.mark.parametrize(("job", "changes", "cluster", "code", "severity", "words", "mend"), CASES)
+def test_a_rule_fires_and_can_be_mended(
+    job: str,
+    changes: dict[str, Any],
+    cluster: str,
+    code: str,
+    severity: str,
+    words: list[str],
+    mend: dict[str, Any],
+) -> None:
+    problem = conflicts(job, changes, cluster)[code]
+    assert problem.severity == severity
+    assert problem.what and problem.why and problem.fix
+    assert all(word in str(problem) for word in words), str(problem)
+    assert code not in conflicts(job, changes | mend, cluster)
+
+
+def test_every_role_that_is_too_short_is_told() -> None:
+    changes = {
+        "critic.model.path": GEMMA,
+        "data.max_tokens": 8000,
+        "rollout.sampling.max_new_tokens": 200,
+    }
+    found = conflicts("ppo", changes)["sequence-over-positions"]
+    assert "critic" in found.what and "8,200 tokens" in found.what
+    assert "sequence-over-positions" not in conflicts(
+        "ppo", changes | {"rollout.sampling.max_new_tokens": 192}
+    )
+
+
+def test_heads_that_varlen_has_no_kernel_for() -> None:
+    plain = ("cuda", (9, 0), "bfloat16", False)
+    assert list(against_varlen(*plain, 256)) == list(against_varlen(*plain, 0)) == []
+    (obstacle,) = against_varlen(*plain, 257)
+    assert "at most 256 dimensions, not 257" in obstacle
+    assert len(list(against_varlen("cpu", None, "float32", True, 512))) == 4
+
+
+# Names of layers: those of transformers' own models, whose weights are never made.
+@pytest.mark.parametrize("model", [QWEN, GEMMA, MIXTRAL, "microsoft/phi-2", "Qwen/Qwen3-30B-A3B"])
+def test_a_target_is_refused_where_the_model_has_no_such_linear(model: str) -> None:
+    values = dict(known_models()[read_shape(model).name])
+    kind = values.pop("model_type")
+    made = transformers.AutoConfig.for_model(kind, **values | {"num_hidden_layers": 4})
+    with torch.device("meta"):
+        decoder = transformers.AutoModel.from_config(made)
+    named = [(name.rpartition(".")[2], layer) for name, layer in decoder.named_modules()]
+    linears = {name for name, layer in named if isinstance(layer, nn.Linear)}
+    every = {name for name, _ in named if name and not name.isdigit()}
+    for name in sorted(every - {"embed_tokens"}):
+        changes = {"actor.model.path": model, "actor.adapter.targets": (name,)}
+        refused = "adapter-targets" in conflicts("sft", changes)
+        assert refused == (name not in linears), name
+
+
+def test_a_conflict_is_told_from_what_more_room_would_mend() -> None:
+    conflict = conflicts("ppo", {"rollout.tensor_parallel": 3})["tensor-parallel"]
+    room = conflicts("ppo", {"rollout.tensor_parallel": 4}, "2xH200")["tensor-parallel-node"]
+    assert conflict.is_conflict and not room.is_conflict

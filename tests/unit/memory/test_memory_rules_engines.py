@@ -1,0 +1,75 @@
+"""Rules about vLLM: what it divides, and its share beside training."""
+
+from __future__ import annotations
+
+import pytest
+from rule_cases import QWEN, config, conflicts
+
+from plimsoll.memory.hardware import parse_cluster
+from plimsoll.memory.known_models import read_shape
+from plimsoll.memory.overheads import Constants
+from plimsoll.memory.plan import BAND, Plan, make_plan
+from plimsoll.memory.rules_engines import against_parallel, largest_share
+
+
+# (heads, kv heads, MLP, vocabulary) over so many cards: whether vLLM divides them. By its asserts.
+@pytest.mark.parametrize(
+    ("model", "parallel", "divides"),
+    [
+        (QWEN, 4, True),
+        (QWEN, 28, False),  # 18,944 / 28
+        (QWEN, 8, False),  # 28 heads
+        ("Qwen/Qwen2.5-0.5B", 2, True),
+        ("Qwen/Qwen2.5-0.5B", 7, False),  # 14 heads, 2 key-value heads
+        ("meta-llama/Llama-3.1-8B", 16, True),  # 8 key-value heads, each on two cards
+        ("meta-llama/Llama-3.1-8B", 64, False),  # 32 heads
+        ("meta-llama/Llama-2-13b", 5, False),  # 40 heads; the MLP of 13,824 is not divided
+    ],
+)
+def test_what_vllm_divides(model: str, parallel: int, divides: bool) -> None:
+    assert (not list(against_parallel(read_shape(model), parallel))) == divides
+
+
+def test_no_engine_no_rule_about_engines() -> None:
+    changes = {"rollout.engine": "transformers", "rollout.tensor_parallel": 1}
+    assert conflicts("ppo", changes, "V100-32GB").keys() == {"bfloat16-card"}
+    assert conflicts("ppo", changes, "V100-32GB")["bfloat16-card"].severity == "warning"
+
+
+def shared_plan(share: float, level: int = 0) -> Plan:
+    changes = {
+        "cluster.ranks": 4,
+        "actor.model.path": "Qwen/Qwen2.5-1.5B",
+        "critic.model.path": "Qwen/Qwen2.5-1.5B",
+        "rollout": {
+            "engines": 4,
+            "placement": "shared",
+            "memory_share": share,
+            "sleep_level": level,
+        },
+    }
+    read = config("ppo", changes)
+    return make_plan(read, parse_cluster("4xA100-80GB", 1, 10**12), Constants())
+
+
+def test_vllm_beside_training_says_the_share_that_fits() -> None:
+    found = shared_plan(0.9)
+    problem = next(p for p in found.problems if p.code == "vllm-share-beside-training")
+    assert found.verdict == "does not fit" and not problem.is_conflict
+    ranks = found.devices[0].without(lambda item: item.role == "rollout")
+    awake, asleep = largest_share(ranks, BAND), largest_share(ranks, BAND, asleep=True)
+    assert 0 < awake < 0.9 and awake < asleep
+    assert f"rollout.memory_share: {awake:.2f}, or" in problem.fix
+    assert f"rollout.sleep_level: 1 with rollout.memory_share: {asleep:.2f}" in problem.fix
+    assert shared_plan(awake).verdict == "fits" and shared_plan(awake + 0.02).verdict != "fits"
+    assert shared_plan(asleep, level=1).verdict == "fits"
+
+
+def test_training_that_does_not_fit_by_itself_is_not_vllms_fault() -> None:
+    read = config(
+        "ppo",
+        {"cluster.ranks": 4, "rollout.placement": "shared", "actor.zero.stage": 0},
+    )
+    found = make_plan(read, parse_cluster("4xRTX4090", 1, 10**12), Constants())
+    codes = {problem.code for problem in found.problems}
+    assert "device-memory" in codes and "vllm-share-beside-training" not in codes

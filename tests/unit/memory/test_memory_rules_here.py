@@ -1,0 +1,94 @@
+"""Rules about the machine at hand: versions, environment, what is free on its cards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rule_cases import conflicts
+
+from plimsoll.memory.hardware import parse_cluster
+from plimsoll.memory.surroundings import Surroundings, allocator_settings
+
+VERSIONS = {"torch": "2.13.0", "transformers": "5.19.0", "deepspeed": "0.19.8"}
+
+
+def test_versions_of_what_the_job_needs_alone() -> None:
+    old = {**VERSIONS, "ray": "2.1.0", "peft": "0.10.0", "bitsandbytes": "0.50.2"}
+    here = Surroundings("", old, ())
+    assert "ray 2.1.0" in conflicts("sft", {}, here=here)["package-version"].what
+    local = {"cluster.where": "local"}
+    assert conflicts("sft", local, here=here) == {}
+    adapted = conflicts("sft", local | {"actor.adapter.rank": 8}, here=here)["package-version"]
+    assert adapted.severity == "error" and "HybridCache" in adapted.why and adapted.is_conflict
+
+
+def test_the_rotary_embeddings_call_is_known() -> None:
+    here = Surroundings("", {**VERSIONS, "transformers": "4.37.2"}, ())
+    problem = conflicts("dpo", {"cluster.where": "local"}, here=here)["package-version"]
+    assert problem.severity == "error" and "position_ids" in problem.why
+
+
+def test_an_untried_version_is_a_warning_and_no_version_is_of_another_machine() -> None:
+    here = Surroundings("", {**VERSIONS, "torch": "2.99.0"}, ())
+    problem = conflicts("sft", {}, here=here)["package-version"]
+    assert problem.severity == "warning" and not problem.is_conflict
+    assert conflicts("sft", {}, here=None) == {}
+
+
+@pytest.mark.parametrize(
+    ("stage", "version", "refused"),
+    [(3, "0.42.0", True), (2, "0.42.0", False), (3, "0.43.0", False)],
+)
+def test_four_bit_weights_that_only_bytes_can_store(
+    stage: int, version: str, refused: bool
+) -> None:
+    changes = {
+        "actor.model.quantization": "nf4",
+        "actor.adapter.rank": 64,
+        "actor.zero.stage": stage,
+    }
+    found = conflicts("sft", changes, here=Surroundings("", {"bitsandbytes": version}, ()))
+    assert ("four-bit-storage" in found) == refused
+    if refused:
+        assert ".to is not supported" in found["four-bit-storage"].why
+
+
+SLEEP = {"rollout.placement": "shared", "rollout.sleep_level": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "environment", "refused"),
+    [
+        (SLEEP, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True),
+        (SLEEP, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"}, True),
+        (SLEEP, {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, False),
+        (SLEEP, {}, False),
+        (
+            {"rollout.placement": "shared"},
+            {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            False,
+        ),
+    ],
+)
+def test_sleep_and_expandable_segments(
+    changes: dict[str, Any], environment: dict[str, str], refused: bool
+) -> None:
+    here = Surroundings(allocator_settings(environment), {}, ())
+    found = conflicts("ppo", changes, here=here)
+    assert ("sleep-expandable-segments" in found) == refused
+    if refused:
+        problem = found["sleep-expandable-segments"]
+        assert next(iter(environment)) in problem.what and problem.is_conflict
+
+
+def test_a_share_that_is_not_free_at_the_start() -> None:
+    """The engine is on card 1, of which half is asked for: 42.5 GB of an A100."""
+    usable = parse_cluster("A100-80GB", 1, None).nodes[0].cards[0].usable_bytes
+    asked = usable // 2
+    full = conflicts("ppo", {}, here=Surroundings("", {}, (0, asked - 1)))["vllm-share-not-free"]
+    assert "card 1 (A100-80GB)" in full.what and "rollout.memory_share: 0.49" in full.fix
+    assert not full.is_conflict
+    enough = Surroundings("", {}, (0, asked + 1))
+    assert "vllm-share-not-free" not in conflicts("ppo", {}, here=enough)
+    assert "vllm-share-not-free" not in conflicts("ppo", {}, here=Surroundings("", {}, ()))

