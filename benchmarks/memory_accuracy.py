@@ -22,7 +22,7 @@ from peak_models import PROJECTS, allocated_bytes, in_metric
 from peak_others import closed_form, deepspeed_estimate
 from peak_rows import Row, Unknown, read_rows
 from plimsoll.errors import ConfigError
-from plimsoll.memory.overheads import MIB, Constants
+from plimsoll.memory.price.overheads import MIB, Constants
 
 Estimator = Callable[[Row], float]
 TUNED_ON = tuple(PROJECTS)

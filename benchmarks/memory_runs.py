@@ -26,8 +26,8 @@ from typing import Any
 import yaml
 
 from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
-from plimsoll.memory.contents import held_by, make_job
-from plimsoll.memory.peaks import uses_of
+from plimsoll.memory.plan.contents import held_by, make_job
+from plimsoll.memory.plan.peaks import uses_of
 from plimsoll.recipes.planning import constants_of, hardware_of, predicted_peaks
 from plimsoll.run.comparison import Comparison, compare
 from plimsoll.run.ledger import read_ledger
@@ -59,7 +59,9 @@ def main() -> int:
         home = Path(arguments.folder or temporary).absolute()
         home.mkdir(parents=True, exist_ok=True)
         write_rows(home / "rows.jsonl")
-        print(f"{'run':<34}{'process':<10}{'peak in':<13}{'predicted':>10}{'measured':>10}{'error':>8}")
+        print(
+            f"{'run':<34}{'process':<10}{'peak in':<13}{'predicted':>10}{'measured':>10}{'error':>8}"
+        )
         found = list(_all(chosen, home, tensors=arguments.tensors))
     if not found:
         print("memory_runs: no such case", file=sys.stderr)
@@ -118,9 +120,7 @@ def _counts(one: Comparison) -> bool:
     return one.measure == "host" and not one.process.startswith("node ")
 
 
-def _found(
-    case: RunCase, name: str, predicted: Iterable[Any], own: Sequence[Comparison]
-) -> Found:
+def _found(case: RunCase, name: str, predicted: Iterable[Any], own: Sequence[Comparison]) -> Found:
     peak = max(own, key=lambda one: one.measured)
     return Found(case, name, peak.phase, max(one.host for one in predicted), peak.measured)
 
@@ -162,7 +162,6 @@ def predicted_tensors(config: JobConfig) -> int:
 
 
 def _count_tensors(case: RunCase, home: Path) -> tuple[int, str]:
-    from plimsoll.memory.trace import LiveBytes
 
     raise NotImplementedError
 

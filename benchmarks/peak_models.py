@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from peak_rows import Adapter, Row
-from plimsoll.memory.activation_form import ActivationForm, AdapterForm, ChunkedHead, UnfusedHead
-from plimsoll.memory.activations import activation_items
-from plimsoll.memory.lifetimes import Life
-from plimsoll.memory.overheads import Constants
-from plimsoll.memory.shape import MicroBatch, ModelShape, parameter_tensors
-from plimsoll.memory.states import Kept, kept_bytes
-from plimsoll.memory.zero_states import Counts, ZeroSizes, zero_states
+from plimsoll.memory.price.activation_form import (
+    ActivationForm,
+    AdapterForm,
+    ChunkedHead,
+    UnfusedHead,
+)
+from plimsoll.memory.price.activations import activation_items
+from plimsoll.memory.price.lifetimes import Life
+from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.price.states import Kept, kept_bytes
+from plimsoll.memory.price.zero_states import Counts, ZeroSizes, zero_states
+from plimsoll.memory.shapes.shape import MicroBatch, ModelShape, parameter_tensors
 
 _QUANTIZED = {"nf4": 0.5 + 4 / 64, "gptq": 0.5 + 2.5 / 128, "int8": 1.0, "none": 2.0}
 """Bytes of a linear's weight with its scales: NF4 in blocks of 64, GPTQ in groups of 128."""

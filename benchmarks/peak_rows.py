@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from plimsoll.errors import ConfigError
-from plimsoll.memory.hardware import find_card
-from plimsoll.memory.known_models import known_models, read_shape
-from plimsoll.memory.shape import ModelShape
+from plimsoll.memory.machine.hardware import find_card
+from plimsoll.memory.shapes.known_models import known_models, read_shape
+from plimsoll.memory.shapes.shape import ModelShape
 
 COLUMNS = (
     *("id", "source", "task", "model", "params_b", "gpu", "n_gpus", "strategy", "offload", "peft"),

@@ -25,7 +25,14 @@ _SHAPES: Mapping[Size, tuple[Family, bool, Tree]] = {
     "30m": (
         "qwen2",
         True,
-        {"vocab": 8192, "hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "feed_forward": 1408},
+        {
+            "vocab": 8192,
+            "hidden": 512,
+            "layers": 8,
+            "heads": 8,
+            "kv_heads": 4,
+            "feed_forward": 1408,
+        },
     ),
     "120m": (
         "llama",

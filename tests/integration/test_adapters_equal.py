@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
-from engine_cases import BATCHES, RATES, SEED, Setting, sft_step, zero_stage
+from engine_cases import BATCHES, RATES, SEED, Setting, own_packs, sft_step, zero_stage
 from engine_reference import (
     PlainRun,
     distance,
@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
 from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.engine import ZeroConfig
+from plimsoll.config.engine import FrozenRole, ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import hash_bytes
 from plimsoll.engine.worker import StepResult, Worker
@@ -199,6 +199,21 @@ def test_other_kinds_of_adapters(
 ) -> None:
     quantised = replace(KINDS["qlora"] if quantization == "nf4" else KINDS["lora"], adapter=adapter)
     check(two_ranks, untied, replace(quantised, zero=zero_stage(stage)), tmp_path)
+
+
+def score_frozen(place: Place, model: Path, stage: int) -> list[bytes]:
+    """What a frozen role in 4 bits gives for the whole first batch."""
+    worker = Worker(place)
+    settings = {"path": str(model), "dtype": "bfloat16", "quantization": "nf4"}
+    role = FrozenRole.model_validate({"model": settings, "stage": stage})
+    worker.load_policy("reference", role, 1.0)
+    packs = own_packs(Place(0, 1, 0, "", 0, "cpu", 1), BATCHES[0], 31)
+    return [array.tobytes() for array in worker.log_probs("reference", packs)]
+
+
+def test_a_frozen_role_in_4_bits_can_be_divided(untied: Path, two_ranks: RankProcesses) -> None:
+    whole, also_whole = two_ranks.run(score_frozen, untied, 0)
+    assert two_ranks.run(score_frozen, untied, 3) == [whole, also_whole] == [whole, whole]
 
 
 def test_the_bounds_see_what_they_should(untied: Path, first: Path) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.memory.roles import HeadKind
-from plimsoll.memory.shape import MicroBatch
+from plimsoll.memory.price.roles import HeadKind
+from plimsoll.memory.shapes.shape import MicroBatch
 from plimsoll.recipes.trace_models import TraceForm, trace_form
 
 WITHIN = 0.05

@@ -14,10 +14,10 @@ from plimsoll.config.deepspeed import deepspeed_settings
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
 from plimsoll.engine.zero import ZeroEngine
-from plimsoll.memory.lifetimes import Life
-from plimsoll.memory.roles import zero_sizes
-from plimsoll.memory.states import kept_bytes
-from plimsoll.memory.zero_states import Counts, zero_states
+from plimsoll.memory.price.lifetimes import Life
+from plimsoll.memory.price.roles import zero_sizes
+from plimsoll.memory.price.states import kept_bytes
+from plimsoll.memory.price.zero_states import Counts, zero_states
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from plimsoll.errors import ConfigError
 if TYPE_CHECKING:
     from plimsoll.config.base import Settings
     from plimsoll.config.jobs import JobConfig
-    from plimsoll.memory.plan import Plan
+    from plimsoll.memory.plan.plan import Plan
 
     ConfigT = TypeVar("ConfigT", bound=JobConfig)
 

@@ -89,7 +89,7 @@ def plan(words: list[str]) -> None:
 
 
 def _traced(config: JobConfig) -> dict[str, TracedRole]:
-    from plimsoll.memory.work import role_models
+    from plimsoll.memory.price.work import role_models
     from plimsoll.recipes.trace_models import trace_activations
 
     return {role: trace_activations(config, role) for role in role_models(config)}

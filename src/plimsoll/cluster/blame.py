@@ -8,11 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+SILENT = "its process ended without a word: it was killed, or it crashed"
+"""What is told of a death of which nothing more is known."""
+
 _DETAIL = re.compile(r"Worker exit detail: (.*)", re.DOTALL)
 _PROCESS = re.compile(r"\(pid=(\d+), ip=([^,)]+)")
 _CRASH = re.compile(r"((?:\*\*\* SIG\w+ received|Fatal Python error: ).*)")
 _VLLM_EXCEPTION = re.compile(r"\(\w[^)]*\) ERROR [^\]]*\] ((?:\w+\.)*\w*(?:Error|Exception): .+)")
 _ELSEWHERE = re.compile(r"EngineDeadError|[Ss]ee (?:stack trace|root cause)")
+_PRESSURE = re.compile(r"[^.\n]*(?:node running low on memory|due to memory pressure)[^\n]*")
+_SHORTAGE = re.compile(
+    r"Free memory on device|No available memory for the cache blocks|requested memory for kv|"
+    r"larger than the available KV cache|out of memory|OutOfMemory|MemoryError|"
+    r"can't allocate memory|not enough memory|Cannot allocate memory"
+)
 _TAIL_BYTES = 256 * 1024
 _LONGEST = 500
 
@@ -24,15 +33,19 @@ def told(what: str, why: str, log: str) -> str:
 
 def why_dead(report: str) -> str:
     """From Ray's report of a dead actor to the reason alone."""
+    if pressure := _PRESSURE.search(report):
+        return f"Ray's memory monitor killed it: {pressure[0].strip()}"[:_LONGEST]
     detail = _DETAIL.search(report)
     if detail is None:  # the whole node, or Ray itself: its last lines say so
         return " ".join(report.split())[-_LONGEST:]
     if "unexpectedly exits with a connection error" in detail[1]:
-        return (
-            "its process ended without a word: it was killed (by the kernel when memory runs out, "
-            "which `dmesg` shows, or by someone), or it crashed"
-        )
+        return SILENT
     return " ".join(detail[1].split())[:_LONGEST]
+
+
+def tells_of_shortage(why: str) -> bool:
+    """Whether Ray's memory monitor, vLLM or torch says that there was too little memory."""
+    return _PRESSURE.search(why) is not None or _SHORTAGE.search(why) is not None
 
 
 def failing_process(report: str) -> tuple[int, str] | None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.engine.process_group import Place, choose_device, free_port
+from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
+from plimsoll.memory.explain.incident import OutOfMemory, Sighting
+from plimsoll.memory.machine.node_state import read_node
+from plimsoll.memory.machine.nvidia import live_cards, visible_cards
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.transformers import TransformersEngine
@@ -24,25 +31,31 @@ class LocalCluster:
 
     def __init__(self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int) -> None:
         device = choose_device(config.device)
+        self._before = read_node([os.getpid()])
         place = Place(0, 1, 0, "127.0.0.1", free_port(), device, threads)
+        self._device = place.torch_device
+        self._readings: dict[str, Reading] = {}
         self._worker = Worker(place)
         self._engines = [TransformersEngine(spec) for spec in specs]
         self.engines = len(self._engines)
         self.critics = self
 
     def each(self, task: Callable[..., R], arguments: Sequence[tuple[object, ...]]) -> list[R]:
-        return [task(self._worker, *own) for own in arguments]
+        return [self._do(task, *own) for own in arguments]
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
-        return [task(self._worker, *arguments)]
+        return [self._do(task, *arguments)]
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
         for i, request in enumerate(requests):
-            yield i, asyncio.run(self._engines[i % self.engines].generate(request))
+            with self._looking("rollout"):
+                trajectories = asyncio.run(self._engines[i % self.engines].generate(request))
+            yield i, trajectories
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         method = task.__name__
-        return [asyncio.run(getattr(engine, method)(*arguments)) for engine in self._engines]
+        with self._looking("rollout"):
+            return [asyncio.run(getattr(engine, method)(*arguments)) for engine in self._engines]
 
     def hand_over(
         self,
@@ -50,13 +63,43 @@ class LocalCluster:
         arguments: tuple[object, ...],
         receive: Callable[..., Any],
     ) -> None:
-        self.engines_do(receive, gather(self._worker, *arguments))
+        self.engines_do(receive, self._do(gather, *arguments))
 
     def responses_per_request(self) -> int:
         return self._engines[0].responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
-        return {"local": self._worker.read_memory()}
+        self._readings = {"local": self._worker.read_memory()}
+        return self._readings
+
+    def _do(self, task: Callable[..., R], *arguments: object) -> R:
+        with self._looking(None):
+            result: R = self._worker.do(task.__name__, *arguments)
+            return result
+
+    @contextmanager
+    def _looking(self, role: str | None) -> Iterator[None]:
+        """Within: where memory runs out, what is around is told, too. role: None for the worker's
+        calls, which tell it themselves."""
+        try:
+            with telling_shortage(self._device, lambda: role):
+                yield
+        except OutOfMemory as error:
+            what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
+            text = f"{what}\n  Why: {error.incident.why}"
+            raise error.told(text, self._seen()) from error
+
+    def _seen(self) -> Sighting:
+        visible = visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return Sighting(
+            process="local",
+            node=platform.node(),
+            card=visible[0].index if visible and self._device.type == "cuda" else None,
+            before=self._before,
+            after=read_node([os.getpid()]),
+            nodes={"local": platform.node()},
+            readings=self._readings,
+        )
 
     def close(self) -> None:
         self._worker.stop()

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from plimsoll.cluster.address import knock
 from plimsoll.cluster.blame import crash_in, failing_process, told, why_dead
-from plimsoll.cluster.ray_actors import Member, create_engine, create_ranks, members
+from plimsoll.cluster.ending import ending
+from plimsoll.cluster.ray_actors import Member, create_engine, create_ranks, look_at, members
+from plimsoll.cluster.ray_start import start_ray
 from plimsoll.cluster.seats import Seat, shared_seats
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.engine.process_group import Place, choose_device
-from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
+from plimsoll.errors import PlimsollError
+from plimsoll.memory.explain.incident import OutOfMemory, Sighting
+from plimsoll.memory.machine.node_state import NodeState, read_node
 from plimsoll.memory.meter import read_host
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
@@ -67,7 +67,10 @@ class RayCluster:
         self._watches: dict[Any, Member] = {}
         self._ranks: list[Member] = []
         self._engines: list[Member] = []
-        _start_ray(config)
+        self._before: dict[str, NodeState] = {}
+        self._readings: dict[str, Reading] = {}
+        start_ray(config)
+        self._node_id = ray.get_runtime_context().get_node_id()
         try:
             self._start_members(config, specs, threads)
         except BaseException:
@@ -89,6 +92,7 @@ class RayCluster:
             members("critic rank", critics, patience),
         ]
         self._ranks = [member for group in groups for member in group]
+        self._before = self._look_around(patience)
         if shared:
             engines = _share_cards(specs, device, self._ranks)
         self._engines = members("rollout engine", engines, patience)
@@ -144,14 +148,53 @@ class RayCluster:
         return self._responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
-        members = (*self._ranks, *self._engines)
+        named = self._named()
+        readings = self._wait({m.actor.call.remote("read_memory"): m for m in named.values()})
+        own = {"recipe": Reading(read_host())}
+        self._readings = own | dict(zip(named, readings, strict=True))
+        return self._readings
+
+    def _named(self) -> dict[str, Member]:
+        """Ranks and engines, as the plan and the ledger call them."""
         names = [
             *(f"rank {i}" for i in range(self.ranks)),
             *(f"critic rank {i}" for i in range(len(self._ranks) - self.ranks)),
-            *(f"engine {i}" for i in range(self.engines)),
+            *(f"engine {i}" for i in range(len(self._engines))),
         ]
-        readings = self._wait({m.actor.call.remote("read_memory"): m for m in members})
-        return {"recipe": Reading(read_host()), **dict(zip(names, readings, strict=True))}
+        return dict(zip(names, (*self._ranks, *self._engines), strict=True))
+
+    def _look_around(self, patience: float) -> dict[str, NodeState]:
+        """The nodes of all ranks, before anything is loaded; by Ray's names for them."""
+        firsts = {member.host.node_id: member for member in reversed(self._ranks)}
+        states = [m.actor.look.remote(self._pids(node_id)) for node_id, m in firsts.items()]
+        return dict(zip(firsts, ray.get(states, timeout=patience), strict=True))
+
+    def _pids(self, node_id: str) -> list[int]:
+        """Of the run's processes on a node."""
+        members = (*self._ranks, *self._engines)
+        own = [os.getpid()] if node_id == self._node_id else []
+        return own + [m.host.pid for m in members if m.host.node_id == node_id]
+
+    def _seen(self, member: Member) -> Sighting:
+        """What is around a process that failed."""
+        named, node_id = self._named(), member.host.node_id
+        return Sighting(
+            process=next(name for name, one in named.items() if one is member),
+            node=member.host.node,
+            card=next(iter(member.host.cards), None),
+            before=self._before.get(node_id),
+            after=self._look(node_id),
+            nodes={name: one.host.node for name, one in named.items()},
+            readings=self._readings,
+        )
+
+    def _look(self, node_id: str) -> NodeState | None:
+        """None where the node does not answer, or its driver fails: that is not the news now."""
+        try:
+            pids = self._pids(node_id)
+            return read_node(pids) if node_id == self._node_id else look_at(node_id, pids)
+        except PlimsollError:
+            return None
 
     def close(self) -> None:
         self._watches.clear()
@@ -191,6 +234,8 @@ class RayCluster:
             return ray.get(reference)
         except (RayActorError, RayTaskError) as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, OutOfMemory):
+                raise self._ran_out(member, cause) from error
             if isinstance(cause, PlimsollError):
                 raise cause from error
             # A call also fails when one dies whose result or whose part in it it needs.
@@ -198,7 +243,7 @@ class RayCluster:
             if ended:
                 raise self._death(ended[0]) from error
             if isinstance(error, RayActorError):
-                raise _died(member, _why(member, error)) from error
+                raise self._died(member, _why(member, error)) from error
             raise _failed(self._failing(error, member), cause) from error
 
     def _failing(self, error: RayTaskError, caller: Member) -> Member:
@@ -207,13 +252,20 @@ class RayCluster:
         everyone = (*self._ranks, *self._engines)
         return next((m for m in everyone if (m.host.pid, m.host.node) == process), caller)
 
-    def _death(self, watch: Any) -> WorkerDied:
+    def _death(self, watch: Any) -> PlimsollError:
         """What to say when a member's watch ended."""
         member = self._watches[watch]
         try:
-            return _died(member, str(ray.get(watch)))
+            return self._died(member, str(ray.get(watch)))
         except RayError as error:
-            return _died(member, _why(member, error))
+            return self._died(member, _why(member, error))
+
+    def _died(self, member: Member, why: str) -> PlimsollError:
+        return ending(member.name, why, member.host.log, self._seen(member))
+
+    def _ran_out(self, member: Member, error: OutOfMemory) -> OutOfMemory:
+        what = f"{member.name} ran out of {error.incident.where} memory"
+        return error.told(told(what, error.incident.why, member.host.log), self._seen(member))
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
@@ -230,48 +282,8 @@ def _share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Membe
     return [create_engine(spec, device, seat) for spec, seat in zip(specs, seats, strict=True)]
 
 
-def _start_ray(config: ClusterConfig) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray prints its reports of dead workers whatever log_to_driver says; ours name them.
-    ray._private.worker._worker_logs_enabled = False
-    try:
-        if config.address is not None and config.address != "auto":
-            knock(config.address)
-        with _signal_handler_kept():
-            ray.init(
-                address=config.address or "local",
-                include_dashboard=None if config.address else False,
-                log_to_driver=False,
-                logging_level="ERROR",
-            )
-    except (OSError, ValueError) as error:
-        if config.address is None:
-            raise
-        raise ConfigError(
-            f"cluster.address: no Ray cluster answers at {config.address!r} ({error}). Write "
-            "host:port of its head node, or leave it out to run on this machine alone."
-        ) from error
-
-
-@contextmanager
-def _signal_handler_kept() -> Iterator[None]:
-    """Ray makes SIGTERM an exit at once; the run's own handler lets it save first."""
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
-
-
 def _why(member: Member, error: RayError) -> str:
     return crash_in(member.host.log) or why_dead(str(error))
-
-
-def _died(member: Member, why: str) -> WorkerDied:
-    return WorkerDied(
-        told(f"{member.name} died", why, member.host.log)
-        + "\n  The same command with --run.resume auto goes on from the last checkpoint."
-    )
 
 
 def _failed(member: Member, cause: Exception) -> PlimsollError:

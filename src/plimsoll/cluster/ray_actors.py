@@ -6,22 +6,28 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+import torch
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
 
-from plimsoll.cluster.blame import told, vllm_exception_in, why_dead
+from plimsoll.cluster.blame import tells_of_shortage, told, vllm_exception_in, why_dead
 from plimsoll.cluster.seats import Seat
 from plimsoll.engine.process_group import Place, free_port
+from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
+from plimsoll.memory.explain.incident import Incident, OutOfMemory
+from plimsoll.memory.machine.node_state import NodeState, read_node
 from plimsoll.rollout.protocol import EngineSpec
+
+_LOOK_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,11 @@ class RankActor:
         self._worker = Worker(place)
 
     def call(self, method: str, *arguments: object) -> Any:
-        return getattr(self._worker, method)(*arguments)
+        return self._worker.do(method, *arguments)
+
+    def look(self, pids: Sequence[int]) -> NodeState:
+        """This node, of which these processes are the run's."""
+        return read_node(pids)
 
     @ray.method(concurrency_group="watch")  # type: ignore[untyped-decorator]
     def watch(self) -> None:
@@ -97,7 +107,8 @@ class EngineActor:
         return int(self._engine.responses_per_request)
 
     async def call(self, method: str, *arguments: object) -> Any:
-        return await getattr(self._engine, method)(*arguments)
+        with telling_shortage(torch.device(self._spec.device), lambda: "rollout"):
+            return await getattr(self._engine, method)(*arguments)
 
     async def watch(self) -> str:
         reason = str(await self._engine.watch())
@@ -135,6 +146,17 @@ def create_engine(spec: EngineSpec, device: str, seat: Seat | None = None) -> An
             runtime_env={"env_vars": environment(spec) | visible},
         )
     return placed.remote(spec)
+
+
+def look_at(node_id: str, pids: Sequence[int]) -> NodeState | None:
+    """A node as a task finds it there; None where none can be run soon."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(read_node)
+    try:
+        state: NodeState = ray.get(task.remote(pids), timeout=_LOOK_SECONDS)
+    except RayError:  # the node is gone, or too busy
+        return None
+    return state
 
 
 def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
@@ -181,4 +203,8 @@ def _start_vllm(spec: EngineSpec) -> Any:
         cause = (isinstance(error, RuntimeError) and vllm_exception_in(_own_log())) or str(error)
         what = f"rollout engine {spec.index}: vLLM could not start"
         why = f"{cause}\n  Settings: {start_settings(spec)}"
+        if tells_of_shortage(cause):
+            where: Literal["device", "host"] = "device" if spec.device == "cuda" else "host"
+            incident = Incident(where, f"vLLM could not start: {why}", "rollout")
+            raise OutOfMemory(what, incident) from error
         raise PlimsollError(told(what, why, _own_log())) from error

@@ -79,6 +79,8 @@ def _common(config: JobConfig) -> Iterator[Problem]:
         )
     if not isinstance(config, SftConfig) and config.reference is not None:
         yield from frozen("reference", config.reference)
+    if isinstance(config, PpoConfig) and config.reward_model is not None:
+        yield from frozen("reward_model.role", config.reward_model.role)
     if config.run.eval_every is not None and config.data.eval is None:
         yield Problem(
             "run.eval_every",

@@ -12,9 +12,7 @@ from plimsoll.engine.zero import ZeroEngine
 from plimsoll.run.readings import Share
 
 
-def share_of(
-    name: str, role: TrainedRole | FrozenRole, engine: Engine, ranks: int
-) -> Share | None:
+def share_of(name: str, role: TrainedRole | FrozenRole, engine: Engine, ranks: int) -> Share | None:
     """Of the weights at stage 3, of the fp32 masters at stages 1 and 2; None where nothing is
     divided. The tensors that ZeRO keeps whole, being small, count as their shares."""
     stage = role.stage if isinstance(role, FrozenRole) else role.zero.stage

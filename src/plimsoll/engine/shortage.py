@@ -1,4 +1,4 @@
-"""From torch's and the system's errors of memory to one that says who, how much, and what is held."""
+"""From torch's and Python's errors of memory to one that says for whom, how much."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from plimsoll.memory.incident import Incident, OutOfMemory
+from plimsoll.memory.explain.incident import Incident, OutOfMemory
 from plimsoll.run.memory import process_bytes
 from plimsoll.run.readings import Footprint, Share
 
@@ -57,9 +57,7 @@ def footprint(device: torch.device) -> Footprint:
         return Footprint(process_bytes())
     free, whole = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
-    return Footprint(
-        process_bytes(), allocated, torch.cuda.memory_reserved(device), whole - free
-    )
+    return Footprint(process_bytes(), allocated, torch.cuda.memory_reserved(device), whole - free)
 
 
 def _asked(text: str) -> int | None:

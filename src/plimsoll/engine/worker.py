@@ -239,6 +239,11 @@ class Worker:
         else:
             write_model(engine, tokenizer, directory, self._place.rank)
 
+    def give_back(self) -> None:
+        """Let go of what the allocator keeps for later, for who else uses the card."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def read_memory(self) -> Reading:
         """What the process holds, and its peaks since the last call."""
         return replace(read_memory(self._device), shares=self.shares())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from plimsoll.memory.host import live_host
+from plimsoll.memory.machine.host import live_host
 from plimsoll.run.memory import process_bytes, process_peak_bytes, reset_process_peak
 from plimsoll.run.readings import HostReading
 

@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
-from plimsoll.memory.varlen import against_varlen
+from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.policy import HeadForm, PolicyModel

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from plimsoll.errors import ConfigError
-from plimsoll.memory.overheads import Constants, read_plan_constants, write_constants
+from plimsoll.memory.price.overheads import Constants, read_plan_constants, write_constants
 from plimsoll.run.comparison import Comparison, compare
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ledger import read_ledger

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from plimsoll.memory.host import HostMemory
-from plimsoll.memory.nvidia import CardProcess, LiveCard
-from plimsoll.memory.versions import judge_version
+from plimsoll.memory.machine.host import HostMemory
+from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
+from plimsoll.memory.machine.versions import judge_version
 from plimsoll.recipes.doctor_machine import Disk, Machine, RayView, TorchView
 from plimsoll.run.numbers import bytes_text
 

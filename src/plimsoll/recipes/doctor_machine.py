@@ -20,9 +20,9 @@ from pathlib import Path
 
 from plimsoll.cluster.address import knock
 from plimsoll.errors import PlimsollError
-from plimsoll.memory.host import HostMemory, live_host
-from plimsoll.memory.nvidia import LiveCard, live_cards, visible_cards
-from plimsoll.memory.versions import PACKAGES, installed_version
+from plimsoll.memory.machine.host import HostMemory, live_host
+from plimsoll.memory.machine.nvidia import LiveCard, live_cards, visible_cards
+from plimsoll.memory.machine.versions import PACKAGES, installed_version
 
 TOOLS = ("g++", "ninja", "nvcc")
 

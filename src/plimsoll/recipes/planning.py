@@ -14,20 +14,26 @@ from typing import TYPE_CHECKING
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.jobs import JobConfig
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
-from plimsoll.memory.advice_text import advice_text
-from plimsoll.memory.advise import Advice, advise
-from plimsoll.memory.contents import make_job
-from plimsoll.memory.hardware import Hardware, Node, live_hardware, parse_bytes, parse_cluster
-from plimsoll.memory.overheads import Constants, read_constants
-from plimsoll.memory.plan import Plan, make_plan
-from plimsoll.memory.plan_json import plan_values
-from plimsoll.memory.plan_text import plan_text, problem_text, verdict_text
-from plimsoll.memory.problems import PlanProblem
-from plimsoll.memory.process_peaks import process_peaks
-from plimsoll.memory.rules_here import here_rules
-from plimsoll.memory.surroundings import Surroundings, read_surroundings
-from plimsoll.memory.svg import draw_svg
-from plimsoll.memory.table import gigabytes
+from plimsoll.memory.advise.advice_text import advice_text
+from plimsoll.memory.advise.advise import Advice, advise
+from plimsoll.memory.machine.hardware import (
+    Hardware,
+    Node,
+    live_hardware,
+    parse_bytes,
+    parse_cluster,
+)
+from plimsoll.memory.machine.surroundings import Surroundings, read_surroundings
+from plimsoll.memory.plan.as_json import plan_values
+from plimsoll.memory.plan.as_text import plan_text, problem_text, verdict_text
+from plimsoll.memory.plan.contents import make_job
+from plimsoll.memory.plan.plan import Plan, make_plan
+from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.plan.process_peaks import process_peaks
+from plimsoll.memory.plan.svg import draw_svg
+from plimsoll.memory.plan.table import gigabytes
+from plimsoll.memory.price.overheads import Constants, read_constants
+from plimsoll.memory.rules.here import here_rules
 from plimsoll.run.readings import Footprint
 
 if TYPE_CHECKING:

@@ -41,6 +41,7 @@ from plimsoll.recipes.ppo_setup import (
     actor_route,
     load_prompt_data,
     load_roles,
+    make_room,
     start,
 )
 from plimsoll.recipes.sampling import Scorer, evaluate, probe_sequences, sample
@@ -64,6 +65,7 @@ def run_ppo(config: PpoConfig) -> None:
         with session.phase("load"):
             cluster = start(config, data)
         with closing(cluster):
+            session.check_nodes(cluster)
             with session.phase("load", cluster):
                 load_roles(cluster, config)
             with session.phase("sync", cluster):
@@ -114,6 +116,7 @@ def train(
         with session.phase("train_actor", cluster):
             actor = train_actor(batch, scores, learnables.advantages, config, cluster, state)
         with session.phase("sync", cluster):
+            make_room(cluster, config)
             proved = sync_weights(sync, step)
         metrics = (
             batch_metrics(batch, scores, learnables)

@@ -102,3 +102,12 @@ def load_roles(cluster: Cluster, config: PpoConfig) -> None:
         cluster.all(Worker.load_value, "reward", config.reward_model.role, config.run.seed)
     if config.algorithm.kl.place != "none":
         load_reference(cluster, config.reference, config.actor, temperature)
+
+
+def make_room(cluster: Cluster, config: PpoConfig) -> None:
+    """Before engines wake on cards that they share with the ranks: have the ranks give back what
+    their allocators only keep for later."""
+    if config.rollout.placement == "shared":
+        cluster.all(Worker.give_back)
+        if cluster.critics is not cluster:
+            cluster.critics.all(Worker.give_back)

@@ -74,6 +74,7 @@ def run_dpo(config: DpoConfig) -> None:
         with session.phase("load"):
             cluster = start_cluster(config.cluster, ())
         with closing(cluster):
+            session.check_nodes(cluster)
             with session.phase("load", cluster):
                 load_roles(cluster, config, loss)
                 session.restore(cluster, ["actor"])

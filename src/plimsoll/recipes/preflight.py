@@ -25,7 +25,7 @@ from plimsoll.config.reference import needs_reference
 from plimsoll.config.run import RunConfig
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.sources import SUFFIXES
-from plimsoll.memory.work import longest_written, trained_roles
+from plimsoll.memory.price.work import longest_written, trained_roles
 from plimsoll.recipes.model_files import check_missing, check_model, read_model_json
 from plimsoll.recipes.ppo_inputs import check_heads, check_rewards
 from plimsoll.run.directory import resume_problems

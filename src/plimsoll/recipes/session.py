@@ -21,7 +21,9 @@ from plimsoll.engine.worker import Role, StepResult, Worker
 from plimsoll.errors import Interrupted
 from plimsoll.memory.meter import read_host
 from plimsoll.model.load import load_tokenizer
+from plimsoll.recipes.nodes import refuse_smaller_nodes
 from plimsoll.recipes.planning import plan_json, plan_run, plan_svg, predicted_peaks
+from plimsoll.recipes.shortage import explaining_shortage
 from plimsoll.run.clock import Phase, PhaseClock
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
@@ -67,17 +69,29 @@ class Session:
 
     @contextmanager
     def phase(self, name: Phase, cluster: Cluster | None = None) -> Iterator[None]:
-        """Count the time of the block and, where it ends well, read what every process holds.
+        """Count the time of the block and, where it ends well, read what every process holds;
+        where memory runs out, explain why.
 
         cluster: None before there is one: then only this process is read.
         """
         if name != "save":
             self._write_saved()
-        with self.clock.phase(name):
+        with self.clock.phase(name), explaining_shortage(self.config, self.directory, name):
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start
             self.ledger.add(name, self._readings(cluster), seconds)
+
+    def check_nodes(self, cluster: Cluster) -> None:
+        """Hold the plan against the nodes that the processes are on, before anything is loaded. A
+        run that was forced, though its plan does not fit, goes on.
+
+        Raises:
+            DoesNotFit: a node or card is smaller than what is planned on it.
+        """
+        plan = plan_run(self.config)
+        if not isinstance(plan, str) and plan.verdict != "does not fit":
+            refuse_smaller_nodes(predicted_peaks(self.config), cluster.read_memory())
 
     def _readings(self, cluster: Cluster | None) -> dict[str, Reading]:
         if cluster is not None:

@@ -45,6 +45,7 @@ def run_sft(config: SftConfig) -> None:
         with session.phase("load"):
             cluster = start_cluster(config.cluster, ())
         with closing(cluster):
+            session.check_nodes(cluster)
             with session.phase("load", cluster):
                 cluster.all(Worker.load_policy, "actor", config.actor, 1.0, config.run.seed)
                 session.restore(cluster, ["actor"])

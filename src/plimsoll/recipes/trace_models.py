@@ -22,12 +22,12 @@ from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.jobs import JobConfig, PpoConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
-from plimsoll.memory.activations import activation_items
-from plimsoll.memory.known_models import read_fields, read_shape
-from plimsoll.memory.roles import HeadKind, activation_form
-from plimsoll.memory.shape import MicroBatch, ModelShape
+from plimsoll.memory.price.activations import activation_items
+from plimsoll.memory.price.roles import HeadKind, activation_form
+from plimsoll.memory.price.work import RoleName, frozen_roles, micro_batch, trained_roles
+from plimsoll.memory.shapes.known_models import read_fields, read_shape
+from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 from plimsoll.memory.trace import Traced, trace
-from plimsoll.memory.work import RoleName, frozen_roles, micro_batch, trained_roles
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, forget_window_masks, register_packed_attention
 from plimsoll.model.checks import logit_softcap

@@ -24,6 +24,9 @@ from plimsoll.rollout.text import Decoder
 from plimsoll.run.memory import child_processes
 from plimsoll.run.readings import CardReading, Reading
 
+ENGINE_ENDED = "its vLLM engine process ended"
+"""What `watch` says."""
+
 _WATCH_SECONDS = 0.5
 
 
@@ -242,7 +245,7 @@ class VllmEngine:
     async def watch(self) -> str:
         while not self._llm.errored:
             await asyncio.sleep(_WATCH_SECONDS)
-        return "its vLLM engine process ended"
+        return ENGINE_ENDED
 
     async def stop(self) -> None:
         self._llm.shutdown()

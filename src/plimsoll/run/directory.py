@@ -1,6 +1,7 @@
 """The run directory: what is where, and what a run that resumes finds in it.
 
 config.yaml  plan.json  plan.svg  metrics.jsonl  ledger.jsonl  report.html  bad_rows.jsonl
+out-of-memory.txt
 trajectories/step-000001.parquet  checkpoints/step-000010/  tensorboard/  model/  run.lock
 """
 
@@ -78,6 +79,11 @@ class RunDirectory:
         return self.path / "ledger.jsonl"
 
     @property
+    def out_of_memory_path(self) -> Path:
+        """Why the run ran out of memory; there only where it did."""
+        return self.path / "out-of-memory.txt"
+
+    @property
     def report_path(self) -> Path:
         """What `plimsoll report` writes."""
         return self.path / "report.html"
@@ -113,6 +119,10 @@ class RunDirectory:
         """Write the plan of memory, as JSON and as SVG."""
         write_whole(self.plan_path, values)
         write_whole(self.plan_svg_path, picture)
+
+    def write_out_of_memory(self, text: str) -> None:
+        """Write why the run ran out of memory."""
+        write_whole(self.out_of_memory_path, text)
 
     def write_bad_rows(self, rows: Iterable[Row]) -> None:
         """Write the rows of data that were skipped."""
@@ -219,6 +229,7 @@ def _tidy(run: RunDirectory) -> None:
                 remove_directory(item)
             elif is_temporary(item):
                 item.unlink()
+    run.out_of_memory_path.unlink(missing_ok=True)
     latest = run.latest_checkpoint()
     step = latest[0] if latest else -1  # without a checkpoint even step 0 is done again
     keep_rows_until(run.metrics_path, step)

@@ -8,13 +8,13 @@ checkpoint is in the rows of the step that it keeps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.numbers import use_text
-from plimsoll.run.readings import Footprint, Line, Reading, largest, total
+from plimsoll.run.readings import Footprint, Line, Reading, Share, largest, total
 from plimsoll.run.rows import Row, read_rows
 
 Predicted = Mapping[str, Mapping[str, Footprint]]
@@ -29,7 +29,8 @@ class LedgerRow:
     or `node 0`: all processes of a machine that were read, the sum of their peaks. rank: the number
     among those of its kind. node: the `process` of its machine's row. predicted: None in phases
     without a plan. measured: at its fullest. held: when the phase ended. line: of its card, or else
-    of its node. seconds: of the phase.
+    of its node. seconds: of the phase. shares: what a rank holds of the roles that are divided,
+    once they are loaded; else none.
     """
 
     step: int
@@ -42,6 +43,7 @@ class LedgerRow:
     held: Footprint
     line: Line
     seconds: float
+    shares: tuple[Share, ...] = ()
 
 
 def is_node(row: LedgerRow) -> bool:
@@ -115,6 +117,7 @@ class Ledger:
                 held=reading.held,
                 line=_card_line(reading) or lines[reading.host.node],
                 seconds=seconds,
+                shares=reading.shares if phase == "load" else (),
             )
             for name, reading in readings.items()
         ]
@@ -149,6 +152,7 @@ def _node_row(rows: Sequence[LedgerRow], line: Line) -> LedgerRow:
         measured=total([row.measured for row in rows]),
         held=total([row.held for row in rows]),
         line=line,
+        shares=(),
     )
 
 
@@ -184,7 +188,7 @@ def ledger_values(row: LedgerRow) -> Row:
         "held": _values(row.held),
         "line": _values(row.line),
         "seconds": round(row.seconds, 4),
-    }
+    } | ({"shares": [asdict(share) for share in row.shares]} if row.shares else {})
 
 
 def _values(numbers: Footprint | Line) -> dict[str, int]:
@@ -221,6 +225,7 @@ def _parsed(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
             held=_footprint(row["held"]),
             line=Line(*(int(row["line"][f"{name}_bytes"]) for name in ("used", "capacity"))),
             seconds=float(row["seconds"]),
+            shares=tuple(Share(**share) for share in row.get("shares", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlimsollError(

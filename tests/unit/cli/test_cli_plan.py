@@ -83,6 +83,20 @@ def test_what_does_not_fit_ends_with_3_and_says_why(capsys: Captured) -> None:
     assert said.err == "error: plan.yaml does not fit\n"
 
 
+def test_suggestions_come_after_the_plan_and_are_taken_as_flags(capsys: Captured) -> None:
+    words = ["plan", "plan.yaml", "--cluster", "8GB", "--host-memory", "64GB"]
+    hardware = [*words, "--cluster.device=cuda"]
+    assert main([*hardware, "--json"]) == 3
+    unasked = json.loads(capsys.readouterr().out)
+    assert (unasked["suggestions"], unasked["smallest_cluster"]) == ([], None)
+    assert main([*hardware, "--suggest"]) == 3
+    assert "what would fit, the fastest first" in capsys.readouterr().out
+    assert main([*hardware, "--suggest", "--json"]) == 3
+    first = json.loads(capsys.readouterr().out)["suggestions"][0]
+    assert main([*hardware, *first["flags"].split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == first["verdict"]
+
+
 def test_the_picture_is_written_whole(capsys: Captured) -> None:
     words = ["plan", "plan.yaml", "--cluster", "cpu", "--host-memory", "64GB", "--svg", "a/p.svg"]
     assert main(words) == 0

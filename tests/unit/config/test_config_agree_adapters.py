@@ -68,6 +68,14 @@ CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
         4,
         "--reference.offload=none",
     ),
+    (
+        PpoConfig,
+        "--reward_model.role.model.path=m --reward_model.role.model.quantization=nf4 "
+        "--reward_model.role.offload=cpu",
+        "reward_model.role.offload",
+        4,
+        "--reward_model.role.offload=none",
+    ),
 ]
 
 ALLOWED: list[tuple[type[JobConfig], str]] = [

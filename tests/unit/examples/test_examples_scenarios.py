@@ -9,10 +9,10 @@ import pytest
 
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.which import load_any_config
-from plimsoll.memory.advise import Advice, advise
-from plimsoll.memory.overheads import Constants
-from plimsoll.memory.plan import Plan
-from plimsoll.memory.problems import PlanProblem
+from plimsoll.memory.advise.advise import Advice, advise
+from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.price.overheads import Constants
 from plimsoll.recipes.planning import hardware_of, plan_job
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"

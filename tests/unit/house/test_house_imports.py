@@ -31,8 +31,8 @@ def test_imports_point_downwards_and_engines_stay_in_their_rooms() -> None:
         "plimsoll.recipes.preflight",
         "plimsoll.recipes.placement",
         "plimsoll.recipes.doctor",
-        "plimsoll.memory.hardware",
-        "plimsoll.memory.versions",
+        "plimsoll.memory.machine.hardware",
+        "plimsoll.memory.machine.versions",
         "plimsoll.run.directory",
     ],
 )

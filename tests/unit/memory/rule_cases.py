@@ -10,12 +10,12 @@ from plimsoll.config.jobs import JobConfig
 from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
-from plimsoll.memory.contents import make_job
-from plimsoll.memory.hardware import parse_cluster
-from plimsoll.memory.overheads import Constants
-from plimsoll.memory.problems import PlanProblem
-from plimsoll.memory.rules import find_conflicts
-from plimsoll.memory.surroundings import Surroundings
+from plimsoll.memory.machine.hardware import parse_cluster
+from plimsoll.memory.machine.surroundings import Surroundings
+from plimsoll.memory.plan.contents import make_job
+from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.rules.rules import find_conflicts
 
 QWEN = "Qwen/Qwen2.5-7B"
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.memory.activation_form import (
+from plimsoll.memory.items import Moment
+from plimsoll.memory.price.activation_form import (
     ActivationForm,
     AdapterForm,
     Attention,
@@ -16,10 +17,9 @@ from plimsoll.memory.activation_form import (
     UnfusedHead,
     ValueHead,
 )
-from plimsoll.memory.activations import activation_items
-from plimsoll.memory.items import Moment
-from plimsoll.memory.known_models import known_models, read_shape
-from plimsoll.memory.shape import MicroBatch
+from plimsoll.memory.price.activations import activation_items
+from plimsoll.memory.shapes.known_models import known_models, read_shape
+from plimsoll.memory.shapes.shape import MicroBatch
 
 LLAMA = read_shape("meta-llama/Llama-2-7b-hf")
 WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, learned=2000)

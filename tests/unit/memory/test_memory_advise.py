@@ -14,15 +14,15 @@ from plimsoll.config.jobs import JobConfig
 from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS, load_any_config
 from plimsoll.config.yaml_tree import read_tree
-from plimsoll.memory.advice_text import advice_text
-from plimsoll.memory.advise import Advice, advise, smallest_change
-from plimsoll.memory.changes import Change, changed, changes_between, value_at
-from plimsoll.memory.costs import speed_words
-from plimsoll.memory.hardware import Hardware, parse_bytes, parse_cluster
-from plimsoll.memory.moves import grown, with_room
-from plimsoll.memory.overheads import Constants
-from plimsoll.memory.plan import Plan, make_plan
-from plimsoll.memory.plan_json import plan_values
+from plimsoll.memory.advise.advice_text import advice_text
+from plimsoll.memory.advise.advise import Advice, advise, smallest_change
+from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
+from plimsoll.memory.advise.costs import speed_words
+from plimsoll.memory.advise.moves import grown, with_room
+from plimsoll.memory.machine.hardware import Hardware, parse_bytes, parse_cluster
+from plimsoll.memory.plan.as_json import plan_values
+from plimsoll.memory.plan.plan import Plan, make_plan
+from plimsoll.memory.price.overheads import Constants
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
 SFT = """\

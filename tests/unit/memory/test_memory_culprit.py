@@ -7,13 +7,13 @@ import pytest
 from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
-from plimsoll.memory.culprit import find_culprit
-from plimsoll.memory.hardware import parse_cluster
 from plimsoll.memory.items import Held, Item, Moment
-from plimsoll.memory.layout import Slot
-from plimsoll.memory.overheads import Constants
-from plimsoll.memory.plan import Plan, make_plan
-from plimsoll.memory.stores import Store
+from plimsoll.memory.machine.hardware import parse_cluster
+from plimsoll.memory.plan.culprit import find_culprit
+from plimsoll.memory.plan.layout import Slot
+from plimsoll.memory.plan.plan import Plan, make_plan
+from plimsoll.memory.plan.stores import Store
+from plimsoll.memory.price.overheads import Constants
 
 DPO = """\
 run: {directory: out, steps: 10}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.memory.engines import (
+from plimsoll.memory.items import Held, Moment
+from plimsoll.memory.price.engines import (
     GIB,
     STARTING,
     Sampler,
@@ -15,9 +16,8 @@ from plimsoll.memory.engines import (
     sleep_items,
     transformers_items,
 )
-from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.known_models import read_shape
-from plimsoll.memory.lifetimes import job_moments
+from plimsoll.memory.price.lifetimes import job_moments
+from plimsoll.memory.shapes.known_models import read_shape
 
 QWEN = read_shape("Qwen/Qwen2.5-1.5B")
 PARAMETERS = 1_543_714_304

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.memory.hardware import (
+from plimsoll.memory.machine.hardware import (
     CARDS,
     Card,
     Node,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.memory.host import HostMemory, Limit, cgroup_limit, live_host
-from plimsoll.memory.nvidia import CardProcess, LiveCard, live_cards, visible_cards
+from plimsoll.memory.machine.host import HostMemory, Limit, cgroup_limit, live_host
+from plimsoll.memory.machine.nvidia import CardProcess, LiveCard, live_cards, visible_cards
 
 MIB, GIB = 2**20, 2**30
 

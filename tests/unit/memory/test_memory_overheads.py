@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import ConfigError
-from plimsoll.memory.overheads import NUMBERS, Constants, read_constants, write_constants
+from plimsoll.memory.price.overheads import NUMBERS, Constants, read_constants, write_constants
 
 
 def test_every_number_has_a_source() -> None:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.memory.items import PHASES, Held, Item, Level, Moment
-from plimsoll.memory.layout import Slot
-from plimsoll.memory.peaks import phase_peaks, uses_of
-from plimsoll.memory.stores import Band, Store, judge, slots_text
+from plimsoll.memory.plan.layout import Slot
+from plimsoll.memory.plan.peaks import phase_peaks, uses_of
+from plimsoll.memory.plan.stores import Band, Store, judge, slots_text
 
 STEP = Moment("train_actor", "step")
 BACKWARD = Moment("train_actor", "forward_backward")

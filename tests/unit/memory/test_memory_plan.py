@@ -14,12 +14,12 @@ from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
-from plimsoll.memory.contents import held_by, make_job
-from plimsoll.memory.hardware import parse_cluster
-from plimsoll.memory.known_models import read_shape
-from plimsoll.memory.overheads import Constants
-from plimsoll.memory.plan import Plan, make_plan
-from plimsoll.memory.plan_json import plan_values
+from plimsoll.memory.machine.hardware import parse_cluster
+from plimsoll.memory.plan.as_json import plan_values
+from plimsoll.memory.plan.contents import held_by, make_job
+from plimsoll.memory.plan.plan import Plan, make_plan
+from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.shapes.known_models import read_shape
 
 SFT = """\
 run: {directory: out, steps: 10}

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from plimsoll.config.jobs import PpoConfig, SftConfig
-from plimsoll.memory.contents import make_job
-from plimsoll.memory.hardware import parse_cluster
-from plimsoll.memory.overheads import Constants
-from plimsoll.memory.plan import make_plan
-from plimsoll.memory.process_peaks import process_peaks
+from plimsoll.memory.machine.hardware import parse_cluster
+from plimsoll.memory.plan.contents import make_job
+from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan.process_peaks import process_peaks
+from plimsoll.memory.price.overheads import Constants
 
 MODEL = {"model": {"path": "Qwen/Qwen2.5-0.5B"}, "optimizer": {"learning_rate": 1e-5}}
 SOURCE = {"path": "rows.jsonl", "prompt": "prompt", "response": "response"}

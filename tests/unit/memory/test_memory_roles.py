@@ -11,10 +11,10 @@ from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.known_models import read_shape
-from plimsoll.memory.lifetimes import job_moments
-from plimsoll.memory.roles import adapter_tensors, frozen_role, trained_role
-from plimsoll.memory.shape import MicroBatch
+from plimsoll.memory.price.lifetimes import job_moments
+from plimsoll.memory.price.roles import adapter_tensors, frozen_role, trained_role
+from plimsoll.memory.shapes.known_models import read_shape
+from plimsoll.memory.shapes.shape import MicroBatch
 
 MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from rule_cases import QWEN, config, conflicts
 
-from plimsoll.memory.hardware import parse_cluster
-from plimsoll.memory.known_models import read_shape
-from plimsoll.memory.overheads import Constants
-from plimsoll.memory.plan import BAND, Plan, make_plan
-from plimsoll.memory.rules_engines import against_parallel, largest_share
+from plimsoll.memory.machine.hardware import parse_cluster
+from plimsoll.memory.plan.plan import BAND, Plan, make_plan
+from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.rules.engines import against_parallel, largest_share
+from plimsoll.memory.shapes.known_models import read_shape
 
 
 # (heads, kv heads, MLP, vocabulary) over so many cards: whether vLLM divides them. By its asserts.

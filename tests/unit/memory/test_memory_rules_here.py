@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from rule_cases import conflicts
 
-from plimsoll.memory.hardware import parse_cluster
-from plimsoll.memory.surroundings import Surroundings, allocator_settings
+from plimsoll.memory.machine.hardware import parse_cluster
+from plimsoll.memory.machine.surroundings import Surroundings, allocator_settings
 
 VERSIONS = {"torch": "2.13.0", "transformers": "5.19.0", "deepspeed": "0.19.8"}
 

@@ -16,9 +16,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from plimsoll.memory.families import FAMILIES, shape_from_config
-from plimsoll.memory.known_models import known_models, read_shape
-from plimsoll.memory.shape import Linear, ModelShape, kv_bytes_per_token, small_parameters
+from plimsoll.memory.shapes.families import FAMILIES, shape_from_config
+from plimsoll.memory.shapes.known_models import known_models, read_shape
+from plimsoll.memory.shapes.shape import Linear, ModelShape, kv_bytes_per_token, small_parameters
 from plimsoll.model.tiny import tiny_config
 
 TINY = {

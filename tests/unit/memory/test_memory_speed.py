@@ -13,12 +13,7 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
-from plimsoll.memory.contents import make_job
-from plimsoll.memory.engines import Sampler
-from plimsoll.memory.hardware import Node, find_card, parse_cluster
-from plimsoll.memory.known_models import read_shape
-from plimsoll.memory.overheads import Constants
-from plimsoll.memory.speed import (
+from plimsoll.memory.advise.speed import (
     NETWORK,
     PCIE,
     UTILISATION,
@@ -40,6 +35,11 @@ from plimsoll.memory.speed import (
     waking_seconds,
     weights_offload_seconds,
 )
+from plimsoll.memory.machine.hardware import Node, find_card, parse_cluster
+from plimsoll.memory.plan.contents import make_job
+from plimsoll.memory.price.engines import Sampler
+from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.shapes.known_models import read_shape
 
 QWEN = read_shape("Qwen/Qwen2-7B")
 H, F, KV, V, L = 3584, 18944, 512, 152064, 28

@@ -9,7 +9,12 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from plimsoll.memory.versions import PACKAGES, check_versions, installed_version, judge_version
+from plimsoll.memory.machine.versions import (
+    PACKAGES,
+    check_versions,
+    installed_version,
+    judge_version,
+)
 
 PROJECT = Path(__file__).parents[3]
 NAMES = [package.name for package in PACKAGES]

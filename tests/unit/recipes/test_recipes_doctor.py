@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import PlimsollError
-from plimsoll.memory.host import HostMemory, Limit
-from plimsoll.memory.nvidia import CardProcess, LiveCard
+from plimsoll.memory.machine.host import HostMemory, Limit
+from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
 from plimsoll.recipes.doctor import refuse_wrong, report, table
 from plimsoll.recipes.doctor_checks import Finding, judge
 from plimsoll.recipes.doctor_machine import Disk, Machine, RayView, TorchView, observe

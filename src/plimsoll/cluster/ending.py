@@ -1,0 +1,63 @@
+"""What a dead process is said to have died of: want of memory only where something shows that."""
+
+from __future__ import annotations
+
+from plimsoll.cluster.blame import SILENT, tells_of_shortage, told
+from plimsoll.errors import PlimsollError, WorkerDied
+from plimsoll.memory.explain.incident import Incident, OutOfMemory, Sighting
+from plimsoll.memory.plan.table import gigabytes
+from plimsoll.rollout.vllm import ENGINE_ENDED
+
+_FULL = 0.95
+"""Of a node's memory, from which on a process that is killed is held to be killed for it."""
+
+_RESUME = "\n  The same command with --run.resume auto goes on from the last checkpoint."
+
+
+def ending(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
+    """The error of a process that ended without being asked to.
+
+    name: as messages call it. why: as `blame` cut it down. log: see `blame`.
+    """
+    if tells_of_shortage(why):
+        on_card = "CUDA" in why or "on device" in why
+        return _out_of_memory(name, why, log, Incident("device" if on_card else "host", why), seen)
+    if why not in (SILENT, ENGINE_ENDED):
+        return WorkerDied(told(f"{name} died", why, log) + _RESUME)
+    if evidence := _evidence(seen):
+        full = f"it was killed: {evidence}"
+        return _out_of_memory(name, full, log, Incident("host", full), seen)
+    return WorkerDied(told(f"{name} died", f"{why}{_innocent(seen)}", log) + _RESUME)
+
+
+def _out_of_memory(
+    name: str, why: str, log: str, incident: Incident, seen: Sighting
+) -> OutOfMemory:
+    text = told(f"{name} died for want of {incident.where} memory", why, log) + _RESUME
+    return OutOfMemory(text, incident).told(text, seen)
+
+
+def _evidence(seen: Sighting) -> str | None:
+    """What shows that the kernel, or someone who watches memory, killed a process."""
+    if kills := _kills(seen):
+        some = "a process" if kills == 1 else f"{kills} processes"
+        return f"the kernel has killed {some} here for want of memory since the run began"
+    host = None if seen.last is None else seen.last.host
+    if host is None or host.used < _FULL * host.capacity:
+        return None
+    full = f"{gigabytes(host.used)} of {gigabytes(host.capacity)} GB"
+    return f"{full} of its node's memory were in use when it was last read"
+
+
+def _innocent(seen: Sighting) -> str:
+    """What speaks against memory, as far as it is known."""
+    if _kills(seen) != 0:
+        return ". Whether memory ran out is not known; `dmesg` on its node shows it"
+    return ". The kernel has killed nothing here for want of memory since the run began"
+
+
+def _kills(seen: Sighting) -> int | None:
+    counts = [state.kills for state in (seen.before, seen.after) if state is not None]
+    if len(counts) < 2 or counts[0] is None or counts[1] is None:
+        return None
+    return counts[1] - counts[0]

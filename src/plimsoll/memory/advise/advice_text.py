@@ -1,0 +1,53 @@
+"""Advice for a person to read: diffs to paste, in 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from plimsoll.memory.advise.advise import Advice, Suggestion
+from plimsoll.memory.plan.table import WIDTH, gigabytes
+
+_RANKED = "estimates for ranking, not for timing"
+
+
+def advice_text(advice: Advice) -> str:
+    """Every suggestion, the fastest first, and the smallest cluster."""
+    return "\n".join([*_heading(advice), *_suggestions(advice), *_cluster(advice)])
+
+
+def _heading(advice: Advice) -> Iterator[str]:
+    if advice.suggestions:
+        what = "what is faster and fits too" if advice.fits else "what would fit"
+        yield _filled(f"{what}, the fastest first ({_RANKED}):", "  ")
+    elif advice.fits:
+        yield "nothing that was tried is faster and fits too"
+    else:
+        yield "nothing that was tried would fit"
+
+
+def _suggestions(advice: Advice) -> Iterator[str]:
+    for number, suggestion in enumerate(advice.suggestions, 1):
+        yield _filled(f"{number}. {suggestion.verdict}: {_sizes(suggestion)}", "   ")
+        yield from (f"   {line}" for change in suggestion.changes for line in change.lines)
+        yield from (_filled(f"     {cost}", "     ") for cost in suggestion.costs)
+
+
+def _cluster(advice: Advice) -> Iterator[str]:
+    """How many nodes the config as written needs."""
+    cluster = advice.smallest_cluster
+    if cluster is None:
+        return
+    nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)}"
+    yield f"smallest cluster on which it fits as written: {nodes}"
+    yield from (f"   {line}" for c in cluster.suggestion.changes for line in c.lines)
+
+
+def _sizes(suggestion: Suggestion) -> str:
+    card = suggestion.device_bytes
+    on_card = f"at most {gigabytes(card)} GB on a card, " if card else "at most "
+    return f"{on_card}{gigabytes(suggestion.host_bytes)} GB on a host"
+
+
+def _filled(text: str, indent: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

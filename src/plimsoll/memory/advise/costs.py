@@ -1,0 +1,60 @@
+"""What a change costs, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from plimsoll.config.jobs import JobConfig
+from plimsoll.memory.advise.changes import Change
+from plimsoll.memory.advise.speed import trained_parameters
+from plimsoll.memory.price.work import trained_roles
+from plimsoll.memory.shapes.known_models import read_shape
+
+_ABOUT_THE_SAME = 1.05
+
+_COSTS: dict[str, str] = {
+    "micro_batch_tokens": "the step comes in other pieces: the same gradient",
+    "zero.stage": "stage 3 gathers weights for each micro-batch, stages below it do not",
+    "gradient_checkpointing": "with it, each layer is computed twice",
+    "optimizer_offload": "on the CPU, Adam is bound by host memory and PCIe",
+    "parameter_offload": "offloaded weights cross PCIe in each forward and backward",
+    "gradient_dtype": "sums in bfloat16 lose small gradients over many micro-batches",
+    "quantization": "a base in 4 bits answers a little differently, and is unpacked at each use",
+    "offload": "an offloaded model's weights cross PCIe when it scores",
+    "stage": "a divided model is gathered for each micro-batch",
+    "memory_share": "the KV cache has what the share leaves: fewer or more sequences at once",
+    "sleep_level": "a sleeping engine wakes for each rollout",
+    "placement": "engines on cards of their own are idle while ranks train",
+    "critic_ranks": "the critic's cards are idle while the actor trains, and the other way round",
+    "nodes": "other machines; between them the network is slower than the cards' link",
+}
+"""By the end of a key; the first that matches."""
+
+
+def speed_words(relative: float) -> str:
+    """relative: seconds of a step, over those as the config is written."""
+    if relative > _ABOUT_THE_SAME:
+        return f"about {relative:.1f} x slower per step"
+    if relative < 1 / _ABOUT_THE_SAME:
+        return f"about {1 / relative:.1f} x faster per step"
+    return "about as fast per step"
+
+
+def costs_of(changed: JobConfig, changes: Sequence[Change], relative: float) -> tuple[str, ...]:
+    """Speed, and what else changes. changed: the config after the changes."""
+    ends = (_cost(change.key) for change in changes)
+    others = (cost for cost in ends if cost is not None)
+    return (speed_words(relative), *dict.fromkeys([*_adapter_costs(changed, changes), *others]))
+
+
+def _cost(key: str) -> str | None:
+    return next((cost for end, cost in _COSTS.items() if key.endswith(f".{end}")), None)
+
+
+def _adapter_costs(changed: JobConfig, changes: Sequence[Change]) -> Iterator[str]:
+    keys = {change.key for change in changes}
+    for name, role in trained_roles(changed).items():
+        if f"{name}.adapter.rank" in keys:
+            shape = read_shape(role.model.path)
+            share = trained_parameters(role, shape) / shape.parameters
+            yield f"an adapter trains {share:.1%} of the {name}'s parameters, and may learn less"

@@ -1,0 +1,211 @@
+"""What may be changed in a config so that it needs less memory, or, with room to spare, is faster.
+
+A move is a few keys with new values that make sense together. It is tried, not proved: a search
+keeps those after which less is lacking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig
+from plimsoll.memory.advise.changes import Value, changed, changes_between, value_at
+from plimsoll.memory.items import Item
+from plimsoll.memory.machine.hardware import Hardware
+from plimsoll.memory.plan.layout import lay_out
+from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.plan.stores import Store
+from plimsoll.memory.price.work import frozen_roles, longest_sequence, trained_roles
+from plimsoll.memory.rules.cards import key_of
+from plimsoll.memory.rules.engines import largest_share
+
+Move = Mapping[str, Value]
+"""Dotted keys and what they become."""
+
+ADAPTER_RANK = 16
+LARGEST_SHARE = 0.9
+"""Of a card, for vLLM: its own default."""
+
+
+def saving_moves(config: JobConfig, plan: Plan, hardware: Hardware) -> Iterator[Move]:
+    """Those that need less of something. plan: of the config."""
+    yield from _smaller_micro_batches(config)
+    for trained in (*_TRAINED, _adapter, _quantised):
+        yield _of_trained(config, trained)
+    for frozen in _FROZEN:
+        yield _of_frozen(config, frozen)
+    if isinstance(config, PpoConfig) and config.cluster.where == "ray":
+        yield from _engine_moves(config, plan, hardware)
+    if config.cluster.where == "ray":
+        yield from _cluster_moves(config, hardware)
+
+
+def faster_moves(config: JobConfig) -> Iterator[Move]:
+    """Those that need more memory, and less time."""
+    for factor in (2, 4):
+        yield {"batch.micro_batch_tokens": factor * config.batch.micro_batch_tokens}
+    for trained in _FASTER:
+        yield _of_trained(config, trained)
+    yield _of_frozen(config, lambda _: {"offload": "none"})
+
+
+def grown(config: JobConfig, hardware: Hardware, steps: int) -> Move:
+    """More nodes (fewer where steps is below 0) with ranks on all their cards; one for each group
+    of ranks at a step."""
+    cluster, cards = config.cluster, len(hardware.nodes[0].cards)
+    each = cards or max(1, cluster.ranks // cluster.nodes)
+    ranks = {"cluster.ranks": cluster.ranks + steps * each}
+    if cluster.critic_ranks is None:
+        return {**ranks, "cluster.nodes": cluster.nodes + steps}
+    return {
+        **ranks,
+        "cluster.critic_ranks": cluster.critic_ranks + steps * each,
+        "cluster.nodes": cluster.nodes + 2 * steps,
+    }
+
+
+def on_nodes(hardware: Hardware, config: JobConfig) -> Hardware:
+    """As many machines of the same kind as the config names."""
+    return replace(hardware, nodes=hardware.nodes[:1] * config.cluster.nodes)
+
+
+def _smaller_micro_batches(config: JobConfig) -> Iterator[Move]:
+    """Half the budget and so on, down to the longest sequence (or pair)."""
+    least = longest_sequence(config) * (2 if isinstance(config, DpoConfig) else 1)
+    tokens = config.batch.micro_batch_tokens
+    while tokens > least:
+        tokens = max(tokens // 2, least)
+        yield {"batch.micro_batch_tokens": tokens}
+
+
+TrainedMove = Callable[[TrainedRole], Move]
+FrozenMove = Callable[[FrozenRole], Move]
+
+
+def _adapter(role: TrainedRole) -> Move:
+    return {"adapter.rank": ADAPTER_RANK} if role.adapter is None else {}
+
+
+def _quantised(role: TrainedRole) -> Move:
+    return {**_adapter(role), "model.quantization": "nf4"}
+
+
+def _narrow_gradients(role: TrainedRole) -> Move:
+    wide = role.zero.stage > 0 and role.model.dtype == "bfloat16"
+    return {"zero.gradient_dtype": "bfloat16"} if wide else {}
+
+
+_TRAINED: tuple[TrainedMove, ...] = (
+    lambda role: {"zero.stage": max(2, role.zero.stage)},
+    lambda _: {"zero.stage": 3},
+    lambda _: {"model.gradient_checkpointing": True},
+    _narrow_gradients,
+    lambda role: {"zero.stage": max(1, role.zero.stage), "zero.optimizer_offload": "cpu"},
+    lambda _: {"zero.stage": 3, "zero.parameter_offload": "cpu"},
+)
+_FASTER: tuple[TrainedMove, ...] = (
+    lambda _: {"zero.optimizer_offload": "none"},
+    lambda _: {"zero.parameter_offload": "none"},
+    lambda _: {"model.gradient_checkpointing": False},
+    lambda role: {"zero.stage": min(2, role.zero.stage), "zero.parameter_offload": "none"},
+)
+_FROZEN: tuple[FrozenMove, ...] = (
+    lambda role: {"offload": "cpu"},
+    lambda role: {"stage": 3},
+    lambda role: {"stage": 3, "offload": "cpu"},
+    lambda role: {"offload": "none"},
+)
+
+
+def _of_trained(config: JobConfig, move: TrainedMove) -> Move:
+    """The move made by all roles that learn."""
+    return {
+        f"{name}.{key}": value
+        for name, role in trained_roles(config).items()
+        for key, value in move(role).items()
+    }
+
+
+def _of_frozen(config: JobConfig, move: FrozenMove) -> Move:
+    """The move made by all models that only score."""
+    found: dict[str, Value] = {}
+    for name, role in frozen_roles(config).items():
+        key = key_of(name)
+        made = {f"{key}.{option}": value for option, value in move(role).items()}
+        if changes_between(config, made) and name == "reference":
+            made |= _written_reference(config)
+        found |= made
+    return found
+
+
+def _written_reference(config: JobConfig) -> Move:
+    """The model of a reference that the config leaves to its default, the actor's."""
+    if value_at(config, "reference.model.path") is not None:
+        return {}
+    own = {"gradient_checkpointing"}  # of what learns
+    fields = config.actor.model.model_dump(exclude_defaults=True, exclude=own)
+    return {f"reference.model.{key}": value for key, value in fields.items()}
+
+
+def _engine_moves(config: PpoConfig, plan: Plan, hardware: Hardware) -> Iterator[Move]:
+    rollout = config.rollout
+    if rollout.engine == "vllm" and hardware.nodes[0].cards:
+        yield from _shares(config, plan)
+    other = "own" if rollout.placement == "shared" else "shared"
+    moved: Move = {"rollout.placement": other}
+    if other == "own":
+        moved = {**moved, "rollout.sleep_level": 0}
+    yield with_room(config, moved, hardware)
+
+
+def _shares(config: PpoConfig, plan: Plan) -> Iterator[Move]:
+    """The shares of a card that the ranks leave, awake and asleep; a larger one where the engine's
+    weights or KV cache lack room."""
+    rollout = config.rollout
+    if any(problem.code == "vllm-share" for problem in plan.problems):
+        yield {"rollout.memory_share": LARGEST_SHARE}
+    if rollout.placement != "shared":
+        return
+    beside = [store.without(_is_engine) for store in plan.devices if _has_both(store)]
+    for level in (0, 1, 2):
+        shares = (largest_share(store, plan.band, asleep=level > 0) for store in beside)
+        share = min((*shares, LARGEST_SHARE))
+        if share > 0:
+            yield {"rollout.sleep_level": level, "rollout.memory_share": share}
+
+
+def _has_both(store: Store) -> bool:
+    return {True, False} == {one.item.role == "rollout" for one in store.held}
+
+
+def _is_engine(item: Item) -> bool:
+    return item.role == "rollout"
+
+
+def _cluster_moves(config: JobConfig, hardware: Hardware) -> Iterator[Move]:
+    """More ranks on another node; as many as there are cards; nodes for all; the critic on ranks
+    of its own."""
+    cluster, cards = config.cluster, len(hardware.nodes[0].cards)
+    yield grown(config, hardware, 1)
+    if not cards:
+        return
+    yield {"cluster.ranks": min(cluster.ranks, cluster.nodes * cards)}
+    yield with_room(config, {}, hardware)
+    if isinstance(config, PpoConfig) and cluster.critic_ranks is None:
+        yield with_room(config, {"cluster.critic_ranks": cluster.ranks}, hardware)
+
+
+def with_room(config: JobConfig, move: Move, hardware: Hardware) -> Move:
+    """The move with as many nodes as its processes need; none where even many would not do."""
+    made = changed(config, changes_between(config, move))
+    cards = len(hardware.nodes[0].cards)
+    if made is None or not cards:
+        return move if made else {}
+    nodes = made.cluster.nodes
+    needed = -(-lay_out(made, [cards] * nodes).cards_needed // cards)
+    for count in range(nodes, max(nodes, needed) + 2):
+        if not lay_out(made, [cards] * count).homeless:
+            return move if count == nodes else {**move, "cluster.nodes": count}
+    return {}

@@ -1,0 +1,229 @@
+"""The search for changes that make a config fit, or faster: every single move, then further moves
+on those configs that lack least. A plan is made of each, so its verdict is a plan's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.memory.advise.changes import Change, changed, changes_between
+from plimsoll.memory.advise.moves import Move, faster_moves, on_nodes, saving_moves
+from plimsoll.memory.advise.speed import step_seconds
+from plimsoll.memory.machine.hardware import Hardware
+from plimsoll.memory.machine.surroundings import Surroundings
+from plimsoll.memory.plan.contents import make_job
+from plimsoll.memory.plan.plan import Plan, make_plan
+from plimsoll.memory.plan.stores import VERDICTS, Band, Store, likely_worst
+from plimsoll.memory.price.overheads import Constants
+
+_DEEPEST, _LEAST_DEEP = 5, 2
+"""Moves on top of one another; fewer are tried even where one alone would do."""
+_WIDTH = 10
+"""Configs that are taken further at each depth."""
+_MOST_PLANS, _LEAST_PLANS = 400, 60
+"""Of one search; the more nodes there are the fewer, as a plan of many takes longer."""
+_FEW_NODES = 8
+_FASTER = 0.95
+"""Of the seconds, at most, for a config to count as faster than another one."""
+_LARGER_SHARE = 0.1
+"""Of a card, more: what a further change is worth where the estimate sees no difference."""
+_STORED = ("device-memory", "host-memory", "vllm-share-beside-training")
+_SCALES = ("micro_batch_tokens", "stage", "memory_share", "nodes", "ranks")
+
+
+@dataclass(frozen=True)
+class State:
+    """A config on its way to fit. changes: from the config as written. hardware: of the plan."""
+
+    changes: frozenset[Change]
+    config: JobConfig
+    hardware: Hardware
+    plan: Plan
+
+    @cached_property
+    def lacking(self) -> float:
+        """How much every phase of every store lacks, with the plan's band, as shares of their
+        capacities; other errors count 1 each. 0 where it fits."""
+        stores = (*self.plan.devices, *self.plan.hosts)
+        errors = [p for p in self.plan.problems if p.severity == "error" and p.code not in _STORED]
+        return len(errors) + sum(_lacking(store, self.plan.band) for store in stores)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of a step, estimated."""
+        return step_seconds(make_job(self.config, self.hardware, self.plan.constants))
+
+    @property
+    def rank(self) -> int:
+        """Of the verdict: 0 fits."""
+        return VERDICTS.index(self.plan.verdict)
+
+    def has(self, code: str) -> bool:
+        """Whether the plan has such a problem."""
+        return any(problem.code == code for problem in self.plan.problems)
+
+    def idles_beside(self, other: State) -> bool:
+        """Whether it has ranks without work, and the other has none."""
+        return self.has("idle-ranks") and not other.has("idle-ranks")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is planned, on what; and what was tried already."""
+
+    config: JobConfig
+    hardware: Hardware
+    constants: Constants
+    free_disk: int | None
+    here: Surroundings | None
+    band: Band
+    known: dict[frozenset[Change], State | None]
+
+    @property
+    def root(self) -> State:
+        """The config as written."""
+        root = self.tried(frozenset())
+        assert root is not None, "a config whose settings contradict one another"
+        return root
+
+    @property
+    def most_plans(self) -> int:
+        """That a search may make."""
+        return max(_LEAST_PLANS, _MOST_PLANS // -(-self.config.cluster.nodes // _FEW_NODES))
+
+    def tried(self, changes: frozenset[Change]) -> State | None:
+        """The config with these changes; None where they contradict one another."""
+        if changes not in self.known:
+            self.known[changes] = self._plan(changes)
+        return self.known[changes]
+
+    def _plan(self, changes: frozenset[Change]) -> State | None:
+        config = changed(self.config, in_order(changes))
+        if config is None:
+            return None
+        hardware = on_nodes(self.hardware, config)
+        plan = make_plan(config, hardware, self.constants, self.free_disk, self.here, self.band)
+        return State(changes, config, hardware, plan)
+
+
+Measure = Callable[[State], float]
+"""What a search makes smaller, down to 0."""
+
+
+def saving_states(site: Site, root: State) -> list[State]:
+    """States that fit better than the config as written, none with a change too many."""
+
+    def moves(state: State) -> Iterator[Move]:
+        return saving_moves(state.config, state.plan, state.hardware)
+
+    better = [
+        _trimmed(site, state)
+        for state in _search(site, root, moves, lambda state: state.lacking)
+        if state.rank < root.rank
+    ]
+    return _undominated(better)
+
+
+def faster_states(site: Site, root: State) -> list[State]:
+    """States that fit too, and are faster."""
+
+    def measure(state: State) -> float:
+        return state.seconds if state.plan.verdict == "fits" else inf
+
+    found = _search(site, root, lambda state: faster_moves(state.config), measure)
+    return _undominated([s for s in found if measure(s) < _FASTER * root.seconds])
+
+
+def _search(
+    site: Site, root: State, moves: Callable[[State], Iterator[Move]], measure: Measure
+) -> list[State]:
+    """All states that measure less than those that they come from: of one move, of two, and of
+    more until some measure 0 or there are too many."""
+    found: list[State] = []
+    frontier = [root]
+    for depth in range(1, _DEEPEST + 1):
+        fresh = [
+            state for parent in frontier for state in _next(site, root, parent, moves, measure)
+        ]
+        found += fresh
+        done = depth >= _LEAST_DEEP and any(state.rank < root.rank for state in found)
+        if done or len(site.known) >= site.most_plans:
+            break
+        frontier = sorted((state for state in fresh if measure(state) > 0), key=measure)[:_WIDTH]
+    return found
+
+
+def _next(
+    site: Site,
+    root: State,
+    parent: State,
+    moves: Callable[[State], Iterator[Move]],
+    measure: Measure,
+) -> Iterator[State]:
+    so_far = {change.key: change.after for change in parent.changes}
+    for move in moves(parent):
+        changes = frozenset(changes_between(site.config, {**so_far, **move}))
+        if changes in site.known or len(site.known) >= site.most_plans:
+            continue
+        state = site.tried(changes)
+        if state is None or state.idles_beside(root):
+            continue
+        if measure(state) < measure(parent):
+            yield state
+
+
+def _trimmed(site: Site, state: State) -> State:
+    """Without the changes that it does as well without."""
+    for change in in_order(state.changes):
+        fewer = site.tried(state.changes - {change})
+        if fewer is not None and fewer.rank <= state.rank:
+            state = fewer
+    return state
+
+
+def _undominated(states: Iterable[State]) -> list[State]:
+    """Of states that set the same scales the fastest; and none that changes more than another one
+    which fits as well and is about as fast."""
+    best: dict[object, State] = {}
+    for state in states:
+        kind = (state.rank, _kinds(state))
+        if kind not in best or state.seconds < best[kind].seconds:
+            best[kind] = state
+    kept = list(best.values())
+    return [state for state in kept if not any(_dominates(other, state) for other in kept)]
+
+
+def _kinds(state: State) -> frozenset[object]:
+    return frozenset(
+        change.key if change.key.endswith(_SCALES) else change for change in state.changes
+    )
+
+
+def _dominates(one: State, other: State) -> bool:
+    return (
+        _kinds(one) < _kinds(other)
+        and one.rank <= other.rank
+        and one.seconds <= other.seconds / _FASTER
+        and _share(one) > _share(other) - _LARGER_SHARE
+    )
+
+
+def _share(state: State) -> float:
+    """Of a card, that vLLM has; 0 without."""
+    return state.config.rollout.memory_share if isinstance(state.config, PpoConfig) else 0.0
+
+
+def _lacking(store: Store, band: Band) -> float:
+    if store.capacity is None:
+        return 0.0
+    over = (likely_worst(use, band) / store.capacity - 1 for use in store.phases)
+    return sum(max(0.0, share) for share in over)
+
+
+def in_order(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """By key."""
+    return tuple(sorted(changes, key=lambda change: change.key))

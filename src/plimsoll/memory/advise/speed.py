@@ -1,0 +1,289 @@
+"""How long a step takes, to rank configs by: good for which is faster, not for how fast.
+
+Every term is an amount of work over a rate, and the terms are added: nothing is overlapped, and
+sequences are taken at their longest. So only ratios between configs of the same job say anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.jobs import PpoConfig
+from plimsoll.memory.machine.hardware import Node
+from plimsoll.memory.plan.contents import Job
+from plimsoll.memory.price.engines import Sampler, card_share
+from plimsoll.memory.price.roles import adapter_tensors
+from plimsoll.memory.price.work import (
+    RoleName,
+    frozen_roles,
+    longest_sequence,
+    role_models,
+    step_sequences,
+    trained_roles,
+)
+from plimsoll.memory.shapes.shape import ModelShape
+
+UTILISATION = 0.4
+"""Of a card's peak: 38 to 44 % were reached at 7B to 65B (PaLM, Chowdhery et al. 2022, table 3;
+Llama, Touvron et al. 2023, section 2.4)."""
+PCIE = 25e9
+"""Bytes a second and card, one direction: what copies reach of PCIe 4.0 x16's 32 GB/s."""
+HOST_MEMORY = 200e9
+"""Bytes a second of a node: half of the peak of 16 channels of DDR4-3200 (two sockets)."""
+NETWORK = 50e9
+"""Bytes a second between nodes, of each: 400 Gb/s, as AWS gives p4d machines."""
+CPU_FLOPS, CPU_MEMORY = 1e12, 50e9
+"""Of a rank without a card: bf16 products on two cores with AMX, and two channels of memory."""
+
+_ADAM_BYTES = 30.0
+"""Of memory that a parameter's step touches: fp32 master, gradient and two moments read (16),
+master and moments written (12), the 16-bit weight written (2)."""
+_NF4 = 0.52
+_ATTENTION = 2
+"""FLOPs of a token, a position before it on average half of them seen, a layer and a dimension:
+2 products of 2 FLOPs (FlashAttention-2, Dao 2023, section 4.1, causal)."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one rank can do in a second.
+
+    flops: of matrix products, as they are reached. memory: bytes of the card's. link: bytes to the
+    other ranks of its group. pcie: bytes to the host. host: bytes of its part of host memory.
+    """
+
+    flops: float
+    memory: float
+    link: float
+    pcie: float
+    host: float
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A role's work in a step, on one rank. tokens: in all. micro_batches: the forwards that they
+    come in. updates: optimizer steps. element: bytes of a weight that is not in 4 bits."""
+
+    shape: ModelShape
+    tokens: float
+    longest: int
+    micro_batches: int
+    updates: int
+    ranks: int
+    element: int
+
+
+def rates_of(node: Node, ranks: int, nodes: int) -> Rates:
+    """ranks: of a group. nodes: that it is spread over."""
+    sharing = max(1, ranks // nodes)
+    host = HOST_MEMORY / sharing
+    if not node.cards:
+        return Rates(CPU_FLOPS, CPU_MEMORY / sharing, CPU_MEMORY / sharing, host, host)
+    card = node.cards[0]
+    link = card.link_bandwidth if nodes == 1 else min(card.link_bandwidth, NETWORK)
+    return Rates(UTILISATION * card.bf16_flops, card.memory_bandwidth, link, PCIE, host)
+
+
+def active_parameters(shape: ModelShape) -> float:
+    """Those that a token is multiplied with: of experts only the chosen, the head, tied or not, and
+    no embedding."""
+    chosen = shape.experts_per_token / shape.experts if shape.experts else 1.0
+    linears = sum(
+        linear.parameters * (chosen if linear.stacked > 1 else 1.0) for linear in shape.linears
+    )
+    return linears + shape.embedding_parameters
+
+
+def forward_seconds(work: Pass, rates: Rates) -> float:
+    """2 FLOPs a parameter and token (Kaplan et al. 2020, section 2.1), and attention's."""
+    wide = shape_width(work.shape)
+    attention = _ATTENTION * work.shape.layers * work.longest * wide
+    return work.tokens * (2 * active_parameters(work.shape) + attention) / rates.flops
+
+
+def shape_width(shape: ModelShape) -> int:
+    """Of all attention heads together."""
+    return shape.heads * shape.head_dim
+
+
+def passes(role: TrainedRole) -> float:
+    """What training costs in forwards: one forward; a backward of one for the inputs' gradients and
+    one for the weights', which a frozen base has not; one more with checkpointing."""
+    backward = 2.0 if role.adapter is None else 1.0
+    return 1.0 + backward + (1.0 if role.model.gradient_checkpointing else 0.0)
+
+
+def dequantise_seconds(work: Pass, visits: float, rates: Rates) -> float:
+    """4-bit weights are read, and written and read again in 16 bits, at each visit of a layer
+    (QLoRA, Dettmers et al. 2023, section 3)."""
+    moved = (_NF4 + 2 * work.element) * work.shape.linear_parameters
+    return work.micro_batches * visits * moved / rates.memory
+
+
+def exchange_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
+    """Between ranks. Stage 3 gathers the weights for the forward and for the backward of each
+    micro-batch, and scatters the gradients; below, gradients are reduced and weights gathered anew
+    (ZeRO, Rajbhandari et al. 2020, section 7)."""
+    if work.ranks == 1:
+        return 0.0
+    trained = work.element * trained_parameters(role, work.shape)
+    reductions = work.micro_batches if role.zero.stage >= 2 else work.updates
+    moved: float = reductions * trained
+    if role.zero.stage == 3:
+        moved += 2 * work.micro_batches * weight_bytes(role, work)
+    else:
+        moved += work.updates * trained
+    return moved * (work.ranks - 1) / work.ranks / rates.link
+
+
+def adam_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
+    """The optimizer's step on a rank's share. On the host at its memory's speed, with each
+    micro-batch's gradients and the new weights crossing PCIe (ZeRO-Offload, Ren et al. 2021)."""
+    share = trained_parameters(role, work.shape) / (work.ranks if role.zero.stage else 1)
+    if role.zero.optimizer_offload == "none":
+        return work.updates * share * _ADAM_BYTES / rates.memory
+    crossing = (work.micro_batches + work.updates) * work.element * share / rates.pcie
+    return crossing + work.updates * share * _ADAM_BYTES / rates.host
+
+
+def weights_offload_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
+    """A rank's share of the weights crosses PCIe for each forward and each backward."""
+    if role.zero.parameter_offload == "none":
+        return 0.0
+    return 2 * work.micro_batches * weight_bytes(role, work) / work.ranks / rates.pcie
+
+
+def trained_parameters(role: TrainedRole, shape: ModelShape) -> int:
+    """Of the whole model, or of its adapter."""
+    if role.adapter is None:
+        return shape.parameters
+    return sum(count * elements for count, elements in adapter_tensors(shape, role.adapter))
+
+
+def weight_bytes(role: TrainedRole | FrozenRole, work: Pass) -> float:
+    """Of the whole model."""
+    linear = work.shape.linear_parameters if role.model.quantization == "nf4" else 0
+    return _NF4 * linear + work.element * (work.shape.parameters - linear)
+
+
+def training_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
+    """Forwards, backwards and optimizer steps of a trained role."""
+    visits = 3.0 if role.model.gradient_checkpointing else 2.0
+    quantised = role.model.quantization == "nf4"
+    return (
+        passes(role) * forward_seconds(work, rates)
+        + (dequantise_seconds(work, visits, rates) if quantised else 0.0)
+        + exchange_seconds(role, work, rates)
+        + adam_seconds(role, work, rates)
+        + weights_offload_seconds(role, work, rates)
+    )
+
+
+def scoring_seconds(role: TrainedRole | FrozenRole, work: Pass, rates: Rates) -> float:
+    """A forward without gradients; divided weights are gathered for each micro-batch, offloaded
+    ones cross PCIe: a share for each micro-batch at stage 3, else all of them once."""
+    divided = (role.stage if isinstance(role, FrozenRole) else role.zero.stage) == 3
+    offload = role.offload if isinstance(role, FrozenRole) else role.zero.parameter_offload
+    weights = weight_bytes(role, work)
+    seconds = forward_seconds(work, rates)
+    if role.model.quantization == "nf4":
+        seconds += dequantise_seconds(work, 1.0, rates)
+    if divided and work.ranks > 1:
+        seconds += work.micro_batches * weights * (work.ranks - 1) / work.ranks / rates.link
+    if offload == "cpu":
+        share = work.micro_batches / work.ranks if divided else 1.0
+        seconds += share * weights / rates.pcie
+    return seconds
+
+
+def sampling_seconds(sampler: Sampler, at_once: int, sequences: int, rates: Rates) -> float:
+    """An engine's responses. Each token of `at_once` sequences reads all weights and their KV
+    cache (Pope et al. 2022, section 2); prompts are a forward."""
+    waves = ceil(sequences / at_once)
+    new = sampler.rollout.sampling.max_new_tokens
+    cache = at_once * sampler.kv_token * (sampler.longest - new / 2)
+    decode = waves * new * (sampler.weights + cache) / rates.memory
+    prompts = sequences * (sampler.longest - new)
+    parallel = sampler.rollout.tensor_parallel
+    return decode + 2 * active_parameters(sampler.shape) * prompts / parallel / rates.flops
+
+
+def sequences_at_once(sampler: Sampler, cache: float, sequences: int) -> int:
+    """That an engine's KV cache (bytes of a card) has room for; one at least."""
+    room = int(cache // (sampler.kv_token * sampler.longest)) if cache > 0 else 1
+    return max(1, min(sampler.rollout.max_sequences, sequences, room))
+
+
+def waking_seconds(sampler: Sampler, rates: Rates) -> float:
+    """At sleep level 1 weights go to the host and come back; at level 2 the sync brings them."""
+    return (2 * sampler.weights if sampler.rollout.sleep_level == 1 else 0) / rates.pcie
+
+
+def sync_seconds(sent: float, rates: Rates) -> float:
+    """New weights leave one rank's card, pass through host memory, and reach each engine's card
+    (rollout/vllm.py); sent: bytes."""
+    return sent * (2 / rates.pcie + 2 / rates.host)
+
+
+def step_seconds(job: Job) -> float:
+    """Of one step of a run: everything above, one after another as the recipes do it."""
+    return sum(_role_seconds(job)) + _rollout_seconds(job)
+
+
+def _role_seconds(job: Job) -> Iterator[float]:
+    sampled = job.config if isinstance(job.config, PpoConfig) else None
+    for name, trained in trained_roles(job.config).items():
+        rates, epochs = _rates(job, job.ranks(name)), sampled.algorithm.epochs if sampled else 1
+        yield training_seconds(trained, _work(job, name, epochs), rates)
+        if sampled:  # values, and the log-probs that ratios are of
+            yield scoring_seconds(trained, _work(job, name, 1), rates)
+    for name, frozen in frozen_roles(job.config).items():
+        yield scoring_seconds(frozen, _work(job, name, 1), _rates(job, job.ranks(name)))
+
+
+def _work(job: Job, name: RoleName, epochs: int) -> Pass:
+    config, ranks = job.config, job.ranks(name)
+    mini_batches = config.algorithm.mini_batches if isinstance(config, PpoConfig) else 1
+    updates = epochs * mini_batches
+    longest = longest_sequence(config)
+    own = ceil(step_sequences(config) / ranks) * longest  # of one update
+    return Pass(
+        shape=job.shapes[name],
+        tokens=updates * own,
+        longest=longest,
+        micro_batches=updates * ceil(own / config.batch.micro_batch_tokens),
+        updates=updates,
+        ranks=ranks,
+        element=2 if role_models(config)[name].dtype == "bfloat16" else 4,
+    )
+
+
+def _rates(job: Job, ranks: int) -> Rates:
+    node = job.hardware.nodes[0]
+    cards = len(node.cards) if job.device == "cuda" else 0
+    nodes = ceil(ranks / cards) if cards else min(len(job.hardware.nodes), ranks)
+    return rates_of(node if cards else Node((), node.host_bytes), ranks, nodes)
+
+
+def _rollout_seconds(job: Job) -> float:
+    sampler, config = job.sampler, job.config
+    if sampler is None or not isinstance(config, PpoConfig):
+        return 0.0
+    rates = _rates(job, 1)
+    sequences = ceil(config.batch.prompts * config.batch.responses / sampler.rollout.engines)
+    cards = job.hardware.nodes[0].cards if job.device == "cuda" else ()
+    cache = sampler.rollout.cpu_kv_cache_gib * 2**30
+    if cards:
+        cache = card_share(sampler, cards[0].usable_bytes).kv_cache
+    at_once = sequences_at_once(sampler, cache, sequences)
+    shape, actor = job.shapes["actor"], config.actor
+    alone = config.rollout.sync.adapter == "separate"
+    sent = 2 * (trained_parameters(actor, shape) if alone else shape.parameters)
+    return (
+        sampling_seconds(sampler, at_once, sequences, rates)
+        + waking_seconds(sampler, rates)
+        + sync_seconds(sent, rates)
+    )

@@ -1,0 +1,96 @@
+"""An explanation of running out of memory, for a person to read; 80 columns."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from plimsoll.memory.explain.explain import Explanation
+from plimsoll.memory.plan.table import WIDTH, gigabytes
+from plimsoll.run.numbers import gigabytes_text
+from plimsoll.run.readings import Footprint
+
+_NAMES = {
+    "allocated": "allocated by torch",
+    "reserved": "reserved by torch",
+    "device": "used on the card by all",
+    "host": "host",
+}
+
+
+def explanation_text(explanation: Explanation) -> str:
+    """Everything, as a block."""
+    return "\n".join(
+        [
+            *_where(explanation),
+            *_measures(explanation),
+            *_items(explanation),
+            *_answers(explanation),
+            *_change(explanation),
+        ]
+    )
+
+
+def _where(explanation: Explanation) -> Iterator[str]:
+    seen = explanation.incident.seen
+    assert seen is not None
+    where = f"{explanation.incident.where} memory of {seen.process}, node {seen.node}"
+    yield _wrap(f"Where: {where}; phase {explanation.phase}, role {explanation.role}")
+    if explanation.incident.asked is not None:
+        yield f"Asked for: {gigabytes_text(explanation.incident.asked)} more"
+
+
+def _measures(explanation: Explanation) -> Iterator[str]:
+    """The process: predicted against measured."""
+    when = "when it failed" if explanation.at_failure else "when it was last read"
+    measured = explanation.measured
+    if measured is None:
+        yield "Measured: nothing, for it failed before it was first read"
+    else:
+        yield _wrap(f"Measured {when}: {_footprint(measured)}")
+    if explanation.predicted is None:
+        yield f"Predicted: nothing, for the plan has no phase {explanation.phase}"
+    else:
+        yield _wrap(f"Predicted for the phase: {_footprint(explanation.predicted)}")
+
+
+def _footprint(footprint: Footprint) -> str:
+    sizes = ((words, getattr(footprint, name)) for name, words in _NAMES.items())
+    return ", ".join(f"{gigabytes_text(s)} {words}" for words, s in sizes if s is not None)
+
+
+def _items(explanation: Explanation) -> Iterator[str]:
+    place = "node" if explanation.store.where == "host" else "card"
+    yield f"The largest items of the {place} in this phase, as predicted (GB):"
+    for item in explanation.items:
+        yield f"  {gigabytes(item.bytes):>6}  {item.role} {item.name}"
+
+
+def _answers(explanation: Explanation) -> Iterator[str]:
+    for number, answer in enumerate(explanation.answers, 1):
+        yield f"{number}. {answer.question} {answer.verdict.capitalize()}:"
+        yield textwrap.fill(
+            answer.text,
+            WIDTH,
+            initial_indent="   ",
+            subsequent_indent="   ",
+            break_on_hyphens=False,
+        )
+
+
+def _change(explanation: Explanation) -> Iterator[str]:
+    room, change = gigabytes_text(explanation.room), explanation.change
+    place = "node" if explanation.store.where == "host" else "card"
+    if change is None:
+        yield _wrap(
+            f"No change that was tried brings the {place}'s peak under {room}: it takes more "
+            f"memory, or more nodes."
+        )
+        return
+    yield _wrap(f"The smallest change that brings the {place}'s peak under {room}, by the plan:")
+    yield from (f"   {line}" for one in change.changes for line in one.lines)
+    yield from (_wrap(f"     {cost}", "     ") for cost in change.costs)
+
+
+def _wrap(text: str, indent: str = "  ") -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)

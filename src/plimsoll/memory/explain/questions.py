@@ -1,0 +1,204 @@
+"""The four questions to ask when memory ran out, in order, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from plimsoll.memory.explain.incident import Incident, Sighting
+from plimsoll.memory.machine.node_state import NodeState
+from plimsoll.memory.machine.nvidia import LiveCard
+from plimsoll.memory.plan.contents import Job, hosted
+from plimsoll.memory.plan.layout import Process
+from plimsoll.memory.plan.peaks import Use
+from plimsoll.memory.plan.process_peaks import read_as
+from plimsoll.memory.plan.stores import Store
+from plimsoll.memory.plan.table import gigabytes
+from plimsoll.memory.price.work import frozen_roles, trained_roles
+from plimsoll.run.readings import Share
+
+_UNEVEN = 1.1
+"""A rank that holds more than this times its share was not divided as asked."""
+_MUCH = 0.05
+"""Of the capacity: from here on other processes hold much."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """question: as it is printed. verdict: `unknown` where nothing was seen. text: the numbers."""
+
+    question: str
+    verdict: Literal["yes", "no", "unknown"]
+    text: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is asked about.
+
+    seen: by the cluster. store: the plan's card or host that was too small. use: what the plan has
+    on it at the fullest instant of the phase. planned: the processes that the plan has there.
+    """
+
+    job: Job
+    incident: Incident
+    seen: Sighting
+    store: Store
+    use: Use
+    planned: tuple[Process, ...]
+
+    @property
+    def place(self) -> str:
+        """What was too small, in a word."""
+        return "node" if self.store.where == "host" else "card"
+
+
+def four_answers(scene: Scene) -> tuple[Answer, Answer, Answer, Answer]:
+    """In the order in which to ask."""
+    return _free(scene), _divided(scene), _together(scene), _others(scene)
+
+
+def room_of(scene: Scene) -> int | None:
+    """What the run could have had there when it began, or else now; None where that is not known;
+    bytes."""
+    state = scene.seen.before or scene.seen.after
+    if state is None:
+        return None
+    if scene.store.where == "host":
+        return state.room
+    card = _card(scene.seen, state)
+    return None if card is None else card.usable_bytes - _held_by_others(card)
+
+
+def _free(scene: Scene) -> Answer:
+    question = f"Is the {scene.place}'s free memory below the plan's?"
+    need, capacity, room = scene.store.peak.bytes, scene.store.capacity, room_of(scene)
+    wanted = f"the plan needs {gigabytes(need)} GB at its fullest"
+    if capacity is not None:
+        wanted += f", of {gigabytes(capacity)} GB"
+    if room is None:
+        return Answer(question, "unknown", f"the {scene.place} was not seen; {wanted}")
+    when = "when the run began" if scene.seen.before else "now"
+    text = f"{gigabytes(room)} GB could be had {when}; {wanted}"
+    return Answer(question, "yes" if room < need else "no", text)
+
+
+def _divided(scene: Scene) -> Answer:
+    question = "Did the partitioning take effect?"
+    wanted = _to_divide(scene.job)
+    if not wanted:
+        return Answer(question, "no", f"none was asked for: {_undivided(scene.job)}")
+    shares = [(name, share) for name, share in _shares(scene) if share.role in wanted]
+    if not shares:
+        text = f"no rank had told yet what it holds of the {_and(wanted)}"
+        return Answer(question, "unknown", text)
+    largest = {share.role: (name, share) for name, share in sorted(shares, key=_excess)}
+    uneven = any(_excess(one) > _UNEVEN for one in largest.values())
+    text = "; ".join(_share_text(name, share) for name, share in largest.values())
+    return Answer(question, "no" if uneven else "yes", text)
+
+
+def _shares(scene: Scene) -> Iterator[tuple[str, Share]]:
+    """With the process that holds each."""
+    yield from ((scene.seen.process, share) for share in scene.incident.shares)
+    for name, reading in scene.seen.readings.items():
+        yield from ((name, share) for share in reading.shares)
+
+
+def _excess(one: tuple[str, Share]) -> float:
+    return one[1].held * one[1].ranks / one[1].whole
+
+
+def _share_text(name: str, share: Share) -> str:
+    part = share.whole // share.ranks
+    return (
+        f"{name} holds {gigabytes(share.held)} GB of the {share.role}'s {share.what}, no rank more;"
+        f" P/N is {gigabytes(share.whole)} / {share.ranks} = {gigabytes(part)} GB"
+    )
+
+
+def _stages(job: Job) -> dict[str, int]:
+    trained = {name: role.zero.stage for name, role in trained_roles(job.config).items()}
+    frozen = {name: role.stage for name, role in frozen_roles(job.config).items()}
+    return dict([*trained.items(), *frozen.items()])
+
+
+def _to_divide(job: Job) -> list[str]:
+    stages = _stages(job)
+    return [name for name in job.shapes if stages[name] and job.ranks(name) > 1]
+
+
+def _undivided(job: Job) -> str:
+    ranks = job.config.cluster.ranks
+    stages = ", ".join(f"{name} at stage {stage}" for name, stage in _stages(job).items())
+    return f"{stages}, on {ranks} rank{'s' * (ranks > 1)}"
+
+
+def _together(scene: Scene) -> Answer:
+    question = f"Did two models land on one {scene.place}?"
+    planned, found = _models(scene.job, scene.planned), _models(scene.job, _here(scene))
+    text = ", ".join(_model_text(scene.use, role) for role in found) or "none is there"
+    stray = [role for role in found if role not in planned]
+    if stray:
+        text += f"; the plan has the {_and(stray)} elsewhere"
+    return Answer(question, "yes" if len(found) > 1 else "no", text)
+
+
+def _here(scene: Scene) -> Sequence[Process]:
+    """The processes that are really there; which cards they have only the plan says."""
+    nodes = scene.seen.nodes
+    if scene.store.where == "device" or not nodes:
+        return scene.planned
+    everyone = scene.job.layout.processes
+    return [process for process in everyone if nodes.get(read_as(process)) == scene.seen.node]
+
+
+def _models(job: Job, processes: Sequence[Process]) -> list[str]:
+    found: dict[str, None] = {}
+    for process in processes:
+        if process.kind in ("local", "rank", "critic rank"):
+            found |= dict.fromkeys(hosted(job, process))
+        sampling = job.sampler is not None
+        if sampling and process.kind in ("local", "engine", "engine worker"):
+            found["rollout"] = None
+    return list(found)
+
+
+def _model_text(use: Use, role: str) -> str:
+    size = sum(item.bytes for item in use.items if item.role == role)
+    return f"{role} ({gigabytes(size)} GB planned)" if size else role
+
+
+def _others(scene: Scene) -> Answer:
+    question = "Do other processes hold much?"
+    state = scene.seen.after or scene.seen.before
+    card = None if state is None else _card(scene.seen, state)
+    if state is not None and scene.store.where == "host":
+        named = [f"{h.name} (pid {h.pid}) {gigabytes(h.bytes)}" for h in state.others]
+        return _held(question, state.capacity - state.room, state.capacity, named)
+    if card is None:
+        return Answer(question, "unknown", f"the {scene.place} was not seen")
+    sizes = [(p, "?" if p.bytes is None else gigabytes(p.bytes)) for p in card.processes]
+    named = [f"{process.name} (pid {process.pid}) {size}" for process, size in sizes]
+    return _held(question, _held_by_others(card), card.usable_bytes, named)
+
+
+def _held(question: str, held: int, capacity: int, named: Sequence[str]) -> Answer:
+    text = f"{gigabytes(held)} GB in all"
+    if named:
+        text += f"; most: {', '.join(named)} GB"
+    return Answer(question, "yes" if held > _MUCH * capacity else "no", text)
+
+
+def _card(seen: Sighting, state: NodeState) -> LiveCard | None:
+    return next((card for card in state.cards if card.index == seen.card), None)
+
+
+def _held_by_others(card: LiveCard) -> int:
+    """What its other processes hold: of those that the driver shows."""
+    return sum(process.bytes or 0 for process in card.processes)
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(names)

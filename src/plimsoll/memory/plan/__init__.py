@@ -1,0 +1,1 @@
+"""Everything priced and placed: peaks, verdict, culprit, and how they are shown."""

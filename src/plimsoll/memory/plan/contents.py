@@ -1,0 +1,220 @@
+"""What each process of a run holds in every phase: roles, engines, and the process itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from plimsoll.config.deepspeed import Device
+from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.memory.items import Held, Moment
+from plimsoll.memory.machine.hardware import Hardware
+from plimsoll.memory.plan.layout import Kind, Layout, Process, lay_out
+from plimsoll.memory.price.engines import (
+    STARTING,
+    Sampler,
+    card_items,
+    cpu_items,
+    receiving_items,
+    sleep_items,
+    transformers_items,
+)
+from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
+from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.price.processes import process_items
+from plimsoll.memory.price.roles import HeadKind, frozen_role, trained_role
+from plimsoll.memory.price.work import (
+    RoleName,
+    bucket_bytes,
+    frozen_roles,
+    longest_sequence,
+    micro_batch,
+    phases,
+    trained_roles,
+)
+from plimsoll.memory.shapes.known_models import read_shape
+from plimsoll.memory.shapes.shape import ModelShape
+
+_SCORING = Moment("score", "forward")
+_SAVING = Moment("save", "gather")
+_COLLECTED = ("bucket of weights", "model to save")
+"""Items of a group's first rank alone, which collects the weights that leave."""
+_LEAVING = (*_COLLECTED, "gathered weights")
+"""Items of the actor alone: no other role's weights leave."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A config with what pricing it needs, each worked out once. moments: all of the job's."""
+
+    config: JobConfig
+    hardware: Hardware
+    constants: Constants
+    device: Device
+    layout: Layout
+    shapes: Mapping[RoleName, ModelShape]
+    moments: frozenset[Moment]
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """What each engine runs; None without engines."""
+        if not isinstance(self.config, PpoConfig):
+            return None
+        config = self.config
+        asked = config.batch.prompts * config.batch.responses
+        least = config.rollout.max_sequences if config.data.eval else asked
+        return Sampler(
+            config.rollout,
+            self.shapes["actor"],
+            longest_sequence(config),
+            min(config.rollout.max_sequences, least),
+        )
+
+    def ranks(self, role: RoleName) -> int:
+        """Over how many ranks a role is divided."""
+        own = self.config.cluster.critic_ranks
+        return own if role == "critic" and own else self.config.cluster.ranks
+
+
+def make_job(config: JobConfig, hardware: Hardware, constants: Constants) -> Job:
+    """Raises ConfigError for a model whose shape cannot be known."""
+    cards = [len(node.cards) for node in hardware.nodes]
+    device: Device = "cuda" if any(cards) and config.cluster.device != "cpu" else "cpu"
+    layout = lay_out(config, cards if device == "cuda" else [0] * len(cards))
+    trained, frozen = trained_roles(config), frozen_roles(config)
+    models = {name: role.model for name, role in trained.items()}
+    models |= {name: role.model for name, role in frozen.items()}
+    shapes = {name: read_shape(model.path) for name, model in models.items()}
+    moments = job_moments(tuple(models), phases(config))
+    if isinstance(config, PpoConfig):
+        moments |= {STARTING}
+    return Job(config, hardware, constants, device, layout, shapes, moments)
+
+
+@dataclass(frozen=True)
+class Alike:
+    """What tells processes apart that hold different things: of ranks only the first collects
+    weights, and an engine's share is of its card."""
+
+    kind: Kind
+    first: bool
+    card: str
+
+
+def alike(job: Job, process: Process) -> Alike:
+    """The same for processes that hold the same."""
+    slot = process.slot
+    card = "" if slot.card is None else job.hardware.nodes[slot.node].cards[slot.card].name
+    return Alike(process.kind, process.index == 0, card)
+
+
+def held_by(job: Job, process: Process) -> tuple[Held, ...]:
+    """Everything that a process ever holds, wherever that is."""
+    own = tuple(_contents(job, process))
+    if job.device == "cuda":
+        return own
+    return tuple(replace(one, item=replace(one.item, where="host")) for one in own)
+
+
+def _contents(job: Job, process: Process) -> Iterator[Held]:
+    yield from _process(job, process)
+    if process.kind in ("local", "rank", "critic rank"):
+        unwanted = () if process.index == 0 else _COLLECTED
+        held = [one for name in hosted(job, process) for one in _role(job, name)]
+        yield from _one_at_a_time([one for one in held if one.item.name not in unwanted])
+    if process.kind in ("local", "engine", "engine worker"):
+        yield from _engine(job, process)
+
+
+def _process(job: Job, process: Process) -> Iterator[Held]:
+    """What it is besides what it does, and what Ray's object store carries on its node."""
+    cluster, sampler = job.config.cluster, job.sampler
+    groups = {"rank": cluster.ranks, "critic rank": cluster.critic_ranks or 1}
+    parallel = sampler.rollout.tensor_parallel if sampler else 1
+    group = parallel if process.kind == "engine worker" else groups.get(process.kind, 1)
+    vllm = sampler is not None and sampler.rollout.engine == "vllm"
+    for item in process_items(process, job.device, group, vllm, job.constants):
+        yield Held(item, job.moments)
+    if process.kind == "ray" and sampler is not None:
+        bucket = bucket_bytes(job.config, sampler.shape)
+        yield from receiving_items("bucket in the object store", 1, bucket, job.moments)
+
+
+def hosted(job: Job, process: Process) -> Iterator[RoleName]:
+    """The roles that live in a training rank."""
+    own_critic = job.config.cluster.critic_ranks is not None
+    for name in job.shapes:
+        critic_here = process.kind == "critic rank" or not own_critic
+        if critic_here if name == "critic" else process.kind != "critic rank":
+            yield name
+
+
+def _role(job: Job, name: RoleName) -> Iterator[Held]:
+    """On the first rank of its group."""
+    for one in _priced(job, name):
+        if name == "actor" or one.item.name not in _LEAVING:
+            yield one
+
+
+def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
+    config, shape, ranks = job.config, job.shapes[name], job.ranks(name)
+    head: HeadKind = "value" if name in ("critic", "reward") else "policy"
+    sampled = config if isinstance(config, PpoConfig) else None
+    scaled = sampled is not None and sampled.rollout.sampling.temperature != 1
+    work = micro_batch(config, ranks)
+    if name in ("reference", "reward"):
+        frozen = frozen_roles(config)[name]
+        return frozen_role(
+            *(name, frozen, shape, head, work, ranks, job.device, job.moments),
+            scaled=scaled,
+        )
+    role = trained_roles(config)[name]
+    phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
+    return trained_role(
+        *(name, role, shape, head, work, ranks, job.device, phase, job.moments),
+        entropy=sampled is not None,
+        scaled=scaled,
+        sync_bucket=bucket_bytes(config, shape) if name == "actor" else 0,
+    )
+
+
+def _engine(job: Job, process: Process) -> Iterator[Held]:
+    """An engine's front, the part of it on a card, or all of it in one process."""
+    sampler = job.sampler
+    if sampler is None:
+        return
+    moments, kind = job.moments, process.kind
+    if sampler.rollout.engine == "transformers":
+        yield from transformers_items(sampler, moments)
+        return
+    bucket = bucket_bytes(job.config, sampler.shape)
+    whole = job.device == "cpu" and sampler.rollout.tensor_parallel == 1
+    if kind == "engine":
+        yield from receiving_items("file in shared memory", 1, bucket, moments)
+    if kind == "engine worker" or whole:
+        yield from receiving_items("received weights", 2, bucket, moments)
+        yield from sleep_items(sampler, moments)
+        if job.device == "cpu":
+            yield from cpu_items(sampler, moments)
+        else:
+            card = job.hardware.nodes[process.slot.node].cards[process.slot.card or 0]
+            context = job.constants.cuda_context
+            yield from card_items(sampler, card.usable_bytes, context, moments)
+
+
+def _one_at_a_time(held: Sequence[Held]) -> Iterator[Held]:
+    """Roles score one after another: of what exists only meanwhile, the largest role's counts."""
+    passing: dict[str, int] = {}
+    for one in held:
+        if _passes(one):
+            passing[one.item.role] = passing.get(one.item.role, 0) + one.item.bytes
+    largest = max(passing, key=lambda role: passing[role], default="")
+    for one in held:
+        if _passes(one) and one.item.role != largest:
+            one = replace(one, moments=one.moments - {_SCORING})
+        if one.moments:
+            yield one
+
+
+def _passes(one: Held) -> bool:
+    return _SCORING in one.moments and _SAVING not in one.moments

@@ -1,0 +1,94 @@
+"""Which item breaks a plan: what would have to go for the rest to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.memory.items import Item
+from plimsoll.memory.plan.kinds import Kind, kind_of
+from plimsoll.memory.plan.stores import Store
+from plimsoll.memory.plan.ways_out import states_way_out, way_out
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """Items of a peak that could go together, the largest first.
+
+    what: in words. kind: None for all that a role has. alone: without them the rest fits.
+    fix: what to write in the config.
+    """
+
+    what: str
+    kind: Kind | None
+    items: tuple[Item, ...]
+    alone: bool
+    fix: str
+
+    @property
+    def bytes(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+
+_OPTIONAL: tuple[Kind | None, ...] = (
+    "frozen models",
+    "activations",
+    "rollout engines",
+    "optimizer states",
+    "gradients",
+    "buffers",
+    "weights",
+    "processes",
+    None,
+)
+"""What can be done without, before what can hardly."""
+
+Choice = Callable[[Item], bool]
+
+
+def find_culprit(store: Store, config: JobConfig) -> Culprit:
+    """Of an overfull store: of what would make it fit by going alone, the most optional kind, and
+    of that the largest; where nothing would, the largest of all."""
+    kinds = sorted(_kinds(store, config), key=lambda one: -one.bytes)
+    alone = [one for one in [*kinds, *_roles(store, config)] if one.alone]
+    return min(alone, key=lambda one: _OPTIONAL.index(one.kind)) if alone else kinds[0]
+
+
+def _kinds(store: Store, config: JobConfig) -> Iterator[Culprit]:
+    """Each role's items of one kind."""
+    for role, kind in dict.fromkeys((item.role, kind_of(item)) for item in store.peak.items):
+
+        def chosen(item: Item, role: str = role, kind: Kind = kind) -> bool:
+            return item.role == role and kind_of(item) == kind
+
+        fix = way_out(role, kind, store.where, config)
+        yield _culprit(store, _words(role, kind), kind, chosen, fix)
+
+
+def _roles(store: Store, config: JobConfig) -> Iterator[Culprit]:
+    """All that a trained role has, for which it would need other machines: the critic first."""
+    for role in ("critic", "actor") if isinstance(config, PpoConfig) else ():
+
+        def chosen(item: Item, role: str = role) -> bool:
+            return item.role == role
+
+        fix = states_way_out(role, store.where, config)
+        yield _culprit(store, f"all of the {role}", None, chosen, fix)
+
+
+def _culprit(store: Store, what: str, kind: Kind | None, chosen: Choice, fix: str) -> Culprit:
+    assert store.capacity is not None
+    alone = store.without(chosen).peak.bytes <= store.capacity
+    items = tuple(item for item in store.peak.items if chosen(item))
+    return Culprit(what, kind, items, alone, fix)
+
+
+def _words(role: str, kind: Kind) -> str:
+    match kind:
+        case "frozen models":
+            return f"the {role} model"
+        case "rollout engines" | "processes":
+            return f"the {kind}"
+        case _:
+            return f"the {role}'s {kind}"

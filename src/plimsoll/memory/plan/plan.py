@@ -1,0 +1,117 @@
+"""The plan of a run: every byte by role, phase and item, on every card, host and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from plimsoll.config.jobs import JobConfig
+from plimsoll.memory.items import Held, Item
+from plimsoll.memory.machine.hardware import Hardware
+from plimsoll.memory.machine.surroundings import Surroundings
+from plimsoll.memory.plan.contents import Alike, Job, alike, held_by, make_job
+from plimsoll.memory.plan.find_problems import find_problems
+from plimsoll.memory.plan.layout import Process, Slot
+from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.plan.stores import VERDICTS, Band, Store, Verdict, judge
+from plimsoll.memory.price.disk import disk_items
+from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.rules.rules import find_conflicts
+
+BAND = Band(
+    0.08,
+    "formulas agree with traced forwards within 5 %; contexts and the allocator's gap vary by "
+    "about 3 % of a card between drivers and versions",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """devices, hosts: equal ones once. disk: what the run directory holds at most. free_disk:
+    bytes; None unless it is the disk of this machine."""
+
+    band: Band
+    devices: tuple[Store, ...]
+    hosts: tuple[Store, ...]
+    disk: tuple[Item, ...]
+    free_disk: int | None
+    problems: tuple[PlanProblem, ...]
+    constants: Constants
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of all that is written."""
+        return sum(item.bytes for item in self.disk)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worst of all cards, hosts and problems."""
+        found: list[Verdict] = [judge(store, self.band) for store in (*self.devices, *self.hosts)]
+        if any(problem.severity == "error" for problem in self.problems):
+            found.append("does not fit")
+        return max(found, key=VERDICTS.index)
+
+
+def make_plan(
+    config: JobConfig,
+    hardware: Hardware,
+    constants: Constants,
+    free_disk: int | None = None,
+    here: Surroundings | None = None,
+    band: Band = BAND,
+) -> Plan:
+    """Price a config on some hardware. Of models it reads the config.json, or shipped shapes.
+
+    free_disk: bytes free where the run directory will be, where that is known. here: where the run
+    would start; None for other machines.
+    Raises ConfigError for a model whose shape cannot be known.
+    """
+    job = make_job(config, hardware, constants)
+    kinds = {alike(job, process): process for process in job.layout.processes}
+    contents = {kind: held_by(job, process) for kind, process in kinds.items()}
+    devices = tuple(_stores(job, contents, "device"))
+    hosts = tuple(_stores(job, contents, "host"))
+    disk = disk_items(job)
+    lacking = find_problems(job, (*devices, *hosts), disk, free_disk, band)
+    problems = (*find_conflicts(job, here), *lacking)
+    return Plan(band, devices, hosts, disk, free_disk, problems, constants)
+
+
+def _stores(
+    job: Job, contents: Mapping[Alike, tuple[Held, ...]], where: Literal["device", "host"]
+) -> Iterator[Store]:
+    """All cards, or all nodes' host memories; those with alike processes are one store."""
+    groups: dict[object, list[Slot]] = {}
+    kinds: dict[object, list[Alike]] = {}
+    for slot, processes in sorted(_by_slot(job.layout.processes, where).items()):
+        own = [alike(job, process) for process in processes]
+        # What the first rank collects is on its host: on cards being first makes no difference.
+        seen = own if where == "host" else [replace(one, first=False) for one in own]
+        key = (_hardware(job, slot), *seen)
+        groups.setdefault(key, []).append(slot)
+        kinds[key] = own
+    for found, slots in groups.items():
+        name, capacity = _hardware(job, slots[0])
+        held = tuple(
+            one for kind in kinds[found] for one in contents[kind] if one.item.where == where
+        )
+        gap = job.constants.allocator_gap if where == "device" else 0.0
+        yield Store(where, tuple(slots), name, capacity, held, gap)
+
+
+def _by_slot(processes: Sequence[Process], where: str) -> dict[Slot, list[Process]]:
+    found: dict[Slot, list[Process]] = {}
+    for process in processes:
+        slot = process.slot if where == "device" else Slot(process.slot.node)
+        if where == "host" or slot.card is not None:
+            found.setdefault(slot, []).append(process)
+    return found
+
+
+def _hardware(job: Job, slot: Slot) -> tuple[str, int | None]:
+    """What a slot is called, and what it can hold."""
+    node = job.hardware.nodes[slot.node]
+    if slot.card is None:
+        return "host memory", node.host_bytes
+    return node.cards[slot.card].name, node.cards[slot.card].usable_bytes

@@ -1,0 +1,96 @@
+"""What the plan says of each single process: what the ledger holds against the measured peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby
+
+from plimsoll.memory.items import Held, Phase, Where
+from plimsoll.memory.plan.contents import Job, held_by
+from plimsoll.memory.plan.layout import Process, Slot
+from plimsoll.memory.plan.peaks import Use, uses_of
+from plimsoll.run.readings import Footprint
+
+Footprints = dict[str, Footprint]
+"""By phase."""
+
+
+def process_peaks(job: Job) -> dict[str, Footprints]:
+    """By process, as the ledger calls it, and phase: each number's largest over the instants.
+
+    An engine is its front and its workers together, and of their cards the fullest. `device` is
+    of the whole card: other processes' share of it too. `eval` is the phase of the plan that does
+    the same: sampling, or else scoring. Ray's own processes are left out: nobody reads them.
+    """
+    found: dict[str, Footprints] = {}
+    for name, processes in groupby(_measured(job), key=read_as):
+        found[name] = _together([_phases(job, process) for process in processes])
+    return {name: _with_eval(phases) for name, phases in found.items()}
+
+
+def _measured(job: Job) -> Iterator[Process]:
+    return (process for process in job.layout.processes if process.kind != "ray")
+
+
+def read_as(process: Process) -> str:
+    """The name under which a process is read."""
+    return f"engine {process.index}" if process.kind == "engine worker" else process.name
+
+
+def _phases(job: Job, process: Process) -> Footprints:
+    own = held_by(job, process)
+    host = _by_phase(uses_of(_on(own, "host")))
+    if process.slot.card is None:
+        return {phase: Footprint(_most(uses)) for phase, uses in host.items()}
+    gap = job.constants.allocator_gap
+    device = _by_phase(uses_of(_on(own, "device"), gap))
+    card = _by_phase(uses_of(_on(_on_card(job, process.slot), "device"), gap))
+    return {
+        phase: Footprint(
+            host=_most(uses),
+            allocated=max((use.allocated for use in device.get(phase, ())), default=0),
+            reserved=max((use.reserved for use in device.get(phase, ())), default=0),
+            device=_most(card.get(phase, ())),
+        )
+        for phase, uses in host.items()
+    }
+
+
+def _on_card(job: Job, slot: Slot) -> Iterator[Held]:
+    for process in job.layout.processes:
+        if process.slot == slot:
+            yield from held_by(job, process)
+
+
+def _on(held: Iterable[Held], where: Where) -> list[Held]:
+    return [one for one in held if one.item.where == where]
+
+
+def _by_phase(uses: Iterable[Use]) -> dict[Phase, list[Use]]:
+    found: dict[Phase, list[Use]] = {}
+    for use in uses:
+        found.setdefault(use.moment.phase, []).append(use)
+    return found
+
+
+def _most(uses: Iterable[Use]) -> int:
+    return max((use.bytes for use in uses), default=0)
+
+
+def _together(parts: list[Footprints]) -> Footprints:
+    """The host's bytes added up; of the cards the fullest."""
+    if len(parts) == 1:
+        return parts[0]
+    return {
+        phase: replace(
+            max((part[phase] for part in parts), key=lambda one: one.device or 0),
+            host=sum(part[phase].host for part in parts),
+        )
+        for phase in parts[0]
+    }
+
+
+def _with_eval(phases: Mapping[str, Footprint]) -> Footprints:
+    same = next((phase for phase in ("rollout", "score") if phase in phases), None)
+    return dict(phases) | ({} if same is None else {"eval": phases[same]})

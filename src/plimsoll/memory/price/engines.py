@@ -1,0 +1,261 @@
+"""What the engines that sample hold: vLLM on cards and on CPU, transformers, and the weight sync.
+
+Read in vLLM 0.32 (v1/worker/gpu_worker.py, v1/worker/utils.py, utils/mem_utils.py): a worker makes
+its CUDA context and communicators first, then asks for `gpu_memory_utilization` of the card's
+*total* memory, which must be free at that moment; what weights, the peak of a profiled forward and
+the CUDA graphs leave of it becomes the KV cache. So a worker takes its share whole, whatever the
+model: only the KV cache says how well it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.memory.items import Held, Item, Moment, Phase, Where
+from plimsoll.memory.shapes.shape import ModelShape
+
+GIB = 2**30
+
+ASLEEP: tuple[Phase, ...] = ("score", "train_critic", "train_actor")
+"""The phases through which engines with a sleep level sleep; their KV cache comes back only when
+the new weights are all there."""
+
+STARTING = Moment("load", "start engines")
+"""Engines take their share before the ranks read their models."""
+
+_BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
+_OTHER = int(0.3 * GIB)
+_GRAPHS = int(0.8 * GIB)
+_RESIDUE, _RESIDUE_PARALLEL = int(0.8 * GIB), int(4.9 * GIB)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """An engine's model and work. longest: tokens of the longest prompt with its response.
+    sequences: that are sampled at once."""
+
+    rollout: RolloutConfig
+    shape: ModelShape
+    longest: int
+    sequences: int
+
+    @property
+    def element(self) -> int:
+        """Bytes of a weight."""
+        return 2 if self.rollout.dtype == "bfloat16" else 4
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights on each of the engine's cards; norms are on all of them."""
+        whole = self.shape.other_parameters
+        divided = self.shape.parameters - whole
+        return self.element * (-(-divided // self.rollout.tensor_parallel) + whole)
+
+    @property
+    def kv_token(self) -> int:
+        """Bytes of the KV cache of one token on each card."""
+        heads = -(-self.shape.kv_heads // self.rollout.tensor_parallel)
+        return 2 * self.shape.layers * heads * self.shape.head_dim * self.element
+
+    @property
+    def profile_peak(self) -> int:
+        """Bytes of the profiled forward at its peak, on each card: the MLP of the largest batch of
+        tokens, or the logits of as many sequences as may run, in 16 bits and three times in fp32.
+        """
+        shape, parallel = self.shape, self.rollout.tensor_parallel
+        width = max(shape.intermediate, shape.experts_per_token * shape.expert_intermediate)
+        tokens = max(_BATCHED_TOKENS, self.rollout.max_sequences)
+        forward = tokens * self.element * (4 * shape.hidden + 3 * width // parallel)
+        logits = self.rollout.max_sequences * shape.vocabulary * (self.element + 3 * 4)
+        return max(forward, logits)
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a vLLM worker divides what it asks for; bytes. kv_cache below 0: vLLM does not start."""
+
+    asked: int
+    weights: int
+    profile_peak: int
+    other: int
+    graphs: int
+
+    @property
+    def kv_cache(self) -> int:
+        return self.asked - self.weights - self.profile_peak - self.other - self.graphs
+
+
+def card_share(sampler: Sampler, card_bytes: int) -> Share:
+    """card_bytes: the card's whole memory, as CUDA reports it."""
+    asked = int(card_bytes * sampler.rollout.memory_share)
+    return Share(asked, sampler.weights, sampler.profile_peak, _OTHER, _GRAPHS)
+
+
+def card_items(
+    sampler: Sampler, card_bytes: int, context: int, moments: frozenset[Moment]
+) -> tuple[Held, ...]:
+    """A vLLM worker on a card.
+
+    context: bytes of its CUDA context, which is counted elsewhere and is part of what a sleeping
+    engine leaves. moments: all of the job's.
+    """
+    awake = _awake(sampler.rollout, moments)
+    asleep = moments - awake
+    with_cache = frozenset(m for m in awake if not (asleep and m.phase == "sync"))
+    *others, cache = _share_items(sampler, card_share(sampler, card_bytes), card_bytes)
+    held = [*(Held(item, awake) for item in others), Held(cache, with_cache)]
+    if asleep:
+        held.append(Held(_residue(sampler.rollout.tensor_parallel, context), asleep))
+    return tuple(held)
+
+
+def _awake(rollout: RolloutConfig, moments: frozenset[Moment]) -> frozenset[Moment]:
+    if rollout.sleep_level == 0:
+        return moments
+    return frozenset(moment for moment in moments if moment.phase not in ASLEEP)
+
+
+def _share_items(sampler: Sampler, share: Share, card_bytes: int) -> Iterator[Item]:
+    rollout, shape = sampler.rollout, sampler.shape
+    parallel = rollout.tensor_parallel
+    yield _item(
+        "vLLM weights",
+        "device",
+        min(share.weights, share.asked),
+        f"{sampler.element} bytes x {shape.parameters:,} parameters / tensor parallel {parallel}",
+    )
+    rest = max(0, share.asked - share.weights)
+    fixed = share.profile_peak + share.other + share.graphs
+    yield _item(
+        "vLLM profile peak, graphs",
+        "device",
+        min(fixed, rest),
+        f"{share.profile_peak:,} of a forward of the largest batch + {share.graphs:,} CUDA graphs "
+        f"+ {share.other:,} besides torch",
+    )
+    yield _item(
+        "KV cache",
+        "device",
+        max(0, rest - fixed),
+        f"{rollout.memory_share:g} of the card's {card_bytes:,} bytes - weights - profile peak - "
+        f"graphs; {sampler.kv_token:,} bytes a token",
+    )
+
+
+def _residue(parallel: int, context: int) -> Item:
+    residue = _RESIDUE if parallel == 1 else _RESIDUE_PARALLEL
+    return Item(
+        role="rollout",
+        name="sleep residue",
+        where="device",
+        level="process",
+        bytes=max(0, residue - context),
+        formula=f"{residue:,} bytes that a sleeping engine keeps at tensor parallel {parallel}, "
+        "its CUDA context among them",
+        source="users' measurements: 0.8 GiB at tensor parallel 1, 2.4 to 7.4 GiB at 2",
+    )
+
+
+def sleep_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Held, ...]:
+    """The host copy of a worker's weights at sleep level 1. Its pinned blocks go back to torch's
+    cache when the engine wakes, not to the system, so they stay.
+    """
+    if sampler.rollout.sleep_level != 1:
+        return ()
+    item = _item(
+        "weights of a sleeping engine",
+        "host",
+        sampler.weights,
+        f"{sampler.element} bytes x {sampler.shape.parameters:,} parameters / tensor parallel "
+        f"{sampler.rollout.tensor_parallel}",
+    )
+    return (Held(item, frozenset(m for m in moments if m.phase != "load")),)
+
+
+def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Held, ...]:
+    """A vLLM worker on the host: linear layers are packed in place, but a tied head is packed
+    beside the embedding."""
+    rollout, shape = sampler.rollout, sampler.shape
+    kv_cache = int(rollout.cpu_kv_cache_gib * GIB)
+    weights = _item(
+        "vLLM weights",
+        "host",
+        sampler.weights,
+        f"{sampler.element} bytes x {shape.parameters:,} parameters / tensor parallel "
+        f"{rollout.tensor_parallel}",
+    )
+    cache = _item("KV cache", "host", kv_cache, f"{rollout.cpu_kv_cache_gib:g} GiB asked for")
+    peak = _item(
+        "forward",
+        "host",
+        sampler.profile_peak,
+        f"the largest batch: {rollout.max_sequences} sequences, or {_BATCHED_TOKENS} tokens",
+    )
+    held = [Held(weights, moments), Held(cache, moments)]
+    held.append(Held(peak, frozenset(m for m in moments if m.phase in ("load", "rollout", "sync"))))
+    if shape.tied:
+        size = sampler.element * shape.embedding_parameters // rollout.tensor_parallel
+        formula = f"{sampler.element} bytes x {shape.embedding_parameters:,} of the tied head"
+        held.append(Held(_item("packed head", "host", size, formula), moments))
+    return tuple(held)
+
+
+def receiving_items(
+    name: str, copies: int, bucket: int, moments: frozenset[Moment]
+) -> tuple[Held, ...]:
+    """Host copies of a bucket of new weights; bucket: its bytes."""
+    item = Item(
+        role="rollout",
+        name=name,
+        where="host",
+        level="allocated",
+        bytes=copies * bucket,
+        formula=f"{copies} x {bucket:,} bytes of the largest bucket",
+        source="rollout/vllm.py: receive; rollout/vllm_receiver.py",
+    )
+    return (Held(item, frozenset(m for m in moments if m.phase == "sync")),)
+
+
+def transformers_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Held, ...]:
+    """An engine on `generate` of transformers: a whole model, and a KV cache that grows to the
+    longest response and, as torch concatenates it, has one layer twice."""
+    shape, element = sampler.shape, sampler.element
+    sequences, longest = sampler.sequences, sampler.longest
+    cache = sequences * longest * sampler.kv_token
+    logits = sequences * shape.vocabulary * (element + 2 * 4)
+    sampling = frozenset(m for m in moments if m.phase == "rollout")
+
+    def held(name: str, size: int, formula: str, when: frozenset[Moment]) -> Held:
+        source = "rollout/transformers.py: generate of transformers with its DynamicCache"
+        return Held(Item("rollout", name, "device", "allocated", size, formula, source), when)
+
+    return (
+        held("weights", sampler.weights, f"{element} bytes x {shape.parameters:,}", moments),
+        held(
+            "KV cache",
+            cache + cache // shape.layers,
+            f"{sequences} sequences x {longest:,} tokens x {sampler.kv_token:,} bytes, and one "
+            "layer of it twice",
+            sampling,
+        ),
+        held(
+            "logits",
+            logits,
+            f"{sequences} sequences x {shape.vocabulary:,} x ({element} + 2 x 4) bytes",
+            sampling,
+        ),
+    )
+
+
+def _item(name: str, where: Where, size: int, formula: str) -> Item:
+    return Item(
+        role="rollout",
+        name=name,
+        where=where,
+        level="process" if where == "device" else "allocated",
+        bytes=size,
+        formula=formula,
+        source="vLLM 0.32: gpu_worker.determine_available_memory",
+    )

@@ -1,0 +1,280 @@
+"""From a role's config to everything that it holds on one rank: weights, states, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.deepspeed import Device, deepspeed_settings, frozen_settings
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.model import ModelConfig
+from plimsoll.memory.items import Held, Moment, Where
+from plimsoll.memory.price.activation_form import (
+    ActivationForm,
+    AdapterForm,
+    Attention,
+    ChunkedHead,
+    ValueHead,
+)
+from plimsoll.memory.price.activations import activation_items
+from plimsoll.memory.price.lifetimes import TrainPhase
+from plimsoll.memory.price.states import Kept, StateForm, state_items
+from plimsoll.memory.price.zero_states import Counts, ZeroSizes, weights, zero_states
+from plimsoll.memory.shapes.shape import MicroBatch, ModelShape, parameter_tensors, small_parameters
+
+HeadKind = Literal["policy", "value"]
+
+_SAVE_BUCKET = 2**30  # bytes: engine/worker.py, save_model
+_NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
+_NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them
+_MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32 scales of 256
+
+
+def trained_role(
+    name: str,
+    role: TrainedRole,
+    shape: ModelShape,
+    head: HeadKind,
+    work: MicroBatch,
+    ranks: int,
+    device: Device,
+    phase: TrainPhase,
+    moments: frozenset[Moment],
+    *,
+    entropy: bool = False,
+    scaled: bool = False,
+    sync_bucket: int = 0,
+) -> tuple[Held, ...]:
+    """What a trained role holds on one rank (rank 0, which gathers what is saved).
+
+    work: its largest forward. moments: all of the job's (`job_moments`). entropy, scaled: the head
+    computes entropies; the sampling temperature is not 1. sync_bucket: bytes of a bucket of weights
+    on their way to engines; 0 if it has none.
+    """
+    settings: Any = deepspeed_settings(role, device, ranks)
+    sizes = zero_sizes(settings, ranks)
+    counts = trained_counts(role, shape, head, sizes)
+    kept = zero_states(counts, sizes, device)
+    kept += (_loading(shape, counts),)
+    kept += tuple(_leaving(counts, sizes, role.adapter is not None, device, sync_bucket))
+    form = activation_form(role.model, role.adapter, head, device, entropy, scaled)
+    return (
+        *state_items(name, StateForm(kept, phase, moments)),
+        *activation_items(name, shape, work, form, phase),
+        *(
+            activation_items(name, shape, work, replace(form, trained=False), "score")
+            if any(moment.phase == "score" for moment in moments)
+            else ()
+        ),
+    )
+
+
+def frozen_role(
+    name: str,
+    role: FrozenRole,
+    shape: ModelShape,
+    head: HeadKind,
+    work: MicroBatch,
+    ranks: int,
+    device: Device,
+    moments: frozenset[Moment],
+    *,
+    scaled: bool = False,
+) -> tuple[Held, ...]:
+    """What a role that only scores holds on one rank; parameters as `trained_role`'s."""
+    counts = _frozen_counts(role.model, shape, head)
+    if role.stage == 3:
+        settings: Any = frozen_settings(role, device, ranks)
+        sizes = zero_sizes(settings, ranks)
+        counts = replace(
+            counts, small=small_parameters(shape, sizes.persistence, _codes(role.model))
+        )
+        kept = zero_states(counts, sizes, device)
+    else:
+        kept = tuple(_whole_model(role, counts, shape, device))
+    kept += (_loading(shape, counts),)
+    form = activation_form(role.model, None, head, device, False, scaled)
+    return (
+        *state_items(name, StateForm(kept, None, moments)),
+        *activation_items(name, shape, work, replace(form, trained=False), "score"),
+    )
+
+
+def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
+    """What memory depends on of DeepSpeed's settings."""
+    zero = settings["zero_optimization"]
+    optimizer, parameter = zero.get("offload_optimizer"), zero.get("offload_param")
+    narrow = settings.get("data_types", {}).get("grad_accum_dtype") == "bf16"
+    return ZeroSizes(
+        stage=zero["stage"],
+        ranks=ranks,
+        accumulate=2 if narrow else 4,
+        bucket=zero["reduce_bucket_size"],
+        prefetch=zero.get("stage3_prefetch_bucket_size", 0),
+        live=zero.get("stage3_max_live_parameters", 0),
+        persistence=zero.get("stage3_param_persistence_threshold", 0),
+        sub_group=zero.get("sub_group_size", 0),
+        offload=optimizer is not None,
+        offload_weights=parameter is not None,
+        pinned=any(o is not None and o["pin_memory"] for o in (optimizer, parameter)),
+    )
+
+
+def trained_counts(
+    role: TrainedRole, shape: ModelShape, head: HeadKind, sizes: ZeroSizes
+) -> Counts:
+    """Elements with and without gradients, in 16 and in 4 bits."""
+    base = _frozen_counts(role.model, shape, head)
+    small = (
+        small_parameters(shape, sizes.persistence, _codes(role.model)) if sizes.stage == 3 else 0
+    )
+    moments = _MOMENTS[role.optimizer.kind]
+    if role.adapter is None:
+        return replace(
+            base,
+            trained=base.frozen,
+            frozen=0,
+            largest=shape.largest_parameter,
+            oversized=sum(
+                t.parameters for t in parameter_tensors(shape) if t.elements > sizes.bucket
+            ),
+            moments=moments,
+            small=small,
+        )
+    value = shape.hidden if head == "value" else 0
+    pairs = adapter_tensors(shape, role.adapter)
+    return replace(
+        base,
+        trained=sum(count * elements for count, elements in pairs) + value,
+        frozen=base.frozen - value,
+        largest=max((elements for _, elements in pairs), default=0),  # a wrong target wraps nothing
+        moments=moments,
+        small=small + sum(c * e for c, e in pairs if e <= sizes.persistence),
+    )
+
+
+def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int, int]]:
+    """(how many, elements of each) of an adapter's matrices and DoRA's magnitudes."""
+    tensors = []
+    for linear in shape.linears:
+        if linear.stacked == 1 and ({linear.name, "all-linear"} & {*adapter.targets}):
+            sides = [linear.inputs, linear.outputs]
+            tensors += [(linear.count, adapter.rank * side) for side in sides]
+            tensors += [(linear.count, linear.outputs)] if adapter.dora else []
+    return tensors
+
+
+def _frozen_counts(model: ModelConfig, shape: ModelShape, head: HeadKind) -> Counts:
+    whole = shape.parameters if head == "policy" else shape.value_parameters
+    quantized = 0
+    if model.quantization == "nf4":
+        quantized = sum(x.count * x.inputs * x.outputs for x in shape.linears if x.stacked == 1)
+    return Counts(
+        trained=0,
+        frozen=whole - quantized,
+        largest=0,
+        element=_element(model),
+        quantized=quantized,
+        scales=_NF4_DOUBLE if model.double_quantization else _NF4,
+    )
+
+
+def _codes(model: ModelConfig) -> int:
+    """4-bit codes that are stored as one element of the model's dtype; 1 where there are none."""
+    return 2 * _element(model) if model.quantization == "nf4" else 1
+
+
+def _element(model: ModelConfig) -> int:
+    return 2 if model.dtype == "bfloat16" else 4
+
+
+def _whole_model(
+    role: FrozenRole, counts: Counts, shape: ModelShape, device: Device
+) -> Iterator[Kept]:
+    """A copy on every rank; offloaded, in host memory with one on the device while it scores."""
+    one_rank = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
+    made = list(weights(counts, one_rank))
+    if device == "cpu":
+        yield from (replace(one, where="host") for one in made)
+        return
+    if role.offload == "none":
+        yield from made
+        return
+    yield from (replace(one, life="scoring") for one in made)
+    for tensors in parameter_tensors(shape):
+        yield Kept(
+            "weights in host memory",
+            "parameters",
+            tensors.parameters,
+            counts.element,
+            "engine/zero.py: each parameter pinned by itself",
+            where="host",
+            pinned=tensors.elements,
+        )
+
+
+def _loading(shape: ModelShape, counts: Counts) -> Kept:
+    """The weights are mapped from the checkpoint's files, in page cache that gives way, and cast
+    and taken to the device one by one."""
+    return Kept(
+        "copy while loading",
+        "of the largest tensor",
+        shape.largest_parameter,
+        counts.element,
+        "engine/zero.py: one weight at a time, from files that are mapped",
+        where="host",
+        life="loading",
+    )
+
+
+def _leaving(
+    counts: Counts, sizes: ZeroSizes, adapted: bool, device: Device, sync_bucket: int
+) -> Iterator[Kept]:
+    """Weights on their way to engines and to files, gathered bucket by bucket on every rank."""
+    sent = counts.trained * counts.element
+    if not adapted:
+        sent += counts.frozen * counts.element + counts.quantized // 2
+    where: Where = "device" if device == "cuda" else "host"
+    if sizes.stage == 3 and sizes.ranks > 1:
+        gathered = Kept("gathered weights", "bytes", 0, 1, "engine/zero.py: gathered", where=where)
+        yield replace(gathered, elements=min(sync_bucket, sent), life="sending")
+        yield replace(gathered, elements=min(_SAVE_BUCKET, sent), life="saving")
+    bucket = min(sync_bucket, sent)
+    source = "engine/weights.py: make_bucket"
+    yield Kept("bucket of weights", "bytes", bucket, 1, source, where="host", life="sending")
+    source = "engine/worker.py: save_model collects on rank 0"
+    yield Kept("model to save", "bytes", sent, 1, source, where="host", life="saving")
+
+
+def activation_form(
+    model: ModelConfig,
+    adapter: AdapterConfig | None,
+    head: HeadKind,
+    device: Device,
+    entropy: bool,
+    scaled: bool,
+) -> ActivationForm:
+    """How a role's model is trained; parameters as `trained_role`'s."""
+    element = _element(model)
+    pair = None
+    if adapter is not None:
+        pair = AdapterForm(adapter.rank, adapter.targets, element, adapter.dropout > 0)
+    return ActivationForm(
+        element=element,
+        checkpoint_every=1 if model.gradient_checkpointing else None,
+        attention=attention_of(model, device),
+        head=ValueHead() if head == "value" else ChunkedHead(model.head_chunk, entropy, scaled),
+        trained=True,
+        adapter=pair,
+        quantized=model.quantization != "none",
+        device=device,
+    )
+
+
+def attention_of(model: ModelConfig, device: Device) -> Attention:
+    """With `auto` resolved, as model/load.py resolves it."""
+    if model.attention == "auto":
+        return "varlen" if device == "cuda" and model.dtype == "bfloat16" else "sdpa"
+    return "varlen" if model.attention == "varlen" else "sdpa"

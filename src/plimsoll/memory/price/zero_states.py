@@ -1,0 +1,276 @@
+"""What DeepSpeed ZeRO 0.19.8 keeps for one trained role on one rank, with our settings.
+
+Read in its source, and checked against the tensors that its engines really hold
+(tests/integration/test_memory_zero_states.py). It departs from the textbook's 16 bytes a parameter:
+
+- stage 1 in bfloat16 keeps whole fp32 gradients on every rank (runtime/bf16_optimizer.py);
+- stage 2 with fp32 accumulation keeps its share of fp32 gradients on the device from the first
+  backward to the step, also where the optimizer is offloaded (zero/stage_1_and_2.py,
+  _build_compact_grad_partition_buffer);
+- stage 3 keeps its share of accumulated gradients always, and copies one sub-group of it for the
+  step (zero/stage3.py, _setup_for_real_optimizer, _prepare_fp32_grad_for_sub_group);
+- stage 3 on one rank uses its weights where they lie and gathers nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from plimsoll.config.deepspeed import Device
+from plimsoll.memory.items import Where
+from plimsoll.memory.price.lifetimes import Life
+from plimsoll.memory.price.states import Kept
+
+_STAGE12 = "DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py"
+_STAGE3 = "DeepSpeed 0.19.8, runtime/zero/stage3.py"
+_BF16 = "DeepSpeed 0.19.8, runtime/bf16_optimizer.py"
+_STAGE0 = "DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py and runtime/engine.py"
+_LARGEST = "of the largest tensor"
+_ALLREDUCE = 500_000_000  # elements: DeepSpeedEngine.buffered_allreduce_fallback
+
+
+@dataclass(frozen=True)
+class ZeroSizes:
+    """The settings of a role's engine that memory depends on, elements where not said otherwise.
+
+    offload, offload_weights: of the optimizer, and of the weights (stage 3), to pinned or plain
+    host memory. accumulate: bytes of an accumulated gradient.
+    """
+
+    stage: int
+    ranks: int
+    accumulate: int
+    bucket: int
+    prefetch: int = 0
+    live: int = 0
+    persistence: int = 0
+    sub_group: int = 0
+    offload: bool = False
+    offload_weights: bool = False
+    pinned: bool = False
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Elements of one role's parameters, and their bytes.
+
+    trained, frozen: with and without gradients; not what is in 4 bits. quantized: in 4 bits.
+    scales: bytes of quantisation scales per such parameter. small: in tensors below the
+    persistence threshold. largest: of the largest trained tensor. oversized: in trained tensors
+    larger than a bucket. element: bytes of a weight. moments: bytes of both Adam moments.
+    """
+
+    trained: int
+    frozen: int
+    largest: int
+    element: int
+    moments: float = 8.0
+    quantized: int = 0
+    scales: float = 0.0
+    small: int = 0
+    oversized: int = 0
+
+
+def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Kept, ...]:
+    """Everything of the role on one rank; in host memory all of it where that is the device."""
+    made = (*weights(counts, sizes), *_trained(counts, sizes))
+    if device == "cuda":
+        return made
+    return tuple(replace(one, where="host", pinned=0) for one in made)
+
+
+def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+    """The weights themselves: whole, or a share and what is gathered of the others' shares."""
+    divided = sizes.stage == 3
+    ranks = sizes.ranks if divided else 1
+    where: Where = "host" if sizes.offload_weights else "device"
+    pinned = where == "host" and sizes.pinned
+    source = _STAGE3 if divided else "one copy on every rank"
+    kinds = (
+        ("weights", "trained parameters", counts.trained, counts.element),
+        ("frozen weights", "frozen parameters", counts.frozen, counts.element),
+        ("4-bit weights", "parameters in 4 bits", counts.quantized, 0.5),
+    )
+    for name, of, elements, each in kinds:
+        block = -(-elements // ranks) if pinned else 0
+        yield Kept(name, of, elements, each, source, ranks, where, "always", block)
+    yield Kept(
+        "scales of 4-bit weights",
+        "parameters in 4 bits",
+        counts.quantized,
+        counts.scales,
+        "QLoRA, arXiv 2305.14314, section 3: scales of blocks of 64, not divided by ZeRO",
+    )
+    if divided and (ranks > 1 or sizes.offload_weights):
+        yield from _gathered(counts, sizes)
+
+
+def _gathered(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+    source = "DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py"
+    codes = counts.quantized // 2 // counts.element
+    rest = counts.trained + counts.frozen + codes - counts.small
+    live = min(rest, max(sizes.live, counts.largest))
+    each = counts.element
+    yield Kept("small parameters kept whole", "of small tensors", counts.small, each, source)
+    yield Kept("live parameters", "gathered", live, each, source, life="computing")
+    ahead = min(sizes.prefetch, rest - live)
+    yield Kept("prefetch bucket", "on their way", ahead, each, source, life="computing")
+
+
+def _trained(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+    if not counts.trained:
+        return
+    if sizes.stage == 0:
+        yield from _stage_0(counts)
+    elif sizes.stage == 3:
+        yield from _stage_3(counts, sizes)
+    elif _is_bf16_optimizer(counts, sizes):
+        yield from _stage_1_bf16(counts, sizes)
+    else:
+        yield from _stage_1_and_2(counts, sizes)
+
+
+def _is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
+    """runtime/engine.py, _do_optimizer_sanity_check."""
+    wide = counts.element == 2 and sizes.accumulate == 4
+    return sizes.stage == 1 and wide and not sizes.offload
+
+
+def _stage_0(counts: Counts) -> Iterator[Kept]:
+    states = partial(_of_trained, counts, _STAGE0)
+    yield states("gradients", counts.element, life="training")
+    yield _incoming(counts, counts.element, _STAGE0)
+    if counts.element == 4:
+        yield states("moments", counts.moments, life="stepped")
+        copied = min(counts.trained, _ALLREDUCE)
+        yield Kept("copy to reduce", "gradients", copied, 4, _STAGE0, life="stepping")
+        return
+    yield states("fp32 masters", 4, life="built")
+    yield states("moments", counts.moments, life="built")
+    yield states("fp32 gradients", 4, life="stepping")
+
+
+def _stage_1_bf16(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+    states = partial(_of_trained, counts, _BF16)
+    yield states("fp32 masters", 4, sizes.ranks, life="built")
+    yield states("fp32 gradients", 4, life="built")
+    yield states("moments", counts.moments, sizes.ranks, life="stepped")
+    yield states("gradients", 2, life="training")
+    yield _incoming(counts, 4, _BF16)
+    copied = min(counts.trained, _ALLREDUCE)
+    yield Kept("copies to reduce", "gradients in fp32, bf16", copied, 6, _BF16, life="stepping")
+    yield states("flat copy of weights", 2, life="building")
+
+
+def _stage_1_and_2(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+    states = partial(_of_trained, counts, _STAGE12)
+    yield from _optimizer(counts, sizes, _STAGE12)
+    if sizes.offload:
+        yield from _staging(counts, sizes)
+    if sizes.stage == 1:
+        each = sizes.accumulate
+        yield states("gradients", each, life="training")
+        yield Kept("reduce bucket", "elements", sizes.bucket, each, _STAGE12, life="training")
+        yield states("share of gradients", 4, sizes.ranks, life="stepping")
+    else:
+        yield from _stage_2_gradients(counts, sizes)
+    yield _reduce_copy(counts, sizes, _STAGE12)
+    yield _incoming(counts, counts.element, _STAGE12)
+    yield states("flat copy of weights", counts.element, life="building")
+
+
+def _stage_2_gradients(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+    states, each = partial(_of_trained, counts, _STAGE12), counts.element
+    bucket, oversized = sizes.bucket, counts.oversized
+    of = "in tensors larger than a bucket"
+    yield Kept("reduce bucket", "elements", bucket, each, _STAGE12, life="backward")
+    yield Kept("oversized gradients", of, oversized, each, _STAGE12, sizes.ranks, life="backward")
+    if each == 2 and sizes.accumulate == 4:
+        yield states("fp32 gradients", 4, sizes.ranks, life="training")
+        yield replace(_reduce_copy(counts, sizes, _STAGE12), name="reduced gradients", each=4)
+        normed = min(counts.largest, -(-counts.trained // sizes.ranks))
+        yield Kept("norm of a gradient", _LARGEST, normed, 8, _STAGE12, life="stepping")
+    elif sizes.offload:
+        block = -(-counts.largest // sizes.ranks) if sizes.pinned else 0
+        yield states("gradients", each, sizes.ranks, "host", "stepped", block)
+    else:
+        wide = 4 if each == 4 else each + 4  # flattened, then widened
+        yield states("gradients", each, sizes.ranks, life="training")
+        yield states("gradients of a micro-batch", each, sizes.ranks, life="backward")
+        yield states("flat gradients", wide, sizes.ranks, life="stepping")
+
+
+def _stage_3(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+    states = partial(_of_trained, counts, _STAGE3)
+    yield from _optimizer(counts, sizes, _STAGE3)
+    share = -(-counts.trained // sizes.ranks)
+    name, each = "accumulated gradients", sizes.accumulate
+    if sizes.offload:
+        block = share if sizes.pinned else 0
+        yield states(name, each, sizes.ranks, "host", "built", block)
+    else:
+        copied = min(share, sizes.sub_group)
+        yield states(name, each, sizes.ranks, life="built")
+        yield Kept("copy of a sub-group", "gradients", copied, 4, _STAGE3, life="stepping")
+    yield Kept("reduce bucket", "elements", sizes.bucket, counts.element, _STAGE3, life="built")
+    copy = _reduce_copy(counts, sizes, _STAGE3)
+    yield copy
+    if each != counts.element:
+        yield replace(copy, name="reduced gradients", each=each, ranks=sizes.ranks)
+    yield _incoming(counts, counts.element, _STAGE3)
+
+
+def _optimizer(counts: Counts, sizes: ZeroSizes, source: str) -> Iterator[Kept]:
+    """Masters and moments; offloaded, also the fp32 gradients that DeepSpeedCPUAdam reads. Stage 3
+    does not pin its masters."""
+    states, ranks = partial(_of_trained, counts, source), sizes.ranks
+    if not sizes.offload:
+        yield states("fp32 masters", 4, ranks, life="built")
+        yield states("moments", counts.moments, ranks, life="stepped")
+        return
+    share = -(-counts.trained // ranks)
+    group = min(share, sizes.sub_group) if sizes.stage == 3 else share
+    block = group if sizes.pinned else 0
+    masters = 0 if sizes.stage == 3 else block
+    yield states("fp32 masters", 4, ranks, "host", "built", masters)
+    yield states("moments", counts.moments, ranks, "host", "stepped")
+    yield states("fp32 gradients of the optimizer", 4, ranks, "host", "built", block)
+
+
+def _staging(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+    """Stages 1 and 2 with the optimizer on the host: updated weights on their way to the device,
+    and two buffers of one gradient."""
+    share = -(-counts.trained // sizes.ranks) if sizes.pinned else 0
+    each = counts.element
+    yield _of_trained(counts, _STAGE12, "staging buffer", each, sizes.ranks, "host", "built", share)
+    buffer = Kept("gradient buffer", _LARGEST, counts.largest, each, _STAGE12, life="built")
+    yield buffer
+    yield replace(buffer, where="host", pinned=counts.largest if sizes.pinned else 0)
+
+
+def _of_trained(
+    counts: Counts,
+    source: str,
+    name: str,
+    each: float,
+    ranks: int = 1,
+    where: Where = "device",
+    life: Life = "always",
+    pinned: int = 0,
+) -> Kept:
+    return Kept(
+        name, "trained parameters", counts.trained, each, source, ranks, where, life, pinned
+    )
+
+
+def _incoming(counts: Counts, each: int, source: str) -> Kept:
+    """A gradient that autograd has just made, before it is added or reduced."""
+    return Kept("incoming gradient", _LARGEST, counts.largest, each, source, life="backward")
+
+
+def _reduce_copy(counts: Counts, sizes: ZeroSizes, source: str) -> Kept:
+    """The bucket, or one tensor that is larger, flattened for the collective."""
+    elements = max(min(sizes.bucket, counts.trained), counts.largest)
+    return Kept("copy to reduce", "gradients", elements, counts.element, source, life="backward")

@@ -1,0 +1,1 @@
+"""What cannot work, or not here, whatever it weighs."""

@@ -1,0 +1,114 @@
+"""Rules about ranks, nodes and cards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plimsoll.config.jobs import DpoConfig, PpoConfig, SftConfig
+from plimsoll.memory.plan.contents import Job
+from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.price.varlen import BFLOAT16_UNITS, Capability
+from plimsoll.memory.price.work import (
+    RoleName,
+    frozen_roles,
+    role_models,
+    step_sequences,
+    trained_roles,
+)
+
+
+def card_rules(job: Job) -> Iterator[PlanProblem]:
+    """What ranks need of cards and of a batch."""
+    yield from _bfloat16(job)
+    yield from _offload(job)
+    yield from _idle_ranks(job)
+    yield from _nodes(job)
+
+
+def lowest_capability(job: Job) -> Capability | None:
+    """Of the cards that the run uses; None without cards, or where none is known."""
+    slots = {process.slot for process in job.layout.processes}
+    cards = [job.hardware.nodes[s.node].cards[s.card] for s in slots if s.card is not None]
+    known = [card.compute_capability for card in cards if card.compute_capability]
+    return min(known, default=None)
+
+
+def key_of(role: RoleName) -> str:
+    """The config's key of a role."""
+    return "reward_model.role" if role == "reward" else role
+
+
+def _bfloat16(job: Job) -> Iterator[PlanProblem]:
+    capability = lowest_capability(job)
+    models = role_models(job.config)
+    narrow = [name for name, model in models.items() if model.dtype == "bfloat16"]
+    if narrow and capability is not None and capability < BFLOAT16_UNITS:
+        yield PlanProblem(
+            "bfloat16-card",
+            "warning",
+            f"{', '.join(narrow)}: model.dtype is bfloat16, and a card has compute capability "
+            "{}.{}".format(*capability),
+            "below 8.0 cards have no units for bfloat16: PyTorch computes in float32 and rounds, "
+            "slower than float32 itself, though in half the memory",
+            "model.dtype: float32 for these roles, or cards from A100 or RTX 3090 on",
+        )
+
+
+def _offload(job: Job) -> Iterator[PlanProblem]:
+    """Offload where all is in host memory already."""
+    asked = [
+        f"{key_of(name)}.offload"
+        for name, frozen in frozen_roles(job.config).items()
+        if frozen.offload == "cpu"
+    ]
+    for name, trained in trained_roles(job.config).items():
+        moved = {
+            "parameter_offload": trained.zero.parameter_offload,
+            "optimizer_offload": trained.zero.optimizer_offload,
+        }
+        asked += [f"{name}.zero.{key}" for key, where in moved.items() if where == "cpu"]
+    if asked and job.device == "cpu":
+        yield PlanProblem(
+            "offload-without-gpu",
+            "warning",
+            f"{', '.join(asked)}: cpu, and the run is on the CPU",
+            "everything is in host memory already: offload frees nothing there, and keeps copies",
+            "none instead of cpu",
+        )
+
+
+def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
+    """Packing gives a rank without a sequence a filler, so such a step works, and wastes ranks."""
+    config = job.config
+    groups = step_sequences(config) // (2 if isinstance(config, DpoConfig) else 1)
+    ranks = max(job.ranks(role) for role in trained_roles(config))
+    if groups >= ranks:
+        return
+    match config:
+        case SftConfig():
+            what, keys = "sequences", "batch.sequences"
+        case DpoConfig():
+            what, keys = "pairs", "batch.pairs"
+        case PpoConfig():
+            what = "sequences"
+            keys = "batch.prompts or batch.responses, or fewer algorithm.mini_batches"
+    yield PlanProblem(
+        "idle-ranks",
+        "warning",
+        f"an optimizer step has {groups} {what}, and there are {ranks} ranks",
+        "a rank without any computes a filler that teaches nothing, while the others wait for it",
+        f"more {keys}, or fewer ranks",
+    )
+
+
+def _nodes(job: Job) -> Iterator[PlanProblem]:
+    cluster = job.config.cluster
+    if cluster.nodes > 1 and cluster.address is None:
+        yield PlanProblem(
+            "nodes-without-cluster",
+            "warning",
+            f"the plan is for {cluster.nodes} nodes, and cluster.address is not given",
+            "without it a run starts a Ray of its own, on its one machine",
+            "start Ray on all nodes (`ray start --head`, then `ray start --address=...`), and give "
+            "cluster.address: host:port of its head",
+        )

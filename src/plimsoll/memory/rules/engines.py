@@ -1,0 +1,166 @@
+"""Rules about the vLLM engines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import floor
+
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.memory.plan.contents import Job
+from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.plan.stores import Band, Store
+from plimsoll.memory.plan.table import gigabytes
+from plimsoll.memory.price.engines import ASLEEP
+from plimsoll.memory.price.varlen import BFLOAT16_UNITS
+from plimsoll.memory.rules.cards import lowest_capability
+from plimsoll.memory.shapes.shape import ModelShape
+
+_PADDING = 64
+"""Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,
+vllm/model_executor/layers/vocab_parallel_embedding.py."""
+_MOST_PARALLEL = 64
+
+
+def engine_rules(job: Job) -> Iterator[PlanProblem]:
+    """What vLLM cannot do with the actor's model and the cards."""
+    if job.sampler is None or job.sampler.rollout.engine != "vllm":
+        return
+    yield from _divided(job.sampler.rollout, job.sampler.shape)
+    if job.device == "cuda":
+        yield from _one_node(job, job.sampler.rollout)
+        yield from _bfloat16(job, job.sampler.rollout)
+
+
+def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
+    """What of a model vLLM cannot divide over so many cards; read in vLLM 0.32 (config/model.py,
+    model_executor/models/qwen2.py, layers/linear.py, layers/vocab_parallel_embedding.py). It
+    gives every card a copy of a key-value head where they are fewer than the cards.
+    """
+    kv = shape.kv_heads
+    if shape.heads % parallel:
+        yield f"{shape.heads} attention heads"
+    if max(kv, parallel) % min(kv, parallel):
+        yield f"{kv} key-value heads"
+    widths = (shape.intermediate, shape.expert_intermediate, shape.shared_intermediate)
+    yield from (f"an MLP of {width:,}" for width in dict.fromkeys(widths) if width % parallel)
+    rows = -(-shape.vocabulary // _PADDING) * _PADDING
+    if rows % parallel:
+        yield f"a vocabulary of {rows:,} (padded)"
+
+
+def _divided(rollout: RolloutConfig, shape: ModelShape) -> Iterator[PlanProblem]:
+    parallel = rollout.tensor_parallel
+    obstacles = list(against_parallel(shape, parallel))
+    if obstacles:
+        can = [n for n in range(1, _MOST_PARALLEL + 1) if not list(against_parallel(shape, n))]
+        yield PlanProblem(
+            "tensor-parallel",
+            "error",
+            f"rollout.tensor_parallel: {parallel} does not divide {shape.name}",
+            f"each card of an engine takes an equal part, and {parallel} does not go into "
+            f"{', '.join(obstacles)}",
+            f"rollout.tensor_parallel: {', '.join(map(str, can[:-1]))} or {can[-1]}"
+            if len(can) > 1
+            else "rollout.tensor_parallel: 1",
+        )
+
+
+def _one_node(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
+    most = max(len(node.cards) for node in job.hardware.nodes)
+    if rollout.tensor_parallel > most:
+        yield PlanProblem(
+            "tensor-parallel-node",
+            "error",
+            f"rollout.tensor_parallel: {rollout.tensor_parallel}, and a node has {most} cards",
+            "the cards of an engine are of one node: its parts exchange activations in every layer",
+            f"rollout.tensor_parallel: at most {most}, and more rollout.engines",
+        )
+
+
+def _bfloat16(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
+    capability = lowest_capability(job)
+    if rollout.dtype == "bfloat16" and capability is not None and capability < BFLOAT16_UNITS:
+        yield PlanProblem(
+            "bfloat16-card",
+            "error",
+            "rollout.dtype is bfloat16, and a card has compute capability {}.{}".format(
+                *capability
+            ),
+            "vLLM does not start: it has bfloat16 from 8.0 on (platforms/cuda.py)",
+            "rollout.dtype: float32, rollout.engine: transformers, or cards from A100 on",
+        )
+
+
+def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[PlanProblem]:
+    """Where other processes hold what vLLM asks for at its start, before the ranks load.
+
+    free_bytes: of the cards of this machine, which is the run's first node.
+    """
+    if job.sampler is None:
+        return
+    share = job.sampler.rollout.memory_share
+    slots = [p.slot for p in job.layout.processes if p.kind == "engine worker"]
+    for slot in sorted({slot for slot in slots if slot.node == 0}):
+        if slot.card is None or slot.card >= len(free_bytes):
+            continue
+        card, free = job.hardware.nodes[0].cards[slot.card], free_bytes[slot.card]
+        if share * card.usable_bytes > free:
+            yield PlanProblem(
+                "vllm-share-not-free",
+                "error",
+                f"card {slot.card} ({card.name}) has {gigabytes(free)} GB free, and vLLM asks for "
+                f"{gigabytes(int(share * card.usable_bytes))} GB "
+                f"(rollout.memory_share {share:g} of {gigabytes(card.usable_bytes)} GB)",
+                "its share is one of the whole card and must be free when it starts; other "
+                "processes hold the rest",
+                "end them (`plimsoll doctor` names them), leave the card out by "
+                "CUDA_VISIBLE_DEVICES, or rollout.memory_share: "
+                f"{floor(100 * free / card.usable_bytes) / 100:.2f}",
+            )
+
+
+def beside_training(job: Job, store: Store, band: Band) -> PlanProblem | None:
+    """The problem of an overfull card on which vLLM's share and the ranks are too much together;
+    None where it is another.
+    """
+    sampler = job.sampler
+    if sampler is None or store.where != "device" or store.capacity is None:
+        return None
+    rollout = sampler.rollout
+    ranks = store.without(lambda item: item.role == "rollout")
+    shares = rollout.engine == "vllm" and rollout.placement == "shared" and bool(ranks.held)
+    if not shares or ranks.peak.bytes > store.capacity:
+        return None
+    peak = store.peak
+    beside = sum(item.bytes for item in peak.items if item.role != "rollout")
+    return PlanProblem(
+        "vllm-share-beside-training",
+        "error",
+        f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment.phase} "
+        f"({peak.moment.instant}), {gigabytes(peak.bytes - store.capacity)} GB more than it has: "
+        f"{gigabytes(beside)} GB of the ranks beside vLLM's "
+        f"{gigabytes(peak.bytes - beside)} GB (rollout.memory_share {rollout.memory_share:g})",
+        "it breaks on the rollout engines: without them the rest fits. vLLM takes its share of the "
+        "whole card, whatever the ranks hold there",
+        _smaller_share(rollout, ranks, band),
+    )
+
+
+def _smaller_share(rollout: RolloutConfig, ranks: Store, band: Band) -> str:
+    awake, asleep = largest_share(ranks, band), largest_share(ranks, band, asleep=True)
+    ways = [f"rollout.memory_share: {awake:.2f}"] if awake > 0 and not rollout.sleep_level else []
+    if asleep > 0:
+        ways.append(f"rollout.sleep_level: 1 with rollout.memory_share: {asleep:.2f}")
+    return ", or ".join([*ways, "rollout.placement: own"])
+
+
+def largest_share(ranks: Store, band: Band, *, asleep: bool = False) -> float:
+    """The share of a card, in hundredths rounded down, that ranks leave to an engine that is awake
+    always, or that is asleep while they work. Their bytes are taken with the band's share.
+
+    ranks: the card with what the ranks hold there, alone.
+    """
+    assert ranks.capacity is not None
+    uses = [use for use in ranks.uses if not asleep or use.moment.phase not in ASLEEP]
+    held = max((use.bytes for use in uses), default=0) * (1 + band.share)
+    return max(0, floor(100 * (ranks.capacity - held) / ranks.capacity)) / 100

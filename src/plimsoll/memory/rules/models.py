@@ -1,0 +1,100 @@
+"""Rules about models: lengths, vocabularies, adapters' targets, attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plimsoll.memory.plan.contents import Job
+from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.price.varlen import against_varlen
+from plimsoll.memory.price.work import RoleName, longest_written, role_models, trained_roles
+from plimsoll.memory.rules.cards import key_of, lowest_capability
+from plimsoll.memory.shapes.shape import ModelShape
+
+_ALL_LINEAR = "all-linear"
+_EMBEDDINGS = "embed_tokens"
+
+
+def model_rules(job: Job) -> Iterator[PlanProblem]:
+    """Every role's model."""
+    for name, shape in job.shapes.items():
+        yield from _positions(job, name, shape)
+    yield from _vocabularies(job)
+    yield from _targets(job)
+    yield from _varlen(job)
+
+
+def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[PlanProblem]:
+    longest, written = longest_written(job.config, sampling=role == "actor")
+    if longest > shape.positions:
+        yield PlanProblem(
+            "sequence-over-positions",
+            "error",
+            f"a sequence of the {role} may be {longest:,} tokens long ({written})",
+            f"{shape.name} has {shape.positions:,} positions (max_position_embeddings); what is "
+            "beyond them it has never seen",
+            f"lower these lengths, or take a model with more positions as {key_of(role)}.model",
+        )
+
+
+def _vocabularies(job: Job) -> Iterator[PlanProblem]:
+    """All roles read the tokens of the actor's tokenizer."""
+    actor = job.shapes["actor"]
+    for role, shape in job.shapes.items():
+        if shape.vocabulary < actor.vocabulary:
+            yield PlanProblem(
+                "vocabulary",
+                "warning",
+                f"the {role} ({shape.name}) has a vocabulary of {shape.vocabulary:,} and the actor "
+                f"({actor.name}) one of {actor.vocabulary:,}",
+                "it reads the tokens that the actor writes, and has no row for the last of them; "
+                "that is harmless only where these are padding of the same tokenizer",
+                f"a model with the actor's tokenizer as {key_of(role)}.model",
+            )
+
+
+def _targets(job: Job) -> Iterator[PlanProblem]:
+    for role, trained in trained_roles(job.config).items():
+        shape = job.shapes[role]
+        for target in trained.adapter.targets if trained.adapter else ():
+            if obstacle := _against_target(shape, target):
+                yield PlanProblem(
+                    "adapter-targets",
+                    "error",
+                    f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
+                    "an adapter",
+                    obstacle,
+                    f"some of {', '.join(shape.adapter_targets)}; or all-linear",
+                )
+
+
+def _against_target(shape: ModelShape, target: str) -> str:
+    """Why a target cannot be; "" where it can."""
+    if target == _EMBEDDINGS:
+        return "it is also the output head (tie_word_embeddings)" if shape.tied else ""
+    if target in (_ALL_LINEAR, *shape.adapter_targets):
+        return ""
+    if any(linear.name == target for linear in shape.linears):
+        return (
+            f"transformers keeps the {target} of all {shape.experts} experts of a layer in one "
+            "tensor, which is no nn.Linear: its weights would stay frozen"
+        )
+    return "no linear layer of the decoder has this name (the last part of the module's)"
+
+
+def _varlen(job: Job) -> Iterator[PlanProblem]:
+    """model.attention: varlen where it cannot be; auto takes sdpa there."""
+    capability = lowest_capability(job)
+    for role, model in role_models(job.config).items():
+        if model.attention != "varlen":
+            continue
+        shape, dtype = job.shapes[role], model.dtype
+        obstacles = against_varlen(job.device, capability, dtype, shape.softcapped, shape.head_dim)
+        if text := "; ".join(obstacles):
+            yield PlanProblem(
+                "varlen-attention",
+                "error",
+                f"{key_of(role)}.model.attention is varlen, which cannot compute {shape.name}",
+                f"of PyTorch's varlen_attn: {text}",
+                f"{key_of(role)}.model.attention: auto, or sdpa",
+            )

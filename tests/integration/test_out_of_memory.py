@@ -1,0 +1,202 @@
+"""Memory that runs out for real, in each way in which it does: the command ends with who, where, how
+much, the four answers and the smallest change.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import PPO, Outcome, run, write_config, write_task
+
+
+pytestmark = pytest.mark.slow
+
+GROUP = "PLIMSOLL_TEST_GROUP"
+"""The environment variable with the cgroup that a rank moves to before it eats."""
+
+LOSSES = f"""
+import os
+import resource
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from plimsoll.algorithm.policy_loss.ppo import loss as plain
+
+
+class FullCard(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if torch.is_grad_enabled():
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of "
+                "79.11 GiB of which 278.00 MiB is free."
+            )
+        return function(*arguments, **(keywords or {{}}))
+
+
+def full_card(inputs):
+    FullCard().__enter__()  # what the next micro-batch allocates fails
+    return plain(inputs)
+
+
+def limited(inputs):
+    if dist.get_rank() == 1:
+        size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (size + 2**26, size + 2**26))
+        torch.empty(3 * 2**28)
+    return plain(inputs)
+
+
+def greedy(inputs):
+    if dist.get_rank() == 1:
+        with open(os.environ["{GROUP}"] + "/cgroup.procs", "w") as members:
+            members.write(str(os.getpid()))
+        torch.ones(2**28)
+    return plain(inputs)
+"""
+
+
+def config(loss: str, **cluster: Any) -> dict[str, Any]:
+    found = copy.deepcopy(PPO)
+    found["run"] = {"directory": "run", "steps": 2}
+    found["cluster"] |= cluster
+    found["algorithm"]["policy_loss"] = {"name": f"hungry:{loss}"}
+    del found["data"]["eval"]
+    return found
+
+
+def start(home: Path, settings: dict[str, Any], *flags: str) -> Outcome:
+    write_task(home, vocabulary=1024)
+    (home / "hungry.py").write_text(LOSSES)
+    write_config(home, "ppo", settings)
+    return run(home, "ppo", "ppo.yaml", *flags)
+
+
+def answers(text: str) -> list[str]:
+    """The words that answer the four questions."""
+    questions = (
+        r"1\. Is the node's free memory below the plan's\? (\w+):\n",
+        r"2\. Did the partitioning take effect\? (\w+):\n",
+        r"3\. Did two models land on one node\? (\w+):\n",
+        r"4\. Do other processes hold much\? (\w+):\n",
+    )
+    found = re.search(r"(?:   .+\n)+".join(questions), text)
+    assert found, text
+    return list(found.groups())
+
+
+def check_written(home: Path, outcome: Outcome) -> None:
+    assert outcome.code == 1
+    told, _, last = outcome.err.removeprefix("error: ").rpartition("This is in ")
+    assert last == "run/out-of-memory.txt, too.\n"
+    assert (home / "run" / "out-of-memory.txt").read_text() == told
+    assert all(len(line) <= 80 for line in told[told.index("Where: ") :].splitlines())
+
+
+def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:
+    outcome = start(tmp_path, config("full_card"))
+    check_written(tmp_path, outcome)
+    assert re.match(
+        r"error: this process \(pid \d+\) ran out of host memory\n"
+        r"  Why: OutOfMemoryError: CUDA out of memory\. Tried to allocate 2\.50 GiB\..*\n"
+        r"Where: host memory of local, node \S+; phase train_actor, role actor\n"
+        r"Asked for: 2\.68 GB more\n"
+        r"Measured when it failed: (\d+) MB host\n"
+        r"Predicted for the phase: (\d+) MB host\n"
+        r"The largest items of the node in this phase, as predicted \(GB\):\n"
+        r"    0\.43  process interpreter and libraries\n",
+        outcome.err,
+    ), outcome.err
+    # One rank divides nothing; all models are in it, and the sampler.
+    assert answers(outcome.err)[:3] == ["no", "no", "yes"]
+    assert "actor at stage" in outcome.err and "on 1 rank" in outcome.err
+    assert re.search(r"\n   - \S+: .+\n   \+ \S+: .+\n", outcome.err), outcome.err
+
+
+def test_a_rank_whose_system_gives_no_more(tmp_path: Path) -> None:
+    settings = config("limited", where="ray", ranks=2)
+    settings["actor"] |= {"zero": {"stage": 3}}
+    settings["critic"] |= {"zero": {"stage": 2}}
+    outcome = start(tmp_path, settings)
+    check_written(tmp_path, outcome)
+    assert re.match(
+        r"error: training rank 1 \(pid \d+ on node \S+\) ran out of host memory\n"
+        r"  Why: RuntimeError: .*DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+        r"3221225472 bytes.*\n"
+        r"  Logs: .+\n"
+        r"Where: host memory of rank 1, node \S+; phase train_actor, role actor\n"
+        r"Asked for: 3\.22 GB more\n"
+        r"Measured when it failed: \d+ MB host\n",
+        outcome.err,
+    ), outcome.err
+    assert answers(outcome.err)[:3] == ["no", "yes", "yes"]
+    assert "of the actor's weights, no rank more;" in " ".join(outcome.err.split())
+    assert "of the critic's fp32 masters, no rank more;" in " ".join(outcome.err.split())
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A cgroup of 64 MiB of memory, of version 1 or 2."""
+    root = Path("/sys/fs/cgroup")
+    first = root / "memory" if (root / "memory").is_dir() else root
+    folder = first / f"plimsoll-{uuid.uuid4().hex[:8]}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        limits = [folder / name for name in ("memory.limit_in_bytes", "memory.max")]
+        limit = next((file for file in limits if file.exists()), None)
+        if limit is None:
+            pytest.skip(f"{first} does not limit memory")
+        limit.write_text(str(2**26))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_a_rank_that_the_kernel_kills(
+    tmp_path: Path, group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(GROUP, str(group))
+    outcome = start(tmp_path, config("greedy", where="ray", ranks=2))
+    check_written(tmp_path, outcome)
+    assert re.match(
+        r"error: training rank 1 \(pid \d+ on node \S+\) died for want of host memory\n"
+        r"  Why: it was killed: the kernel has killed a process here for want of memory since the "
+        r"run began\n"
+        r"  Logs: .+\n"
+        r"  The same command with --run\.resume auto goes on from the last checkpoint\.\n"
+        r"Where: host memory of rank 1, node \S+; phase train_actor, role actor\n"
+        r"Measured when it was last read: \d+ MB host\n"
+        r"Predicted for the phase: \d+ MB host\n",
+        outcome.err,
+    ), outcome.err
+    assert answers(outcome.err)[:3] == ["no", "no", "yes"]
+
+
+def test_a_cache_of_vllm_that_is_too_large(tmp_path: Path) -> None:
+    settings = config("plain", where="ray")
+    settings["algorithm"]["policy_loss"] = {"name": "ppo"}
+    settings["rollout"] |= {"engine": "vllm", "cpu_kv_cache_gib": 10_000.0}
+    outcome = start(tmp_path, settings, "--force")
+    check_written(tmp_path, outcome)
+    assert re.search(
+        r"error: rollout engine 0 \(pid \d+ on node \S+\) ran out of host memory\n"
+        r"  Why: vLLM could not start: ValueError: Available memory on node .*"
+        r"less than requested memory for kv \(10000\.0 GiB\).*\n"
+        r"  Settings: rollout\.cpu_kv_cache_gib: 10000\.0, .+\n"
+        r"  Logs: .+\n"
+        r"Where: host memory of engine 0, node \S+; phase load, role rollout\n",
+        outcome.err,
+    ), outcome.err
+    assert re.search(r"\n *10,?737  rollout KV cache\n", outcome.err), outcome.err
+    assert answers(outcome.err)[0] == "yes"
+    assert "   - rollout.cpu_kv_cache_gib: 10000.0\n   + rollout.cpu_kv_cache_gib: " in outcome.err

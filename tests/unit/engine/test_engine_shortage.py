@@ -1,0 +1,74 @@
+"""Errors of memory, as torch and Python raise them, and others that are left alone."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from plimsoll.engine.shortage import telling_shortage
+from plimsoll.memory.explain.incident import Incident, OutOfMemory
+
+CPU = torch.device("cpu")
+
+
+def caught(error: Exception) -> Incident:
+    with pytest.raises(OutOfMemory) as raised, telling_shortage(CPU, lambda: "critic"):
+        raise error
+    assert raised.value.__cause__ is error
+    return raised.value.incident
+
+
+def test_torch_says_how_much_was_asked_for() -> None:
+    incident = caught(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.50 GiB. GPU"))
+    assert (incident.where, incident.role) == ("host", "critic")  # of a process on CPU
+    assert incident.asked == 3 * 2**29
+    assert incident.held is not None and incident.held.host > 50 * 2**20
+    assert incident.held.device is None
+
+
+def test_python_says_nothing() -> None:
+    incident = caught(MemoryError())
+    assert (incident.why, incident.asked) == ("MemoryError: ", None)
+
+
+def test_what_the_system_really_does_not_give() -> None:
+    """torch's allocator asks malloc, which refuses what no address space could hold."""
+    with pytest.raises(OutOfMemory) as raised, telling_shortage(CPU, lambda: None):
+        torch.empty(2**46, dtype=torch.uint8)
+    assert raised.value.incident.asked == 2**46
+    assert "DefaultCPUAllocator" in raised.value.incident.why
+
+
+def test_other_errors_pass() -> None:
+    for error in (RuntimeError("Expected all tensors on one device"), ValueError("memory")):
+        with pytest.raises(type(error)) as raised, telling_shortage(CPU, lambda: None):
+            raise error
+        assert raised.value is error
+
+
+def test_a_process_under_a_limit_of_address_space_tells_it() -> None:
+    """malloc fails for real, in a process that can still say so."""
+    script = (
+        "import resource, torch\n"
+        "from plimsoll.engine.shortage import telling_shortage\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "most = pages * resource.getpagesize() + 2**26\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "with telling_shortage(torch.device('cpu'), lambda: 'actor'):\n"
+        "    torch.empty(2**28, dtype=torch.uint8)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("plimsoll.memory.explain.incident.OutOfMemory: RuntimeError:")
+    assert "you tried to allocate 268435456 bytes" in last
