@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from commands import PPO, Outcome, run, write_config, write_task
 
-
 pytestmark = pytest.mark.slow
 
 GROUP = "PLIMSOLL_TEST_GROUP"

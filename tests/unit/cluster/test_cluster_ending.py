@@ -55,7 +55,9 @@ def test_a_kill_on_a_full_node_is_one_for_want_of_memory() -> None:
 
 
 def test_a_kill_without_evidence_is_not() -> None:
-    innocent = f"{SILENT}. The kernel has killed nothing here for want of memory since the run began"
+    innocent = (
+        f"{SILENT}. The kernel has killed nothing here for want of memory since the run began"
+    )
     unknown = f"{SILENT}. Whether memory ran out is not known; `dmesg` on its node shows it"
     assert told(SILENT, sighting(2, 2)) == ["WorkerDied", innocent]
     assert told(SILENT, sighting(None, 3)) == ["WorkerDied", unknown]

@@ -19,7 +19,7 @@ from plimsoll.engine.zero import FrozenEngine
 
 def engine_of(module: nn.Module) -> FrozenEngine:
     place = Place(0, 1, 0, "127.0.0.1", 0, "cpu", threads=1)
-    return FrozenEngine(module, FrozenRole(model=ModelConfig(path="none")), place)
+    return FrozenEngine(module, FrozenRole(model=ModelConfig(path="none", dtype="float32")), place)
 
 
 def layers() -> nn.Sequential:

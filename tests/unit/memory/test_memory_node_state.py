@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
-
 from plimsoll.memory.machine.host import oom_kills
 from plimsoll.memory.machine.node_state import NodeState, read_node
 
@@ -21,18 +19,14 @@ def test_a_child_is_the_runs_and_a_stranger_is_not() -> None:
     )
     try:
         assert child.stdout is not None and child.stdout.readline() == b"full\n"
-        ours, theirs = read_node([os.getpid()]), read_node([1])
+        ours, nobodys = read_node([os.getpid()]), read_node([])
     finally:
         child.communicate()
-    assert ours.own > 200_000_000
+    assert ours.own > 200_000_000 and nobodys.own == 0
     assert child.pid not in [holder.pid for holder in ours.others]
-    only = {holder.pid: holder.bytes for holder in read_node([]).others}
-    assert only == {} or max(only.values()) > 0
-    assert child.pid in [h.pid for h in theirs.others] or len(theirs.others) == 5
-    assert ours.capacity == theirs.capacity
-    assert 0 < ours.room <= ours.capacity
-    assert ours.others == tuple(sorted(ours.others, key=lambda holder: -holder.bytes))
-    assert all(psutil.pid_exists(holder.pid) or holder.bytes for holder in ours.others)
+    sizes = [holder.bytes for holder in nobodys.others]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > 200_000_000
+    assert 0 < ours.room <= ours.capacity == nobodys.capacity
 
 
 def test_room_is_what_is_free_and_what_the_run_holds() -> None:
