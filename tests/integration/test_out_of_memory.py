@@ -1,5 +1,5 @@
-"""Memory that runs out for real, in each way in which it does: the command ends with who, where, how
-much, the four answers and the smallest change.
+"""Memory that runs out for real, in each way in which it does: the command ends with who and where,
+how much, the four answers and the smallest change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from plimsoll.algorithm.policy_loss.ppo import loss as plain
+from plimsoll.algorithm.policy_loss.clip import loss as plain
 
 
 class FullCard(TorchDispatchMode):
@@ -183,7 +183,7 @@ def test_a_rank_that_the_kernel_kills(
 
 def test_a_cache_of_vllm_that_is_too_large(tmp_path: Path) -> None:
     settings = config("plain", where="ray")
-    settings["algorithm"]["policy_loss"] = {"name": "ppo"}
+    settings["algorithm"]["policy_loss"] = {"name": "clip"}
     settings["rollout"] |= {"engine": "vllm", "cpu_kv_cache_gib": 10_000.0}
     outcome = start(tmp_path, settings, "--force")
     check_written(tmp_path, outcome)

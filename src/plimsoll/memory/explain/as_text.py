@@ -68,7 +68,7 @@ def _items(explanation: Explanation) -> Iterator[str]:
 
 def _answers(explanation: Explanation) -> Iterator[str]:
     for number, answer in enumerate(explanation.answers, 1):
-        yield f"{number}. {answer.question} {answer.verdict.capitalize()}:"
+        yield f"{number}. {answer.question} {answer.verdict}:"
         yield textwrap.fill(
             answer.text,
             WIDTH,
