@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from plimsoll.recipes.session import (
     Session,
     load_data,
     open_session,
-    total_metrics,
+    step_metrics,
 )
 from plimsoll.records import Floats, Pack, Pair
 
@@ -114,17 +114,8 @@ def train(
         rate = learning_rate(config.actor.optimizer, state.step, config.run.steps)
         with session.phase("train_actor", cluster):
             results = train_actor(packs, reference, len(batch), config, cluster, rate)
-        state = replace(
-            state,
-            step=step,
-            data_position=state.data_position + len(rows),
-            seconds=session.seconds(),
-        )
-        metrics = total_metrics(results) | {
-            "grad_norm": results[0].grad_norm,
-            "learning_rate": rate,
-            "epoch": state.data_position / len(data.train),
-        }
+        state = session.advance(state, len(rows))
+        metrics = step_metrics(results, rate) | {"epoch": state.data_position / len(data.train)}
         if session.due(config.run.eval_every, step):
             with session.phase("eval", cluster):
                 metrics |= evaluate(held_out, config, cluster, loss)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -154,6 +154,15 @@ class Session:
             )
         self.progress.note(f"resumed after step {self.state.step} from {self.resumed}")
 
+    def advance(self, state: RunState, rows: int) -> RunState:
+        """The state after one more step, which took so many rows."""
+        return replace(
+            state,
+            step=state.step + 1,
+            data_position=state.data_position + rows,
+            seconds=self.seconds(),
+        )
+
     def seconds(self) -> float:
         """The time that the run took so far, over all its parts."""
         return self.state.seconds + time.monotonic() - self.started
@@ -229,6 +238,12 @@ def load_data(
     held_out = Loaded[T]((), ()) if data.eval is None else load(data, data.eval, template)
     session.note_bad_rows([*train.bad_rows, *held_out.bad_rows])
     return train.items, held_out.items
+
+
+def step_metrics(results: Sequence[StepResult], rate: float) -> dict[str, float]:
+    """What a step of one optimizer is seen by: the batch's means, the gradient's norm, the rate."""
+    seen = {"grad_norm": results[0].grad_norm, "learning_rate": rate}
+    return total_metrics(results) | seen
 
 
 def total_metrics(results: Sequence[StepResult]) -> dict[str, float]:

@@ -9,7 +9,7 @@ split into packs, micro-batches or ranks changes it.
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp
 
 from plimsoll.cluster.protocol import Cluster
@@ -24,7 +24,7 @@ from plimsoll.recipes.session import (
     Session,
     load_data,
     open_session,
-    total_metrics,
+    step_metrics,
 )
 from plimsoll.records import BatchCounts, Sample
 
@@ -66,17 +66,8 @@ def train(session: Session, config: SftConfig, data: SftData, cluster: Cluster) 
         rate = learning_rate(config.actor.optimizer, state.step, config.run.steps)
         with session.phase("train_actor", cluster):
             results = cluster.each(Worker.train_sft, [(own, counts, rate) for own in packs])
-        state = replace(
-            state,
-            step=step,
-            data_position=state.data_position + len(rows),
-            seconds=session.seconds(),
-        )
-        metrics = total_metrics(results) | {
-            "grad_norm": results[0].grad_norm,
-            "learning_rate": rate,
-            "epoch": state.data_position / len(data.train),
-        }
+        state = session.advance(state, len(rows))
+        metrics = step_metrics(results, rate) | {"epoch": state.data_position / len(data.train)}
         if session.due(config.run.eval_every, step):
             with session.phase("eval", cluster):
                 metrics |= evaluate(config, data, cluster)

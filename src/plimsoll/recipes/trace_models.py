@@ -87,7 +87,7 @@ def trace_form(form: TraceForm, work: MicroBatch) -> TracedRole:
     hf_config = _hf_config(model.path)
     build = _builder(replace(form, model=model), hf_config, work)
     reckoned = activation_form(
-        model, form.adapter, form.head, "cpu", form.entropy, form.temperature != 1
+        model, form.adapter, shape, form.head, "cpu", form.entropy, form.temperature != 1
     )
     items = activation_items(
         "traced", shape, work, replace(reckoned, trained=form.trained), "train_actor"

@@ -10,9 +10,10 @@ import pytest
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.model import ModelConfig
 from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.price.lifetimes import job_moments
-from plimsoll.memory.price.roles import adapter_tensors, frozen_role, trained_role
+from plimsoll.memory.price.roles import adapter_tensors, attention_of, frozen_role, trained_role
 from plimsoll.memory.shapes.known_models import read_shape
 from plimsoll.memory.shapes.shape import MicroBatch
 
@@ -118,3 +119,19 @@ def test_a_divided_reference_is_gathered_while_it_scores() -> None:
     }
     assert size(held, "frozen weights") == 2 * PARAMETERS // 8
     assert held["live parameters"].moments == {Moment("score", "forward")}
+
+
+@pytest.mark.parametrize(
+    ("path", "dtype", "device", "kernel"),
+    [
+        ("Qwen/Qwen2-7B", "bfloat16", "cuda", "varlen"),
+        ("Qwen/Qwen2-7B", "float32", "cuda", "sdpa"),
+        ("Qwen/Qwen2-7B", "bfloat16", "cpu", "sdpa"),
+        ("google/gemma-2-9b", "bfloat16", "cuda", "sdpa"),  # it caps its scores
+    ],
+)
+def test_auto_attention_is_what_loading_takes(
+    path: str, dtype: str, device: Device, kernel: str
+) -> None:
+    model = ModelConfig.model_validate({"path": path, "dtype": dtype})
+    assert attention_of(model, read_shape(path), device) == kernel

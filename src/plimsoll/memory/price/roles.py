@@ -21,6 +21,7 @@ from plimsoll.memory.price.activation_form import (
 from plimsoll.memory.price.activations import activation_items
 from plimsoll.memory.price.lifetimes import TrainPhase
 from plimsoll.memory.price.states import Kept, StateForm, state_items
+from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.memory.price.zero_states import Counts, ZeroSizes, weights, zero_states
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape, parameter_tensors, small_parameters
 
@@ -59,7 +60,7 @@ def trained_role(
     kept = zero_states(counts, sizes, device)
     kept += (_loading(shape, counts),)
     kept += tuple(_leaving(counts, sizes, role.adapter is not None, device, sync_bucket))
-    form = activation_form(role.model, role.adapter, head, device, entropy, scaled)
+    form = activation_form(role.model, role.adapter, shape, head, device, entropy, scaled)
     return (
         *state_items(name, StateForm(kept, phase, moments)),
         *activation_items(name, shape, work, form, phase),
@@ -95,7 +96,7 @@ def frozen_role(
     else:
         kept = tuple(_whole_model(role, counts, shape, device))
     kept += (_loading(shape, counts),)
-    form = activation_form(role.model, None, head, device, False, scaled)
+    form = activation_form(role.model, None, shape, head, device, False, scaled)
     return (
         *state_items(name, StateForm(kept, None, moments)),
         *activation_items(name, shape, work, replace(form, trained=False), "score"),
@@ -251,6 +252,7 @@ def _leaving(
 def activation_form(
     model: ModelConfig,
     adapter: AdapterConfig | None,
+    shape: ModelShape,
     head: HeadKind,
     device: Device,
     entropy: bool,
@@ -264,7 +266,7 @@ def activation_form(
     return ActivationForm(
         element=element,
         checkpoint_every=1 if model.gradient_checkpointing else None,
-        attention=attention_of(model, device),
+        attention=attention_of(model, shape, device),
         head=ValueHead() if head == "value" else ChunkedHead(model.head_chunk, entropy, scaled),
         trained=True,
         adapter=pair,
@@ -273,8 +275,9 @@ def activation_form(
     )
 
 
-def attention_of(model: ModelConfig, device: Device) -> Attention:
+def attention_of(model: ModelConfig, shape: ModelShape, device: Device) -> Attention:
     """With `auto` resolved, as model/load.py resolves it."""
-    if model.attention == "auto":
-        return "varlen" if device == "cuda" and model.dtype == "bfloat16" else "sdpa"
-    return "varlen" if model.attention == "varlen" else "sdpa"
+    if model.attention != "auto":
+        return model.attention
+    obstacles = against_varlen(device, None, model.dtype, shape.softcapped, shape.head_dim)
+    return "sdpa" if any(obstacles) else "varlen"
