@@ -7,6 +7,7 @@
 #   make setup    only the virtual environment, .venv
 #   make lock     the lock files anew from pyproject.toml
 #
+# PEAKS=FILE.csv has `make bench` hold the plan against a file of published memory peaks, too.
 # BACKEND=gpu installs the CUDA build of vLLM instead of the CPU build.
 
 PYTHON ?= python3
@@ -30,7 +31,8 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+	for name in head packing memory_runs; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(if $(PEAKS),$(BIN)/python benchmarks/memory_accuracy.py $(PEAKS))
 
 setup: $(STAMP)
 

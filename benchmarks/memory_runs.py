@@ -13,12 +13,15 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,13 +30,13 @@ import yaml
 
 from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
 from plimsoll.memory.plan.contents import held_by, make_job
-from plimsoll.memory.plan.peaks import uses_of
+from plimsoll.memory.plan.peaks import Use, uses_of
 from plimsoll.recipes.planning import constants_of, hardware_of, predicted_peaks
 from plimsoll.run.comparison import Comparison, compare
 from plimsoll.run.ledger import read_ledger
 from run_cases import CASES, QUICK, RunCase, write_model, write_rows
 
-_KINDS = {"sft": SftConfig, "dpo": DpoConfig, "ppo": PpoConfig}
+_KINDS: dict[str, Any] = {"sft": SftConfig, "dpo": DpoConfig, "ppo": PpoConfig}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,14 @@ class Found:
         """Of the prediction, as a share of the peak; below 0 is too low."""
         return self.predicted / self.measured - 1
 
+    def __str__(self) -> str:
+        sizes = f"{self.predicted / 1e9:.2f} GB", f"{self.measured / 1e9:.2f} GB"
+        return _line(self.case.name, self.process, self.phase, *sizes, f"{self.error:.1%}")
+
+
+def _line(run: str, process: str, phase: str, predicted: str, measured: str, error: str) -> str:
+    return f"{run:<32}{process:<10}{phase:<13}{predicted:>10}{measured:>10}{error:>8}"
+
 
 def main() -> int:
     arguments = _arguments()
@@ -59,9 +70,7 @@ def main() -> int:
         home = Path(arguments.folder or temporary).absolute()
         home.mkdir(parents=True, exist_ok=True)
         write_rows(home / "rows.jsonl")
-        print(
-            f"{'run':<34}{'process':<10}{'peak in':<13}{'predicted':>10}{'measured':>10}{'error':>8}"
-        )
+        print(_line("run", "process", "peak in", "predicted", "measured", "error"))
         found = list(_all(chosen, home, tensors=arguments.tensors))
     if not found:
         print("memory_runs: no such case", file=sys.stderr)
@@ -91,11 +100,7 @@ def _all(cases: Iterable[RunCase], home: Path, tensors: bool) -> Iterator[Found]
     for case in cases:
         write_model(home, case.size, case.checkpoint)
         for one in [run_tensors(case, home)] if tensors else run_case(case, home):
-            gigabytes = f"{one.predicted / 1e9:>10.2f}{one.measured / 1e9:>10.2f}"
-            print(
-                f"{case.name:<34}{one.process:<10}{one.phase:<13}{gigabytes}{one.error:>8.1%}",
-                flush=True,
-            )
+            print(one, flush=True)
             yield one
 
 
@@ -128,6 +133,7 @@ def _found(case: RunCase, name: str, predicted: Iterable[Any], own: Sequence[Com
 def _run(case: RunCase, config: dict[str, Any], home: Path) -> None:
     path = home / f"{case.slug}.yaml"
     path.write_text(yaml.safe_dump(config))
+    shutil.rmtree(config["run"]["directory"], ignore_errors=True)
     done = subprocess.run(
         [sys.executable, "-m", "plimsoll", case.job, str(path), "--force"],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -148,22 +154,38 @@ def run_tensors(case: RunCase, home: Path) -> Found:
     """The most bytes that live tensors have at once, in a process of its own."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        measured, phase = pool.apply(_count_tensors, (case, home))
-    predicted = predicted_tensors(_validated(case, home))
-    return Found(case, "tensors", phase, predicted, measured)
+        measured: int = pool.apply(_count_tensors, (case, home))
+    use = predicted_tensors(_validated(case, home))
+    return Found(case, "tensors", use.moment.phase, use.allocated, measured)
 
 
-def predicted_tensors(config: JobConfig) -> int:
-    """The plan's figure for the process of a local run, without what is no tensor."""
+def predicted_tensors(config: JobConfig) -> Use:
+    """When a local run's tensors are most, by the plan."""
     cluster = config.cluster
     job = make_job(config, hardware_of(cluster), constants_of(cluster))
     (process,) = job.layout.processes
-    return max(use.allocated for use in uses_of(held_by(job, process)))
+    return max(uses_of(held_by(job, process)), key=lambda use: use.allocated)
 
 
-def _count_tensors(case: RunCase, home: Path) -> tuple[int, str]:
+def _count_tensors(case: RunCase, home: Path) -> int:
+    """Of a run in this process. Tensors without storages of their own (views) count nothing."""
+    from plimsoll.memory.trace import LiveBytes
+    from plimsoll.recipes.ppo import run_ppo
+    from plimsoll.recipes.preference import run_dpo
+    from plimsoll.recipes.sft import run_sft
 
-    raise NotImplementedError
+    config = _validated(case, home)
+    directory = f"{config.run.directory}-tensors"
+    shutil.rmtree(directory, ignore_errors=True)
+    config = config.model_copy(
+        update={"run": config.run.model_copy(update={"directory": directory})}
+    )
+    recipes: dict[str, Any] = {"sft": run_sft, "dpo": run_dpo, "ppo": run_ppo}
+    with redirect_stdout(StringIO()), LiveBytes() as live:
+        live.enter("run")
+        recipes[case.job](config)
+    peak: int = live.peaks["run"]
+    return peak
 
 
 def summary(found: Sequence[Found]) -> str:

@@ -71,8 +71,8 @@ def config(loss: str, **cluster: Any) -> dict[str, Any]:
     return found
 
 
-def start(home: Path, settings: dict[str, Any], *flags: str) -> Outcome:
-    write_task(home, vocabulary=1024)
+def start(home: Path, settings: dict[str, Any], *flags: str, vocabulary: int = 1024) -> Outcome:
+    write_task(home, vocabulary=vocabulary)
     (home / "hungry.py").write_text(LOSSES)
     write_config(home, "ppo", settings)
     return run(home, "ppo", "ppo.yaml", *flags)
@@ -100,7 +100,10 @@ def check_written(home: Path, outcome: Outcome) -> None:
 
 
 def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:
-    outcome = start(tmp_path, config("full_card"))
+    settings = config("full_card")
+    settings["batch"] = {"prompts": 16, "responses": 16, "micro_batch_tokens": 4000}
+    settings["algorithm"] |= {"mini_batches": 1, "epochs": 1}
+    outcome = start(tmp_path, settings, vocabulary=30_000)
     check_written(tmp_path, outcome)
     assert re.match(
         r"error: this process \(pid \d+\) ran out of host memory\n"
@@ -109,14 +112,18 @@ def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:
         r"Asked for: 2\.68 GB more\n"
         r"Measured when it failed: (\d+) MB host\n"
         r"Predicted for the phase: (\d+) MB host\n"
-        r"The largest items of the node in this phase, as predicted \(GB\):\n"
-        r"    0\.43  process interpreter and libraries\n",
+        r"The largest items of the node in this phase, as predicted:\n"
+        r"  +\d+ MB  process interpreter and libraries\n",
         outcome.err,
     ), outcome.err
     # One rank divides nothing; all models are in it, and the sampler.
     assert answers(outcome.err)[:3] == ["no", "no", "yes"]
     assert "actor at stage" in outcome.err and "on 1 rank" in outcome.err
-    assert re.search(r"\n   - \S+: .+\n   \+ \S+: .+\n", outcome.err), outcome.err
+    assert re.search(
+        r"\n   - batch\.micro_batch_tokens: 4000\n   \+ batch\.micro_batch_tokens: \d+\n",
+        outcome.err,
+    ), outcome.err
+    assert "By these numbers it should have fitted" in outcome.err
 
 
 def test_a_rank_whose_system_gives_no_more(tmp_path: Path) -> None:
@@ -178,7 +185,7 @@ def test_a_rank_that_the_kernel_kills(
         r"Predicted for the phase: \d+ MB host\n",
         outcome.err,
     ), outcome.err
-    assert answers(outcome.err)[:3] == ["no", "no", "yes"]
+    assert answers(outcome.err)[:3] == ["no", "yes", "yes"]
 
 
 def test_a_cache_of_vllm_that_is_too_large(tmp_path: Path) -> None:
@@ -196,6 +203,6 @@ def test_a_cache_of_vllm_that_is_too_large(tmp_path: Path) -> None:
         r"Where: host memory of engine 0, node \S+; phase load, role rollout\n",
         outcome.err,
     ), outcome.err
-    assert re.search(r"\n *10,?737  rollout KV cache\n", outcome.err), outcome.err
+    assert re.search(r"\n  10737 GB  rollout KV cache\n", outcome.err), outcome.err
     assert answers(outcome.err)[0] == "yes"
     assert "   - rollout.cpu_kv_cache_gib: 10000.0\n   + rollout.cpu_kv_cache_gib: " in outcome.err

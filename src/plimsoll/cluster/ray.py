@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from plimsoll.cluster.blame import crash_in, failing_process, told, why_dead
 from plimsoll.cluster.ending import ending
@@ -232,7 +232,7 @@ class RayCluster:
     def _result(self, reference: Any, member: Member) -> Any:
         try:
             return ray.get(reference)
-        except (RayActorError, RayTaskError) as error:
+        except (RayActorError, OutOfMemoryError, RayTaskError) as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, OutOfMemory):
                 raise self._ran_out(member, cause) from error
@@ -242,7 +242,7 @@ class RayCluster:
             ended, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CULPRIT_SECONDS)
             if ended:
                 raise self._death(ended[0]) from error
-            if isinstance(error, RayActorError):
+            if not isinstance(error, RayTaskError):
                 raise self._died(member, _why(member, error)) from error
             raise _failed(self._failing(error, member), cause) from error
 

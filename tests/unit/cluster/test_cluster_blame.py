@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from plimsoll.cluster.blame import crash_in, failing_process, told, vllm_exception_in, why_dead
+import pytest
+
+from plimsoll.cluster.blame import (
+    crash_in,
+    failing_process,
+    tells_of_shortage,
+    told,
+    vllm_exception_in,
+    why_dead,
+)
 
 KILLED = """The actor died unexpectedly before finishing this task.
 \tclass_name: RankActor
@@ -25,6 +34,13 @@ detail: Worker exits unexpectedly. Worker exits with an exit code 3."""
 
 NODE = """The actor died unexpectedly before finishing this task.
 The actor is dead because its node has died. Node Id: 5ff27f3c"""
+
+MONITOR = """\
+1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, \
+ID: 765923ec) was 9.73GB used / 23.54GB limit (0.413540)
+OOM kill reason: Memory usage 10343239680B exceeded threshold of 758295424B (3.0% of 25276514304B \
+limit)
+Object store memory usage: [- objects spillable: 0"""
 
 DEPENDENT = """ray::EngineActor.call() (pid=26190, ip=192.0.2.2, actor_id=a90287e2)
   At least one of the input arguments for this task could not be computed:
@@ -52,6 +68,38 @@ def test_other_ends_are_told_in_rays_words() -> None:
     assert why_dead(ENDED) == "Worker exits unexpectedly. Worker exits with an exit code 3."
     assert why_dead(NODE).endswith("its node has died. Node Id: 5ff27f3c")
     assert len(why_dead("word " * 1000)) <= 500
+
+
+def test_rays_memory_monitor_says_how_full_the_node_was() -> None:
+    why = why_dead(MONITOR)
+    assert why == (
+        "Ray's memory monitor killed it: 1 worker(s) were killed due to the node running low on "
+        "memory. Memory on the node (IP: 192.0.2.2, ID: 765923ec) was 9.73GB used / 23.54GB limit "
+        "(0.413540)"
+    )
+    assert tells_of_shortage(why)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ValueError: Free memory on device cuda:0 (0.27/79.15 GiB) on startup is less than desired "
+        "GPU memory utilization (0.9, 71.23 GiB). Decrease GPU memory utilization or reduce GPU",
+        "ValueError: No available memory for the cache blocks. Try increasing",
+        "ValueError: To serve at least one request with the models's max seq len (4096), (1.00 GiB "
+        "KV cache is needed, which is larger than the available KV cache memory (0.50 GiB).",
+        "ValueError: Available memory on node 0 (11.28/17.96 GiB) on kv cache allocation is less "
+        "than requested memory for kv (10000.0 GiB).",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    ],
+)
+def test_what_vllm_says_of_memory_is_known(text: str) -> None:
+    assert tells_of_shortage(text)
+
+
+def test_what_is_not_of_memory_is_not() -> None:
+    for text in (KILLED, ENDED, NODE, DEPENDENT, "RuntimeError: invalid device ordinal"):
+        assert not tells_of_shortage(why_dead(text))
 
 
 def test_an_error_belongs_to_the_process_that_it_came_from_first() -> None:

@@ -22,9 +22,12 @@ def row(process: str, phase: str, predicted: Footprint | None, measured: Footpri
     return LedgerRow(1, phase, process, 0, "node 0", predicted, measured, measured, Line(1, 2), 1.0)
 
 
-def write_run(path: Path, rows: list[LedgerRow], constants: Constants = SHIPPED) -> Path:
+def write_run(
+    path: Path, rows: list[LedgerRow], constants: Constants = SHIPPED, engine: str = "vllm"
+) -> Path:
     run = RunDirectory(path)
     path.mkdir()
+    run.write_config(f"rollout: {{engine: {engine}}}")
     run.append_ledger(map(ledger_values, rows))
     run.write_plan(json.dumps({"constants": constant_values(constants)}), "<svg/>")
     return path
@@ -86,6 +89,18 @@ def test_a_card_tells_of_context_gap_and_libraries(tmp_path: Path) -> None:
         "cuda_context": SHIPPED.cuda_context + 30 * MB,
         "allocator_gap": 0.08,
     }
+
+
+def test_engines_on_cpu_tell_of_vllm_where_they_ran_it(tmp_path: Path) -> None:
+    rows = [
+        row("engine 0", phase, Footprint(1800 * MB), Footprint(1900 * MB))
+        for phase in ("load", "rollout")
+    ]
+    found = fitted(tmp_path, write_run(tmp_path / "a", rows))
+    assert found == {"vllm_process": SHIPPED.vllm_process + 100 * MB}
+    other = write_run(tmp_path / "b", [*rows, rows[0]], engine="transformers")
+    with pytest.raises(ConfigError, match="hold no phase that was predicted"):
+        fitted(tmp_path, other)
 
 
 def test_no_constant_gets_below_nothing(tmp_path: Path) -> None:

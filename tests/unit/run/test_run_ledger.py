@@ -17,7 +17,7 @@ from plimsoll.run.ledger import (
     memory_use,
     read_ledger,
 )
-from plimsoll.run.readings import CardReading, Footprint, HostReading, Line, Reading
+from plimsoll.run.readings import CardReading, Footprint, HostReading, Line, Reading, Share
 from plimsoll.run.rows import keep_rows_until
 
 
@@ -170,3 +170,15 @@ def test_the_use_of_a_step_is_the_largest_of_its_phases() -> None:
     assert use == {"local": MemoryUse(80, 70), "node 0": MemoryUse(80, 70)}
     assert MemoryUse(1_900_000_000, 2_100_000_000).text == "1.9 of 2.1 GB"
     assert MemoryUse(42_000_000, None).text == "42 MB"
+
+
+def test_shares_are_in_the_ranks_row_of_the_load_and_come_back(tmp_path: Path) -> None:
+    share = Share("actor", "weights", whole=100, ranks=2, held=50)
+    reading = Reading(HostReading("a", 9, 8, 500, 1000), shares=(share,))
+    ledger = Ledger({}, 0)
+    for phase in ("load", "score"):
+        ledger.add(phase, {"rank 0": reading}, 1.0)
+    RunDirectory(tmp_path).append_ledger(map(ledger_values, ledger.take(1)))
+    rows = read_ledger(tmp_path / "ledger.jsonl")
+    told = {(row.phase, row.process): row.shares for row in rows if row.shares}
+    assert len(rows) == 4 and told == {("load", "rank 0"): (share,)}

@@ -23,6 +23,7 @@ _COSTS: dict[str, str] = {
     "offload": "an offloaded model's weights cross PCIe when it scores",
     "stage": "a divided model is gathered for each micro-batch",
     "memory_share": "the KV cache has what the share leaves: fewer or more sequences at once",
+    "cpu_kv_cache_gib": "with a smaller cache fewer sequences are sampled at once",
     "sleep_level": "a sleeping engine wakes for each rollout",
     "placement": "engines on cards of their own are idle while ranks train",
     "critic_ranks": "the critic's cards are idle while the actor trains, and the other way round",

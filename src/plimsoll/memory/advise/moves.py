@@ -16,7 +16,7 @@ from plimsoll.memory.items import Item
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.layout import lay_out
 from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.plan.stores import Store
+from plimsoll.memory.plan.stores import Store, likely_worst
 from plimsoll.memory.price.work import frozen_roles, longest_sequence, trained_roles
 from plimsoll.memory.rules.cards import key_of
 from plimsoll.memory.rules.engines import largest_share
@@ -153,6 +153,8 @@ def _engine_moves(config: PpoConfig, plan: Plan, hardware: Hardware) -> Iterator
     rollout = config.rollout
     if rollout.engine == "vllm" and hardware.nodes[0].cards:
         yield from _shares(config, plan)
+    elif rollout.engine == "vllm":
+        yield from _caches(config, plan)
     other = "own" if rollout.placement == "shared" else "shared"
     moved: Move = {"rollout.placement": other}
     if other == "own":
@@ -174,6 +176,22 @@ def _shares(config: PpoConfig, plan: Plan) -> Iterator[Move]:
         share = min((*shares, LARGEST_SHARE))
         if share > 0:
             yield {"rollout.sleep_level": level, "rollout.memory_share": share}
+
+
+def _caches(config: PpoConfig, plan: Plan) -> Iterator[Move]:
+    """The KV cache for which everything else on the hosts leaves room, in halves of a GiB."""
+    rooms = [
+        store.capacity - likely_worst(store.without(_is_cache).peak, plan.band)
+        for store in plan.hosts
+        if store.capacity is not None and any(_is_cache(one.item) for one in store.held)
+    ]
+    halves = min(rooms, default=0) // (config.rollout.engines * 2**29)
+    if 0 < halves / 2 < config.rollout.cpu_kv_cache_gib:
+        yield {"rollout.cpu_kv_cache_gib": halves / 2}
+
+
+def _is_cache(item: Item) -> bool:
+    return (item.role, item.name) == ("rollout", "KV cache")
 
 
 def _has_both(store: Store) -> bool:

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from plimsoll.memory.explain.explain import Explanation
-from plimsoll.memory.plan.table import WIDTH, gigabytes
+from plimsoll.memory.plan.table import WIDTH
 from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import Footprint
 
@@ -61,9 +61,9 @@ def _footprint(footprint: Footprint) -> str:
 
 def _items(explanation: Explanation) -> Iterator[str]:
     place = "node" if explanation.store.where == "host" else "card"
-    yield f"The largest items of the {place} in this phase, as predicted (GB):"
+    yield f"The largest items of the {place} in this phase, as predicted:"
     for item in explanation.items:
-        yield f"  {gigabytes(item.bytes):>6}  {item.role} {item.name}"
+        yield f"  {gigabytes_text(item.bytes):>8}  {item.role} {item.name}"
 
 
 def _answers(explanation: Explanation) -> Iterator[str]:
@@ -79,6 +79,11 @@ def _answers(explanation: Explanation) -> Iterator[str]:
 
 
 def _change(explanation: Explanation) -> Iterator[str]:
+    if explanation.should_have_fitted:
+        yield _wrap(
+            "By these numbers it should have fitted: look for a limit on the process (ulimit -v, a "
+            "cgroup), or for a peak that the plan does not have."
+        )
     room, change = gigabytes_text(explanation.room), explanation.change
     place = "node" if explanation.store.where == "host" else "card"
     if change is None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from plimsoll.config.jobs import JobConfig
 from plimsoll.memory.advise.advise import Suggestion, smallest_change
 from plimsoll.memory.explain.incident import Incident
-from plimsoll.memory.explain.questions import Answer, Scene, four_answers, room_of
-from plimsoll.memory.items import Item
+from plimsoll.memory.explain.questions import Answer, Scene, four_answers, models_of, room_of
+from plimsoll.memory.items import Item, Where
 from plimsoll.memory.machine.hardware import Hardware, Node
-from plimsoll.memory.plan.contents import Job, hosted, make_job
+from plimsoll.memory.plan.contents import Job, make_job
 from plimsoll.memory.plan.layout import Process, Slot
 from plimsoll.memory.plan.peaks import Use, fullest
 from plimsoll.memory.plan.plan import make_plan
@@ -48,6 +47,11 @@ class Explanation:
     room: int
     change: Suggestion | None
 
+    @property
+    def should_have_fitted(self) -> bool:
+        """Whether the plan's peak was to be had, and the process held no more than planned."""
+        return self.answers[0].verdict == "no" and self.room == self.store.peak.bytes
+
 
 def explain(
     config: JobConfig, hardware: Hardware, constants: Constants, incident: Incident, phase: str
@@ -57,48 +61,78 @@ def explain(
     hardware, constants: of the plan that the run was started with. Raises ConfigError for a model
     whose shape cannot be known.
     """
-    assert incident.seen is not None
-    job, seen = make_job(config, hardware, constants), incident.seen
-    stores = make_plan(config, hardware, constants)
-    store = _store(job, stores.devices if incident.where == "device" else stores.hosts, incident)
-    use = _use(store, phase)
-    scene = Scene(job, incident, seen, store, use, tuple(_planned(job, store)))
-    last = None if seen.last is None else seen.last.held
-    measured = incident.held or last
-    room = _room(scene, measured)
+    scene = scene_of(config, hardware, constants, incident, phase)
+    seen, room = scene.seen, room_needed(scene)
+    predicted = process_peaks(scene.job).get(seen.process, {})
     return Explanation(
         incident=incident,
         phase=phase,
-        role=incident.role or _ROLES.get(phase) or _hosted(job, seen.process),
-        predicted=process_peaks(job).get(seen.process, {}).get(phase),
-        measured=measured,
+        role=role_of(scene, phase),
+        predicted=predicted.get(phase),
+        measured=_measured(scene),
         at_failure=incident.held is not None,
-        store=store,
-        items=use.items[:_SHOWN],
+        store=scene.store,
+        items=scene.use.items[:_SHOWN],
         answers=four_answers(scene),
         room=room,
-        change=smallest_change(config, _with_room(hardware, store, room), constants),
+        change=smallest_change(config, _with_room(hardware, scene.store, room), constants),
     )
+
+
+def scene_of(
+    config: JobConfig, hardware: Hardware, constants: Constants, incident: Incident, phase: str
+) -> Scene:
+    """What the plan has where memory ran out. Parameters and errors as `explain`'s."""
+    assert incident.seen is not None
+    plan, job = make_plan(config, hardware, constants), make_job(config, hardware, constants)
+    where: Where = incident.where if plan.devices else "host"
+    stores = plan.devices if where == "device" else plan.hosts
+    slots = [_on(process.slot, where) for process in _named(job, incident.seen.process)]
+    store = next((one for one in stores if set(slots) & set(one.slots)), stores[0])
+    here = store.slots[0]  # it stands for all that are like it
+    planned = tuple(p for p in job.layout.processes if _on(p.slot, where) == here)
+    return Scene(job, incident, incident.seen, store, _use(store, phase), planned)
+
+
+def role_of(scene: Scene, phase: str) -> str:
+    """Whose memory it was: as the process said, or as the phase says, or all that it may be."""
+    told = scene.incident.role or _ROLES.get(phase)
+    return told or " or ".join(models_of(scene.job, _named(scene.job, scene.seen.process)))
+
+
+def room_needed(scene: Scene) -> int:
+    """What a plan may need so that it would have fitted; bytes.
+
+    Never more than what this plan needs, for that was too much. Where the process held more than
+    was predicted, the plan needs that much less room than there was.
+    """
+    need, room = scene.store.peak.bytes, room_of(scene)
+    return need if room is None else max(1, min(need, int(room / _excess(scene))))
+
+
+def _excess(scene: Scene) -> float:
+    """Measured over the largest that was predicted of the process; at least 1."""
+
+    def size(one: Footprint) -> int:
+        return one.host if scene.store.where == "host" else one.fullest
+
+    predicted = process_peaks(scene.job).get(scene.seen.process, {})
+    most, measured = max(map(size, predicted.values()), default=0), _measured(scene)
+    return max(1.0, size(measured) / most) if measured and most else 1.0
+
+
+def _measured(scene: Scene) -> Footprint | None:
+    last = scene.seen.last
+    return scene.incident.held or (None if last is None else last.held)
+
+
+def _on(slot: Slot, where: Where) -> Slot:
+    """The card, or its node alone."""
+    return slot if where == "device" else Slot(slot.node)
 
 
 def _named(job: Job, name: str) -> list[Process]:
     return [process for process in job.layout.processes if read_as(process) == name]
-
-
-def _store(job: Job, stores: Sequence[Store], incident: Incident) -> Store:
-    """Where the plan has the process; the first, where it has no place for it."""
-    assert incident.seen is not None
-    slots = [process.slot for process in _named(job, incident.seen.process)]
-    if incident.where == "host":
-        slots = [Slot(slot.node) for slot in slots]
-    return next((one for one in stores if set(slots) & set(one.slots)), stores[0])
-
-
-def _planned(job: Job, store: Store) -> list[Process]:
-    """The processes on the first of the store's places: it stands for all."""
-    slot = store.slots[0]
-    on_host = store.where == "host"
-    return [p for p in job.layout.processes if (Slot(p.slot.node) if on_host else p.slot) == slot]
 
 
 def _use(store: Store, phase: str) -> Use:
@@ -106,38 +140,6 @@ def _use(store: Store, phase: str) -> Use:
     names = _SAME.get(phase, (phase,))
     uses = [use for use in store.phases if use.moment.phase in names]
     return fullest(uses or store.phases)
-
-
-def _hosted(job: Job, name: str) -> str:
-    """The roles that live in a process."""
-    roles: dict[str, None] = {}
-    for process in _named(job, name):
-        if process.kind in ("local", "rank", "critic rank"):
-            roles |= dict.fromkeys(hosted(job, process))
-        else:
-            roles["rollout"] = None
-    return " or ".join(roles) or "none"
-
-
-def _room(scene: Scene, measured: Footprint | None) -> int:
-    """What a plan may need so that it would have fitted.
-
-    Never more than what this plan needs, for that was too much. Where the process held more than
-    was predicted, the plan needs that much less room than there is.
-    """
-    need = scene.store.peak.bytes
-    room = room_of(scene)
-    return need if room is None else min(need, int(room / _shortfall(scene, measured)))
-
-
-def _shortfall(scene: Scene, measured: Footprint | None) -> float:
-    predicted = max(
-        (one.fullest for one in process_peaks(scene.job).get(scene.seen.process, {}).values()),
-        default=0,
-    )
-    if measured is None or not predicted:
-        return 1.0
-    return max(1.0, measured.fullest / predicted)
 
 
 def _with_room(hardware: Hardware, store: Store, room: int) -> Hardware:

@@ -8,14 +8,14 @@ from typing import Literal
 
 from plimsoll.memory.explain.incident import Incident, Sighting
 from plimsoll.memory.machine.node_state import NodeState
-from plimsoll.memory.machine.nvidia import LiveCard
+from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.plan.contents import Job, hosted
 from plimsoll.memory.plan.layout import Process
 from plimsoll.memory.plan.peaks import Use
 from plimsoll.memory.plan.process_peaks import read_as
 from plimsoll.memory.plan.stores import Store
-from plimsoll.memory.plan.table import gigabytes
 from plimsoll.memory.price.work import frozen_roles, trained_roles
+from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import Share
 
 _UNEVEN = 1.1
@@ -68,19 +68,19 @@ def room_of(scene: Scene) -> int | None:
     if scene.store.where == "host":
         return state.room
     card = _card(scene.seen, state)
-    return None if card is None else card.usable_bytes - _held_by_others(card)
+    return None if card is None else card.usable_bytes - _held_by_others(card, state)
 
 
 def _free(scene: Scene) -> Answer:
     question = f"Is the {scene.place}'s free memory below the plan's?"
     need, capacity, room = scene.store.peak.bytes, scene.store.capacity, room_of(scene)
-    wanted = f"the plan needs {gigabytes(need)} GB at its fullest"
+    wanted = f"the plan needs {gigabytes_text(need)} at its fullest"
     if capacity is not None:
-        wanted += f", of {gigabytes(capacity)} GB"
+        wanted += f", of {gigabytes_text(capacity)}"
     if room is None:
         return Answer(question, "unknown", f"the {scene.place} was not seen; {wanted}")
     when = "when the run began" if scene.seen.before else "now"
-    text = f"{gigabytes(room)} GB could be had {when}; {wanted}"
+    text = f"{gigabytes_text(room)} could be had {when}; {wanted}"
     return Answer(question, "yes" if room < need else "no", text)
 
 
@@ -113,8 +113,8 @@ def _excess(one: tuple[str, Share]) -> float:
 def _share_text(name: str, share: Share) -> str:
     part = share.whole // share.ranks
     return (
-        f"{name} holds {gigabytes(share.held)} GB of the {share.role}'s {share.what}, no rank more;"
-        f" P/N is {gigabytes(share.whole)} / {share.ranks} = {gigabytes(part)} GB"
+        f"{name} holds {gigabytes_text(share.held)} of the {share.role}'s {share.what}, no rank "
+        f"more; P/N is {gigabytes_text(share.whole)} / {share.ranks} = {gigabytes_text(part)}"
     )
 
 
@@ -137,7 +137,7 @@ def _undivided(job: Job) -> str:
 
 def _together(scene: Scene) -> Answer:
     question = f"Did two models land on one {scene.place}?"
-    planned, found = _models(scene.job, scene.planned), _models(scene.job, _here(scene))
+    planned, found = models_of(scene.job, scene.planned), models_of(scene.job, _here(scene))
     text = ", ".join(_model_text(scene.use, role) for role in found) or "none is there"
     stray = [role for role in found if role not in planned]
     if stray:
@@ -154,7 +154,8 @@ def _here(scene: Scene) -> Sequence[Process]:
     return [process for process in everyone if nodes.get(read_as(process)) == scene.seen.node]
 
 
-def _models(job: Job, processes: Sequence[Process]) -> list[str]:
+def models_of(job: Job, processes: Sequence[Process]) -> list[str]:
+    """The roles that live in these processes."""
     found: dict[str, None] = {}
     for process in processes:
         if process.kind in ("local", "rank", "critic rank"):
@@ -167,27 +168,30 @@ def _models(job: Job, processes: Sequence[Process]) -> list[str]:
 
 def _model_text(use: Use, role: str) -> str:
     size = sum(item.bytes for item in use.items if item.role == role)
-    return f"{role} ({gigabytes(size)} GB planned)" if size else role
+    return f"{role} ({gigabytes_text(size)} planned)" if size else role
 
 
 def _others(scene: Scene) -> Answer:
     question = "Do other processes hold much?"
-    state = scene.seen.after or scene.seen.before
-    card = None if state is None else _card(scene.seen, state)
-    if state is not None and scene.store.where == "host":
-        named = [f"{h.name} (pid {h.pid}) {gigabytes(h.bytes)}" for h in state.others]
+    states = [state for state in (scene.seen.after, scene.seen.before) if state is not None]
+    if scene.store.where == "host" and states:
+        state = states[0]
+        named = [f"{h.name} (pid {h.pid}) {gigabytes_text(h.bytes)}" for h in state.others]
         return _held(question, state.capacity - state.room, state.capacity, named)
-    if card is None:
-        return Answer(question, "unknown", f"the {scene.place} was not seen")
-    sizes = [(p, "?" if p.bytes is None else gigabytes(p.bytes)) for p in card.processes]
-    named = [f"{process.name} (pid {process.pid}) {size}" for process, size in sizes]
-    return _held(question, _held_by_others(card), card.usable_bytes, named)
+    for state in states:
+        card = _card(scene.seen, state)
+        # A driver that hides processes shows those of the run as nobody's.
+        if card is not None and (card.processes or state is scene.seen.before):
+            others = [p for p in card.processes if p.pid not in state.pids]
+            named = [f"{p.name} (pid {p.pid}) {_size(p)}" for p in others]
+            return _held(question, _held_by_others(card, state), card.usable_bytes, named)
+    return Answer(question, "unknown", f"the {scene.place} was not seen")
 
 
 def _held(question: str, held: int, capacity: int, named: Sequence[str]) -> Answer:
-    text = f"{gigabytes(held)} GB in all"
+    text = f"{gigabytes_text(held)} in all"
     if named:
-        text += f"; most: {', '.join(named)} GB"
+        text += f"; most: {', '.join(named)}"
     return Answer(question, "yes" if held > _MUCH * capacity else "no", text)
 
 
@@ -195,9 +199,13 @@ def _card(seen: Sighting, state: NodeState) -> LiveCard | None:
     return next((card for card in state.cards if card.index == seen.card), None)
 
 
-def _held_by_others(card: LiveCard) -> int:
-    """What its other processes hold: of those that the driver shows."""
-    return sum(process.bytes or 0 for process in card.processes)
+def _held_by_others(card: LiveCard, state: NodeState) -> int:
+    own = sum(process.bytes or 0 for process in card.processes if process.pid in state.pids)
+    return max(0, card.used_bytes - own)
+
+
+def _size(process: CardProcess) -> str:
+    return "?" if process.bytes is None else gigabytes_text(process.bytes)
 
 
 def _and(names: Sequence[str]) -> str:

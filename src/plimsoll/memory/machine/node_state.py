@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -29,7 +29,7 @@ class NodeState:
 
     capacity: what all processes may fill. own: what the run's processes hold. others: those who
     hold most besides. kills: how many processes the kernel has killed for want of memory since it
-    started; None where it does not tell. cards: with others' processes alone.
+    started; None where it does not tell. pids: of the run's processes.
     """
 
     capacity: int
@@ -38,6 +38,7 @@ class NodeState:
     others: tuple[Holder, ...]
     kills: int | None
     cards: tuple[LiveCard, ...] = ()
+    pids: frozenset[int] = frozenset()
 
     @property
     def room(self) -> int:
@@ -60,13 +61,14 @@ def read_node(run: Collection[int]) -> NodeState:
         sum(h.bytes for h in holders if h.pid in own),
         tuple(others[:_SHOWN]),
         oom_kills(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/vmstat")),
-        tuple(_of_others(card, own) for card in live_cards()),
+        live_cards(),
+        own,
     )
 
 
-def _with_children(pids: Collection[int]) -> set[int]:
+def _with_children(pids: Collection[int]) -> frozenset[int]:
     parents = {p.pid: p.info["ppid"] for p in psutil.process_iter(["ppid"])}
-    own = set(pids)
+    own = frozenset(pids)
     while more := {pid for pid, parent in parents.items() if parent in own} - own:
         own |= more
     return own
@@ -79,8 +81,3 @@ def _holders() -> Iterator[Holder]:
             # Pages of files and of shared memory can be had again, or are not one process's.
             alone = memory.rss - getattr(memory, "shared", 0)
             yield Holder(process.pid, process.info["name"] or "?", alone)
-
-
-def _of_others(card: LiveCard, own: Collection[int]) -> LiveCard:
-    others = tuple(process for process in card.processes if process.pid not in own)
-    return replace(card, processes=others)

@@ -21,7 +21,7 @@ from plimsoll.memory.price.engines import (
 )
 from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.price.processes import process_items
+from plimsoll.memory.price.processes import kernel_items, process_items
 from plimsoll.memory.price.roles import HeadKind, frozen_role, trained_role
 from plimsoll.memory.price.work import (
     RoleName,
@@ -135,6 +135,9 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     vllm = sampler is not None and sampler.rollout.engine == "vllm"
     for item in process_items(process, job.device, group, vllm, job.constants):
         yield Held(item, job.moments)
+    computing = frozenset(moment for moment in job.moments if moment.phase != "load")
+    for item in kernel_items(process, job.device, vllm, job.constants):
+        yield Held(item, computing)
     if process.kind == "ray" and sampler is not None:
         bucket = bucket_bytes(job.config, sampler.shape)
         yield from receiving_items("bucket in the object store", 1, bucket, job.moments)

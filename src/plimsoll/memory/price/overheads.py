@@ -26,6 +26,8 @@ _SOURCES = {
     "worker_process": f"{_HERE}: resident after imports, joining and the first kernels, 404 MiB",
     "cuda_libraries": "published: host memory of a process with a CUDA context, 2 to 3 GB",
     "controller_process": f"{_HERE}: a process that imports torch, transformers and Ray",
+    "kernel_cache": f"{_HERE}: what the first steps of benchmarks/memory_runs.py leave on the heap",
+    "vllm_process": "measured: an actor with vLLM 0.32 (CPU build), without KV cache and weights",
     "ray_actor": f"{_HERE}: what Ray adds to a worker, 33 MiB, and its own pages",
     "ray_node": f"{_HERE}: gcs_server, raylet, agents and idle workers, 600 MiB",
 }
@@ -39,8 +41,10 @@ class Constants:
     communicator of more than one rank. allocator_gap: reserved over allocated device bytes, as a
     share of the latter. worker_process: resident memory of a training rank without tensors.
     cuda_libraries: what CUDA adds to that. controller_process: the same of the process that runs
-    the recipe. ray_actor: what Ray adds to each worker. ray_node: Ray's own processes on a node,
-    without the object store's contents.
+    the recipe. kernel_cache: of a process that computes on CPU: the kernels that it keeps
+    (`KERNEL_LIMITS` in engine/process_group.py), and the holes that they leave in the heap.
+    vllm_process: on CPU, of an engine without weights and KV cache. ray_actor: what Ray adds to
+    each worker. ray_node: Ray's own processes on a node, without the object store's contents.
     sources: where each is from, by name.
     """
 
@@ -50,6 +54,8 @@ class Constants:
     worker_process: int = 410 * MIB
     cuda_libraries: int = 2_300 * MIB
     controller_process: int = 400 * MIB
+    kernel_cache: int = 200 * MIB
+    vllm_process: int = 1_400 * MIB
     ray_actor: int = 40 * MIB
     ray_node: int = 600 * MIB
     sources: Mapping[str, str] = field(

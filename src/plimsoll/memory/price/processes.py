@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from plimsoll.config.deepspeed import Device
 from plimsoll.memory.items import Item, Where
 from plimsoll.memory.plan.layout import Process
-from plimsoll.memory.price.overheads import MIB, Constants
-
-_VLLM_PROCESS = 1400 * MIB
-_VLLM_SOURCE = "measured: an actor with vLLM 0.32 (CPU build), without KV cache and weights"
+from plimsoll.memory.price.overheads import Constants
 
 
 def process_items(
@@ -26,6 +23,16 @@ def process_items(
         yield _constant("NCCL communicator", "device", "nccl_communicator", constants)
 
 
+def kernel_items(
+    process: Process, device: Device, vllm: bool, constants: Constants
+) -> Iterator[Item]:
+    """What a process that computes on CPU holds besides, from its first forward on; of a vLLM
+    engine it is part of the process."""
+    ranks = ("local", "rank", "critic rank")
+    if device == "cpu" and process.kind in (ranks if vllm else (*ranks, "engine")):
+        yield _constant("prepared kernels", "host", "kernel_cache", constants)
+
+
 def _on_host(process: Process, vllm: bool, constants: Constants) -> Iterator[Item]:
     match process.kind:
         case "local":
@@ -35,21 +42,16 @@ def _on_host(process: Process, vllm: bool, constants: Constants) -> Iterator[Ite
         case "ray":
             yield _constant("Ray's own processes", "host", "ray_node", constants)
         case "engine" if vllm:
-            yield _vllm("interpreter and vLLM")
+            yield _constant("interpreter and vLLM", "host", "vllm_process", constants)
             yield _constant("Ray in each process", "host", "ray_actor", constants)
         case "rank" | "critic rank" | "engine":
             yield _constant("interpreter and libraries", "host", "worker_process", constants)
             yield _constant("Ray in each process", "host", "ray_actor", constants)
         case "engine worker":
-            yield _vllm("interpreter and vLLM")
+            yield _constant("interpreter and vLLM", "host", "vllm_process", constants)
 
 
 def _constant(name: str, where: Where, constant: str, constants: Constants) -> Item:
     size: int = getattr(constants, constant)
     source = constants.sources[constant]
     return Item("process", name, where, "process", size, f"{size:,} bytes a process", source)
-
-
-def _vllm(name: str) -> Item:
-    formula = f"{_VLLM_PROCESS:,} bytes a process"
-    return Item("process", name, "host", "process", _VLLM_PROCESS, formula, _VLLM_SOURCE)

@@ -1,0 +1,308 @@
+"""Incidents that are made up: each question answered yes and no, on hosts and on cards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.config.jobs import JobConfig, PpoConfig, SftConfig
+from plimsoll.memory.explain.as_text import explanation_text
+from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
+from plimsoll.memory.explain.incident import Incident, Sighting
+from plimsoll.memory.explain.questions import Answer, Scene, four_answers
+from plimsoll.memory.machine.hardware import Hardware, parse_cluster
+from plimsoll.memory.machine.node_state import Holder, NodeState
+from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
+from plimsoll.memory.plan.contents import make_job
+from plimsoll.memory.plan.process_peaks import process_peaks
+from plimsoll.memory.price.overheads import Constants
+from plimsoll.run.readings import Footprint, HostReading, Reading, Share
+
+GB = 10**9
+CONSTANTS = Constants()
+MODEL = {"path": "Qwen/Qwen2.5-0.5B"}
+LEARNING = {"learning_rate": 1e-5}
+NODES = {"rank 0": "a", "rank 1": "a", "critic rank 0": "b", "critic rank 1": "b", "engine 0": "c"}
+
+
+def ppo(stage: int = 3, tokens: int = 16384, **cluster: Any) -> PpoConfig:
+    role = {"model": MODEL, "optimizer": LEARNING, "zero": {"stage": stage}}
+    source = {"path": "rows.jsonl", "prompt": "prompt", "reference": "answer"}
+    return PpoConfig.model_validate(
+        {
+            "run": {"directory": "out", "steps": 2},
+            "cluster": {"ranks": 2, **cluster},
+            "data": {"train": source, "max_tokens": 256},
+            "batch": {"prompts": 64, "responses": 4, "micro_batch_tokens": tokens},
+            "actor": role,
+            "critic": role,
+            "rewards": {"length": {"name": "length"}},
+            "rollout": {"sampling": {"max_new_tokens": 256}, "placement": "own"},
+        }
+    )
+
+
+def sft() -> SftConfig:
+    source = {"path": "rows.jsonl", "prompt": "prompt", "response": "response"}
+    return SftConfig.model_validate(
+        {
+            "run": {"directory": "out", "steps": 2},
+            "cluster": {"ranks": 1},
+            "data": {"train": source, "max_tokens": 512},
+            "batch": {"sequences": 64, "micro_batch_tokens": 32768},
+            "actor": {"model": MODEL, "optimizer": LEARNING},
+        }
+    )
+
+
+def state(free: int, own: int = 0, capacity: int = 512 * GB) -> NodeState:
+    others = (Holder(7, "chromium", 3 * GB), Holder(8, "notebook", 10**6))
+    return NodeState(capacity, free, own, others, 0)
+
+
+def card(index: int, used: int, *processes: CardProcess) -> LiveCard:
+    return LiveCard(
+        index, f"GPU-{index}", "A100", 80 * GB, 0, used, (8, 0), "570", tuple(processes)
+    )
+
+
+def shares(held: int) -> dict[str, Reading]:
+    """Of rank 0, last read; of rank 1 the incident tells itself. 500 MB for each would be even."""
+    host = HostReading("a", 2 * GB, 2 * GB, 9 * GB, 512 * GB)
+    return {"rank 0": Reading(host, None, (Share("actor", "weights", GB, 2, held),))}
+
+
+def at(process: str = "rank 1", node: str = "a", **seen: Any) -> Sighting:
+    return Sighting(process, node, **{"nodes": NODES, "before": state(500 * GB), **seen})
+
+
+def hosts(nodes: int) -> Hardware:
+    return parse_cluster("cpu", nodes, 512 * GB)
+
+
+def host_scene(
+    config: JobConfig, seen: Sighting, phase: str = "train_actor", **incident: Any
+) -> Scene:
+    found = Incident("host", "killed", seen=seen, **incident)
+    return scene_of(config, hosts(config.cluster.nodes), CONSTANTS, found, phase)
+
+
+def host_answers(
+    config: JobConfig, seen: Sighting, phase: str = "train_actor", **incident: Any
+) -> tuple[Answer, ...]:
+    return four_answers(host_scene(config, seen, phase, **incident))
+
+
+def card_scene(seen: Sighting) -> Scene:
+    found = Incident("device", "CUDA out of memory", seen=seen)
+    return scene_of(ppo(), CARDS, CONSTANTS, found, "train_actor")
+
+
+def on_host(
+    config: JobConfig, seen: Sighting, phase: str = "train_actor", **incident: Any
+) -> Explanation:
+    found = Incident("host", "killed", seen=seen, **incident)
+    return explain(config, hosts(config.cluster.nodes), CONSTANTS, found, phase)
+
+
+CARDS = parse_cluster("8xA100-80GB", 1, 1000 * GB)
+APART = ppo(nodes=3, critic_ranks=2)
+
+
+def verdict(answer: Answer) -> tuple[str, str]:
+    return answer.question, answer.verdict
+
+
+def test_is_the_nodes_free_memory_below_the_plans() -> None:
+    question = "Is the node's free memory below the plan's?"
+    enough = host_answers(APART, at())[0]
+    assert verdict(enough) == (question, "no")
+    assert enough.text.startswith("500 GB could be had when the run began; the plan needs ")
+    assert enough.text.endswith(", of 512 GB")
+    need = host_scene(APART, at()).store.peak.bytes
+    assert verdict(host_answers(APART, at(before=state(need - 1)))[0]) == (question, "yes")
+    assert verdict(host_answers(APART, at(before=state(need)))[0]) == (question, "no")
+    # What the run holds itself is its own to have.
+    assert verdict(host_answers(APART, at(before=state(need - 9, own=9)))[0])[1] == "no"
+    late = host_answers(APART, at(before=None, after=state(1 * GB)))[0]
+    assert (late.verdict, late.text[:24]) == ("yes", "1 GB could be had now; t")
+    assert host_answers(APART, at(before=None))[0].verdict == "unknown"
+
+
+def test_is_the_cards_free_memory_below_the_plans() -> None:
+    question = "Is the card's free memory below the plan's?"
+    need = card_scene(at(card=1)).store.peak.bytes
+
+    def answer(used: int) -> Answer:
+        cards = (card(0, 0), card(1, used))
+        before = replace(state(GB), cards=cards)
+        return four_answers(card_scene(at(card=1, before=before)))[0]
+
+    assert verdict(answer(80 * GB - need)) == (question, "no")
+    assert verdict(answer(80 * GB - need + 1)) == (question, "yes")
+    assert verdict(four_answers(card_scene(at(card=None)))[0]) == (question, "unknown")
+
+
+def test_did_the_partitioning_take_effect() -> None:
+    question = "Did the partitioning take effect?"
+    even = host_answers(ppo(), at(readings=shares(GB // 2)))[1]
+    assert verdict(even) == (question, "yes")
+    assert even.text == (
+        "rank 0 holds 500 MB of the actor's weights, no rank more; P/N is 1 GB / 2 = 500 MB"
+    )
+    whole = (Share("actor", "weights", GB, 2, GB),)
+    uneven = host_answers(ppo(), at(readings=shares(GB // 2)), shares=whole)[1]
+    assert verdict(uneven) == (question, "no")
+    assert uneven.text.startswith("rank 1 holds 1 GB of the actor's weights, no rank more;")
+    early = host_answers(ppo(), at(), "load")[1]
+    assert verdict(early) == (question, "unknown")
+    assert early.text == "no rank had told yet what it holds of the actor and critic"
+    none = host_answers(ppo(stage=0), at())[1]
+    assert verdict(none) == (question, "no")
+    assert none.text == (
+        "none was asked for: actor at stage 0, critic at stage 0, reference at stage 0, on 2 ranks"
+    )
+
+
+def test_did_two_models_land_on_one_node() -> None:
+    question = "Did two models land on one node?"
+    apart = host_answers(APART, at("critic rank 0", "b"), "train_critic")[2]
+    assert verdict(apart) == (question, "no")
+    assert apart.text.startswith("critic (") and apart.text.endswith(" planned)")
+    together = host_answers(APART, at(nodes=dict.fromkeys(NODES, "a")))[2]
+    assert verdict(together) == (question, "yes")
+    assert together.text.startswith("actor (")
+    assert "; the plan has the " in together.text and together.text.endswith(" elsewhere")
+    assert host_answers(sft(), at("rank 0"))[2].verdict == "no"
+    shared = four_answers(card_scene(at(card=1)))[2]
+    assert verdict(shared) == ("Did two models land on one card?", "yes")
+    assert shared.text.startswith("actor (") and "critic (" in shared.text
+
+
+def test_what_do_other_processes_hold() -> None:
+    question = "Do other processes hold much?"
+    little = host_answers(APART, at(after=state(free=300 * GB, own=200 * GB)))[3]
+    assert verdict(little) == (question, "no")
+    assert little.text == "12 GB in all; most: chromium (pid 7) 3 GB, notebook (pid 8) 1 MB"
+    much = host_answers(APART, at(after=state(free=100 * GB, own=200 * GB)))[3]
+    assert (verdict(much), much.text[:13]) == ((question, "yes"), "212 GB in all")
+    assert host_answers(APART, at(before=None))[3].verdict == "unknown"
+
+
+def test_what_do_other_processes_hold_of_a_card() -> None:
+    ours, theirs = CardProcess(10, "ray::RankActor", 30 * GB), CardProcess(11, "python", 20 * GB)
+
+    def answer(*processes: CardProcess) -> Answer:
+        cards = (card(0, 0), card(1, 50 * GB, *processes))
+        after = replace(state(GB), cards=cards, pids=frozenset({10}))
+        return four_answers(card_scene(at(card=1, after=after, before=None)))[3]
+
+    both = answer(ours, theirs)
+    assert (both.verdict, both.text) == ("yes", "20 GB in all; most: python (pid 11) 20 GB")
+    alone = answer(replace(ours, bytes=50 * GB))
+    assert (alone.verdict, alone.text) == ("no", "0 kB in all")
+    # In a container the driver hides them: then nobody can say whose the card's bytes are.
+    assert answer().verdict == "unknown"
+
+
+def test_the_change_fits_what_was_there() -> None:
+    """Of a run that was killed with less than was planned, and of one that had that much."""
+    whole = on_host(sft(), at("rank 0"))
+    assert whole.room == whole.store.peak.bytes and whole.change is not None
+    tight = on_host(sft(), at("rank 0", before=state(whole.room * 2 // 3)))
+    assert tight.room == whole.room * 2 // 3 and tight.change is not None
+    for found in (whole, tight):
+        assert found.change is not None and found.change.verdict == "fits"
+        assert found.change.host_bytes < found.room
+    assert whole.should_have_fitted and not tight.should_have_fitted
+
+
+def test_a_cache_of_vllm_that_no_host_has_becomes_what_the_rest_leaves() -> None:
+    settings = ppo().model_dump()
+    settings["rollout"] |= {"cpu_kv_cache_gib": 10_000.0}
+    found = on_host(PpoConfig.model_validate(settings), at("engine 0"), "load")
+    assert found.change is not None
+    (change,) = found.change.changes
+    assert (change.key, change.before) == ("rollout.cpu_kv_cache_gib", 10_000.0)
+    assert isinstance(change.after, float) and 0.8 * 500 * GB < change.after * 2**30 < 500 * GB
+
+
+def test_a_process_that_held_more_than_predicted_leaves_less_room() -> None:
+    peaks = process_peaks(make_job(ppo(), hosts(1), CONSTANTS))["rank 1"]
+    twice = Footprint(2 * max(one.host for one in peaks.values()))
+    scene = host_scene(ppo(), at(before=state(40 * GB)), held=twice)
+    assert scene.store.peak.bytes > 20 * GB
+    assert room_needed(scene) == 20 * GB
+
+
+def test_who_it_was_is_told_by_the_process_or_else_by_the_phase() -> None:
+    hardware = hosts(1)
+
+    def role(process: str, phase: str, told: str | None = None) -> str:
+        found = Incident("host", "killed", told, seen=at(process))
+        return role_of(scene_of(ppo(), hardware, CONSTANTS, found, phase), phase)
+
+    assert role("rank 1", "score", "critic") == "critic"
+    assert role("rank 1", "train_critic") == "critic"
+    assert role("rank 1", "score") == "actor or critic or reference"
+    assert role("engine 0", "sync") == "rollout"
+
+
+def test_a_phase_that_the_plan_has_not_is_held_against_nothing() -> None:
+    found = on_host(sft(), at("rank 0"), "data")
+    assert found.predicted is None
+    assert "Predicted: nothing, for the plan has no phase data" in explanation_text(found)
+
+
+@pytest.mark.parametrize("phase", ["load", "train_actor"])
+def test_the_text_says_all_of_it_in_80_columns(phase: str) -> None:
+    held = Footprint(3 * GB, 60 * GB, 70 * GB, 79 * GB)
+    seen = at(card=1)
+    incident = Incident("device", "CUDA out of memory", "actor", 2 * GB, held, seen=seen)
+    found = explain(ppo(), CARDS, CONSTANTS, incident, phase)
+    text = explanation_text(found)
+    lines = text.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert lines[0] == f"Where: device memory of rank 1, node a; phase {phase}, role actor"
+    assert lines[1] == "Asked for: 2 GB more"
+    assert " ".join(line.strip() for line in lines[2:4]) == (
+        "Measured when it failed: 60 GB allocated by torch, 70 GB reserved by torch, 79 GB used on "
+        "the card by all, 3 GB host"
+    )
+    numbered = [line for line in lines if line[:2] in ("1.", "2.", "3.", "4.")]
+    assert [line[:2] for line in numbered] == ["1.", "2.", "3.", "4."]
+    assert found.change is not None
+    for change in found.change.changes:
+        assert f"   + {change.key}: " in text
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    before=st.integers(0, 512) | st.none(),
+    after=st.integers(0, 512) | st.none(),
+    held=st.integers(0, 10**4) | st.none(),
+)
+def test_whatever_was_seen_four_answers_come(
+    before: int | None, after: int | None, held: int | None
+) -> None:
+    """The room is never more than there was, nor than the plan needs."""
+    seen = at(
+        "rank 0",
+        before=None if before is None else state(before * GB),
+        after=None if after is None else state(after * GB),
+    )
+    footprint = None if held is None else Footprint(held * 10**6)
+    incident = Incident("host", "killed", held=footprint, seen=seen)
+    scene = scene_of(sft(), hosts(1), CONSTANTS, incident, "train_actor")
+    answers, room = four_answers(scene), room_needed(scene)
+    known = before if before is not None else after
+    assert (answers[0].verdict == "unknown") == (known is None)
+    assert 0 < room <= scene.store.peak.bytes
+    if known is not None:
+        assert room <= max(1, known * GB)
+        assert (answers[0].verdict == "yes") == (known * GB < scene.store.peak.bytes)
+    assert all(answer.text for answer in answers)
