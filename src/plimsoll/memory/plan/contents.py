@@ -30,6 +30,7 @@ from plimsoll.memory.price.work import (
     longest_sequence,
     micro_batch,
     phases,
+    role_models,
     trained_roles,
 )
 from plimsoll.memory.shapes.known_models import read_shape
@@ -136,7 +137,9 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     for item in process_items(process, job.device, group, vllm, job.constants):
         yield Held(item, job.moments)
     computing = frozenset(moment for moment in job.moments if moment.phase != "load")
-    for item in kernel_items(process, job.device, vllm, job.constants):
+    # Products of fp32 are not prepared by shape: their new shapes hardly cost anything.
+    narrow = any(model.dtype == "bfloat16" for model in role_models(job.config).values())
+    for item in kernel_items(process, job.device, vllm, job.constants) if narrow else ():
         yield Held(item, computing)
     if process.kind == "ray" and sampler is not None:
         bucket = bucket_bytes(job.config, sampler.shape)
