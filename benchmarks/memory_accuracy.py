@@ -2,7 +2,7 @@
 
     python benchmarks/memory_accuracy.py [CSV ...] [--rows]
 
-Files default to $PLIMSOLL_TEST_DATA/memory/published_peaks.csv. Each row is modelled as the
+Files default to $PLIMSOLL_DATA/memory/published_peaks.csv. Each row is modelled as the
 framework that it was measured with, and compared in its own metric. Values that are not known are
 listed and their rows left out. Exit code 2: no such file, or a file without the columns.
 """
@@ -59,9 +59,9 @@ def main() -> int:
 
 def default_files() -> list[Path]:
     """The published peaks beside the other test data."""
-    if data := os.environ.get("PLIMSOLL_TEST_DATA"):
+    if data := os.environ.get("PLIMSOLL_DATA"):
         return [Path(data) / "memory" / "published_peaks.csv"]
-    raise ConfigError("no CSV was given, and PLIMSOLL_TEST_DATA is not set")
+    raise ConfigError("no CSV was given, and PLIMSOLL_DATA is not set")
 
 
 def report(found: Sequence[Row | Unknown], every_row: bool) -> None:

@@ -66,7 +66,10 @@ def ppo(home: Path) -> Outcome:
 
 
 def test_ppo_on_two_ranks_and_two_vllm_engines(home: Path, ppo: Outcome) -> None:
-    assert (ppo.code, ppo.err) == (0, "")
+    assert ppo.code == 0
+    # CPU Adam is tried here where there is no card to relieve, and the run says so.
+    assert ppo.err.startswith("warning offload-without-gpu: actor.zero.optimizer_offload")
+    assert ppo.err.count("warning") == 1 and "rror" not in ppo.err
     assert [line.split("|")[0].strip() for line in ppo.out.splitlines()] == [
         f"ppo: {STEPS} steps, written to ppo",
         *(f"ppo step {step}/{STEPS}" for step in range(STEPS + 1)),

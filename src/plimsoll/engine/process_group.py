@@ -101,6 +101,8 @@ def join(place: Place) -> torch.device:
 
 
 def leave() -> None:
-    """Leave the process group."""
+    """Leave the process group; the process may join another."""
     if dist.is_initialized():
-        dist.destroy_process_group()
+        import deepspeed
+
+        deepspeed.comm.destroy_process_group()  # torch's alone leaves DeepSpeed with dead groups

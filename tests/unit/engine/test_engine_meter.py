@@ -50,8 +50,8 @@ def test_children_count_until_they_are_gone() -> None:
     )
     assert child.stdin is not None and child.stdout is not None
     assert child.stdout.readline() == "ready\n"
-    children = child_processes()
-    assert child.pid in children
+    assert child.pid in child_processes()
+    children = (child.pid,)  # other tests may have left some
     assert read_host(children).held > alone + 90 * MIB
     child.stdin.write("\n")
     child.stdin.flush()

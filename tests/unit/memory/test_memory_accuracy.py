@@ -156,10 +156,10 @@ def test_no_file_and_no_columns(tmp_path: Path) -> None:
 
 
 def test_the_published_rows_are_within_the_aim() -> None:
-    data = os.environ.get("PLIMSOLL_TEST_DATA")
+    data = os.environ.get("PLIMSOLL_DATA")
     file = Path(data or "none") / "memory" / "published_peaks.csv"
     if not file.exists():
-        pytest.skip("needs memory/published_peaks.csv in PLIMSOLL_TEST_DATA")
+        pytest.skip("needs memory/published_peaks.csv in PLIMSOLL_DATA")
     lines = output(str(file)).splitlines()
     trusted = [
         below.split()
