@@ -34,6 +34,7 @@ from plimsoll.rollout.vllm import VllmEngine, environment
 
 pytestmark = pytest.mark.slow
 
+RNG = np.random.default_rng(1)
 ROUNDING = 0.02
 """Nats: what bfloat16 may differ by."""
 
@@ -105,7 +106,7 @@ def merged(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     """A LoRA trainer, and an engine that loaded its adapter merged by `plimsoll merge`."""
     home = tmp_path_factory.mktemp("merged")
     worker = trainer(model, AdapterConfig(rank=4, alpha=8.0))
-    train(worker)
+    train(worker, rng=RNG)
     worker.save_model("actor", home / "adapter")
     merge_adapter(home / "adapter", home / "merged", None)
     with engine_on(home / "merged") as (engine, loop):
@@ -133,7 +134,7 @@ def test_merged_weights_arrive_in_an_engine_of_16_bits(
     with pytest.raises(WeightSyncError):
         prove(within(pair), 0)  # the engine has the weights of another trainer
     assert sync_weights(within(pair), 1).gap < ROUNDING
-    train(worker)
+    train(worker, rng=RNG)
     with pytest.raises(WeightSyncError):
         prove(within(pair), 1)
     assert sync_weights(within(pair), 2).gap < ROUNDING
@@ -163,14 +164,14 @@ def test_an_adapter_beside_the_engines_own_weights(beside: Pair) -> None:
     route = Separate(beside)
     assert prove(within(route), 0).gap < ROUNDING
     for version in (1, 2, 5):
-        train(beside.worker)
+        train(beside.worker, rng=RNG)
         with pytest.raises(WeightSyncError):
             prove(within(route), version)
         assert sync_weights(within(route), version).gap < ROUNDING
 
 
 def test_an_adapter_beside_the_engines_own_weights_is_sampled_from(beside: Pair) -> None:
-    train(beside.worker)
+    train(beside.worker, rng=RNG)
     sync_weights(within(Separate(beside)), 7)
     prompts = tuple(Prompt(i, np.arange(1, 5 + i), "") for i in range(4))
     sampling = SamplingConfig(max_new_tokens=20, temperature=TEMPERATURE)

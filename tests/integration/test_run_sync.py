@@ -162,9 +162,9 @@ def engine_beside(
         loop.run(engine.stop())
 
 
-def train(worker: Worker, rate: float = 0.05) -> None:
+def train(worker: Worker, rate: float = 0.05, rng: np.random.Generator = RNG) -> None:
     """Three real steps; by default they move every weight far enough for any stale one to show."""
-    rows = [learned_after(1, RNG.integers(0, 15, 24)) for _ in range(8)]
+    rows = [learned_after(1, rng.integers(0, 15, 24)) for _ in range(8)]
     [packs] = pack(rows, 1, 256)
     counts = BatchCounts(sum(int(row.learned.sum()) for row in rows), len(rows))
     for _ in range(3):
