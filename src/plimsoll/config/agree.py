@@ -166,24 +166,7 @@ def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
             code="adamw-8bit-offload",
             conflict=True,
         )
-    if zero.gradient_dtype == "float32" and zero.stage == 0 and role.model.dtype == "bfloat16":
-        yield Problem(
-            f"{name}.zero.gradient_dtype",
-            "float32",
-            "At stage 0 DeepSpeed adds the gradients of bfloat16 weights in bfloat16.",
-            f"{name}.zero.stage: 1 or more, or {name}.zero.gradient_dtype: auto",
-            code="gradient-dtype",
-            conflict=True,
-        )
-    if zero.gradient_dtype == "bfloat16" and role.model.dtype == "float32":
-        yield Problem(
-            f"{name}.zero.gradient_dtype",
-            "bfloat16",
-            f"The weights are float32 ({name}.model.dtype), and so are their gradients.",
-            f"{name}.zero.gradient_dtype: auto, or {name}.model.dtype: bfloat16",
-            code="gradient-dtype",
-            conflict=True,
-        )
+    yield from _gradient_dtype(name, role)
     if optimizer.final_ratio > 1:
         yield Problem(
             f"{name}.optimizer.final_ratio",
@@ -210,6 +193,28 @@ def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
                 "a number below 1, such as 0.9",
                 code="optimizer-value",
             )
+
+
+def _gradient_dtype(name: str, role: TrainedRole) -> Iterator[Problem]:
+    zero = role.zero
+    if zero.gradient_dtype == "float32" and zero.stage == 0 and role.model.dtype == "bfloat16":
+        yield Problem(
+            f"{name}.zero.gradient_dtype",
+            "float32",
+            "At stage 0 DeepSpeed adds the gradients of bfloat16 weights in bfloat16.",
+            f"{name}.zero.stage: 1 or more, or {name}.zero.gradient_dtype: auto",
+            code="gradient-dtype",
+            conflict=True,
+        )
+    if zero.gradient_dtype == "bfloat16" and role.model.dtype == "float32":
+        yield Problem(
+            f"{name}.zero.gradient_dtype",
+            "bfloat16",
+            f"The weights are float32 ({name}.model.dtype), and so are their gradients.",
+            f"{name}.zero.gradient_dtype: auto, or {name}.model.dtype: bfloat16",
+            code="gradient-dtype",
+            conflict=True,
+        )
 
 
 def _budget(config: JobConfig, longest: int, why: str, what: str = "sequence") -> Iterator[Problem]:

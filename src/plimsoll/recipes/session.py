@@ -20,6 +20,8 @@ from plimsoll.data.template import Template, make_template
 from plimsoll.engine.worker import Role, StepResult, Worker
 from plimsoll.errors import Interrupted
 from plimsoll.memory.meter import read_host
+from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.plan.process_peaks import Footprints
 from plimsoll.model.load import load_tokenizer
 from plimsoll.recipes.nodes import refuse_smaller_nodes
 from plimsoll.recipes.planning import plan_json, plan_run, plan_svg, predicted_peaks
@@ -44,12 +46,15 @@ _FRESH = RunState(step=0, data_position=0, weight_version=0, kl_coefficient=0.0,
 
 @dataclass(frozen=True)
 class Session:
-    """A run under way. state: where it starts from. resumed: the checkpoint it starts from."""
+    """A run under way. plan: or why there is none. predicted: by process and phase. state: where it
+    starts from. resumed: the checkpoint it starts from."""
 
     job: str
     config: JobConfig
     directory: RunDirectory
     clock: PhaseClock
+    plan: Plan | str
+    predicted: Mapping[str, Footprints]
     ledger: Ledger
     leaks: LeakWatch
     progress: Progress
@@ -89,9 +94,8 @@ class Session:
         Raises:
             DoesNotFit: a node or card is smaller than what is planned on it.
         """
-        plan = plan_run(self.config)
-        if not isinstance(plan, str) and plan.verdict != "does not fit":
-            refuse_smaller_nodes(predicted_peaks(self.config), cluster.read_memory())
+        if not isinstance(self.plan, str) and self.plan.verdict != "does not fit":
+            refuse_smaller_nodes(self.predicted, cluster.read_memory())
 
     def _readings(self, cluster: Cluster | None) -> dict[str, Reading]:
         if cluster is not None:
@@ -184,7 +188,9 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         latest = directory.latest_checkpoint()
         state = RunState.load(latest[1] / "state.json") if latest else _FRESH
         directory.write_config(dump_config(config))
-        _write_plan(directory, job, config)
+        plan, predicted = plan_run(config), predicted_peaks(config)
+        if not isinstance(plan, str):
+            directory.write_plan(plan_json(plan), plan_svg(plan, job))
         stop = stack.enter_context(StopRequest())
         board = None
         if config.run.tensorboard:
@@ -202,7 +208,9 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
             config=config,
             directory=directory,
             clock=PhaseClock(),
-            ledger=Ledger(predicted_peaks(config), state.step),
+            plan=plan,
+            predicted=predicted,
+            ledger=Ledger(predicted, state.step),
             leaks=LeakWatch(),
             progress=progress,
             sink=MetricsSink(directory, progress, board),
@@ -213,14 +221,6 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         )
         stack.callback(session.write_rest)
         yield session
-
-
-def _write_plan(directory: RunDirectory, job: str, config: JobConfig) -> None:
-    """The plan beside the run, as JSON and as a picture; nothing where the model's shape is not
-    known, which the command has said."""
-    plan = plan_run(config)
-    if not isinstance(plan, str):
-        directory.write_plan(plan_json(plan), plan_svg(plan, job))
 
 
 def load_data(
