@@ -8,10 +8,12 @@
 #   make lock     the lock files anew from pyproject.toml
 #
 # PEAKS=FILE.csv has `make bench` hold the plan against a file of published memory peaks, too.
+# TEST_WORKERS=1 runs the tests one after the other (2 at a time by default; more need more memory).
 # BACKEND=gpu installs the CUDA build of vLLM instead of the CPU build.
 
 PYTHON ?= python3
 BACKEND ?= cpu
+TEST_WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.plimsoll-$(BACKEND)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -22,7 +24,8 @@ demo: setup
 	$(BIN)/plimsoll demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not alone" && \
+	$(BIN)/python -m pytest -m alone
 
 lint: setup
 	$(BIN)/ruff check .

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from commands import PPO, Outcome, run, write_config, write_task
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 GROUP = "PLIMSOLL_TEST_GROUP"
 """The environment variable with the cgroup that a rank moves to before it eats."""

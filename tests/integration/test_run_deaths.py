@@ -22,7 +22,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.rollout.protocol import EngineSpec, RolloutEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 Phase = Literal["rollout", "training"]
 
