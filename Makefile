@@ -2,6 +2,7 @@
 #
 #   make demo     the whole story on a CPU: SFT, then PPO on Ray, DeepSpeed and vLLM
 #   make test     everything that can be tested on this machine
+#   make test-gpu what only a card can show, on this machine's first one (with BACKEND=gpu)
 #   make lint     ruff, import rules and types over everything
 #   make bench    the benchmarks
 #   make setup    only the virtual environment, .venv
@@ -18,7 +19,7 @@ BIN := .venv/bin
 STAMP := .venv/.plimsoll-$(BACKEND)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench setup lock clean
+.PHONY: demo test test-gpu lint bench setup lock clean
 
 demo: setup
 	$(BIN)/plimsoll demo
@@ -27,6 +28,10 @@ test: setup
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not alone" && \
 	$(BIN)/python -m pytest -m alone
 
+test-gpu: setup
+	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -m gpu \
+	  tests/unit/model tests/integration/test_gpu_*.py
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,7 +39,7 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	for name in head packing memory_runs; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in head packing shared_prompts memory_runs; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(if $(PEAKS),$(BIN)/python benchmarks/memory_accuracy.py $(PEAKS))
 
 setup: $(STAMP)

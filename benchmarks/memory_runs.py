@@ -28,9 +28,14 @@ from typing import Any
 
 import yaml
 
+from plimsoll.config.deepspeed import deepspeed_settings
 from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.memory.items import Phase
 from plimsoll.memory.plan.contents import held_by, make_job
 from plimsoll.memory.plan.peaks import Use, uses_of
+from plimsoll.memory.price.roles import trained_counts, zero_sizes
+from plimsoll.memory.price.work import head_of
+from plimsoll.memory.shapes.known_models import read_shape
 from plimsoll.recipes.planning import constants_of, hardware_of, predicted_peaks
 from plimsoll.run.comparison import Comparison, compare
 from plimsoll.run.ledger import read_ledger
@@ -81,7 +86,7 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--all", action="store_true", help=f"all {len(CASES)} runs: 15 minutes")
+    parser.add_argument("--all", action="store_true", help=f"all {len(CASES)} runs")
     parser.add_argument("--only", metavar="WORDS", help="runs whose name has these words")
     parser.add_argument("--folder", help="keep models and runs here; default: nowhere")
     parser.add_argument("--tensors", action="store_true", help="count live tensors instead")
@@ -155,16 +160,32 @@ def run_tensors(case: RunCase, home: Path) -> Found:
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         measured: int = pool.apply(_count_tensors, (case, home))
-    use = predicted_tensors(_validated(case, home))
-    return Found(case, "tensors", use.moment.phase, use.allocated, measured)
+    phase, predicted = predicted_tensors(_validated(case, home))
+    return Found(case, "tensors", phase, predicted, measured)
 
 
-def predicted_tensors(config: JobConfig) -> Use:
-    """When a local run's tensors are most, by the plan."""
+def predicted_tensors(config: JobConfig) -> tuple[Phase, int]:
+    """When a local run's tensors are most, by the plan, and their bytes."""
     cluster = config.cluster
     job = make_job(config, hardware_of(cluster), constants_of(cluster))
     (process,) = job.layout.processes
-    return max(uses_of(held_by(job, process)), key=lambda use: use.allocated)
+    uses, rest = uses_of(held_by(job, process)), _untouched(config)
+    sizes = [use.allocated + rest * _has_bucket(use) for use in uses]
+    largest = max(sizes)
+    return uses[sizes.index(largest)].moment.phase, largest
+
+
+def _has_bucket(use: Use) -> bool:
+    return any(item.name == "reduce bucket" for item in use.items)
+
+
+def _untouched(config: JobConfig) -> int:
+    """Bytes of a gradient bucket that a small model never fills: in the tensor, not in memory."""
+    role = config.actor
+    shape = read_shape(role.model.path)
+    sizes = zero_sizes(deepspeed_settings(role, "cpu", 1), 1)
+    counts = trained_counts(role, shape, head_of(config, "actor"), sizes)
+    return max(0, counts.element * (sizes.bucket - counts.trained))
 
 
 def _count_tensors(case: RunCase, home: Path) -> int:

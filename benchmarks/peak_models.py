@@ -70,7 +70,8 @@ def allocated_bytes(row: Row) -> int:
     project = PROJECTS.get(row.source, Project())
     kept = tuple(_states(row, project))
     resident = kept_bytes(kept, "always", "built", "stepped")
-    backward = kept_bytes(kept, "computing", "backward", "training") + _activations(row, project)
+    within = kept_bytes(kept, "computing", "backward", "reducing", "training")
+    backward = within + _activations(row, project)  # the first bucket is full near the last layer
     return resident + max(backward, kept_bytes(kept, "training", "stepping"))
 
 

@@ -9,5 +9,5 @@ for kind in cpu gpu; do
   .venv/bin/uv pip compile pyproject.toml --extra "$kind" --extra dev \
     --override requirements/overrides.txt --python-version 3.11 --no-emit-package torch \
     --no-emit-package triton --no-annotate --no-header ${UV_PIP_OPTIONS:-} \
-    --constraint <(echo "torch==2.13.0") --output-file "requirements/$kind.txt" --quiet
+    --constraint requirements/constraints.txt --output-file "requirements/$kind.txt" --quiet
 done

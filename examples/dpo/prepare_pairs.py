@@ -19,14 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from transformers import Qwen2Tokenizer
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.pairs import PairColumns, pair_of
 from plimsoll.data.report import BadRow, BadRows, RowProblem
 from plimsoll.data.sources import Row, read_rows
 from plimsoll.errors import PlimsollError
-from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.model.tiny import train_tokenizer, write_scratch_model
 from plimsoll.run.files import write_whole
 
 COLUMNS = PairColumns(prompt=None, chosen="chosen", rejected="rejected")
@@ -51,8 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, rows in (("train", train), ("test", test)):
             lines = (json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
             write_whole(out / f"{name}.jsonl", "".join(lines))
-        tokenizer = train_tokenizer(train, options.vocabulary)
-        write_model(out / "model", tokenizer, options)
+        texts = (text for row in train for text in (row.prompt, row.chosen, row.rejected))
+        write_scratch_model(
+            out / "model",
+            train_tokenizer(texts, options.vocabulary),
+            vocabulary=options.vocabulary,
+            hidden=options.hidden,
+            layers=options.layers,
+            seed=options.seed,
+        )
     except PlimsollError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -110,31 +116,6 @@ def split(
     held_out = {prompts[i] for i in order[: max(1, round(share * len(prompts)))]}
     train = [pair for pair in pairs if pair.prompt not in held_out]
     return train, [pair for pair in pairs if pair.prompt in held_out]
-
-
-def train_tokenizer(pairs: Sequence[TextPair], vocabulary: int) -> Qwen2Tokenizer:
-    """Qwen2's byte-level BPE trained anew on these pairs, with a token that ends a response."""
-    texts = (text for pair in pairs for text in (pair.prompt, pair.chosen, pair.rejected))
-    tokenizer: Qwen2Tokenizer = Qwen2Tokenizer().train_new_from_iterator(
-        texts, vocabulary, show_progress=False
-    )
-    return tokenizer
-
-
-def write_model(directory: Path, tokenizer: Qwen2Tokenizer, options: argparse.Namespace) -> None:
-    """A Qwen2-shaped model with random weights and a tied head: 27M parameters by default."""
-    config = tiny_config(
-        "qwen2",
-        tied=True,
-        vocab=options.vocabulary,
-        hidden=options.hidden,
-        layers=options.layers,
-        heads=8,
-        kv_heads=4,
-        feed_forward=options.hidden * 11 // 4,
-        max_positions=1024,
-    )
-    write_tiny_model(directory, config, options.seed, tokenizer)
 
 
 if __name__ == "__main__":

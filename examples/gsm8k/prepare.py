@@ -14,17 +14,15 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-from transformers import Qwen2Tokenizer
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.report import BadRow, BadRows
 from plimsoll.data.sources import Row, read_rows
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.model.tiny import train_tokenizer, write_scratch_model
 from plimsoll.run.files import write_whole
 
 SPLITS = ("train", "test")
@@ -52,8 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for split, rows in problems.items():
             lines = (json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
             write_whole(out / f"{split}.jsonl", "".join(lines))
-        tokenizer = train_tokenizer(problems["train"], options.vocabulary)
-        write_model(out / "model", tokenizer, options)
+        texts = (text for p in problems["train"] for text in (p.question, p.response))
+        tokenizer = train_tokenizer(texts, options.vocabulary)
+        write_scratch_model(
+            out / "model",
+            tokenizer,
+            vocabulary=options.vocabulary,
+            hidden=options.hidden,
+            layers=options.layers,
+            seed=options.seed,
+        )
     except PlimsollError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -126,35 +132,6 @@ def worked_answer(answer: str) -> str:
 def final_number(answer: str) -> str:
     """What stands after the last `####`, without the commas between thousands."""
     return answer.rpartition(MARKER)[2].strip().replace(",", "")
-
-
-def train_tokenizer(problems: Iterable[Problem], vocabulary: int) -> Qwen2Tokenizer:
-    """A byte-level BPE tokenizer of the problems' text, with a token that ends a response.
-
-    It is Qwen2's own, trained anew: transformers loads that class for every Qwen2-shaped model,
-    with its way to cut text into words (each digit by itself), whatever was saved.
-    """
-    texts = (text for p in problems for text in (p.question, p.response))
-    tokenizer: Qwen2Tokenizer = Qwen2Tokenizer().train_new_from_iterator(
-        texts, vocabulary, show_progress=False
-    )
-    return tokenizer
-
-
-def write_model(directory: Path, tokenizer: Qwen2Tokenizer, options: argparse.Namespace) -> None:
-    """A Qwen2-shaped model with random weights and a tied head: 27M parameters by default."""
-    config = tiny_config(
-        "qwen2",
-        tied=True,
-        vocab=options.vocabulary,
-        hidden=options.hidden,
-        layers=options.layers,
-        heads=8,
-        kv_heads=4,
-        feed_forward=options.hidden * 11 // 4,
-        max_positions=1024,
-    )
-    write_tiny_model(directory, config, options.seed, tokenizer)
 
 
 if __name__ == "__main__":

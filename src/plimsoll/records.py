@@ -18,7 +18,7 @@ Shape suffixes used in the whole project:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -35,7 +35,8 @@ FinishReason = Literal["stop", "length"]
 class Prompt:
     """A prompt to sample from.
 
-    index: the row's number in the data, the same in every epoch and after a resume.
+    index: the row's number in the data (of several sources, the place among all their prompts),
+        the same in every epoch and after a resume.
     tokens: the prompt after the chat template, ready for the engine, shape [P].
     text: the prompt as a person reads it (before the template).
     reference: the reference answer, where the data has one.
@@ -100,15 +101,37 @@ class Sample:
 @dataclass(frozen=True)
 class Pair:
     """A better and a worse response to the same prompt; each sample holds the prompt too, of which
-    nothing is learned."""
+    nothing is learned. margin: by how much the better one's score should be ahead."""
 
     chosen: Sample
     rejected: Sample
+    margin: float = field(default=0.0, kw_only=True)
 
     @property
     def tokens(self) -> int:
         """How many tokens both samples hold."""
         return len(self.chosen.tokens) + len(self.rejected.tokens)
+
+
+@dataclass(frozen=True)
+class LabelledResponse:
+    """A response that is desirable or undesirable by itself; the sample holds the prompt too, of
+    which nothing is learned."""
+
+    sample: Sample
+    desirable: bool
+
+
+@dataclass(frozen=True)
+class LabelledSteps:
+    """A response in steps. sample: what is marked as learned is each step's last token, at which
+    its score is read. labels: one for each step, from 0 (wrong) to 1 (right)."""
+
+    sample: Sample
+    labels: Floats
+
+    def __post_init__(self) -> None:
+        assert self.labels.shape == (int(self.sample.learned.sum()),)
 
 
 @dataclass(frozen=True)
@@ -120,6 +143,13 @@ class Pack:
     predictor_L = [0 1 3] (the hidden states at a, b and d predict b, c and e),
     targets_L = [b c e], cu_learned = [0 2 3].
 
+    Sequences may share how they begin: of [a b c] and [a b f] (c, f learned) the second adds only
+    f, at position 2, and b predicts both: tokens_T = [a b c f], positions_T = [0 1 2 2],
+    cu_seqlens = [0 3 4], shared_S = [0 2], predictor_L = [1 1].
+
+    cu_seqlens: the borders of the tokens that the pack holds for each sequence.
+    shared_S: how many tokens come before these, the first ones of the nearest sequence before that
+        shares none; 0 for a sequence that is whole by itself.
     samples_S: which sample of the batch each sequence is; -1 for a filler, a sequence without
         learned tokens that only keeps the number of micro-batches equal on every rank.
     """
@@ -127,6 +157,7 @@ class Pack:
     tokens_T: Ints
     positions_T: Ints
     cu_seqlens: NDArray[np.int32]
+    shared_S: Ints
     predictor_L: Ints
     targets_L: Ints
     cu_learned: NDArray[np.int32]
@@ -151,6 +182,12 @@ class BatchCounts:
 
     tokens: int
     sequences: int
+
+
+def leaders(shared_S: Ints) -> Ints:
+    """For each sequence of a pack, which sequence its first tokens are of: itself, or the nearest
+    one before it that shares none."""
+    return np.maximum.accumulate(np.where(shared_S == 0, np.arange(len(shared_S)), 0))
 
 
 def to_packed(pack: Pack, per_sample: Sequence[Floats]) -> Floats:

@@ -25,6 +25,14 @@ def two_ranks() -> Iterator[RankProcesses]:
 
 
 @pytest.fixture(scope="session")
+def card_rank() -> Iterator[RankProcesses]:
+    """One rank on this machine's first card."""
+    processes = RankProcesses(1, "cuda")
+    yield processes
+    processes.kill()
+
+
+@pytest.fixture(scope="session")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose output head is the embedding."""
     return write_model(tmp_path_factory.mktemp("models") / "tied", tied=True)

@@ -12,12 +12,14 @@ import numpy as np
 
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
-from plimsoll.config.engine import OptimizerConfig, TrainedRole, ZeroConfig
+from plimsoll.config.deepspeed import Device, zero_settings
+from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.policy import PolicyObjective
+from plimsoll.engine.objectives.nll import NllObjective
+from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
+from plimsoll.engine.objectives.value import ValueObjective, ValueStream
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.streams import PolicyStream, ValueStream
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
@@ -99,10 +101,12 @@ class Setting:
     dtype: Literal["bfloat16", "float32"] = "float32"
     max_grad_norm: float = 1.0
     micro_batch_tokens: int = 31
-    checkpointing: bool = False
+    checkpointing: bool | Literal["selective"] = False
     adapter: AdapterConfig | None = None
     quantization: Literal["none", "nf4"] = "none"
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    ema: EmaConfig | None = None
+    max_skipped_steps: int = 0
 
     def role(self, model: Path) -> TrainedRole:
         # A large epsilon: Adam divides by the gradient's size, and where that is nothing but
@@ -123,7 +127,9 @@ class Setting:
                 weight_decay=0.1,
                 max_grad_norm=self.max_grad_norm,
                 learning_rate=1.0,
+                max_skipped_steps=self.max_skipped_steps,
             ),
+            ema=self.ema,
         )
 
 
@@ -148,7 +154,9 @@ def own_packs(place: Place, batch: Batch, budget: int) -> list[Pack]:
 
 
 def sft_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> StepResult:
-    return worker.train_sft(own_packs(place, batch, budget), batch.counts, rate)
+    packs = own_packs(place, batch, budget)
+    streams = [None] * len(packs)
+    return worker.train("actor", packs, streams, batch.counts, NllObjective(), rate)
 
 
 def policy_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> StepResult:
@@ -161,7 +169,7 @@ def policy_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: f
         )
         for p in packs
     ]
-    return worker.train_policy(packs, streams, batch.counts, OBJECTIVE, rate)
+    return worker.train("actor", packs, streams, batch.counts, OBJECTIVE, rate)
 
 
 def value_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: float) -> StepResult:
@@ -169,7 +177,7 @@ def value_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: fl
     streams = [
         ValueStream(to_packed(p, batch.returns), to_packed(p, batch.old_values)) for p in packs
     ]
-    return worker.train_value(packs, streams, batch.counts, CLIP_VALUE, rate)
+    return worker.train("critic", packs, streams, batch.counts, ValueObjective(CLIP_VALUE), rate)
 
 
 def train_sft(
@@ -190,7 +198,25 @@ def train_sft_with_dry_step(
     place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
 ) -> list[StepResult]:
     """As `train_sft`, with an engine that does not forget DeepSpeed's dry step."""
-    with patch("plimsoll.engine.zero._forget_dry_step", lambda optimizer: None):
+    with patch("plimsoll.engine.zero.forget_dry_step", lambda optimizer: None):
+        return train_sft(place, model, setting, batches, out)
+
+
+def train_sft_gathering(
+    place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
+) -> list[StepResult]:
+    """As `train_sft`; at ZeRO stage 3 no weight stays gathered after its use, as in a large
+    model."""
+    few = {
+        "stage3_max_live_parameters": 1,
+        "stage3_max_reuse_distance": 0,
+        "stage3_param_persistence_threshold": 0,
+    }
+
+    def settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
+        return zero_settings(zero, device) | few
+
+    with patch("plimsoll.config.deepspeed.zero_settings", settings):
         return train_sft(place, model, setting, batches, out)
 
 

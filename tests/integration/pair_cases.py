@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from engine_cases import RATES, Batch, Setting, make_batch
 from engine_reference import Metrics, plain_logprobs, plain_policy
@@ -15,15 +16,31 @@ from torch import Tensor
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole
 from plimsoll.data.packing import pack_pairs
-from plimsoll.engine.preference import PreferenceObjective
+from plimsoll.engine.objectives.preference import PreferenceObjective, PreferenceStream
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.streams import PreferenceStream
 from plimsoll.engine.worker import StepResult, Worker
-from plimsoll.records import Pack, Pair
+from plimsoll.records import Pack, Pair, Sample
 
-PAIR_BATCHES = tuple(make_batch((9, 30, 14, 6, 22, 8, 17, 5, 12, 12), seed) for seed in (1, 2, 3))
+
+def with_prompts(batch: Batch) -> Batch:
+    """Both samples of a pair begin alike, for half of the shorter one's tokens: their prompt, of
+    which nothing is learned. Of each response the last token is."""
+    samples: list[Sample] = []
+    for both in zip(batch.samples[0::2], batch.samples[1::2], strict=True):
+        prompt = both[0].tokens[: min(len(sample.tokens) for sample in both) // 2]
+        for sample in both:
+            tokens = np.concatenate([prompt, sample.tokens[len(prompt) :]])
+            places = np.arange(len(tokens))
+            learned = (sample.learned & (places >= len(prompt))) | (places == len(tokens) - 1)
+            samples.append(Sample(tokens, learned))
+    return replace(batch, samples=tuple(samples))
+
+
+PAIR_BATCHES = tuple(
+    with_prompts(make_batch((9, 30, 14, 6, 22, 8, 17, 5, 12, 12), seed)) for seed in (1, 2, 3)
+)
 """Five pairs a step: samples 0 and 1, 2 and 3, ..."""
-ONE_PAIR = tuple(make_batch((12, 7), seed) for seed in (4, 5, 6))
+ONE_PAIR = tuple(with_prompts(make_batch((12, 7), seed)) for seed in (4, 5, 6))
 """Fewer pairs than ranks."""
 DPO = PreferenceObjective(
     Choice(name="dpo", options={"beta": 0.3, "label_smoothing": 0.1}), nll_weight=0.2
@@ -38,20 +55,21 @@ def pairs_of(batch: Batch) -> list[Pair]:
     return [Pair(*both) for both in zip(chosen, rejected, strict=True)]
 
 
-def own_pair_packs(place: Place, batch: Batch, budget: int) -> list[Pack]:
-    """The rank's micro-batches."""
-    return pack_pairs(pairs_of(batch), place.ranks, budget)[place.rank]
+def own_pair_packs(place: Place, batch: Batch, budget: int, *, share: bool) -> list[Pack]:
+    """The rank's micro-batches. share: a pair's prompt is in them once."""
+    return pack_pairs(pairs_of(batch), place.ranks, budget, share_prompts=share)[place.rank]
 
 
 @dataclass(frozen=True)
 class Case:
     """What to train and how. reference: a model, or None for a reference-free loss; stage: how its
-    weights are divided."""
+    weights are divided; share: a pair's prompt is computed once."""
 
     setting: Setting
     objective: PreferenceObjective
     reference: Path | None
     stage: Literal[0, 3] = 0
+    share: bool = True
 
     def frozen(self) -> FrozenRole:
         assert self.reference is not None
@@ -69,12 +87,12 @@ def train_pairs(
         worker.load_policy("reference", case.frozen(), temperature=1.0)
     results = []
     for batch, rate in zip(batches, RATES, strict=True):
-        packs = own_pair_packs(place, batch, case.setting.micro_batch_tokens)
+        packs = own_pair_packs(place, batch, case.setting.micro_batch_tokens, share=case.share)
         streams = [PreferenceStream(None) for _ in packs]
         if case.reference is not None:
             streams = [PreferenceStream(x) for x in worker.sequence_log_probs("reference", packs)]
-        pairs = len(pairs_of(batch))
-        results.append(worker.train_preference(packs, streams, pairs, case.objective, rate))
+        objective = case.objective
+        results.append(worker.train("actor", packs, streams, batch.counts, objective, rate))
     worker.save_model("actor", out)
     return results
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from torch import multiprocessing
 
+from plimsoll.config.deepspeed import Device
 from plimsoll.engine.process_group import Place, free_port, leave
 
 P = ParamSpec("P")
@@ -37,14 +38,16 @@ class _Rank:
 
 
 class RankProcesses:
-    """N processes on this machine in one process group; they start with the first `run`.
+    """N processes on this machine in one process group; they start with the first `run`. On cuda it
+    can be one: NCCL has no two ranks on one card.
 
     A rank that fails may leave the others inside a collective, so all are killed then, and the
     next `run` starts new ones.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, device: Device = "cpu") -> None:
         self._count = ranks
+        self._device = device
         self._ranks: list[_Rank] = []
         self._logs = tempfile.TemporaryDirectory()
 
@@ -81,7 +84,7 @@ class RankProcesses:
         for number in range(self._count):
             ours, theirs = context.Pipe()
             log = Path(self._logs.name) / f"rank-{number}.log"
-            place = Place(number, self._count, 0, "127.0.0.1", port, "cpu", threads=1)
+            place = Place(number, self._count, 0, "127.0.0.1", port, self._device, threads=1)
             process = context.Process(target=_serve, args=(place, theirs, log), daemon=True)
             with patch.dict(os.environ, OMP_NUM_THREADS="1"):  # for DeepSpeed's CPU Adam
                 process.start()

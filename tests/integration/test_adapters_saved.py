@@ -69,8 +69,8 @@ def test_a_checkpoint_restores_bit_for_bit_and_holds_no_base(
         assert all(torch.equal(straight[name], resumed[name]) for name in straight)
         files = [f for f in (tmp_path / "checkpoint" / role).rglob("*") if f.is_file()]
         trained = sum(tensor.numel() for tensor in straight.values())
-        # fp32 masters and two moments, the weights themselves, and some room for pickles' names
-        assert sum(file.stat().st_size for file in files) < 24 * trained + 200_000
+        # fp32 masters and two moments, and some room for their names
+        assert sum(file.stat().st_size for file in files) < 12 * trained + 50_000
     assert (untied / "model.safetensors").stat().st_size > 3_000_000
 
 

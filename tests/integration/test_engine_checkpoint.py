@@ -19,12 +19,14 @@ from engine_cases import (
     value_step,
     zero_stage,
 )
-from engine_reference import plain_logprobs, plain_policy, plain_values
+from engine_reference import plain_logprobs, plain_policy, plain_values, summed
 from ranks import RankProcesses
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from plimsoll.config.engine import ZeroConfig
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import EmaConfig, ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import ConfigError
@@ -111,24 +113,86 @@ def test_a_checkpoint_of_two_ranks_restores_bit_for_bit(
     check_resumed(two_ranks, name, untied, tmp_path)
 
 
-def refused_checkpoints(place: Place, model: Path, out: Path) -> list[str]:
-    """What is said of a checkpoint of ZeRO-2 that other settings cannot read, and of none."""
-    load_both(place, model, Setting(ZeroConfig(stage=2))).save_checkpoint("actor", out / "saved")
+def train_and_save(place: Place, model: Path, setting: Setting, out: Path) -> list[StepResult]:
+    """Two steps, a checkpoint, two more steps, the actor and its average."""
+    worker = load_both(place, model, setting)
+    take_steps(worker, place, (0, 1))
+    worker.save_checkpoint("actor", out / "checkpoint" / "actor")
+    worker.save_checkpoint("critic", out / "checkpoint" / "critic")
+    return finish(worker, place, out / "straight")
+
+
+def resume(place: Place, model: Path, setting: Setting, out: Path) -> list[StepResult]:
+    """From the checkpoint the last two steps."""
+    worker = load_both(place, model, setting)
+    worker.load_checkpoint("actor", out / "checkpoint" / "actor")
+    worker.load_checkpoint("critic", out / "checkpoint" / "critic")
+    return finish(worker, place, out / "resumed")
+
+
+def finish(worker: Worker, place: Place, out: Path) -> list[StepResult]:
+    results = take_steps(worker, place, (2, 0))
+    save_both(worker, out)
+    worker.swap_average("actor")
+    worker.save_model("actor", out / "average")
+    return results
+
+
+def saved(directory: Path) -> dict[str, Tensor]:
+    """A model's weights, or an adapter's."""
+    (file,) = directory.glob("*.safetensors")
+    return {name: tensor.float() for name, tensor in load_file(file).items()}
+
+
+LORA = AdapterConfig(rank=4, alpha=8, targets=("all-linear",))
+AVERAGE = EmaConfig(decay=0.5)
+ANEW = {
+    # ranks and setting of the checkpoint, and of the run that goes on from it
+    "zero-3-to-zero-2-on-one": (
+        (2, Setting(ZeroConfig(stage=3), ema=AVERAGE)),
+        (1, Setting(ZeroConfig(stage=2), ema=AVERAGE)),
+    ),
+    "zero-2-to-two-ranks": ((1, Setting(zero_stage(2))), (2, Setting(zero_stage(2)))),
+    "zero-0-to-zero-3-all-cpu": (
+        (1, Setting(ZeroConfig(stage=0), ema=AVERAGE)),
+        (2, Setting(ALL_CPU, ema=AVERAGE)),
+    ),
+    "lora-zero-1-bf16-to-zero-0": (
+        (2, Setting(zero_stage(1), "bfloat16", adapter=LORA, ema=AVERAGE)),
+        (1, Setting(zero_stage(0), "bfloat16", adapter=LORA, ema=AVERAGE)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ANEW)
+def test_a_run_goes_on_with_masters_and_moments_divided_anew(
+    name: str, untied: Path, tmp_path: Path, one_rank: RankProcesses, two_ranks: RankProcesses
+) -> None:
+    pools = {1: one_rank, 2: two_ranks}
+    (ranks, setting), (other_ranks, other) = ANEW[name]
+    want = summed(pools[ranks].run(train_and_save, untied, setting, tmp_path))
+    found = summed(pools[other_ranks].run(resume, untied, other, tmp_path))
+    close = 2e-2 if setting.dtype == "bfloat16" else 1e-4
+    losses = [[step["loss"] for step in steps] for steps in (want, found)]
+    assert losses[1] == pytest.approx(losses[0], rel=close)
+    for role in ("actor", "critic", "average"):
+        straight, resumed = (saved(tmp_path / run / role) for run in ("straight", "resumed"))
+        assert straight.keys() == resumed.keys()
+        gaps = [float((straight[n] - resumed[n]).abs().max()) for n in straight]
+        assert max(gaps) < close
+
+
+def refused_checkpoint(place: Place, model: Path, out: Path) -> str:
     worker = load_both(place, model, Setting(ZeroConfig(stage=0)))
-    messages = []
-    for directory in (out / "saved", out / "nothing"):
-        with pytest.raises(ConfigError) as refusal:
-            worker.load_checkpoint("actor", directory)
-        messages.append(str(refusal.value))
-    return messages
+    with pytest.raises(ConfigError) as refusal:
+        worker.load_checkpoint("actor", out / "nothing")
+    return str(refusal.value)
 
 
-def test_a_checkpoint_that_cannot_be_read_is_refused(
+def test_a_checkpoint_that_is_not_there_is_refused(
     untied: Path, tmp_path: Path, one_rank: RankProcesses
 ) -> None:
-    ((other, missing),) = one_rank.run(refused_checkpoints, untied, tmp_path)
-    assert str(tmp_path / "saved") in other
-    assert "zero.stage 2" in other and "this run has cluster.ranks 1, zero.stage 0" in other
+    (missing,) = one_rank.run(refused_checkpoint, untied, tmp_path)
     assert f"{tmp_path / 'nothing'} holds no whole checkpoint" in missing
 
 

@@ -19,6 +19,7 @@ from engine_cases import (
     own_packs,
     train_ppo,
     train_sft,
+    train_sft_gathering,
     train_sft_with_dry_step,
     zero_stage,
 )
@@ -158,6 +159,17 @@ def test_actor_and_critic_are_those_of_plain_pytorch(
     """Without clipping, and with gradient checkpointing."""
     setting = Setting(zero=ALL[zero], max_grad_norm=0.0, checkpointing=True)
     check_ppo(pool(ranks, request), untied, setting, tmp_path)
+
+
+def test_selective_checkpointing_where_stage_3_gathers_anew(
+    tied: Path, tmp_path: Path, two_ranks: RankProcesses
+) -> None:
+    """DeepSpeed gathers within the layer, and its linear adds its bias to what is kept."""
+    setting = Setting(zero=zero_stage(3, bucket_elements=150_000), checkpointing="selective")
+    results = two_ranks.run(train_sft_gathering, tied, setting, BATCHES, tmp_path)
+    want = plain_sft(tied)
+    assert worst_error(results, want) < METRICS_BOUND
+    assert distance(saved_weights(tmp_path), want) < WEIGHTS_BOUND
 
 
 def test_the_sparse_batches_are_sparse() -> None:

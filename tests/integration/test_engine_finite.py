@@ -1,46 +1,55 @@
-"""A gradient that is not a number ends the step with an error, and leaves the weights alone."""
+"""A gradient that is not a number ends the run with an error, or is left out; weights, moments and
+moving average stay as they were."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_cases import BATCHES, RATES, Setting, make_batch, own_packs, zero_stage
+from engine_cases import BATCHES, RATES, Setting, make_batch, own_packs, sft_step, zero_stage
+from engine_reference import saved_weights
 from ranks import RankProcesses
 
 from plimsoll.config.base import Choice
-from plimsoll.engine.policy import PolicyObjective
+from plimsoll.config.engine import EmaConfig
+from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.streams import PolicyStream
-from plimsoll.engine.worker import Worker
+from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.records import to_packed
 
 
-def step_on_nan(place: Place, model: Path, setting: Setting) -> tuple[str, bool]:
+def step_on_nan(worker: Worker, place: Place) -> StepResult:
+    """A step with NaN advantages, as rank 0 sees them; the others' are finite."""
+    batch = make_batch((9, 12, 5, 7), seed=3)
+    packs = own_packs(place, batch, 64)
+    number = np.nan if place.rank == 0 else 1.0
+    advantages = [np.full_like(a, number) for a in batch.advantages]
+    streams = [PolicyStream(to_packed(p, advantages), None, None) for p in packs]
+    objective = PolicyObjective(Choice(name="clip"), "k3", 0.0, 0.0)
+    return worker.train("actor", packs, streams, batch.counts, objective, RATES[0])
+
+
+def refused_step(place: Place, model: Path, setting: Setting) -> tuple[str, bool]:
     """What a step with NaN advantages says, and whether the weights are as they were."""
+    worker = load_actor(place, model, setting)
+    packs = own_packs(place, BATCHES[0], 64)
+    before = worker.log_probs("actor", packs)
+    with pytest.raises(PlimsollError) as refusal:
+        step_on_nan(worker, place)
+    after = worker.log_probs("actor", packs)
+    same = all(np.array_equal(x, y) for x, y in zip(before, after, strict=True))
+    return str(refusal.value), same
+
+
+def load_actor(place: Place, model: Path, setting: Setting) -> Worker:
     worker = Worker(place)
     worker.load_policy("actor", setting.role(model), temperature=1.0)
-    batch = make_batch((9, 12), seed=3)
-    packs = own_packs(place, batch, 64)
-    advantages = [np.full_like(a, np.nan) for a in batch.advantages]
-    streams = [PolicyStream(to_packed(p, advantages), None, None) for p in packs]
-    before = [worker.log_probs("actor", own_packs(place, BATCHES[0], 64))]
-    said = ""
-    try:
-        worker.train_policy(
-            packs,
-            streams,
-            batch.counts,
-            PolicyObjective(Choice(name="clip"), "k3", 0.0, 0.0),
-            RATES[0],
-        )
-    except PlimsollError as error:
-        said = str(error)
-    after = [worker.log_probs("actor", own_packs(place, BATCHES[0], 64))]
-    same = all(np.array_equal(x, y) for x, y in zip(before[0], after[0], strict=True))
-    return said, same
+    return worker
 
 
 @pytest.mark.slow
@@ -51,6 +60,98 @@ def test_a_gradient_that_is_not_finite_is_an_error(
     one_rank: RankProcesses, tied: Path, stage: int, dtype: str
 ) -> None:
     setting = Setting(zero_stage(stage), dtype="bfloat16" if dtype == "bfloat16" else "float32")
-    [(said, same)] = one_rank.run(step_on_nan, tied, setting)
+    [(said, same)] = one_rank.run(refused_step, tied, setting)
     assert "the gradient norm is" in said and "not finite" in said
     assert same
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """norms: of the steps that were left out. said: at the third in a row. spoilt, clean: the steps
+    and the bytes of scores of a run with such steps in between, and of one without."""
+
+    norms: list[float]
+    said: str
+    spoilt: tuple[list[StepResult], list[bytes]]
+    clean: tuple[list[StepResult], list[bytes]]
+
+
+def learn(
+    worker: Worker, place: Place, spoil: Sequence[int]
+) -> tuple[list[StepResult], list[bytes]]:
+    """Three steps, each with as many steps on NaN before it as `spoil` says."""
+    steps = []
+    for batch, rate, bad in zip(BATCHES, RATES, spoil, strict=True):
+        for _ in range(bad):
+            assert not math.isfinite(step_on_nan(worker, place).grad_norm)
+        steps.append(sft_step(worker, place, batch, 31, rate))
+    scores = worker.log_probs("actor", own_packs(place, BATCHES[0], 31))
+    worker.swap_average("actor")
+    scores += worker.log_probs("actor", own_packs(place, BATCHES[0], 31))
+    return steps, [array.tobytes() for array in scores]
+
+
+def left_out(place: Place, model: Path, setting: Setting) -> Guarded:
+    clean = learn(load_actor(place, model, setting), place, (0, 0, 0))
+    worker = load_actor(place, model, setting)
+    spoilt = learn(worker, place, (1, 2, 1))
+    norms = [step_on_nan(worker, place).grad_norm for _ in range(2)]
+    with pytest.raises(PlimsollError) as refusal:
+        step_on_nan(worker, place)
+    return Guarded(norms, str(refusal.value), spoilt, clean)
+
+
+ALL_CPU = zero_stage(3, optimizer_offload="cpu", parameter_offload="cpu")
+GUARDED = {
+    "zero-0": (1, Setting(zero_stage(0))),
+    "zero-0-bf16": (2, Setting(zero_stage(0), "bfloat16")),
+    "zero-1-bf16": (1, Setting(zero_stage(1), "bfloat16")),
+    "zero-2-cpu-adam-bf16": (2, Setting(zero_stage(2, optimizer_offload="cpu"), "bfloat16")),
+    "zero-2-cpu-adam": (1, Setting(zero_stage(2, optimizer_offload="cpu"))),
+    "zero-3-all-cpu-bf16": (1, Setting(ALL_CPU, "bfloat16")),
+    "zero-2-bf16": (1, Setting(zero_stage(2), "bfloat16")),
+    "zero-3-bf16": (2, Setting(zero_stage(3), "bfloat16")),
+    "zero-3-8-bit": (1, Setting(zero_stage(3), "bfloat16", optimizer="adamw_8bit")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GUARDED)
+def test_steps_that_are_left_out_change_nothing(
+    name: str, tied: Path, one_rank: RankProcesses, two_ranks: RankProcesses
+) -> None:
+    ranks, setting = GUARDED[name]
+    guarded = replace(setting, max_skipped_steps=2, ema=EmaConfig(decay=0.5))
+    for seen in (one_rank, two_ranks)[ranks - 1].run(left_out, tied, guarded):
+        assert seen.spoilt == seen.clean
+        assert not any(math.isfinite(norm) for norm in seen.norms)
+        assert "in 3 steps in a row" in seen.said
+
+
+def average_and_weights(place: Place, model: Path, setting: Setting, out: Path) -> None:
+    """The weights after every step, and their average at the end."""
+    worker = load_actor(place, model, setting)
+    worker.save_model("actor", out / "0")
+    for number, (batch, rate) in enumerate(zip(BATCHES, RATES, strict=True), start=1):
+        sft_step(worker, place, batch, 31, rate)
+        worker.save_model("actor", out / str(number))
+    worker.swap_average("actor")
+    worker.save_model("actor", out / "average")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (2, 1), (3, 2)])
+def test_the_average_is_of_the_weights_after_each_step(
+    stage: int, ranks: int, untied: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    pool = request.getfixturevalue("one_rank" if ranks == 1 else "two_ranks")
+    setting = Setting(zero_stage(stage), ema=EmaConfig(decay=0.23))
+    pool.run(average_and_weights, untied, setting, tmp_path)
+    weights = [saved_weights(tmp_path / str(number)) for number in range(4)]
+    average = saved_weights(tmp_path / "average")
+    for name in average:
+        want = weights[0][name].double()
+        for decay, after in zip((2 / 11, 0.23, 0.23), weights[1:], strict=True):
+            want = decay * want + (1 - decay) * after[name].double()
+        assert (average[name].double() - want).abs().max() < 1e-6
+        assert not np.array_equal(average[name].numpy(), weights[3][name].numpy())

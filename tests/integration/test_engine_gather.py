@@ -14,11 +14,12 @@ from ranks import RankProcesses
 from safetensors.torch import load_file
 
 from plimsoll.config.engine import FrozenRole, ZeroConfig
+from plimsoll.engine.frozen import FrozenEngine
 from plimsoll.engine.process_group import Place, join
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import WeightBucket, plan_buckets, read_bucket
 from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero import FrozenEngine, ZeroEngine
+from plimsoll.engine.zero import ZeroEngine
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
 

@@ -50,28 +50,33 @@ def pool(ranks: int, request: pytest.FixtureRequest) -> RankProcesses:
 def test_the_splits_are_what_they_should_be() -> None:
     """Several packs on each rank, and a rank without a pair."""
     ranks = [Place(rank, 2, 0, "", 0, "cpu", 1) for rank in (0, 1)]
-    assert all(len(own_pair_packs(place, PAIR_BATCHES[0], TIGHT)) == 3 for place in ranks)
-    lone = [own_pair_packs(place, ONE_PAIR[0], TIGHT) for place in ranks]
+    for share, packs in ((True, 2), (False, 3)):
+        own = [own_pair_packs(place, PAIR_BATCHES[0], TIGHT, share=share) for place in ranks]
+        assert [len(of_rank) for of_rank in own] == [packs, packs]
+    lone = [own_pair_packs(place, ONE_PAIR[0], TIGHT, share=True) for place in ranks]
     assert [[p.samples_S.tolist() for p in own] for own in lone] == [[[0, 1]], [[-1]]]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("stage", "budget"), [(0, TIGHT), (2, TIGHT), (2, 60), (2, 1000), (3, TIGHT)]
+    ("stage", "budget", "share"),
+    [(0, TIGHT, True), (2, TIGHT, False), (2, 60, True), (2, 1000, True), (3, TIGHT, True)],
 )
 def test_dpo_is_that_of_plain_pytorch(
     stage: int,
     budget: int,
+    share: bool,
     ranks: int,
     tied: Path,
     untied: Path,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    """With a reference of its own, label smoothing and an NLL term."""
+    """With a reference of its own, label smoothing and an NLL term; layers are checkpointed where
+    stage 3 gathers them."""
     want = plain_dpo(tied, untied)
-    setting = Setting(zero_stage(stage), micro_batch_tokens=budget)
-    case = Case(setting, DPO, untied, stage=3 if stage == 3 else 0)
+    setting = Setting(zero_stage(stage), micro_batch_tokens=budget, checkpointing=stage == 3)
+    case = Case(setting, DPO, untied, stage=3 if stage == 3 else 0, share=share)
     results = pool(ranks, request).run(train_pairs, tied, case, PAIR_BATCHES, tmp_path)
     assert worst_error(results, want) < METRICS_BOUND
     assert distance(saved_weights(tmp_path), want) < WEIGHTS_BOUND

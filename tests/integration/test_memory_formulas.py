@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
 
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.memory.price.roles import HeadKind
+from plimsoll.memory.price.work import HeadKind
 from plimsoll.memory.shapes.shape import MicroBatch
 from plimsoll.recipes.trace_models import TraceForm, trace_form
 
@@ -48,6 +49,24 @@ def test_training_a_policy(path: str, checkpointed: bool) -> None:
 
 
 @pytest.mark.parametrize("path", MODELS[::3])
+def test_selective_checkpointing(path: str) -> None:
+    found = trace_form(_form(path, gradient_checkpointing="selective"), WORK)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "every"),
+    [
+        ("meta-llama/Llama-2-7b-hf", True, 2),  # 32 layers: the last one is whole
+        ("Qwen/Qwen2.5-7B", "selective", 3),  # 28 layers: the last one is checkpointed
+    ],
+)
+def test_a_checkpoint_every_few_layers(path: str, kind: bool | str, every: int) -> None:
+    found = trace_form(_form(path, gradient_checkpointing=kind, checkpoint_every=every), WORK)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize("path", MODELS[::3])
 def test_scoring_with_a_policy(path: str) -> None:
     found = trace_form(_form(path, trained=False), WORK)
     assert found.traced.gradients == 0
@@ -67,9 +86,14 @@ def test_training_a_value_function(path: str, checkpointed: bool) -> None:
     assert abs(found.error) < WITHIN, found
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "Qwen/Qwen3-8B", "google/gemma-2-2b"])
-def test_training_an_adapter(path: str, checkpointed: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "checkpointed"),
+    [
+        *product(("meta-llama/Llama-2-7b-hf", "Qwen/Qwen3-8B", "google/gemma-2-2b"), (False, True)),
+        ("meta-llama/Llama-2-7b-hf", "selective"),
+    ],
+)
+def test_training_an_adapter(path: str, checkpointed: bool | str) -> None:
     found = trace_form(_with_adapter(path, gradient_checkpointing=checkpointed), WORK)
     assert found.traced.gradients < found.traced.weights / 50
     assert abs(found.error) < WITHIN, found
@@ -93,6 +117,15 @@ def test_training_in_fp32(path: str) -> None:
 )
 def test_one_sequence_longer_than_the_window(path: str, checkpointed: bool) -> None:
     work = MicroBatch(tokens=4608, sequences=1, longest=4608, learned=16)
+    found = trace_form(_form(path, gradient_checkpointing=checkpointed), work)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
+    ("path", "checkpointed"), [("Qwen/Qwen2.5-0.5B", False), ("google/gemma-2-2b", True)]
+)
+def test_sequences_that_share_almost_all(path: str, checkpointed: bool) -> None:
+    work = MicroBatch(tokens=1026, sequences=2, longest=512, learned=32, shared=1022)
     found = trace_form(_form(path, gradient_checkpointing=checkpointed), work)
     assert abs(found.error) < WITHIN, found
 

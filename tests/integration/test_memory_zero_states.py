@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -15,7 +16,7 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
 from plimsoll.engine.zero import ZeroEngine
 from plimsoll.memory.price.lifetimes import Life
-from plimsoll.memory.price.roles import zero_sizes
+from plimsoll.memory.price.roles import moment_bytes, zero_sizes
 from plimsoll.memory.price.states import kept_bytes
 from plimsoll.memory.price.zero_states import Counts, zero_states
 
@@ -42,6 +43,18 @@ CASES = [
     (3, "bfloat16", "cpu", "none", "auto"),
     (3, "bfloat16", "cpu", "cpu", "auto"),
 ]
+NARROW_STATES = [
+    (1, "bfloat16", "none", "none", "bfloat16"),
+    (1, "bfloat16", "cpu", "none", "auto"),
+    (2, "bfloat16", "none", "none", "auto"),
+    (2, "bfloat16", "none", "none", "bfloat16"),
+    (2, "bfloat16", "cpu", "none", "auto"),
+    (2, "bfloat16", "cpu", "none", "bfloat16"),
+    (3, "bfloat16", "none", "none", "auto"),
+    (3, "bfloat16", "none", "none", "bfloat16"),
+    (3, "bfloat16", "cpu", "none", "auto"),
+    (3, "bfloat16", "cpu", "cpu", "bfloat16"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +72,25 @@ def test_the_plan_counts_what_deepspeed_holds(
     _compare(place, case, adapted=False)
 
 
+@pytest.mark.parametrize("case", NARROW_STATES, ids=lambda case: "-".join(map(str, case)))
+def test_the_plan_counts_states_in_bfloat16(
+    place: Place, case: tuple[int, str, str, str, str]
+) -> None:
+    _compare(place, case, adapted=False, states="bfloat16")
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_the_plan_counts_states_of_what_is_trained_only(place: Place, stage: int) -> None:
     _compare(place, (stage, "bfloat16", "none", "none", "auto"), adapted=True)
 
 
-def _compare(place: Place, case: tuple[int, str, str, str, str], adapted: bool) -> None:
-    role = _role(case)
+def _compare(
+    place: Place, case: tuple[int, str, str, str, str], adapted: bool, states: str = "float32"
+) -> None:
+    role = _role(case, states)
     before = _storages()
     module = _module(role.model.dtype, adapted)
-    counts = _counts(module)
+    counts = replace(_counts(module), moments=moment_bytes(role))
     sizes = zero_sizes(deepspeed_settings(role, "cpu", 1), 1)
     plan = zero_states(counts, sizes, "cpu")
     engine = ZeroEngine(module, role, place)
@@ -80,7 +102,7 @@ def _compare(place: Place, case: tuple[int, str, str, str, str], adapted: bool) 
     assert _held(before) == pytest.approx(kept_bytes(plan, *_BETWEEN_STEPS, "training"), rel=0.01)
 
 
-def _role(case: tuple[int, str, str, str, str]) -> TrainedRole:
+def _role(case: tuple[int, str, str, str, str], states: str) -> TrainedRole:
     stage, dtype, optimizer, parameter, gradient = case
     return TrainedRole.model_validate(
         {
@@ -90,6 +112,7 @@ def _role(case: tuple[int, str, str, str, str]) -> TrainedRole:
                 "optimizer_offload": optimizer,
                 "parameter_offload": parameter,
                 "gradient_dtype": gradient,
+                "state_dtype": states,
                 "bucket_elements": 1000,
             },
         }

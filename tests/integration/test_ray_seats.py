@@ -50,7 +50,7 @@ def test_a_group_of_ranks_is_on_one_node_and_each_has_a_card(
     assert len({rank.host.node_id for rank in actors}) == 1
     assert len({rank.host.node_id for rank in critics}) == 1
     assert actors[0].host.node_id != critics[0].host.node_id
-    assert sorted(card for rank in actors for card in rank.host.cards) == [0, 1, 2, 3]
+    assert sorted(card for rank in actors for card in rank.host.cards) == list("0123")
     assert [rank.role for rank in critics] == [f"critic rank {i}" for i in range(3)]
 
 
@@ -70,5 +70,5 @@ def test_engines_see_the_cards_of_the_ranks_that_they_share(
     assert cards == {
         (ranks[0].host.node_id, "0,1"),
         (ranks[0].host.node_id, "2,3"),
-        (critics[0].host.node_id, ",".join(map(str, spare))),
+        (critics[0].host.node_id, ",".join(spare)),
     }

@@ -200,11 +200,12 @@ def test_bad_pairs_are_named_by_file_line_and_field(home: Path) -> None:
     assert [row["file"] for row in listed] == ["bad.jsonl"] * 5 + ["bad_held_out.jsonl"]
 
 
-def test_dpo_on_two_ranks_is_dpo_on_one(home: Path) -> None:
+def test_dpo_on_two_ranks_with_prompts_computed_twice_is_dpo_on_one(home: Path) -> None:
     flags = ["--run.steps", "4", "--run.eval_every", "2", "--batch.pairs", "5"]
     alone = run(home, "dpo", "dpo.yaml", "--run.directory", "alone", *flags)
     ranks = ["--cluster.where", "ray", "--cluster.ranks", "2", "--cluster.threads", "1"]
     ranks += ["--actor.zero.stage", "3", "--run.directory", "together"]
+    ranks += ["--batch.share_prompts", "false"]
     together = run(home, "dpo", "dpo.yaml", *flags, *ranks)
     assert (alone.code, together.code, together.err) == (0, 0, "")
     one, two = metrics(home / "alone"), metrics(home / "together")

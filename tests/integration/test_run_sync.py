@@ -20,6 +20,7 @@ from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.packing import pack
+from plimsoll.engine.objectives.nll import NllObjective
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
 from plimsoll.engine.worker import Worker
@@ -168,7 +169,7 @@ def train(worker: Worker, rate: float = 0.05, rng: np.random.Generator = RNG) ->
     [packs] = pack(rows, 1, 256)
     counts = BatchCounts(sum(int(row.learned.sum()) for row in rows), len(rows))
     for _ in range(3):
-        worker.train_sft(packs, counts, rate)
+        worker.train("actor", packs, [None] * len(packs), counts, NllObjective(), rate)
 
 
 def test_the_saved_model_in_vllm_gives_the_trainers_log_probs(pair: Pair) -> None:

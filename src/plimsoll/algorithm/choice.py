@@ -1,10 +1,11 @@
 """The losses and the advantage estimator that the config chooses, ready to be called.
 
-A new one is one new file and one config value: a file in policy_loss/ or preference_loss/ with a
-function `loss`, or in advantage/ with a function `estimate` and the constant NEEDS_VALUES; or,
-outside of Plimsoll, any function by import path. A preference loss that compares with a reference
-takes it as its second positional parameter. An estimator by import path that needs no critic says
-so with an attribute: `my_function.needs_values = False`.
+A new one is one new file and one config value: a file in policy_loss/, preference_loss/,
+reward_loss/ or unpaired_loss/ with a function `loss`, in divergence/ with a function `compare`, or
+in advantage/ with a function `estimate` and the constant NEEDS_VALUES; or, outside of Plimsoll, any
+function by import path. A preference
+loss that compares with a reference takes it as its second positional parameter. An estimator by
+import path that needs no critic says so with an attribute: `my_function.needs_values = False`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll.algorithm.inputs import AdvantageInputs, Advantages, LossOutput, PolicyLossInputs
+from plimsoll.algorithm.inputs import (
+    AdvantageInputs,
+    Advantages,
+    DivergenceInputs,
+    DivergenceOutput,
+    LossOutput,
+    PolicyLossInputs,
+    RewardLossInputs,
+    UnpairedLossInputs,
+)
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.config.reference import needs_reference
 from plimsoll.errors import ConfigError
 
 _PACKAGE = "plimsoll.algorithm"
-_FUNCTIONS = {"policy_loss": "loss", "preference_loss": "loss", "advantage": "estimate"}
+_FUNCTIONS = {
+    "policy_loss": "loss",
+    "preference_loss": "loss",
+    "reward_loss": "loss",
+    "unpaired_loss": "loss",
+    "advantage": "estimate",
+    "divergence": "compare",
+}
 
 
 @dataclass(frozen=True)
@@ -52,6 +69,21 @@ def preference_loss(choice: Choice) -> PreferenceLoss:
     """The preference loss of the config, its options bound. Errors: see `resolve`."""
     arguments = ("inputs", "reference") if needs_reference(choice) else ("inputs",)
     return PreferenceLoss(resolve(choice, "preference_loss", arguments), len(arguments) == 2)
+
+
+def reward_loss(choice: Choice) -> Callable[[RewardLossInputs], LossOutput]:
+    """The reward loss of the config, its options bound. Errors: see `resolve`."""
+    return resolve(choice, "reward_loss")
+
+
+def unpaired_loss(choice: Choice) -> Callable[[UnpairedLossInputs], LossOutput]:
+    """The unpaired loss of the config, its options bound. Errors: see `resolve`."""
+    return resolve(choice, "unpaired_loss")
+
+
+def divergence(choice: Choice) -> Callable[[DivergenceInputs], DivergenceOutput]:
+    """The divergence of the config, its options bound. Errors: see `resolve`."""
+    return resolve(choice, "divergence")
 
 
 def advantage(choice: Choice) -> AdvantageEstimator:

@@ -99,6 +99,80 @@ class PreferenceLossInputs:
 
 
 @dataclass(frozen=True)
+class RewardLossInputs:
+    """One micro-batch of a reward loss; only scores has a gradient.
+
+    scores: of whole responses, given the prompt.
+    margins_P: by how much the chosen response's score should be ahead, 0 where nothing is said.
+    pairs: of the whole optimizer step, not of this micro-batch.
+    """
+
+    scores: PairValues
+    margins_P: Tensor
+    pairs: int
+
+    def __post_init__(self) -> None:
+        assert self.scores.chosen_P.shape == self.margins_P.shape and self.pairs > 0
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """How many responses of each label an optimizer step has, over all ranks."""
+
+    desirable: int
+    undesirable: int
+
+    @property
+    def responses(self) -> int:
+        """All of them."""
+        return self.desirable + self.undesirable
+
+
+@dataclass(frozen=True)
+class UnpairedLossInputs:
+    """One micro-batch of an unpaired loss, shape [S], maybe 0; only logratios_S has a gradient.
+
+    logratios_S: log-probs (nats) of whole responses, given the prompt, under the policy that learns
+        minus those under the reference.
+    desirable_S: bool, the labels.
+    kl: nats per response, by how much the policy has moved from the reference; never negative, and
+        the same for the whole step.
+    counts: of the whole optimizer step, not of this micro-batch.
+    """
+
+    logratios_S: Tensor
+    desirable_S: Tensor
+    kl: float
+    counts: LabelCounts
+
+    def __post_init__(self) -> None:
+        assert self.logratios_S.ndim == 1 and self.logratios_S.shape == self.desirable_S.shape
+        assert self.kl >= 0 and self.counts.responses > 0
+
+
+@dataclass(frozen=True)
+class DivergenceInputs:
+    """A block of next-token distributions, as log-probs (nats) over the same vocabulary, shape
+    [N, V]; neither has a gradient, and neither may be changed.
+    """
+
+    student_NV: Tensor
+    teacher_NV: Tensor
+
+    def __post_init__(self) -> None:
+        assert self.student_NV.ndim == 2 and self.student_NV.shape == self.teacher_NV.shape
+
+
+@dataclass(frozen=True)
+class DivergenceOutput:
+    """values_N: of each row, nats. gradient_NV: of each row's value by the student's logits, a
+    tensor of its own."""
+
+    values_N: Tensor
+    gradient_NV: Tensor
+
+
+@dataclass(frozen=True)
 class LossOutput:
     """A micro-batch's share of the batch's mean loss, and of the mean of each metric.
 

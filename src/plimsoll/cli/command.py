@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
 from plimsoll import __version__
-from plimsoll.cli.jobs import dpo, ppo, sft
+from plimsoll.cli.jobs import distill, dpo, kto, ppo, prm, rm, sft
 from plimsoll.cli.options import ReaderGone, show
-from plimsoll.cli.tools import calibrate, demo, doctor, merge, plan, report
+from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
 from plimsoll.errors import ConfigError, PlimsollError
 
 _INTERRUPTED = 130
@@ -27,8 +27,14 @@ Plimsoll: RLHF that knows its load line.
 
   plimsoll demo                             the whole story on a CPU, in minutes
   plimsoll sft CONFIG.yaml [--key value]    supervised fine-tuning
+  plimsoll distill CONFIG.yaml [--key ...]  a student learns a teacher's distributions
+  plimsoll rm CONFIG.yaml [--key value]     a reward model, from pairs
+  plimsoll prm CONFIG.yaml [--key value]    a process reward model, from labelled steps
   plimsoll dpo CONFIG.yaml [--key value]    learning from pairs: DPO and its family
+  plimsoll kto CONFIG.yaml [--key value]    learning from responses labelled good or bad
   plimsoll ppo CONFIG.yaml [--key value]    proximal policy optimisation
+  plimsoll eval CONFIG|RUN                  how good a model is on held-out rows
+  plimsoll export RUN --to DIRECTORY        a checkpoint as a model that others load
   plimsoll merge ADAPTER --out DIRECTORY    an adapter and its base as one plain model
   plimsoll plan CONFIG.yaml                 will it fit? every byte by role, phase and item
   plimsoll report RUN                       predicted against measured memory, and curves
@@ -85,13 +91,19 @@ def _dispatch(words: list[str]) -> None:
 _COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
     "demo": demo,
     "sft": sft,
+    "distill": distill,
+    "rm": rm,
+    "prm": prm,
     "dpo": dpo,
+    "kto": kto,
     "ppo": ppo,
+    "eval": evaluate,
     "plan": plan,
     "report": report,
     "calibrate": calibrate,
     "doctor": doctor,
     "merge": merge,
+    "export": export,
 }
 
 

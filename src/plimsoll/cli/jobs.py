@@ -1,5 +1,5 @@
-"""The commands that train: `plimsoll sft|dpo|ppo CONFIG.yaml`. All is checked, and planned, before
-anything heavy is imported.
+"""The commands that train: `plimsoll sft|distill|rm|prm|dpo|kto|ppo CONFIG.yaml`. All is checked,
+and planned, before anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -31,6 +31,36 @@ def sft(words: list[str]) -> None:
         run_sft(config)
 
 
+def distill(words: list[str]) -> None:
+    from plimsoll.config.jobs import DistillConfig
+
+    config = _job("distill", DistillConfig, words)
+    if config is not None:
+        from plimsoll.recipes.distill import run_distill
+
+        run_distill(config)
+
+
+def rm(words: list[str]) -> None:
+    from plimsoll.config.jobs import RmConfig
+
+    config = _job("rm", RmConfig, words)
+    if config is not None:
+        from plimsoll.recipes.reward_model import run_rm
+
+        run_rm(config)
+
+
+def prm(words: list[str]) -> None:
+    from plimsoll.config.jobs import PrmConfig
+
+    config = _job("prm", PrmConfig, words)
+    if config is not None:
+        from plimsoll.recipes.process_reward import run_prm
+
+        run_prm(config)
+
+
 def dpo(words: list[str]) -> None:
     from plimsoll.config.jobs import DpoConfig
 
@@ -39,6 +69,16 @@ def dpo(words: list[str]) -> None:
         from plimsoll.recipes.preference import run_dpo
 
         run_dpo(config)
+
+
+def kto(words: list[str]) -> None:
+    from plimsoll.config.jobs import KtoConfig
+
+    config = _job("kto", KtoConfig, words)
+    if config is not None:
+        from plimsoll.recipes.kto import run_kto
+
+        run_kto(config)
 
 
 def ppo(words: list[str]) -> None:

@@ -1,4 +1,6 @@
-"""The commands that train nothing by themselves: demo, plan, report, calibrate, doctor, merge."""
+"""The commands that train nothing by themselves: demo, plan, eval, export, report, calibrate,
+doctor, merge.
+"""
 
 from __future__ import annotations
 
@@ -179,3 +181,53 @@ def merge(words: list[str]) -> None:
         trust_remote_code=options.trust_remote_code,
     )
     show(f"The merged model is in {options.out}.")
+
+
+def export(words: list[str]) -> None:
+    parser = Parser(
+        prog="plimsoll export",
+        description="Write the actor of a run's checkpoint, of any ZeRO stage and number of ranks, "
+        "as a directory that transformers and vLLM load; an adapter as PEFT does.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", metavar="RUN|CHECKPOINT", help="a run.directory, or a checkpoint")
+    parser.add_argument("--to", required=True, metavar="DIRECTORY", help="the directory to write")
+    parser.add_argument(
+        "--dtype", choices=["bfloat16", "float32"], help="of the weights; default: the run's"
+    )
+    parser.add_argument("--merge", action="store_true", help="merge the adapter into its base")
+    options = parser.parse_args(words)
+
+    from plimsoll.recipes.export import export_checkpoint
+
+    found = export_checkpoint(
+        Path(options.source), Path(options.to), options.dtype, merge=options.merge
+    )
+    show(f"The model of {found} is in {options.to}.")
+
+
+def evaluate(words: list[str]) -> None:
+    parser = Parser(
+        prog="plimsoll eval",
+        usage="plimsoll eval CONFIG|RUN [--section.key VALUE ...] [options]",
+        description="Measure a model on data.eval as the config's job does: likelihood (sft, "
+        "distill), preference accuracy (dpo), reward accuracy (rm), or the rewards of sampled "
+        "answers (ppo). Writes eval.json, and the answers to eval-answers.parquet.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", metavar="CONFIG|RUN", help="a config, or a run.directory")
+    parser.add_argument(
+        "--model", help="what to measure; default: the final model of RUN, or the config's actor"
+    )
+    parser.add_argument(
+        "--out", metavar="DIRECTORY", help="where to write; default: the run.directory"
+    )
+
+    from plimsoll.config.flags import split_flags
+
+    rest, flags = split_flags(words)
+    options = parser.parse_args(rest)
+
+    from plimsoll.recipes.evaluate import run_eval
+
+    show(run_eval(options.source, flags, options.model, options.out))

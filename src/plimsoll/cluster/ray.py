@@ -178,11 +178,12 @@ class RayCluster:
     def _seen(self, member: Member) -> Sighting:
         """What is around a process that failed."""
         named, node_id = self._named(), member.host.node_id
+        before = self._before.get(node_id)
         return Sighting(
             process=next(name for name, one in named.items() if one is member),
             node=member.host.node,
-            card=next(iter(member.host.cards), None),
-            before=self._before.get(node_id),
+            card=None if before is None else member.host.card(before),
+            before=before,
             after=self._look(node_id),
             nodes={name: one.host.node for name, one in named.items()},
             readings=self._readings,

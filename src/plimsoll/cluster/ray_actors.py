@@ -25,6 +25,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.memory.explain.incident import Incident, OutOfMemory
 from plimsoll.memory.machine.node_state import NodeState, read_node
+from plimsoll.memory.machine.nvidia import visible_cards
 from plimsoll.rollout.protocol import EngineSpec
 
 _LOOK_SECONDS = 20.0
@@ -33,14 +34,19 @@ _LOOK_SECONDS = 20.0
 @dataclass(frozen=True)
 class Host:
     """Where an actor lives. port: free on its node. log: of its process; see `blame`.
-    cards: the numbers of the GPUs that Ray gave it, on the Ray node `node_id`."""
+    cards: the GPUs that Ray gave it, on the Ray node `node_id`, as CUDA_VISIBLE_DEVICES names them:
+    by numbers, or by UUIDs where the node's own variable does."""
 
     pid: int
     node: str
     port: int
     log: str
     node_id: str
-    cards: tuple[int, ...]
+    cards: tuple[str, ...]
+
+    def card(self, node: NodeState) -> int | None:
+        """The number of its first card on its node; None on CPU, or where it is not known."""
+        return next((c.index for c in visible_cards(node.cards, ",".join(self.cards))), None)
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ def create_engine(spec: EngineSpec, device: str, seat: Seat | None = None) -> An
         placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment(spec)})
     else:
         # Ray has given the cards to the ranks, and would not give them again.
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, seat.cards))}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(seat.cards)}
         placed = actor.options(
             num_gpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node_id, soft=False),
@@ -185,7 +191,7 @@ def _own_host() -> Host:
         free_port(),
         _own_log(),
         context.get_node_id(),
-        tuple(int(card) for card in context.get_accelerator_ids()["GPU"]),
+        tuple(context.get_accelerator_ids()["GPU"]),
     )
 
 

@@ -11,10 +11,10 @@ from plimsoll.errors import SettingsConflict
 
 @dataclass(frozen=True, order=True)
 class Seat:
-    """Cards of one Ray node, by their numbers there."""
+    """Cards of one Ray node, by their names there; see `Host`."""
 
     node_id: str
-    cards: tuple[int, ...]
+    cards: tuple[str, ...]
 
 
 def shared_seats(ranks: Sequence[Seat], engines: int, parallel: int) -> list[Seat]:

@@ -6,11 +6,31 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from plimsoll.config.agree_adapters import adapted, frozen, separate, steady
+from plimsoll.config.agree_memory import memory_levers
 from plimsoll.config.agree_ppo import sampled
-from plimsoll.config.agree_sources import pair_source, rl_source, sft_source
+from plimsoll.config.agree_progress import evaluated, scheduled
+from plimsoll.config.agree_reference import stored_logprobs
+from plimsoll.config.agree_sources import (
+    labelled_source,
+    pair_source,
+    rl_source,
+    sft_source,
+    step_source,
+    without_margin,
+)
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.jobs import (
+    ComparedJobConfig,
+    DistillConfig,
+    DpoConfig,
+    JobConfig,
+    KtoConfig,
+    PpoConfig,
+    PrmConfig,
+    RmConfig,
+    SftConfig,
+)
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.yaml_tree import Origins
 
@@ -25,29 +45,62 @@ def check_agreement(config: JobConfig, origins: Origins = MappingProxyType({})) 
     match config:
         case SftConfig():
             refuse(_sft(config), origins)
+        case DistillConfig():
+            refuse(_distill(config), origins)
+        case RmConfig():
+            refuse(_pairs(config), origins)
+        case PrmConfig():
+            refuse(_prm(config), origins)
         case DpoConfig():
             refuse(_dpo(config), origins)
+        case KtoConfig():
+            refuse(_kto(config), origins)
         case PpoConfig():
             refuse(_ppo(config), origins)
 
 
-def _sft(config: SftConfig) -> Iterator[Problem]:
+def _distill(config: DistillConfig) -> Iterator[Problem]:
+    yield from _sft(config)
+    yield from frozen("teacher", config.teacher)
+
+
+def _sft(config: SftConfig | DistillConfig) -> Iterator[Problem]:
     yield from _common(config)
     yield from _role("actor", config.actor, config.run.steps)
-    yield from sft_source("data.train", config.data.train)
-    if config.data.eval is not None:
-        yield from sft_source("data.eval", config.data.eval)
+    for name, source in config.data.sources().items():
+        yield from sft_source(name, source)
     yield from _budget(config, config.data.max_tokens, "data.max_tokens")
 
 
 def _dpo(config: DpoConfig) -> Iterator[Problem]:
+    yield from _pairs(config)
+    for name, source in config.data.sources().items():
+        yield from without_margin(name, source)
+
+
+def _pairs(config: DpoConfig | RmConfig) -> Iterator[Problem]:
     yield from _common(config)
     yield from _role("actor", config.actor, config.run.steps)
-    yield from pair_source("data.train", config.data.train)
-    if config.data.eval is not None:
-        yield from pair_source("data.eval", config.data.eval)
+    for name, source in config.data.sources().items():
+        yield from pair_source(name, source)
     why = "two sequences of data.max_tokens each, which stay together"
     yield from _budget(config, 2 * config.data.max_tokens, why, what="pair")
+
+
+def _kto(config: KtoConfig) -> Iterator[Problem]:
+    yield from _common(config)
+    yield from _role("actor", config.actor, config.run.steps)
+    for name, source in config.data.sources().items():
+        yield from labelled_source(name, source)
+    yield from _budget(config, config.data.max_tokens, "data.max_tokens")
+
+
+def _prm(config: PrmConfig) -> Iterator[Problem]:
+    yield from _common(config)
+    yield from _role("actor", config.actor, config.run.steps)
+    for name, source in config.data.sources().items():
+        yield from step_source(name, source)
+    yield from _budget(config, config.data.max_tokens, "data.max_tokens")
 
 
 def _ppo(config: PpoConfig) -> Iterator[Problem]:
@@ -58,9 +111,8 @@ def _ppo(config: PpoConfig) -> Iterator[Problem]:
     yield from steady("actor", config.actor)
     yield from steady("critic", config.critic)
     yield from separate(config)
-    yield from rl_source("data.train", config.data.train)
-    if config.data.eval is not None:
-        yield from rl_source("data.eval", config.data.eval)
+    for name, source in config.data.sources().items():
+        yield from rl_source(name, source)
     yield from sampled(config)
     longest = config.data.max_tokens + config.rollout.sampling.max_new_tokens
     yield from _budget(config, longest, "data.max_tokens + rollout.sampling.max_new_tokens")
@@ -68,6 +120,8 @@ def _ppo(config: PpoConfig) -> Iterator[Problem]:
 
 def _common(config: JobConfig) -> Iterator[Problem]:
     yield from _cluster(config.cluster)
+    yield from evaluated(config)
+    yield from memory_levers(config)
     if config.cluster.critic_ranks is not None and not isinstance(config, PpoConfig):
         yield Problem(
             "cluster.critic_ranks",
@@ -77,8 +131,10 @@ def _common(config: JobConfig) -> Iterator[Problem]:
             code="critic-ranks",
             conflict=True,
         )
-    if not isinstance(config, SftConfig) and config.reference is not None:
+    if isinstance(config, ComparedJobConfig | PpoConfig) and config.reference is not None:
         yield from frozen("reference", config.reference)
+    if isinstance(config, ComparedJobConfig):
+        yield from stored_logprobs(config.reference_logprobs)
     if isinstance(config, PpoConfig) and config.reward_model is not None:
         yield from frozen("reward_model.role", config.reward_model.role)
     if config.run.eval_every is not None and config.data.eval is None:
@@ -137,6 +193,7 @@ def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
     """One trained role; updates: the optimizer steps of the whole run."""
     zero, optimizer = role.zero, role.optimizer
     yield from adapted(name, role)
+    yield from scheduled(name, role, updates)
     if zero.parameter_offload == "cpu" and zero.stage != 3:
         yield Problem(
             f"{name}.zero.parameter_offload",
@@ -167,22 +224,6 @@ def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
             conflict=True,
         )
     yield from _gradient_dtype(name, role)
-    if optimizer.final_ratio > 1:
-        yield Problem(
-            f"{name}.optimizer.final_ratio",
-            str(optimizer.final_ratio),
-            "It is a share of the peak learning rate.",
-            "a number from 0 to 1",
-            code="optimizer-value",
-        )
-    if optimizer.warmup_steps > updates:
-        yield Problem(
-            f"{name}.optimizer.warmup_steps",
-            str(optimizer.warmup_steps),
-            f"The run has {updates} optimizer steps, so the peak would never be reached.",
-            f"at most {updates}, or more run.steps",
-            code="warmup-too-long",
-        )
     for beta in ("beta1", "beta2"):
         value = optimizer.beta1 if beta == "beta1" else optimizer.beta2
         if value >= 1:

@@ -12,7 +12,10 @@ from plimsoll.config.problems import Problem, show
 
 
 def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Conversations: `messages`, or `prompt` with `response`."""
+    """Conversations: `messages`, or `prompt` with `response`; or documents: `text`."""
+    if source.text is not None:
+        yield from _only_text(name, source)
+        return
     columns = {"prompt": source.prompt, "response": source.response}
     given = [column for column, value in columns.items() if value is not None]
     if source.messages is not None and given:
@@ -30,13 +33,39 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
             None,
             f"SFT needs to know where prompt and response are; {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not given.",
-            f"{name}.messages: COLUMN, or {name}.prompt: COLUMN with {name}.response: COLUMN",
+            f"{name}.messages: COLUMN, or {name}.prompt: COLUMN with {name}.response: COLUMN, or "
+            f"for plain text {name}.text: COLUMN",
+            code="data-columns",
+        )
+
+
+def _only_text(name: str, source: SourceConfig) -> Iterator[Problem]:
+    columns = {c: getattr(source, c) for c in ("messages", "prompt", "response")}
+    for column, value in columns.items():
+        if value is not None:
+            yield Problem(
+                f"{name}.{column}",
+                show(value),
+                f"Documents of plain text have no turns, and {name}.text is given.",
+                f"{name}.text alone, or leave it out",
+                code="data-columns",
+            )
+
+
+def _no_text(name: str, source: SourceConfig, job: str) -> Iterator[Problem]:
+    if source.text is not None:
+        yield Problem(
+            f"{name}.text",
+            show(source.text),
+            f"Plain text is learned by SFT; {job} are not read from it.",
+            f"leave {name}.text out",
             code="data-columns",
         )
 
 
 def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Prompts: `messages` or `prompt`."""
+    yield from _no_text(name, source, "prompts")
     if source.messages is not None and source.prompt is not None:
         yield Problem(
             f"{name}.messages",
@@ -57,6 +86,7 @@ def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 def pair_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Pairs: `chosen` and `rejected`, with `prompt` or without."""
+    yield from _no_text(name, source, "pairs")
     for column, value in (("chosen", source.chosen), ("rejected", source.rejected)):
         if value is None:
             yield Problem(
@@ -82,5 +112,69 @@ def pair_source(name: str, source: SourceConfig) -> Iterator[Problem]:
                 show(value),
                 "Pairs are not read from it, but from their chosen and rejected columns.",
                 f"leave {name}.{column} out",
+                code="data-columns",
+            )
+
+
+def without_margin(name: str, source: SourceConfig) -> Iterator[Problem]:
+    """Pairs for a job whose losses take no margins."""
+    if source.margin is not None:
+        yield Problem(
+            f"{name}.margin",
+            show(source.margin),
+            "Only the losses of a reward model (plimsoll rm) take margins of pairs.",
+            f"leave {name}.margin out",
+            code="data-columns",
+        )
+
+
+def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
+    """Labelled responses: `label` beside `messages`, or beside `prompt` and `response`; or pairs,
+    whose responses are labelled by being chosen or rejected."""
+    if source.label is None and (source.chosen is not None or source.rejected is not None):
+        yield from pair_source(name, source)
+        yield from without_margin(name, source)
+        return
+    yield from _no_text(name, source, "labelled responses")
+    if source.label is None:
+        yield Problem(
+            f"{name}.label",
+            None,
+            "There is no column that says which responses are desirable.",
+            f"{name}.label: COLUMN, or for pairs {name}.chosen: COLUMN with {name}.rejected: "
+            "COLUMN",
+            code="data-columns",
+        )
+    given = [c for c in ("messages", "prompt", "response") if getattr(source, c) is not None]
+    if given not in (["messages"], ["prompt", "response"]):
+        yield Problem(
+            f"{name}.{given[0]}" if given else f"{name}.prompt",
+            show(getattr(source, given[0])) if given else None,
+            f"Labelled responses are read from messages, or from prompt and response; "
+            f"{' and '.join(given) or 'none of them'} {'is' if len(given) < 2 else 'are'} given.",
+            f"{name}.messages: COLUMN, or {name}.prompt: COLUMN with {name}.response: COLUMN",
+            code="data-columns",
+        )
+    for column in ("chosen", "rejected"):
+        if getattr(source, column) is not None:
+            yield Problem(
+                f"{name}.{column}",
+                show(getattr(source, column)),
+                f"Responses are labelled two ways: {name}.label is given too.",
+                f"leave {name}.{column} out, or {name}.label",
+                code="data-columns",
+            )
+
+
+def step_source(name: str, source: SourceConfig) -> Iterator[Problem]:
+    """Labelled steps: a prompt, `steps` and `labels`."""
+    yield from rl_source(name, source)
+    for column, value in (("steps", source.steps), ("labels", source.labels)):
+        if value is None:
+            yield Problem(
+                f"{name}.{column}",
+                None,
+                "A process reward model needs to know where steps and their labels are.",
+                f"{name}.steps: COLUMN with {name}.labels: COLUMN",
                 code="data-columns",
             )

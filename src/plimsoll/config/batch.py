@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from plimsoll.config.base import PositiveInt, Settings
 
 
@@ -19,6 +23,18 @@ class PreferenceBatch(Settings):
 
     pairs: PositiveInt = 32
     """Pairs (chosen and rejected) per optimizer step, over all ranks."""
+    micro_batch_tokens: PositiveInt = 4096
+    """The token budget of one forward on one rank; no pack exceeds it."""
+    share_prompts: bool = True
+    """Compute a pair's prompt once: both responses attend to the same copy of it."""
+
+
+class KtoBatch(Settings):
+    """A step of learning from labelled responses."""
+
+    sequences: Annotated[int, Field(ge=2)] = 32
+    """Responses per optimizer step, over all ranks. The KL is measured on their prompts with other
+    responses of the same step, so there must be two."""
     micro_batch_tokens: PositiveInt = 4096
     """The token budget of one forward on one rank; no pack exceeds it."""
 

@@ -12,8 +12,12 @@ SettingCode = Literal[
     "adapter-dropout",
     "adapter-separate",
     "adapter-targets",
+    "best-without-eval",
+    "checkpointing-off",
     "critic-ranks",
+    "critic-ema",
     "data-columns",
+    "decay-steps",
     "four-bit-dora",
     "four-bit-offload",
     "four-bit-training",
@@ -31,14 +35,17 @@ SettingCode = Literal[
     "optimizer-value",
     "package-missing",
     "reference-free-loss",
+    "reference-logprobs",
     "reward-name",
     "sampling-for-training",
     "sequence-over-positions",
     "sleep-not-shared",
+    "state-dtype",
     "tensor-parallel",
     "transformers-engine",
     "vllm-head-size",
     "warmup-too-long",
+    "zero-plus-plus",
 ]
 """Of what a config says, or a config beside its models' config.json."""
 
@@ -51,6 +58,7 @@ PlanCode = Literal[
     "host-memory",
     "idle-ranks",
     "less-than-planned",
+    "lost-updates",
     "more-ranks-than-gpus",
     "no-gpu",
     "nodes-without-cluster",
@@ -65,6 +73,7 @@ PlanCode = Literal[
     "vllm-share-beside-training",
     "vllm-share-not-free",
     "vocabulary",
+    "zero-plus-plus",
 ]
 """Of what a config needs beside its hardware, its models' shapes and the machine at hand."""
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from plimsoll.config.base import PositiveInt, Settings
+from pydantic import Discriminator, Tag
+
+from plimsoll.config.base import PositiveFloat, PositiveInt, Settings
 
 
 class SourceConfig(Settings):
     """A file or data set, and the columns to read.
 
-    Either `messages` (OpenAI-style), or `prompt` and `response` columns; for preference pairs
-    `chosen` and `rejected`, with `prompt` where they do not hold it.
+    Either `messages` (OpenAI-style), or `prompt` and `response` columns, or `text`; for preference
+    pairs `chosen` and `rejected`, with `prompt` where they do not hold it; for a process reward
+    model `steps` and `labels` beside the prompt.
     """
 
     path: str
@@ -27,22 +30,59 @@ class SourceConfig(Settings):
     """Column with the prompt as text."""
     response: str | None = None
     """Column with the response as text (SFT)."""
+    text: str | None = None
+    """Column with a document of plain text, to learn whole (SFT): continued pretraining. No
+    template is put around it; the end-of-sequence token comes after it."""
     chosen: str | None = None
     """Column with the better response: text beside a prompt column, or the whole conversation as
     messages or as a dialogue of HH-RLHF's form (preference pairs)."""
     rejected: str | None = None
     """Column with the worse response, in the form of `chosen` (preference pairs)."""
+    margin: str | None = None
+    """Column with a number: by how much the better response's score should be ahead (reward
+    model)."""
+    steps: str | None = None
+    """Column with the steps of a response: a list of texts (process reward model)."""
+    labels: str | None = None
+    """Column with a label for each step: a list of true or false, or of numbers from 0 (wrong) to 1
+    (right) (process reward model)."""
+    label: str | None = None
+    """Column that says whether the response is desirable: true, false, 1 or 0 (KTO)."""
     reference: str | None = None
     """Column with the reference answer (RL)."""
     limit: PositiveInt | None = None
     """Use only the first rows, this many."""
 
 
+class WeightedSource(SourceConfig):
+    """One of several sources of `data.train`, under a name of its own."""
+
+    weight: PositiveFloat = 1.0
+    """How often its rows are drawn, beside the weights of the other sources."""
+
+
+def _form(value: object) -> str:
+    """Which form of `TrainSources` a value has: names with sections below them are a mixture."""
+    if not isinstance(value, dict) or value.keys() & SourceConfig.model_fields.keys():
+        return "<source>"
+    entries = any(isinstance(entry, dict | SourceConfig) for entry in value.values())
+    return "<mixture>" if entries else "<source>"
+
+
+TrainSources = Annotated[
+    Annotated[SourceConfig, Tag("<source>")]
+    | Annotated[dict[str, WeightedSource], Tag("<mixture>")],
+    Discriminator(_form),
+]
+"""One source, or several by name."""
+
+
 class DataConfig(Settings):
     """Rows, chat template, lengths, and what to do with bad rows."""
 
-    train: SourceConfig
-    """The rows to learn from (SFT) or to sample for (RL)."""
+    train: TrainSources
+    """The rows to learn from (SFT, pairs) or to sample for (RL): one source; or several, each under
+    a name of its own and with a weight."""
     eval: SourceConfig | None = None
     """Held-out rows, never trained on."""
     chat_template: str | None = None
@@ -54,8 +94,22 @@ class DataConfig(Settings):
     """stop: refuse the data with file, line and field; skip: count and list them in the
     run directory."""
     over_long: Literal["refuse", "truncate"] = "refuse"
-    """A sequence over max_tokens is a bad row, or is cut at the end."""
+    """A sequence over max_tokens is a bad row, or is cut at the end. (A document of plain text is
+    cut into pieces, and nothing of it is lost.)"""
     max_tokens: PositiveInt = 2048
     """The longest sequence (SFT, pairs), or the longest prompt (RL), in tokens."""
+    step_separator: str = "\n"
+    """What stands between the steps of a response (process reward model)."""
     shuffle: bool = True
     """A new order every epoch, from the run's seed."""
+
+    def train_sources(self) -> dict[str, SourceConfig]:
+        """The sources to learn from, by their dotted keys."""
+        if isinstance(self.train, SourceConfig):
+            return {"data.train": self.train}
+        return {f"data.train.{name}": source for name, source in self.train.items()}
+
+    def sources(self) -> dict[str, SourceConfig]:
+        """All sources, by their dotted keys."""
+        held_out = {} if self.eval is None else {"data.eval": self.eval}
+        return self.train_sources() | held_out

@@ -24,11 +24,20 @@ def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[st
         "train_batch_size": ranks,
         "managed_gradient_accumulation": False,
         "gradient_clipping": role.optimizer.max_grad_norm,
-        "bf16": {"enabled": role.model.dtype == "bfloat16"},
+        "bf16": _bfloat16(role),
         "zero_optimization": zero_settings(role.zero, device),
         "zero_allow_untested_optimizer": True,
         "data_types": {"grad_accum_dtype": _gradient_dtype(role)},
         "steps_per_print": 1_000_000_000,
+    }
+
+
+def _bfloat16(role: TrainedRole) -> dict[str, object]:
+    narrow = role.zero.state_dtype == "bfloat16"
+    return {
+        "enabled": role.model.dtype == "bfloat16",
+        "bf16_master_weights_and_grads": narrow,
+        "bf16_optimizer_states": narrow,
     }
 
 
@@ -59,6 +68,9 @@ def zero_settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
             "stage3_max_reuse_distance": 1_000_000_000,
             "stage3_param_persistence_threshold": 100_000,
             "sub_group_size": 1_000_000_000,
+            "zero_quantized_weights": zero.quantized_weights,
+            "zero_quantized_gradients": zero.quantized_gradients,
+            "zero_hpz_partition_size": zero.hpz_partition_size,
         }
         if zero.parameter_offload == "cpu":
             settings["offload_param"] = {"device": "cpu", "pin_memory": pin}

@@ -27,6 +27,16 @@ class ZeroConfig(Settings):
     gradient_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """What micro-batches' gradients are added up in. auto: float32, except at stage 0 with bfloat16
     weights, where DeepSpeed has only bfloat16."""
+    state_dtype: Literal["float32", "bfloat16"] = "float32"
+    """What masters and moments of bfloat16 weights are kept in. bfloat16 saves 6 bytes a parameter
+    and loses updates below 1/512 of a weight."""
+    quantized_weights: bool = False
+    """ZeRO++ (Wang et al. 2023): ranks send one another weights in 8 bits. Stage 3, on GPUs."""
+    quantized_gradients: bool = False
+    """ZeRO++: ranks send one another gradients in 4 bits. Stage 3, on GPUs."""
+    hpz_partition_size: PositiveInt = 1
+    """ZeRO++: so many neighbouring ranks (those of a node) together keep a second copy of the
+    weights, which the backward pass gathers from instead of from all ranks. Stage 3, on GPUs."""
     bucket_elements: PositiveInt = 50_000_000
     """Elements per communication bucket (reduce and all-gather)."""
 
@@ -38,10 +48,13 @@ class OptimizerConfig(Settings):
     """`adamw_8bit` keeps the moments in 8 bits (bitsandbytes, Dettmers et al. 2021)."""
     learning_rate: PositiveFloat = 1e-6
     """The peak learning rate."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The shape after warm-up; linear and cosine end at `final_ratio` of the peak."""
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """The shape after warm-up; all but constant end at `final_ratio` of the peak. wsd (warm-up,
+    stable, decay): stays, and falls over the last `decay_steps`."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps over which the rate rises linearly from 0."""
+    decay_steps: PositiveInt | None = None
+    """wsd: optimizer steps over which the rate falls; default: a tenth of the run's."""
     final_ratio: NonNegativeFloat = 0.0
     """The last learning rate as a share of the peak."""
     beta1: NonNegativeFloat = 0.9
@@ -51,9 +64,21 @@ class OptimizerConfig(Settings):
     eps: PositiveFloat = 1e-8
     """Adam's epsilon."""
     weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay."""
+    """Decoupled weight decay, of matrices; vectors (norms, biases) do not decay."""
+    decay_embeddings: bool = True
+    """Whether embeddings, and a head that is tied to them, decay as other matrices do."""
     max_grad_norm: NonNegativeFloat = 1.0
     """Clip the global gradient norm to this; 0 turns clipping off."""
+    max_skipped_steps: NonNegativeInt = 0
+    """Steps in a row that may be left out because their gradient is not finite; one more stops the
+    run."""
+
+
+class EmaConfig(Settings):
+    """An exponential moving average of the weights, in fp32, beside the masters."""
+
+    decay: PositiveFloat = 0.999
+    """The share of the average that stays at each step; it rises to this over the first steps."""
 
 
 class TrainedRole(Settings):
@@ -67,6 +92,8 @@ class TrainedRole(Settings):
     """Division over ranks and offload."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """AdamW and its schedule."""
+    ema: EmaConfig | None = None
+    """Keep a moving average of the weights, which is the final model; default: none."""
 
 
 class FrozenRole(Settings):

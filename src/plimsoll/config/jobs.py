@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from plimsoll.config.algorithm import PpoAlgorithm, PreferenceAlgorithm
+from plimsoll.config.algorithm import (
+    DistillAlgorithm,
+    KtoAlgorithm,
+    PpoAlgorithm,
+    PreferenceAlgorithm,
+    RewardAlgorithm,
+    SftAlgorithm,
+)
 from plimsoll.config.base import Settings
-from plimsoll.config.batch import PpoBatch, PreferenceBatch, SftBatch
+from plimsoll.config.batch import KtoBatch, PpoBatch, PreferenceBatch, SftBatch
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
 from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import RunConfig
@@ -26,6 +34,27 @@ class SftConfig(Settings):
     """What one step sees."""
     actor: TrainedRole
     """The model that learns."""
+    algorithm: SftAlgorithm = SftAlgorithm()
+    """What is learned, and the noise."""
+
+
+class DistillConfig(Settings):
+    """Distillation: learning a larger model's next-token distributions on given conversations."""
+
+    run: RunConfig
+    """The run directory, its length and habits."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Rows, template and lengths, as for SFT."""
+    batch: SftBatch = SftBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The student, which learns."""
+    teacher: FrozenRole
+    """The model that it learns from; its tokenizer is the student's."""
+    algorithm: DistillAlgorithm = DistillAlgorithm()
+    """The divergence, and the likelihood beside it."""
 
 
 class DpoConfig(Settings):
@@ -44,8 +73,64 @@ class DpoConfig(Settings):
     reference: FrozenRole | None = None
     """The frozen policy that the actor is compared with; default: the actor's first weights, which
     with an adapter is the same model with the adapter switched off."""
+    reference_logprobs: ReferenceLogprobsConfig = ReferenceLogprobsConfig()
+    """When the reference scores the rows, and where its numbers are kept."""
     algorithm: PreferenceAlgorithm = PreferenceAlgorithm()
     """The loss."""
+
+
+class KtoConfig(Settings):
+    """Kahneman-Tversky optimisation: learning from single responses that are good or bad."""
+
+    run: RunConfig
+    """The run directory, its length and habits."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Labelled responses or pairs, template and lengths."""
+    batch: KtoBatch = KtoBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The policy."""
+    reference: FrozenRole | None = None
+    """The frozen policy that the actor is compared with; default: the actor's first weights, which
+    with an adapter is the same model with the adapter switched off."""
+    reference_logprobs: ReferenceLogprobsConfig = ReferenceLogprobsConfig()
+    """When the reference scores the rows, and where its numbers are kept."""
+    algorithm: KtoAlgorithm = KtoAlgorithm()
+    """The loss."""
+
+
+class RmConfig(Settings):
+    """Reward model: learning from pairs to score a whole response."""
+
+    run: RunConfig
+    """The run directory, its length and habits."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Pairs, template and lengths."""
+    batch: PreferenceBatch = PreferenceBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The model that learns; it starts with a new score head, or with its own, if it has one."""
+    algorithm: RewardAlgorithm = RewardAlgorithm()
+    """The loss."""
+
+
+class PrmConfig(Settings):
+    """Process reward model: learning from labelled steps to score each step of a response."""
+
+    run: RunConfig
+    """The run directory, its length and habits."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Prompts, steps and labels, template and lengths."""
+    batch: SftBatch = SftBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The model that learns; it starts with a new score head, or with its own, if it has one."""
 
 
 class PpoConfig(Settings):
@@ -77,4 +162,8 @@ class PpoConfig(Settings):
     """Advantage, losses, KL."""
 
 
-JobConfig = SftConfig | DpoConfig | PpoConfig
+DataJobConfig = SftConfig | DistillConfig | DpoConfig | KtoConfig | RmConfig | PrmConfig
+"""The jobs that learn from a fixed data set."""
+ComparedJobConfig = DpoConfig | KtoConfig
+"""Those of them that compare the actor with a reference."""
+JobConfig = DataJobConfig | PpoConfig

@@ -72,7 +72,11 @@ def below(keys: tuple[Key, ...], section: Path) -> list[Key]:
 def _keys_of_field(path: Path, field: FieldInfo) -> Iterator[Key]:
     doc = " ".join((field.description or "").split())
     optional, plain = _without_null(field.annotation)
-    if isinstance(plain, type) and issubclass(plain, Settings):
+    if get_origin(plain) in (Union, UnionType) and (forms := _forms(plain)):
+        yield Key(path, "section", doc, required=field.is_required(), section=True)
+        yield from keys_of(forms[0], path)
+        yield from _keys_of_entries((*path, ANY), forms[1])
+    elif isinstance(plain, type) and issubclass(plain, Settings):
         about = f"{doc}{_default_of_section(field)}"
         yield Key(path, "section", about, required=field.is_required(), section=True)
         # Within an optional section keys are required only once the section is there.
@@ -85,6 +89,14 @@ def _keys_of_field(path: Path, field: FieldInfo) -> Iterator[Key]:
         default = None if field.is_required() else show(field.default)
         choices = get_args(plain) if get_origin(plain) is Literal else ()
         yield Key(path, kind, doc, default, required=field.is_required(), choices=choices)
+
+
+def _forms(union: Any) -> tuple[type[Settings], Any] | None:
+    """Of a section that is one of something or several by name: (the one, an entry of several)."""
+    one, *several = [get_args(a)[0] if get_origin(a) is Annotated else a for a in get_args(union)]
+    if isinstance(one, type) and issubclass(one, Settings):
+        return one, get_args(several[0])[1]
+    return None
 
 
 def _keys_of_entries(path: Path, entry: Any) -> Iterator[Key]:

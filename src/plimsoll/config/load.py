@@ -17,7 +17,7 @@ from plimsoll.config.agree import check_agreement
 from plimsoll.config.base import Settings
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.jobs import JobConfig
-from plimsoll.config.keys import Key, below, find_key, keys_of
+from plimsoll.config.keys import ANY, Key, below, find_key, keys_of
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.yaml_tree import Origins, Path, Tree, read_tree, written_around
 from plimsoll.errors import ConfigError
@@ -86,7 +86,8 @@ def _in_plain_words(error: ValidationError, keys: tuple[Key, ...], tree: Tree) -
     """One problem per key, in plain words; pydantic reports each branch of a union by itself."""
     seen: set[Path] = set()
     for detail in error.errors(include_url=False, include_context=False):
-        location = tuple(map(str, detail["loc"]))
+        # `<...>` is no key: it says which form of a section was taken
+        location = tuple(part for part in map(str, detail["loc"]) if part[:1] != "<")
         if detail["type"] == "missing":
             yield from _missing(location, keys)
         elif detail["type"] == "extra_forbidden":
@@ -111,10 +112,12 @@ def _missing(path: Path, keys: tuple[Key, ...]) -> Iterator[Problem]:
 
 def _unknown(path: Path, value: object, keys: tuple[Key, ...], tree: Tree) -> Problem:
     section = path[:-1]
-    known = [key.path[-1] for key in below(keys, section)]
+    known = [key.path[-1] for key in below(keys, section) if key.path[-1] != ANY]
     elsewhere = [key.name for key in keys if key.path[-len(path) :] == path]
     close = difflib.get_close_matches(path[-1], known, n=1)
-    if close:
+    if isinstance(value, dict) and find_key(keys, path) is not None:
+        instead = f"put all keys of {'.'.join(section)} below names, as this one, or none of them"
+    elif close:
         instead = f"did you mean {'.'.join((*section, close[0]))}?"
     elif elsewhere:
         instead = f"did you mean {' or '.join(elsewhere[:4])}?"

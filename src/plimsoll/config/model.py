@@ -23,9 +23,13 @@ class ModelConfig(Settings):
     attention: Literal["auto", "sdpa", "varlen"] = "auto"
     """Packed attention: `varlen` is PyTorch's varlen_attn (CUDA), `sdpa` works per sequence;
     auto takes varlen on CUDA."""
-    gradient_checkpointing: bool = False
-    """Recompute each layer's activations in the backward pass: less memory, about a
-    third more compute."""
+    gradient_checkpointing: bool | Literal["selective"] = False
+    """Layers whose activations are computed again in the backward pass. `true`: all but the layer's
+    input, for about a third more compute; `selective`: all but matrix products and attention."""
+    checkpoint_every: PositiveInt = 1
+    """Checkpoint the first layer of every so many; the others keep their activations."""
+    activation_offload: Literal["none", "cpu"] = "none"
+    """`cpu` keeps the inputs of checkpointed layers in host memory until the backward pass."""
     head_chunk: PositiveInt = 1024
     """Learned tokens whose logits exist at once; the head's memory is head_chunk * vocabulary."""
     trust_remote_code: bool = False

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.base import NonNegativeInt, PositiveInt, Settings
+from plimsoll.config.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
+
+
+class BestConfig(Settings):
+    """Which evaluation is the best, what is done with its checkpoint, and when to stop early."""
+
+    metric: str = "eval/loss"
+    """What evaluations are compared by: a name in metrics.jsonl."""
+    goal: Literal["lowest", "highest"] = "lowest"
+    """Which value is the best."""
+    min_delta: NonNegativeFloat = 0.0
+    """An evaluation is better if it is so by more than this."""
+    patience: PositiveInt | None = None
+    """Early stopping: end the run after so many evaluations in a row that are not better; default:
+    never."""
+    final_model: Literal["best", "last"] = "best"
+    """The final model: of the best evaluation's checkpoint, or of the last step."""
 
 
 class RunConfig(Settings):
@@ -25,6 +41,9 @@ class RunConfig(Settings):
     """Older checkpoints are removed."""
     eval_every: PositiveInt | None = None
     """Evaluate on data.eval every so many steps, and at the end."""
+    best: BestConfig | None = None
+    """Keep the best evaluation's checkpoint, which is never removed; default: only the last ones
+    are kept."""
     keep_trajectories: bool = True
     """Write every step's trajectories to Parquet (RL)."""
     tensorboard: bool = True

@@ -6,12 +6,29 @@ import re
 from collections.abc import Mapping, Sequence
 
 from plimsoll.config.flags import apply_flags, parse_flags
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.jobs import (
+    DistillConfig,
+    DpoConfig,
+    JobConfig,
+    KtoConfig,
+    PpoConfig,
+    PrmConfig,
+    RmConfig,
+    SftConfig,
+)
 from plimsoll.config.load import load_config, read_config_text, schema_problems
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError, SettingsConflict
 
-JOBS: Mapping[str, type[JobConfig]] = {"sft": SftConfig, "dpo": DpoConfig, "ppo": PpoConfig}
+JOBS: Mapping[str, type[JobConfig]] = {
+    "sft": SftConfig,
+    "distill": DistillConfig,
+    "rm": RmConfig,
+    "prm": PrmConfig,
+    "dpo": DpoConfig,
+    "kto": KtoConfig,
+    "ppo": PpoConfig,
+}
 """The jobs by the names of their commands."""
 
 

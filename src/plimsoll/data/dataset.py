@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 
+from plimsoll.config.algorithm import LearnedTokens
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.data.pairs import PairColumns, PairRow, pair_columns, pair_of
+from plimsoll.data.documents import cut_document
+from plimsoll.data.labels import answer_of, label_of, labelled_columns
+from plimsoll.data.pairs import PairColumns, PairRow, margin_of, pair_columns, pair_of
 from plimsoll.data.pieces import Piece, readable
 from plimsoll.data.report import BadRow, BadRows, RowProblem
 from plimsoll.data.rows import (
+    check_answered,
     check_columns,
     conversation_of,
     prompt_columns,
     prompt_of,
     reference_of,
     sample_columns,
+    text_of,
 )
 from plimsoll.data.sources import Row, read_rows
+from plimsoll.data.steps import labels_of, step_columns, step_pieces, steps_of
 from plimsoll.data.template import Template
 from plimsoll.errors import DataError
-from plimsoll.records import Bools, Ints, Pair, Prompt, Sample
+from plimsoll.records import Bools, Ints, LabelledResponse, LabelledSteps, Pair, Prompt, Sample
 
 T = TypeVar("T")
 Tokens = tuple[Ints, Bools]
@@ -54,23 +61,48 @@ class Checked:
     reference: str | None
 
 
-def load_samples(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Sample]:
-    """The training samples of a source (`data.train` or `data.eval`), in the source's order.
+def load_samples(
+    data: DataConfig,
+    source: SourceConfig,
+    template: Template,
+    learned: LearnedTokens = "assistant",
+) -> Loaded[Sample]:
+    """The training samples of a source (one of `data.train`, or `data.eval`), in the source's
+    order; learned: which tokens of a conversation. Of documents of plain text, all.
 
     Raises DataError for bad rows under `on_bad_row: stop` or when no good row is left, and
     ConfigError for settings that cannot be right for the source.
     """
+    if source.text is not None:
+        return _load_documents(data, source, template.plain(), source.text)
     columns = sample_columns(source, _key(data, source))
 
     def check(row: Row, index: int) -> Checked:
         messages = conversation_of(row, columns)
-        pieces = _rendered(partial(template.render_conversation, messages), columns.turns)
-        return Checked(row, index, "", (pieces,), None)
+        render = template.render_whole
+        if learned == "assistant":
+            check_answered(messages, columns)
+            render = template.render_conversation
+        return Checked(row, index, "", (_rendered(partial(render, messages), columns.turns),), None)
 
     def finish(row: Checked, sequences: Sequence[Tokens]) -> Sample:
         return _sample(data, columns.turns, sequences[0])
 
     return _load(data, source, template, asdict(columns), check, finish)
+
+
+def _load_documents(
+    data: DataConfig, source: SourceConfig, template: Template, column: str
+) -> Loaded[Sample]:
+    def check(row: Row, index: int) -> Checked:
+        document = [{"role": "assistant", "content": text_of(row.values, column)}]
+        return Checked(row, index, "", (template.render_whole(document),), None)
+
+    def finish(row: Checked, sequences: Sequence[Tokens]) -> tuple[Sample, ...]:
+        return cut_document(sequences[0][0], data.max_tokens, column)
+
+    documents = _load(data, source, template, {"text": column}, check, finish)
+    return Loaded(tuple(itertools.chain.from_iterable(documents.items)), documents.bad_rows)
 
 
 def load_pairs(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Pair]:
@@ -82,9 +114,55 @@ def load_pairs(data: DataConfig, source: SourceConfig, template: Template) -> Lo
         return Checked(row, index, "", _rendered_pair(template, pair, columns), None)
 
     def finish(row: Checked, sequences: Sequence[Tokens]) -> Pair:
-        return _pair(data, columns, sequences)
+        pair = _pair(data, columns, sequences)
+        return replace(pair, margin=margin_of(row.row, columns.margin))
 
     return _load(data, source, template, asdict(columns), check, finish)
+
+
+def load_steps(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[LabelledSteps]:
+    """The labelled steps of a source, in the source's order; errors as in `load_samples`."""
+    columns = step_columns(source, _key(data, source))
+
+    def check(row: Row, index: int) -> Checked:
+        prompt, steps = prompt_of(row, columns.of_prompt), steps_of(row, columns)
+        render = partial(step_pieces, template, prompt, steps, data.step_separator)
+        return Checked(row, index, "", (_rendered(render, columns.steps),), None)
+
+    def finish(row: Checked, sequences: Sequence[Tokens]) -> LabelledSteps:
+        labels = labels_of(row.row, columns)
+        if int(sequences[0][1].sum()) < len(labels):
+            raise RowProblem(columns.steps, "has a step of which the tokenizer leaves nothing")
+        sample = _sample(data, columns.steps, sequences[0])
+        return LabelledSteps(sample, labels[: int(sample.learned.sum())])
+
+    return _load(data, source, template, asdict(columns), check, finish)
+
+
+def load_responses(
+    data: DataConfig, source: SourceConfig, template: Template
+) -> Loaded[LabelledResponse]:
+    """The labelled responses of a source, in the source's order; of a pair the chosen one, which is
+    desirable, before the rejected one, which is not. Errors as in `load_samples`."""
+    if source.chosen is not None:
+        pairs = load_pairs(data, source, template)
+        both = [((pair.chosen, True), (pair.rejected, False)) for pair in pairs.items]
+        items = (LabelledResponse(*one) for one in itertools.chain.from_iterable(both))
+        return Loaded(tuple(items), pairs.bad_rows)
+    columns = labelled_columns(source, _key(data, source))
+    field = columns.turns.turns
+
+    def check(row: Row, index: int) -> Checked:
+        label_of(row, columns.label)
+        pieces = _rendered(partial(template.render_answer, *answer_of(row, columns.turns)), field)
+        return Checked(row, index, "", (pieces,), None)
+
+    def finish(row: Checked, sequences: Sequence[Tokens]) -> LabelledResponse:
+        sample = _sample(data, field, sequences[0])
+        return LabelledResponse(sample, label_of(row.row, columns.label))
+
+    named = asdict(columns.turns) | {"label": columns.label}
+    return _load(data, source, template, named, check, finish)
 
 
 def load_prompts(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Prompt]:
@@ -104,7 +182,8 @@ def load_prompts(data: DataConfig, source: SourceConfig, template: Template) -> 
 
 
 def _key(data: DataConfig, source: SourceConfig) -> str:
-    return "data.eval" if source is data.eval else "data.train"
+    keys = (key for key, known in data.sources().items() if known is source)
+    return next(keys, "data.train")
 
 
 def _rendered(render: Callable[[], tuple[Piece, ...]], field: str) -> tuple[Piece, ...]:

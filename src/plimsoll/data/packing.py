@@ -1,9 +1,11 @@
 """Samples -> micro-batches: no padding, no pack over the token budget, as many on every rank.
 
-What is packed are groups of samples that stay together: single samples, or pairs. Two classic
-algorithms do it. First-fit decreasing finds how few packs hold all groups (at most 11/9 of the
-optimum plus one; Dósa 2007). Longest processing time first (Graham 1969) then spreads the groups
-over that many packs, each to the cheapest pack with room; where its spread does not fit the
+What is packed are groups of samples that stay together: single samples, or pairs. The samples of a
+group may share how they begin: the pack then holds their prompt once (see `Pack.shared_S`).
+
+Two classic algorithms do it. First-fit decreasing finds how few packs hold all groups (at most 11/9
+of the optimum plus one; Dósa 2007). Longest processing time first (Graham 1969) then spreads the
+groups over that many packs, each to the cheapest pack with room; where its spread does not fit the
 budget, the first-fit packs are kept.
 """
 
@@ -15,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.errors import DataError
-from plimsoll.records import Ints, Pack, Pair, Sample
+from plimsoll.records import Ints, Pack, Pair, Sample, leaders
 
 Bins = list[list[int]]
 """Which groups each pack holds, by their numbers."""
@@ -42,31 +44,60 @@ def pack(samples: Sequence[Sample], ranks: int, budget: int) -> list[list[Pack]]
 
     Raises DataError when a sample alone is over the budget.
     """
-    return _pack(samples, [(i,) for i in range(len(samples))], ranks, budget)
+    groups = np.arange(len(samples))[:, None]
+    return _pack(samples, np.zeros_like(groups), groups, ranks, budget)
 
 
-def pack_pairs(pairs: Sequence[Pair], ranks: int, budget: int) -> list[list[Pack]]:
+def pack_pairs(
+    pairs: Sequence[Pair], ranks: int, budget: int, *, share_prompts: bool = False
+) -> list[list[Pack]]:
     """As `pack`, for pairs: both samples of a pair are in the same pack, one after the other.
 
     Pair i is samples 2 i (chosen) and 2 i + 1 (rejected) of the packs' `samples_S`.
+    share_prompts: the pack holds a pair's prompt once, and the budget counts it once.
     Raises DataError when a pair alone is over the budget.
     """
-    samples = [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
-    return _pack(samples, [(2 * i, 2 * i + 1) for i in range(len(pairs))], ranks, budget)
+    both = [(pair.chosen, pair.rejected) for pair in pairs]
+    shared = np.array([shared_tokens(group) if share_prompts else (0, 0) for group in both])
+    samples = [sample for group in both for sample in group]
+    return _pack(samples, shared, np.arange(len(samples)).reshape(-1, 2), ranks, budget)
+
+
+def shared_tokens(group: Sequence[Sample]) -> list[int]:
+    """How many tokens each sample of a group begins with that need not be in the pack again,
+    because the nearest sample before that shares none begins with them (see `Pack.shared_S`).
+
+    They are learned in neither, and both samples have at least one token after them.
+    """
+    leader, found = group[0], [0]
+    for sample in group[1:]:
+        found.append(_common_tokens(leader, sample))
+        leader = sample if found[-1] == 0 else leader
+    return found
+
+
+def _common_tokens(one: Sample, other: Sample) -> int:
+    most = min(len(one.tokens), len(other.tokens)) - 1
+    differ = one.tokens[:most] != other.tokens[:most]
+    return int(np.argmax([*(differ | one.learned[:most] | other.learned[:most]), True]))
 
 
 def _pack(
-    samples: Sequence[Sample], groups: Sequence[tuple[int, ...]], ranks: int, budget: int
+    samples: Sequence[Sample], shared_GS: Ints, groups_GS: Ints, ranks: int, budget: int
 ) -> list[list[Pack]]:
-    """Packs of whole groups; groups: which samples stay together, the same number in each."""
+    """Packs of whole groups, all of as many samples.
+
+    groups_GS: which samples stay together. shared_GS: what they share, see `shared_tokens`.
+    """
     assert samples and ranks > 0
-    lengths_GS = np.array([[len(samples[i].tokens) for i in group] for group in groups])
-    lengths, costs = lengths_GS.sum(1), sequence_cost(lengths_GS).sum(1)
-    _check_budget(lengths, budget, "Sample" if len(groups[0]) == 1 else "Pair")
+    whole_GS = np.array([len(sample.tokens) for sample in samples])[groups_GS]
+    lengths = (whole_GS - shared_GS).sum(1)
+    costs = (sequence_cost(whole_GS) - sequence_cost(shared_GS)).sum(1)
+    _check_budget(lengths, budget, "Sample" if groups_GS.shape[1] == 1 else "Pair")
     by_rank = _deal(_bins(lengths, costs, ranks, budget), costs, ranks)
     return [
         [
-            pack_one(samples, [i for group in members for i in groups[group]])
+            pack_one(samples, groups_GS[members].ravel(), shared_GS[members].ravel())
             if members
             else _filler(samples)
             for members in bins
@@ -75,9 +106,16 @@ def _pack(
     ]
 
 
-def pack_one(samples: Sequence[Sample], indices: Sequence[int]) -> Pack:
-    """The pack of the samples at `indices` of a batch, in that order (worked example: `Pack`)."""
-    return _lay_out([samples[i] for i in indices], indices)
+def pack_one(
+    samples: Sequence[Sample], indices: Sequence[int] | Ints, shared_S: Ints | None = None
+) -> Pack:
+    """The pack of the samples at `indices` of a batch, in that order (worked example: `Pack`).
+
+    shared_S: as in the pack; None: they share nothing.
+    """
+    if shared_S is None:
+        shared_S = np.zeros(len(indices), dtype=np.int64)
+    return _lay_out([samples[i] for i in indices], indices, shared_S)
 
 
 def _check_budget(lengths: Ints, budget: int, what: str) -> None:
@@ -150,21 +188,34 @@ def _deal(bins: Bins, costs: NDArray[np.float64], ranks: int) -> list[Bins]:
 
 def _filler(samples: Sequence[Sample]) -> Pack:
     shortest = min(samples, key=lambda sample: len(sample.tokens))
-    return _lay_out([Sample(shortest.tokens, np.zeros_like(shortest.learned))], [-1])
+    filler = Sample(shortest.tokens, np.zeros_like(shortest.learned))
+    return _lay_out([filler], [-1], np.zeros(1, dtype=np.int64))
 
 
-def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int]) -> Pack:
-    tokens_T = np.concatenate([sequence.tokens for sequence in sequences])
-    learned_at = np.flatnonzero(np.concatenate([sequence.learned for sequence in sequences]))
+def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int] | Ints, shared_S: Ints) -> Pack:
+    parts = list(zip(sequences, shared_S.tolist(), strict=True))
+    tokens = [sequence.tokens[shared:] for sequence, shared in parts]
+    learned = [sequence.learned[shared:] for sequence, shared in parts]
+    tokens_T, learned_at = np.concatenate(tokens), np.flatnonzero(np.concatenate(learned))
+    cu_seqlens = _cumulative([len(own) for own in tokens])
     return Pack(
         tokens_T=tokens_T,
-        positions_T=np.concatenate([np.arange(len(s.tokens), dtype=np.int64) for s in sequences]),
-        cu_seqlens=_cumulative([len(sequence.tokens) for sequence in sequences]),
-        predictor_L=learned_at - 1,
+        positions_T=np.concatenate([np.arange(shared, len(s.tokens)) for s, shared in parts]),
+        cu_seqlens=cu_seqlens,
+        shared_S=shared_S,
+        predictor_L=_before(cu_seqlens, shared_S)[learned_at],
         targets_L=tokens_T[learned_at],
-        cu_learned=_cumulative([int(sequence.learned.sum()) for sequence in sequences]),
+        cu_learned=_cumulative([int(own.sum()) for own in learned]),
         samples_S=np.array(numbers, dtype=np.int64),
     )
+
+
+def _before(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Ints:
+    """Which token of the pack comes before each token; that before a pack's first is of no use."""
+    starts_S = cu_seqlens[:-1]
+    before_T = np.arange(-1, cu_seqlens[-1] - 1)
+    before_T[starts_S] = starts_S[leaders(shared_S)] + shared_S - 1
+    return before_T
 
 
 def _cumulative(counts: Sequence[int]) -> NDArray[np.int32]:

@@ -18,11 +18,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from math import inf
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.pieces import Messages
 from plimsoll.data.report import RowProblem
-from plimsoll.data.rows import messages_of, text_of
+from plimsoll.data.rows import kind_of, messages_of, text_of
 from plimsoll.data.sources import Row
 from plimsoll.errors import ConfigError
 
@@ -32,11 +33,12 @@ ASSISTANT = "\n\nAssistant:"
 
 @dataclass(frozen=True)
 class PairColumns:
-    """The columns that hold pairs."""
+    """The columns that hold pairs. margin: by how much the chosen response should be ahead."""
 
     prompt: str | None
     chosen: str
     rejected: str
+    margin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def pair_columns(source: SourceConfig, key: str) -> PairColumns:
             f"`{key}.{missing}` is not set: pairs need the columns of both responses, "
             f"`{key}.chosen` and `{key}.rejected`."
         )
-    return PairColumns(source.prompt, source.chosen, source.rejected)
+    return PairColumns(source.prompt, source.chosen, source.rejected, source.margin)
 
 
 def pair_of(row: Row, columns: PairColumns, *, plain: bool) -> PairRow:
@@ -74,6 +76,18 @@ def pair_of(row: Row, columns: PairColumns, *, plain: bool) -> PairRow:
     if pair.chosen == pair.rejected:
         raise RowProblem(columns.rejected, f"equals `{columns.chosen}`, so neither is better")
     return pair
+
+
+def margin_of(row: Row, column: str | None) -> float:
+    """A pair's margin; 0 without a column for it."""
+    if column is None:
+        return 0.0
+    value = row.values.get(column)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RowProblem(column, f"must be a number, but is {kind_of(value)}")
+    if not 0 <= value < inf:  # NaN is not, either
+        raise RowProblem(column, f"is {value}, and a margin is a finite number from 0 on")
+    return float(value)
 
 
 def _user(content: str) -> Messages:

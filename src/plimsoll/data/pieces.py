@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll.errors import ConfigError
@@ -19,11 +19,13 @@ Span = tuple[int, int]
 @dataclass(frozen=True)
 class Piece:
     """Text that is tokenized by itself. learned: what of it is learned. closed: the
-    end-of-sequence token comes after it and is learned too."""
+    end-of-sequence token comes after it and is learned too. scored: its last token is marked as one
+    that a score is read at, as if it were learned."""
 
     text: str
     learned: tuple[Span, ...] = ()
     closed: bool = False
+    scored: bool = False
 
 
 def readable(messages: Messages) -> str:
@@ -37,10 +39,15 @@ def join_plain(turns: Messages) -> tuple[Piece, ...]:
     """Contents one after the other with nothing between; the assistant's in pieces of their own."""
     pieces = []
     for learned, group in itertools.groupby(turns, key=lambda turn: turn["role"] == "assistant"):
-        text = "".join(turn["content"] for turn in group)
-        # one past the end, for tokens that cover no character of their own
-        pieces.append(Piece(text, ((0, len(text) + 1),) if learned else ()))
+        piece = Piece("".join(turn["content"] for turn in group))
+        pieces.append(learn_whole(piece) if learned else piece)
     return tuple(pieces)
+
+
+def learn_whole(piece: Piece) -> Piece:
+    """The piece with all of its text learned."""
+    # one past the end, for tokens that cover no character of their own
+    return replace(piece, learned=((0, len(piece.text) + 1),))
 
 
 def close_last(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
@@ -48,7 +55,7 @@ def close_last(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
     last = max((i for i, piece in enumerate(pieces) if piece.learned), default=None)
     if last is None:
         return pieces
-    return (*pieces[:last], Piece(pieces[last].text, pieces[last].learned, closed=True))
+    return (*pieces[:last], replace(pieces[last], closed=True))
 
 
 def without_tail(text: str, turn: Span, specials: tuple[str, ...]) -> Span:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.pieces import Messages
@@ -74,17 +75,20 @@ def check_columns(columns: Mapping[str, str | None], rows: Sequence[Row], key: s
 
 
 def conversation_of(row: Row, columns: Columns) -> Messages:
-    """The messages of an SFT row, at least one of them the assistant's."""
+    """The messages of an SFT row."""
     if columns.messages is None:
         assert columns.prompt is not None and columns.response is not None
         return [
             {"role": "user", "content": text_of(row.values, columns.prompt)},
             {"role": "assistant", "content": text_of(row.values, columns.response)},
         ]
-    messages = messages_of(row.values, columns.messages)
+    return messages_of(row.values, columns.messages)
+
+
+def check_answered(messages: Messages, columns: Columns) -> None:
+    """RowProblem for a conversation without a turn of the assistant's."""
     if not any(turn["role"] == "assistant" for turn in messages):
-        raise RowProblem(columns.messages, "has no assistant turn, so nothing to learn from")
-    return messages
+        raise RowProblem(columns.turns, "has no assistant turn, so nothing to learn from")
 
 
 def prompt_of(row: Row, columns: Columns) -> Messages:
@@ -114,17 +118,23 @@ def reference_of(row: Row, column: str | None) -> str | None:
 
 def messages_of(values: Mapping[str, object], column: str) -> Messages:
     """A column's messages, at least one, each with a known role and text."""
+    turns = list_of(values, column, "messages")
+    return [_message(turn, f"{column}[{i}]") for i, turn in enumerate(turns)]
+
+
+def list_of(values: Mapping[str, object], column: str, what: str) -> list[object]:
+    """A column's list, not empty; what: is in it."""
     value = _present(values, column)
     if not isinstance(value, list):
-        raise RowProblem(column, f"must be a list of messages, but is {_kind(value)}")
+        raise RowProblem(column, f"must be a list of {what}, but is {kind_of(value)}")
     if not value:
         raise RowProblem(column, "is empty")
-    return [_message(turn, f"{column}[{i}]") for i, turn in enumerate(value)]
+    return value
 
 
 def _message(turn: object, place: str) -> Mapping[str, object]:
     if not isinstance(turn, dict):
-        raise RowProblem(place, f"must be an object with role and content, but is {_kind(turn)}")
+        raise RowProblem(place, f"must be an object with role and content, but is {kind_of(turn)}")
     role = _checked_text(_present(turn, "role", place), f"{place}.role")
     if role not in ROLES:
         hint = nearest(role, ROLES)
@@ -150,7 +160,7 @@ def _present(values: Mapping[str, object], name: str, place: str = "") -> object
 
 def _checked_text(value: object, field: str) -> str:
     if not isinstance(value, str):
-        raise RowProblem(field, f"must be text, but is {_kind(value)}")
+        raise RowProblem(field, f"must be text, but is {kind_of(value)}")
     if not value.strip():
         raise RowProblem(field, "is empty")
     try:
@@ -163,7 +173,8 @@ def _checked_text(value: object, field: str) -> str:
     return value
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What JSON calls a value."""
     kinds = {bool: "true or false", int: "a number", float: "a number", str: "text"}
-    kinds |= {list: "a list", dict: "an object"}
+    kinds |= {list: "a list", dict: "an object", NoneType: "null"}
     return kinds.get(type(value), f"a {type(value).__name__}")

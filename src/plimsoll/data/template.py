@@ -32,6 +32,7 @@ from plimsoll.data.pieces import (
     check_begins,
     close_last,
     join_plain,
+    learn_whole,
     readable,
     with_end,
     without_tail,
@@ -99,6 +100,19 @@ class Template:
         if GENERATION_MARK.search(self.jinja):
             return (Piece(text, tuple(with_end(text, span, self.specials) for span in marked)),)
         return (Piece(text, tuple(self._assistant_turns(turns, text))),)
+
+    def render_whole(self, messages: Messages) -> tuple[Piece, ...]:
+        """The pieces of a conversation, with all of its text learned, the template's own too."""
+        turns = self._with_system(messages)
+        if self.jinja is None:
+            return close_last(tuple(map(learn_whole, join_plain(turns))))
+        text, _ = self._render(turns, generation_prompt=False)
+        return (learn_whole(Piece(text)),)
+
+    def plain(self) -> Template:
+        """The template of the same tokenizer for documents: nothing is put around them but the
+        tokens that begin and end a text; ConfigError as `make_template`."""
+        return make_template(self.tokenizer, "none", None)
 
     def render_answer(self, prompt: Messages, answer: Messages) -> tuple[Piece, ...]:
         """The pieces of a prompt and of what answers it: as `render_conversation` of both, but the
@@ -186,6 +200,7 @@ class Template:
         for start, stop in piece.learned:
             learned[: len(ids)] |= (starts >= start) & (starts < stop)
         learned[len(ids) :] = True
+        learned[-1:] |= piece.scored
         return tokens, learned
 
     def _concatenate(self, parts: Sequence[tuple[Ints, Bools]]) -> tuple[Ints, Bools]:
@@ -215,8 +230,9 @@ def make_template(
     plain = chat_template == "none"
     if plain and tokenizer.eos_token_id is None:
         raise ConfigError(
-            f"`data.chat_template: none` ends each response with the end-of-sequence token, but"
-            f" the tokenizer {tokenizer.name_or_path} has none: set its `eos_token`."
+            f"Plain text (`data.chat_template: none`, or a column `text`) is ended by the"
+            f" end-of-sequence token, but the tokenizer {tokenizer.name_or_path} has none: set its"
+            f" `eos_token`."
         )
     return Template(
         tokenizer=tokenizer,

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from plimsoll.engine.steps import Steps
+
 
 class Engine(Protocol):
     """A model on one rank. Every method is collective: all ranks call it, in the same order."""
@@ -29,32 +31,31 @@ class Engine(Protocol):
 
 
 class TrainedEngine(Engine, Protocol):
-    """A model that learns."""
+    """A model that learns. steps: the optimizer steps so far."""
+
+    steps: Steps
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this micro-batch's share of the global mean loss."""
         ...
 
     def step(self, learning_rate: float) -> float:
-        """Reduce over ranks, clip, update, clear; returns the gradient norm before clipping."""
+        """Reduce over ranks, clip, update, clear; returns the gradient norm before clipping. Where
+        it is not finite, nothing changes.
+
+        Raises:
+            PlimsollError: it was not finite in more steps in a row than the settings let pass.
+        """
+        ...
+
+    def swap_average(self) -> None:
+        """Exchange the weights with their moving average, where one is kept; twice: as before."""
         ...
 
     def save(self, directory: Path) -> None:
-        """Write weights, masters and moments."""
+        """Write masters, moments and moving average."""
         ...
 
     def restore(self, directory: Path) -> None:
-        """Read them back, bit for bit."""
+        """Read them back, whoever wrote them; in the same form, bit for bit."""
         ...
-
-
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """AdamW's groups: matrices decay, vectors (norms, biases) do not."""
-    trained = [p for p in module.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.ndim >= 2]
-    vectors = [p for p in trained if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]

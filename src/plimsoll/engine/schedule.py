@@ -11,14 +11,39 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     """The rate of optimizer step `step` (0-based) of `total_steps`.
 
     Rises linearly over the warm-up, then stays (constant), or falls to `final_ratio` of the peak
-    along a line or half a cosine, which it reaches at the last step.
+    along a line or half a cosine, or (wsd) stays and falls over the last `decay_steps`; it gets
+    there at the last step.
     """
     peak = config.learning_rate
     if step < config.warmup_steps:
         return peak * (step + 1) / config.warmup_steps
-    if config.schedule == "constant":
-        return peak
-    span = max(1, total_steps - 1 - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / span)
-    shape = 1 - progress if config.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2
+    last = total_steps - 1
+    start = config.warmup_steps
+    if config.schedule == "wsd":
+        start = max(start, last - decay_steps(config, total_steps))
+    progress = (step - start) / max(1, last - start)
+    shape = _shape(config, min(1.0, max(0.0, progress)))
     return peak * (config.final_ratio + (1 - config.final_ratio) * shape)
+
+
+def _shape(config: OptimizerConfig, progress: float) -> float:
+    """From 1 to 0 while progress goes from 0 to 1.
+
+    wsd: 1 - sqrt, the best of the cooldowns that Haegele et al. 2024
+    (https://arxiv.org/abs/2405.18392, section 3.2) compare; the name is of Hu et al. 2024
+    (https://arxiv.org/abs/2404.06395).
+    """
+    match config.schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1 - progress
+        case "cosine":
+            return (1 + math.cos(math.pi * progress)) / 2
+        case "wsd":
+            return 1 - math.sqrt(progress)
+
+
+def decay_steps(config: OptimizerConfig, total_steps: int) -> int:
+    """The steps over which wsd falls, with the default resolved."""
+    return config.decay_steps or max(1, total_steps // 10)

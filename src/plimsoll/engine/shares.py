@@ -11,9 +11,12 @@ from plimsoll.engine.protocol import Engine
 from plimsoll.engine.zero import ZeroEngine
 from plimsoll.run.readings import Share
 
+_NAMES = {2: "bf16", 4: "fp32"}
+"""Of masters, as the plan has them; by bytes."""
+
 
 def share_of(name: str, role: TrainedRole | FrozenRole, engine: Engine, ranks: int) -> Share | None:
-    """Of the weights at stage 3, of the fp32 masters at stages 1 and 2; None where nothing is
+    """Of the weights at stage 3, of the masters at stages 1 and 2; None where nothing is
     divided. The tensors that ZeRO keeps whole, being small, count as their shares."""
     stage = role.stage if isinstance(role, FrozenRole) else role.zero.stage
     if stage == 0 or ranks == 1:
@@ -22,8 +25,9 @@ def share_of(name: str, role: TrainedRole | FrozenRole, engine: Engine, ranks: i
         return Share(name, "weights", *_weights(engine.module, ranks))
     assert isinstance(engine, ZeroEngine)
     trained = sum(p.numel() for p in engine.module.parameters() if p.requires_grad)
-    masters = sum(p.nbytes for p in engine.masters())
-    return Share(name, "fp32 masters", 4 * trained, ranks, masters)
+    masters = engine.masters()
+    each, held = masters[0].element_size(), sum(master.nbytes for master in masters)
+    return Share(name, f"{_NAMES[each]} masters", each * trained, ranks, held)
 
 
 def _weights(module: nn.Module, ranks: int) -> tuple[int, int, int]:

@@ -13,6 +13,10 @@ from plimsoll.run.memory import process_bytes
 from plimsoll.run.readings import Footprint, Share
 
 _CPU = re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory")
+_CARD = re.compile(
+    r"CUDA (?:error|failure \d+).*out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+"""From outside of torch's allocator: CUDA itself, NCCL, cuBLAS."""
 _ASKED = re.compile(r"[Tt]r(?:ied|ying) to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -33,7 +37,7 @@ def telling_shortage(
         if not is_shortage(error):
             raise
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        on_card = device.type == "cuda" and isinstance(error, torch.OutOfMemoryError)
+        on_card = device.type == "cuda" and _is_of_card(error)
         incident = Incident(
             where="device" if on_card else "host",
             why=text,
@@ -47,8 +51,12 @@ def telling_shortage(
 
 def is_shortage(error: RuntimeError | MemoryError) -> bool:
     """Whether it says that memory, of a card or of the host, could not be had."""
-    known = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    known = isinstance(error, MemoryError) or _is_of_card(error)
     return known or _CPU.search(str(error)) is not None
+
+
+def _is_of_card(error: RuntimeError | MemoryError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _CARD.search(str(error)) is not None
 
 
 def footprint(device: torch.device) -> Footprint:

@@ -17,10 +17,10 @@ import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
+from plimsoll.engine.placing import plain_bytes
 from plimsoll.engine.protocol import Engine
-from plimsoll.engine.zero import plain_bytes
 from plimsoll.model.adapters import parts_of_weight, plain_weight
-from plimsoll.model.policy import hf_state_names
+from plimsoll.model.policy import PolicyModel, hf_state_names
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,13 @@ def plain_weights(
     hf_names = hf_state_names(module)
     with engine.gathered([part for name in names for part in parts_of_weight(module, name)]):
         yield lambda: {hf_names[name]: plain_weight(module, name) for name in names}
+
+
+def policy_bucket(policy: PolicyModel, weights: Mapping[str, Tensor]) -> WeightBucket:
+    """A bucket of these weights of a policy, and of those tied to one of them under their own
+    names."""
+    tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
+    return make_bucket({**weights, **tied})
 
 
 def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:

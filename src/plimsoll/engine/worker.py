@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from plimsoll.algorithm.inputs import LossOutput, ValueLossInputs
-from plimsoll.algorithm.nll import nll
 from plimsoll.algorithm.sequences import sums
-from plimsoll.algorithm.value_loss import value_loss
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
+from plimsoll.engine.frozen import FrozenEngine
 from plimsoll.engine.meter import read_memory
-from plimsoll.engine.policy import PolicyObjective, policy_losses
-from plimsoll.engine.preference import PreferenceObjective, preference_losses
+from plimsoll.engine.micro_batches import learn, measure
+from plimsoll.engine.objectives.distillation import DistillationObjective
+from plimsoll.engine.objectives.objective import Objective
 from plimsoll.engine.process_group import Place, join, leave
 from plimsoll.engine.protocol import Engine, TrainedEngine
 from plimsoll.engine.shares import share_of
 from plimsoll.engine.shortage import telling_shortage
-from plimsoll.engine.streams import PolicyStream, PreferenceStream, ValueStream
-from plimsoll.engine.weights import WeightBucket, make_bucket, plain_weights, plan_buckets
+from plimsoll.engine.teaching import Teaching, teach
+from plimsoll.engine.weights import WeightBucket, plain_weights, plan_buckets, policy_bucket
 from plimsoll.engine.without_adapter import WithoutAdapter
-from plimsoll.engine.zero import FrozenEngine, ZeroEngine
+from plimsoll.engine.zero import ZeroEngine
 from plimsoll.model.adapters import add_adapter
-from plimsoll.model.load import load_policy, load_tokenizer, load_value
+from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
 from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names
-from plimsoll.model.value import ValueModel
+from plimsoll.model.teacher import TeacherModel
+from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.run.readings import Reading, Share
 
-Role = Literal["actor", "critic", "reference", "reward"]
+S = TypeVar("S")
+
+Role = Literal["actor", "critic", "reference", "reward", "teacher"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class StepResult:
     """What one rank saw in one optimizer step.
 
     metrics: this rank's share of the batch's means; add over ranks.
-    grad_norm: of the whole gradient, before clipping; the same on all ranks.
+    grad_norm: of the whole gradient, before clipping; the same on all ranks. Where it is not finite
+    the step was left out.
     """
 
     metrics: dict[str, float]
@@ -64,7 +68,9 @@ class Worker:
         self._device = join(place)
         self._engines: dict[Role, Engine] = {}
         self._sources: dict[Role, TrainedRole | FrozenRole] = {}
+        self._seeds: dict[Role, int] = {}
         self._busy_with: Role | None = None
+        self._taught: list[Teaching] = []
 
     def do(self, method: str, *arguments: object) -> Any:
         """Call a method; where memory runs out in it, OutOfMemory says for which role."""
@@ -92,16 +98,23 @@ class Worker:
         self,
         name: Role,
         role: TrainedRole | FrozenRole,
-        module: PolicyModel | ValueModel,
+        module: PolicyModel | ValueModel | TeacherModel,
         seed: int,
     ) -> int:
         size = sum(p.numel() for p in module.parameters())
         if isinstance(role, TrainedRole) and role.adapter is not None:
+            assert not isinstance(module, TeacherModel), "a teacher is frozen"
             add_adapter(module, role.adapter, role.model.path, seed)
         engine = FrozenEngine if isinstance(role, FrozenRole) else ZeroEngine
         self._engines[name] = engine(module, role, self._place)  # type: ignore[arg-type]
         self._sources[name] = role
+        self._seeds[name] = seed
         return size
+
+    def load_teacher(self, role: FrozenRole) -> int:
+        """Load the role `teacher`. Returns its number of parameters."""
+        self._busy_with = "teacher"
+        return self._adopt("teacher", role, load_teacher(role.model, self._device), 0)
 
     def score_without_adapter(self, adapted: Role, name: Role) -> None:
         """Have `name` be what a loaded role was before its adapter learned: no second model."""
@@ -122,9 +135,18 @@ class Worker:
         with self._policy(role).at_temperature_one():
             return self.log_probs(role, packs)
 
-    def values(self, role: Role, packs: Sequence[Pack]) -> list[Floats]:
-        """The value before every learned token, one array per pack."""
-        return self._score(role, packs, lambda engine, pack: engine.forward(pack))
+    def values(
+        self, role: Role, packs: Sequence[Pack], read_at: ReadAt = before_learned
+    ) -> list[Floats]:
+        """The values of a value model or reward model, one array per pack."""
+        return self._score(role, packs, lambda engine, pack: engine.forward(read_at(pack)))
+
+    def set_padding(self, role: Role, token: int | None) -> None:
+        """Have a value model's config say which token transformers looks past to find a sequence's
+        last; None: it then takes one sequence at a time."""
+        module = self._engine(role).module
+        assert isinstance(module, ValueModel), f"{role} is no value model"
+        module.lm.config.get_text_config().pad_token_id = token
 
     def _score(
         self, role: Role, packs: Sequence[Pack], forward: Callable[[Engine, PackTensors], Tensor]
@@ -140,66 +162,49 @@ class Worker:
         """The sum of -log p over the learned tokens of this rank's packs; nats."""
         return -float(sum(float(np.sum(x)) for x in self.log_probs(role, packs)))
 
-    def train_sft(self, packs: Sequence[Pack], counts: BatchCounts, rate: float) -> StepResult:
-        """One optimizer step on the mean negative log-likelihood of the learned tokens."""
-        engine = self._trained("actor")
-
-        def losses() -> Iterable[LossOutput]:
-            for pack in packs:
-                tensors = PackTensors.from_pack(pack, self._device)
-                yield nll(engine.forward(tensors, False)[0], counts)
-
-        return _step(engine, losses(), rate)
-
-    def train_policy(
+    def train(
         self,
+        role: Role,
         packs: Sequence[Pack],
-        streams: Sequence[PolicyStream],
+        streams: Sequence[S],
         counts: BatchCounts,
-        objective: PolicyObjective,
+        objective: Objective[S],
         rate: float,
     ) -> StepResult:
-        """One optimizer step of the actor."""
-        engine = self._trained("actor")
-        losses = policy_losses(engine, packs, streams, counts, objective, self._device)
-        return _step(engine, losses, rate)
+        """One optimizer step of a role on an objective; streams: one per pack. counts: of the
+        step, over all ranks."""
+        engine = self._trained(role)
+        self._seed_step(role, engine)
+        metrics = learn(engine, packs, streams, counts, objective, self._device)
+        return StepResult(metrics, engine.step(rate))
 
-    def train_preference(
+    def teach(self, packs: Sequence[Pack]) -> None:
+        """Have the teacher read the packs that the actor is given next."""
+        self._taught.clear()
+        self._taught = teach(self._engine("teacher"), packs, self._device)
+
+    def train_taught(
         self,
         packs: Sequence[Pack],
-        streams: Sequence[PreferenceStream],
-        pairs: int,
-        objective: PreferenceObjective,
-        rate: float,
-    ) -> StepResult:
-        """One optimizer step of the actor on packs of pairs; pairs: of the step, over all ranks."""
-        engine = self._trained("actor")
-        losses = preference_losses(engine, packs, streams, pairs, objective, self._device)
-        return _step(engine, losses, rate)
-
-    def train_value(
-        self,
-        packs: Sequence[Pack],
-        streams: Sequence[ValueStream],
         counts: BatchCounts,
-        clip: float | None,
+        objective: DistillationObjective,
         rate: float,
     ) -> StepResult:
-        """One optimizer step of the critic."""
-        engine = self._trained("critic")
+        """One optimizer step of the actor on what the teacher made of these packs."""
+        return self.train("actor", packs, self._taught, counts, objective, rate)
 
-        def losses() -> Iterable[LossOutput]:
-            for pack, stream in zip(packs, streams, strict=True):
-                values_L = engine.forward(PackTensors.from_pack(pack, self._device))
-                inputs = ValueLossInputs(
-                    values_L=values_L,
-                    old_values_L=self._tensor(stream.old_values_L),
-                    returns_L=self._tensor(stream.returns_L),
-                    counts=counts,
-                )
-                yield value_loss(inputs, clip)
+    def measure_taught(
+        self, packs: Sequence[Pack], counts: BatchCounts, objective: DistillationObjective
+    ) -> dict[str, float]:
+        """This rank's share of the loss and metrics of what the teacher made of these packs."""
+        return measure(self._engine("actor"), packs, self._taught, counts, objective, self._device)
 
-        return _step(engine, losses(), rate)
+    def _seed_step(self, role: Role, engine: TrainedEngine) -> None:
+        """What is drawn in a step (dropout) depends on seed, step and rank alone, so that a run
+        that resumes draws the same."""
+        steps = engine.steps.taken + engine.steps.skipped
+        seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
 
     def weight_plan(self, role: Role, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
         """The parameters of each bucket of `weight_bucket`, by their names in the module."""
@@ -215,19 +220,23 @@ class Worker:
         with plain_weights(self._engine(role), names) as weights:
             if self._place.rank > 0:
                 return None
-            return make_bucket(_with_tied(self._policy(role), weights()))
+            return policy_bucket(self._policy(role), weights())
 
     def adapter_files(self, role: Role, version: int) -> AdapterFiles | None:
         """The role's adapter alone (all ranks take part); rank 0 returns it, the others None."""
         return adapter_files(self._engine(role), version, self._place.rank)
 
     def save_checkpoint(self, role: Role, directory: Path) -> None:
-        """Write a trained role's weights, masters and moments below the directory."""
+        """Write a trained role's masters, moments and moving average below the directory."""
         self._trained(role).save(directory)
 
     def load_checkpoint(self, role: Role, directory: Path) -> None:
-        """Read them back, bit for bit."""
+        """Read them back, whoever wrote them; in the same form, bit for bit."""
         self._trained(role).restore(directory)
+
+    def swap_average(self, role: Role) -> None:
+        """Exchange a role's weights with their moving average; twice: as before."""
+        self._trained(role).swap_average()
 
     def save_model(self, role: Role, directory: Path) -> None:
         """Write a role in Hugging Face format, or only its adapter, as PEFT does."""
@@ -238,6 +247,15 @@ class Worker:
             write_adapter(engine, tokenizer, directory, self._place.rank)
         else:
             write_model(engine, tokenizer, directory, self._place.rank)
+
+    def release(self, role: Role) -> None:
+        """Forget a role that only scores; what it held is free for others."""
+        engine = self._engine(role)
+        assert isinstance(engine, FrozenEngine), f"{role} is trained"
+        engine.release()
+        del self._engines[role], self._sources[role]
+        gc.collect()  # hooks and their modules hold one another
+        self.give_back()
 
     def give_back(self) -> None:
         """Let go of what the allocator keeps for later, for who else uses the card."""
@@ -275,22 +293,3 @@ class Worker:
         engine = self._engine(role)
         assert isinstance(engine, ZeroEngine), f"{role} is frozen"
         return engine
-
-    def _tensor(self, array: Floats) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-
-def _step(engine: TrainedEngine, losses: Iterable[LossOutput], rate: float) -> StepResult:
-    """Backward over the micro-batches' losses, then one update."""
-    metrics: dict[str, float] = {}
-    for output in losses:
-        engine.backward(output.loss)
-        metrics["loss"] = metrics.get("loss", 0.0) + float(output.loss.detach())
-        for name, value in output.metrics.items():
-            metrics[name] = metrics.get(name, 0.0) + float(value)
-    return StepResult(metrics, engine.step(rate))
-
-
-def _with_tied(policy: PolicyModel, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
-    return {**weights, **tied}

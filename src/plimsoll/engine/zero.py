@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from plimsoll.config.deepspeed import deepspeed_settings, frozen_settings
-from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.model import ModelConfig
-from plimsoll.engine.checkpoint import Form, check_form, write_form
+from plimsoll.config.deepspeed import deepspeed_settings
+from plimsoll.config.engine import TrainedRole
+from plimsoll.engine.adam import begin_moments, moment_rows
+from plimsoll.engine.average import Average
+from plimsoll.engine.checkpoint import (
+    Form,
+    read_blocks,
+    read_form,
+    read_rows,
+    write_blocks,
+    write_form,
+    write_rows,
+)
+from plimsoll.engine.masters import Masters, find_masters
+from plimsoll.engine.optimizer import forget_dry_step, forget_gradients, make_optimizer
+from plimsoll.engine.placing import divide, gathered, settle
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.protocol import parameter_groups
-from plimsoll.errors import PlimsollError
-from plimsoll.model.quantization import plain_shape
+from plimsoll.engine.steps import Steps, check_skipped
 
 
 class ZeroEngine:
@@ -31,18 +40,21 @@ class ZeroEngine:
         self._role = role
         self._place = place
         settings = deepspeed_settings(role, place.device, place.ranks)
-        optimizer = _optimizer(module, role)  # groups by the parameters' shapes: before dividing
+        optimizer = make_optimizer(module, role)  # groups by shapes, so before dividing
         if role.zero.stage == 3:
-            _divide(module, role.model, settings, place)
+            divide(module, role.model, settings, place)
         else:
-            _settle(module, role.model, place.torch_device)
+            settle(module, role.model, place.torch_device)
         self._engine: Any = deepspeed.initialize(
             model=module, optimizer=optimizer, config=settings, dist_init_required=False
         )[0]
         self.module = module
-        if role.adapter is not None:
-            module.register_state_dict_post_hook(_keep_trained)
-        _forget_dry_step(self._engine.optimizer)
+        forget_dry_step(self._engine.optimizer)
+        self._masters = self._find_masters()
+        self.steps = Steps()
+        self._average: Average | None = None
+        if role.ema is not None:
+            self._average = Average(self._masters.flat(), role.ema.decay)
 
     def forward(self, *inputs: object) -> Any:
         return self._engine(*inputs)
@@ -65,18 +77,36 @@ class ZeroEngine:
     def step(self, learning_rate: float) -> float:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
+        norm = self._update()
+        self.steps = self.steps.after(math.isfinite(norm))
+        check_skipped(norm, self.steps.in_a_row, self._role.optimizer.max_skipped_steps)
+        if self._average is not None and math.isfinite(norm):
+            self._average.add(self._masters.flat(), self.steps.taken)
+        return norm
+
+    def _update(self) -> float:
+        """The gradient's norm, the same on all ranks; weights and moments stay as they are where it
+        is not finite."""
         norm = self._plain_norm()
         if norm is None:  # then DeepSpeed takes it, and leaves out a step that is not finite
             self._engine.step()
-            return _finite(float(self._engine.get_global_grad_norm()))
-        _finite(norm)
-        self._engine.step()
+            norm = float(self._engine.get_global_grad_norm())
+            if not math.isfinite(norm):
+                forget_gradients(self._engine.optimizer)
+            return norm
+        if math.isfinite(norm):
+            self._engine.step()
+        else:
+            self.module.zero_grad()
         return norm
 
     def masters(self) -> list[Tensor]:
-        """What this rank's optimizer updates: at stages 1 and 2 its share, in fp32."""
-        groups = self._engine.optimizer.param_groups
-        return [parameter for group in groups for parameter in group["params"]]
+        """What this rank's optimizer updates: at stages 1 to 3 its share, in fp32."""
+        return list(self._masters.tensors)
+
+    def _find_masters(self) -> Masters:
+        stage, rank = self._role.zero.stage, self._place.rank
+        return find_masters(self.module, self._engine.optimizer, stage, rank)
 
     def _plain_norm(self) -> float | None:
         """The gradient norm at stage 0 in fp32, where DeepSpeed leaves the optimizer as it is and
@@ -92,193 +122,57 @@ class ZeroEngine:
 
     @contextmanager
     def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-        with _gathered(self.module, names, self._role.zero.stage) as tensors:
+        with gathered(self.module, names, self._role.zero.stage) as tensors:
             yield tensors
+
+    @torch.no_grad()
+    def swap_average(self) -> None:
+        if self._average is not None:
+            self._average.swap(self._masters.flat())
+            self._masters.spread()
 
     def save(self, directory: Path) -> None:
-        self._engine.save_checkpoint(
-            str(directory), tag="zero", exclude_frozen_parameters=self._role.adapter is not None
-        )
+        directory.mkdir(parents=True, exist_ok=True)
         if self._place.rank == 0:
-            write_form(Form.of(self._role, self._place.ranks), directory)
+            write_form(self._form(), self.steps, directory)
+        if self._place.rank > 0 and self._role.zero.stage == 0:
+            return  # all ranks hold the same
+        masters = self._masters
+        rows = self._rows() | moment_rows(masters.optimizer, masters.tensors)
+        write_rows(rows, masters.parts, directory, self._place.rank)
+        if self._in_blocks:
+            states = [masters.optimizer.state[master] for master in masters.tensors]
+            write_blocks(states, directory, self._place.rank)
 
+    @torch.no_grad()
     def restore(self, directory: Path) -> None:
-        check_form(Form.of(self._role, self._place.ranks), directory)
-        self._engine.load_checkpoint(
-            str(directory), tag="zero", load_module_strict=self._role.adapter is None
-        )
-
-
-class FrozenEngine:
-    """A role that only scores: a whole copy on every rank, or divided by ZeRO stage 3; on the
-    device always, or while it scores."""
-
-    def __init__(self, module: nn.Module, role: FrozenRole, place: Place) -> None:
-        module.requires_grad_(False).eval()
-        self.module = module
-        self._stage = role.stage
-        self._call: Any = module
-        self._visit: Callable[[], AbstractContextManager[None]] = nullcontext
-        if role.stage == 0 and role.offload == "cpu":
-            self._visit = partial(
-                _visit,
-                _parked(module, role.model, place),
-                partial(Tensor.to, device=place.torch_device, non_blocking=True),
-            )
-        elif role.stage == 0:
-            _settle(module, role.model, place.torch_device)
+        self.steps = read_form(self._form(), directory)
+        masters = self._masters
+        rows = self._rows()
+        if self._in_blocks:
+            self._restore_blocks(directory)
         else:
-            import deepspeed
+            rows |= begin_moments(masters.optimizer, masters.tensors, self.steps.taken)
+        read_rows(rows, masters.parts, directory)
+        masters.spread()
 
-            settings = frozen_settings(role, place.device, place.ranks)
-            _divide(module, role.model, settings, place)
-            self._call = deepspeed.initialize(
-                model=module, config=settings, dist_init_required=False
-            )[0]
+    def _form(self) -> Form:
+        return Form.of(self._role, self._place.ranks)
 
-    def forward(self, *inputs: object) -> Any:
-        return self._call(*inputs)
+    def _rows(self) -> dict[str, Sequence[Tensor]]:
+        rows: dict[str, Sequence[Tensor]] = {"master": self._masters.flat()}
+        return rows if self._average is None else rows | {"average": self._average.rows}
 
-    @contextmanager
-    def scoring(self) -> Iterator[None]:
-        with torch.no_grad(), self._visit():
-            yield
+    @property
+    def _in_blocks(self) -> bool:
+        """Whether moments are in 8 bits, with scales of blocks."""
+        return self._role.optimizer.kind == "adamw_8bit"
 
-    @contextmanager
-    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-        with _gathered(self.module, names, self._stage) as tensors:
-            yield tensors
-
-
-def _settle(module: nn.Module, model: ModelConfig, device: torch.device) -> None:
-    """Take the weights from the files that they are mapped from to the device, one by one."""
-    _move_buffers(module, device)
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(device, getattr(torch, model.dtype))
-
-
-def _divide(
-    module: nn.Module, model: ModelConfig, settings: dict[str, object], place: Place
-) -> None:
-    """Take the weights from the files that they are mapped from to the device, one by one, each
-    divided at once over the ranks. DeepSpeed's `initialize` alone would move the whole model to
-    every device first.
-    """
-    import deepspeed
-
-    _move_buffers(module, place.torch_device)
-    parameters: list[Any] = list(module.parameters())
-    first, *rest = parameters
-    first.data = first.data.to(getattr(torch, model.dtype))
-    deepspeed.zero.Init(module=nn.ParameterList([first]), config_dict_or_path=settings)
-    for parameter in rest:
-        parameter.data = parameter.data.to(getattr(torch, model.dtype))
-        first.convert_to_zero_parameters(param_list=[parameter])
-
-
-def _parked(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
-    """The parameters, left in host memory; pinned, where that makes the way to a GPU faster."""
-    _settle(module, model, torch.device("cpu"))
-    _move_buffers(module, place.torch_device)
-    for parameter in module.parameters():
-        if place.device == "cuda":
-            parameter.data = parameter.data.pin_memory()
-    return list(module.parameters())
-
-
-@contextmanager
-def _visit(
-    parameters: Sequence[nn.Parameter], travel: Callable[[Tensor], Tensor]
-) -> Iterator[None]:
-    """Within: the parameters where `travel` takes them: the device. Frozen weights do not change,
-    so nothing is copied back: the host's own tensors take their place again."""
-    homes = [parameter.data for parameter in parameters]
-    try:
-        for parameter, home in zip(parameters, homes, strict=True):
-            parameter.data = travel(home)
-        yield
-    finally:
-        for parameter, home in zip(parameters, homes, strict=True):
-            parameter.data = home
-
-
-def _move_buffers(module: nn.Module, device: torch.device) -> None:
-    for buffer in module.buffers():
-        buffer.data = buffer.to(device)
-
-
-def _optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
-    """AdamW over the module. The rate is set at every step; it starts at 0 because DeepSpeed may
-    take a dry step to allocate the states, which must not decay the weights.
-    """
-    settings = role.optimizer
-    groups = parameter_groups(module, settings.weight_decay)
-    betas = (settings.beta1, settings.beta2)
-    if role.zero.optimizer_offload == "cpu":
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        offloaded: torch.optim.Optimizer = DeepSpeedCPUAdam(
-            groups, lr=0.0, betas=betas, eps=settings.eps, adamw_mode=True
-        )
-        return offloaded
-    if settings.kind == "adamw_8bit":
-        from bitsandbytes.optim import AdamW8bit
-
-        small: torch.optim.Optimizer = AdamW8bit(groups, lr=0.0, betas=betas, eps=settings.eps)
-        return small
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=settings.eps, fused=True)
-
-
-def _finite(norm: float) -> float:
-    """The gradient norm, which must be a number.
-
-    Raises:
-        PlimsollError: it is not; the weights are still those before the step.
-    """
-    if not math.isfinite(norm):
-        raise PlimsollError(
-            f"the gradient norm is {norm}: a loss, a reward or an activation of this step is not "
-            "finite. The weights were left as they were, and earlier checkpoints are whole. Look "
-            "at the step's trajectories and metrics, lower the learning rate, or resume from the "
-            "last checkpoint with another one"
-        )
-    return norm
-
-
-def _forget_dry_step(optimizer: Any) -> None:
-    """Start Adam's bias correction at step 0: at stage 0 in bf16 DeepSpeed allocates the moments by
-    a step on zero gradients, which Adam would count and take its first real step too short.
-    """
-    for state in optimizer.optimizer.state.values() if hasattr(optimizer, "optimizer") else ():
-        if "step" in state:
-            state["step"] = (
-                torch.zeros_like(state["step"]) if isinstance(state["step"], Tensor) else 0
-            )
-
-
-def _keep_trained(module: nn.Module, state: dict[str, Any], *_: object) -> None:
-    """Leave in a model's state what is trained: a checkpoint of an adapter does without the base,
-    which does not change.
-    """
-    trained = {name for name, p in module.named_parameters() if p.requires_grad}
-    for name in state.keys() - trained:
-        del state[name]
-
-
-@contextmanager
-def _gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[dict[str, Tensor]]:
-    wanted = set(names)
-    parameters = {n: p for n, p in module.named_parameters() if n in wanted}
-    assert len(parameters) == len(wanted), f"no such parameters: {wanted - parameters.keys()}"
-    if stage < 3:
-        yield {name: parameters[name].detach() for name in names}
-        return
-    import deepspeed
-
-    with deepspeed.zero.GatheredParameters(list(parameters.values())):
-        yield {name: parameters[name].detach() for name in names}
-
-
-def plain_bytes(parameter: nn.Parameter) -> int:
-    """The bytes of the whole parameter; of a quantised one, as a plain weight."""
-    return math.prod(plain_shape(parameter)) * parameter.element_size()
+    def _restore_blocks(self, directory: Path) -> None:
+        states = read_blocks(directory, self._place.rank if self._role.zero.stage > 0 else 0)
+        for number, master in enumerate(self._masters.tensors):
+            state = self._masters.optimizer.state[master]
+            state.clear()
+            if number in states:
+                state |= {name: t.to(master.device) for name, t in states[number].items()}
+                state["step"] = self.steps.taken

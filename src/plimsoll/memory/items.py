@@ -1,8 +1,9 @@
 """What the plan is made of: items of memory, the moments at which each exists, and where it is.
 
 Two levels of naming. A *phase* is an interval of a step (load, rollout, score, train_critic,
-train_actor, sync, save). Within a phase memory rises and falls at a few *instants*
-(`forward_backward`, `step`, ...); a peak is the maximum over instants, never a sum over them.
+train_actor, sync, save), or comes before the first (precompute). Within a phase memory rises and
+falls at a few *instants* (`forward_backward`, `step`, ...); a peak is the maximum over instants,
+never a sum over them.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ Level = Literal["allocated", "reserved", "process"]
 (CUDA context, communicators, vLLM's share). On a host: `allocated` is tensors, `process` all else
 that a process holds (interpreter, libraries, thread pools, caches)."""
 
-Phase = Literal["load", "rollout", "score", "train_critic", "train_actor", "sync", "save"]
+Phase = Literal[
+    "precompute", "load", "rollout", "score", "train_critic", "train_actor", "sync", "save"
+]
 PHASES: tuple[Phase, ...] = (
+    "precompute",
     "load",
     "rollout",
     "score",
@@ -49,6 +53,7 @@ class Item:
     formula: in words with the numbers put in, such as
         "2 bytes x 7,615,616,512 parameters / 8 ranks".
     source: where the formula is from: a paper, a file of a project, a measurement.
+    small: bytes of it in blocks that a heap keeps when they are freed (price/heap.py).
     """
 
     role: str
@@ -58,6 +63,7 @@ class Item:
     bytes: int
     formula: str
     source: str
+    small: int = 0
 
     def __post_init__(self) -> None:
         assert self.bytes >= 0, self

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._guards import active_fake_mode
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -158,9 +157,6 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if active_fake_mode() and _all_real(args):
-            with unset_fake_temporarily():  # the borders of sequences are read as numbers
-                return func(*args, **kwargs or {})
         result = func(*args, **kwargs or {})
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
@@ -170,7 +166,10 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def count(self, tensor: Tensor) -> None:
-        """Count a tensor's storage from now on, if it is not yet."""
+        """Count a tensor's storage from now on, if it is not yet; on the meta device there is
+        none."""
+        if tensor.is_meta:
+            return
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._storages:
@@ -181,8 +180,3 @@ class LiveBytes(TorchDispatchMode):
     def _forget(self, key: int, size: int) -> None:
         self._storages.remove(key)
         self.now -= size
-
-
-def _all_real(args: Any) -> bool:
-    kinds = {type(leaf) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)}
-    return kinds == {Tensor}

@@ -8,44 +8,107 @@ carries the choice and any decoder that uses the interface works:
 - `plimsoll_varlen`: torch.nn.attention.varlen.varlen_attn, one kernel for the whole pack. CUDA
   in bfloat16, with sliding windows; it has no softcap.
 
-Both read what transformers passes down for packed input: `cu_seq_lens_q` (int32, shape [S + 1],
-the sequences' borders) and `max_length_q` (int). No mask is ever built for the whole pack.
+Both read the pack's `Layout`, which transformers passes down as the keyword `layout`. A sequence
+that begins as another does (see `Pack.shared_S`) has queries of its own tokens only, the last ones
+of its keys. No mask is ever built for the whole pack.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from plimsoll.errors import ConfigError
+from plimsoll.records import Ints, leaders
 
 SDPA = "plimsoll_sdpa"
 VARLEN = "plimsoll_varlen"
 
 
 @dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the sequences of a pack lie, for all layers of a forward.
+
+    own, shared: of each sequence, the tokens that the pack holds for it, and those before them that
+    stand where its leader does (see `records.leaders`).
+    cu_queries, cu_keys: the borders of the sequences among the queries and among the keys, int32,
+    shape [S + 1]. keys_K: which token each key is of; None where that is every token in order.
+    masks: what layers have needed so far, by numbers of queries and keys, window and dtype.
+    """
+
+    own: tuple[int, ...]
+    shared: tuple[int, ...]
+    cu_queries: Tensor
+    cu_keys: Tensor
+    keys_K: Tensor | None
+    masks: dict[tuple[int, int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, cu_seqlens: NDArray[np.int32], shared_S: Ints, device: torch.device) -> Layout:
+        """The layout of a pack, on a device; parameters as of `records.Pack`."""
+        own_S = np.diff(cu_seqlens)
+        cu_keys = np.cumsum([0, *(own_S + shared_S)], dtype=np.int32)
+        keys_K = _keys(cu_seqlens, shared_S) if shared_S.any() else None
+        return cls(
+            own=tuple(own_S.tolist()),
+            shared=tuple(shared_S.tolist()),
+            cu_queries=torch.tensor(cu_seqlens, device=device),
+            cu_keys=torch.tensor(cu_keys, device=device),
+            keys_K=None if keys_K is None else torch.tensor(keys_K, device=device),
+        )
+
+    @property
+    def most_queries(self) -> int:
+        """Of a sequence."""
+        return max(self.own)
+
+    @property
+    def most_keys(self) -> int:
+        """Of a sequence."""
+        return max(own + shared for own, shared in zip(self.own, self.shared, strict=True))
+
+
+def _keys(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Ints:
+    """Which tokens of the pack each sequence attends to, one sequence after the other."""
+    starts_S, ends_S = cu_seqlens[:-1], cu_seqlens[1:]
+    firsts_S = starts_S[leaders(shared_S)]
+    begins = map(np.arange, firsts_S, firsts_S + shared_S)
+    rests = map(np.arange, starts_S, ends_S)
+    return np.concatenate([part for both in zip(begins, rests, strict=True) for part in both])
+
+
+@dataclass(frozen=True, eq=False)
 class _Pack:
     """What one layer attends over: query [1, heads, T, D]; key, value [1, kv heads, T, D].
 
-    cu_seq_lens: the sequences' borders, int32, shape [S + 1]. window: how many keys a query sees,
-    itself among them.
+    window: how many keys a query sees, itself among them.
     """
 
     query: Tensor
     key: Tensor
     value: Tensor
-    cu_seq_lens: Tensor
-    max_length: int
+    layout: Layout
     scaling: float | None
     window: int | None
     softcap: float | None
+
+
+class _Sequence(NamedTuple):
+    """What one sequence of a pack attends with: its own tokens', or the keys of more."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
 
 
 def register_packed_attention() -> None:
@@ -56,7 +119,7 @@ def register_packed_attention() -> None:
 
 
 def _no_mask(*_: object, **__: object) -> None:
-    """The borders of the sequences say it all."""
+    """The layout says it all."""
 
 
 def _attend(
@@ -67,8 +130,7 @@ def _attend(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    cu_seq_lens_q: Tensor,
-    max_length_q: int,
+    layout: Layout,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -78,40 +140,70 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """The function that transformers calls, with its names; gives [1, T, heads, D]."""
     _refuse_unknown(attention_mask, dropout, s_aux)
-    pack = _Pack(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window, softcap)
+    pack = _Pack(query, key, value, layout, scaling, sliding_window, softcap)
     return kernel(pack), None
 
 
 def _sdpa(pack: _Pack) -> Tensor:
-    lengths: list[int] = pack.cu_seq_lens.diff().tolist()
     # split and cat: the backward pass of slices adds every one into a gradient of full size.
-    parts = (x.split(lengths, 2) for x in (pack.query, pack.key, pack.value))
-    outputs = [_one_sequence(q, k, v, pack).transpose(1, 2) for q, k, v in zip(*parts, strict=True)]
+    parts = (x.split(pack.layout.own, 2) for x in (pack.query, pack.key, pack.value))
+    sequences = [_Sequence(*each) for each in zip(*parts, strict=True)]
+    first, outputs = sequences[0], []
+    for own, shared in zip(sequences, pack.layout.shared, strict=True):
+        first = first if shared else own
+        output = _continued(first, own, shared, pack) if shared else _one_sequence(own, pack)
+        outputs.append(output.transpose(1, 2))
     return torch.cat(outputs, dim=1)
 
 
-def _one_sequence(query: Tensor, key: Tensor, value: Tensor, pack: _Pack) -> Tensor:
-    length, window = query.shape[2], pack.window
-    bites = window is not None and length > window
+def _continued(first: _Sequence, own: _Sequence, shared: int, pack: _Pack) -> Tensor:
+    """The attention of a sequence's own queries, `shared` tokens of the first one before them."""
+    query, key, value = own
+    key, value = (
+        torch.cat([begin[:, :, :shared], rest], 2)
+        for begin, rest in ((first.key, key), (first.value, value))
+    )
+    if shared < query.shape[2] and pack.softcap is None and _window(pack, key.shape[2]) is None:
+        # The kernel's own causal mask passes over what a query does not see, but is for as many
+        # queries as keys: those of a short prompt are worth computing again.
+        query = torch.cat([first.query[:, :, :shared], query], 2)
+        return _one_sequence(_Sequence(query, key, value), pack)[:, :, shared:]
+    return _one_sequence(_Sequence(query, key, value), pack)
+
+
+def _one_sequence(sequence: _Sequence, pack: _Pack) -> Tensor:
+    query, key, value = sequence
+    window = _window(pack, key.shape[2])
+    if pack.softcap is None and window is None and query.shape[2] == key.shape[2]:
+        return scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=pack.scaling, enable_gqa=True
+        )
+    mask = _mask(pack.layout, query, key.shape[2], window)
     if pack.softcap is not None:
-        mask = _window_mask(length, window if bites else None, query.device)
         return _softcapped(query, key, value, mask, pack.scaling, pack.softcap)
-    band = _window_mask(length, window, query.device) if bites else None
     return scaled_dot_product_attention(
-        query, key, value, attn_mask=band, is_causal=not bites, scale=pack.scaling, enable_gqa=True
+        query, key, value, attn_mask=mask, scale=pack.scaling, enable_gqa=True
     )
 
 
-@lru_cache(maxsize=8)
-def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    """True where a query may look: at itself and the window - 1 keys before it."""
-    causal = torch.ones(length, length, dtype=torch.bool, device=device).tril_()
-    return causal if window is None else causal.triu_(1 - window)
+def _window(pack: _Pack, keys: int) -> int | None:
+    """Where the sequence is longer than it."""
+    return pack.window if pack.window is not None and keys > pack.window else None
 
 
-def forget_window_masks() -> None:
-    """Drop the kept masks: one that was made of fake tensors must not meet real ones."""
-    _window_mask.cache_clear()
+def _mask(layout: Layout, query: Tensor, keys: int, window: int | None) -> Tensor:
+    """0 where a query may look, -inf elsewhere; it sees itself and the window - 1 keys before it.
+
+    The queries are of the last tokens that the keys are of.
+    """
+    queries = query.shape[2]
+    wanted = (queries, keys, window, query.dtype)
+    if wanted not in layout.masks:
+        mask = query.new_full((queries, keys), float("-inf")).triu_(keys - queries + 1)
+        if window is not None:
+            mask += torch.full_like(mask, float("-inf")).tril_(keys - queries - window)
+        layout.masks[wanted] = mask
+    return layout.masks[wanted]
 
 
 def _softcapped(
@@ -121,24 +213,29 @@ def _softcapped(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     grouped = query.unflatten(1, (key.shape[1], -1))
     scores = grouped.float() @ key.float().transpose(2, 3).unsqueeze(2) * scale
-    scores = (scores / softcap).tanh() * softcap
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).to(value.dtype)
+    scores = (scores / softcap).tanh() * softcap + mask
+    weights = scores.softmax(-1).to(value.dtype)
     output: Tensor = (weights @ value.unsqueeze(2)).flatten(1, 2)
     return output
 
 
 def _varlen(pack: _Pack) -> Tensor:
     assert pack.softcap is None, "load refuses varlen for a model with softcapped attention"
+    layout = pack.layout
+    query, key, value = (x[0].transpose(0, 1) for x in (pack.query, pack.key, pack.value))
+    if layout.keys_K is not None:
+        key, value = (x.index_select(0, layout.keys_K) for x in (key, value))
     output_THD = varlen_attn(
-        pack.query[0].transpose(0, 1),
-        pack.key[0].transpose(0, 1),
-        pack.value[0].transpose(0, 1),
-        pack.cu_seq_lens,
-        pack.cu_seq_lens,
-        pack.max_length,
-        pack.max_length,
+        query,
+        key,
+        value,
+        layout.cu_queries,
+        layout.cu_keys,
+        layout.most_queries,
+        layout.most_keys,
         scale=pack.scaling,
-        # It counts the keys before the query, without itself.
+        # It counts the keys before the query, without itself. Flash attention has a sequence's last
+        # query at its last key (torch/nn/attention/bias.py, on CausalVariant.LOWER_RIGHT).
         window_size=(-1 if pack.window is None else pack.window - 1, 0),
         enable_gqa=pack.query.shape[1] != pack.key.shape[1],
     )

@@ -26,8 +26,11 @@ from plimsoll.errors import ConfigError
 from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
+from plimsoll.model.checkpointing import checkpoint_layers
+from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel
 from plimsoll.model.quantization import keep_codes_as_they_are, quantization_settings
+from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.value import ValueModel, initialise_score
 
 
@@ -80,6 +83,16 @@ def load_policy(
     return PolicyModel(lm, form)
 
 
+def load_teacher(config: ModelConfig, device: torch.device) -> TeacherModel:
+    """Load a causal language model that others learn from, for the device, but still mapped from
+    its files. Raises ConfigError as `load_policy`."""
+    hf_config = read_model_config(config.path, config.trust_remote_code)
+    scale = checks.logit_scale(config.path, hf_config)
+    form = LogitForm(scale, checks.logit_softcap(hf_config))
+    lm, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast=False)
+    return TeacherModel(lm, form)
+
+
 def load_value(
     config: ModelConfig, device: torch.device, seed: int | None, *, cast: bool = True
 ) -> ValueModel:
@@ -126,11 +139,21 @@ def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: tor
 def _against_varlen(
     config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device
 ) -> Iterator[str]:
-    settings = hf_config.to_dict()
+    settings = hf_config.get_text_config().to_dict()
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     softcapped = bool(settings.get("attn_logit_softcapping"))
-    head_dim = settings.get("head_dim") or 0
-    return against_varlen(device.type, capability, config.dtype, softcapped, head_dim)
+    keys = settings.get("qk_head_dim") or settings.get("head_dim") or _even_share(hf_config)
+    values = settings.get("v_head_dim") or keys
+    yield from against_varlen(device.type, capability, config.dtype, softcapped, keys)
+    if values != keys:
+        yield f"its keys and values must be as wide, and the model's have {keys} and {values}"
+
+
+def _even_share(hf_config: PreTrainedConfig) -> int:
+    """Of the width, for each head; 0 where the family has no such numbers."""
+    text = hf_config.get_text_config()
+    width, heads = getattr(text, "hidden_size", 0), getattr(text, "num_attention_heads", 0)
+    return width // heads if width and heads else 0
 
 
 def _load(
@@ -170,8 +193,7 @@ def _load(
     checks.check_loaded(config.path, report, may_be_new)
     lm.config.architectures = [type(lm).__name__]
     keep_codes_as_they_are(lm)
-    if config.gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_layers(lm, config)
     return lm.train(), set(report["missing_keys"])
 
 

@@ -12,7 +12,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from huggingface_hub import save_torch_state_dict
 from torch import Tensor, nn
@@ -23,6 +22,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from plimsoll.model.attention import Layout
+from plimsoll.model.distillation import Distilled, Lesson, distil
+from plimsoll.model.logit_chunks import LogitForm
+from plimsoll.model.noise import EmbeddingNoise, noisy
 from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
 from plimsoll.records import Pack
 from plimsoll.run.files import whole_directory
@@ -35,14 +38,12 @@ WRAPPER = "lm."
 class PackTensors:
     """A `records.Pack` on a device; see there for the worked example.
 
-    tokens_T, positions_T, predictor_L, targets_L: int64. cu_seqlens [S + 1], cu_learned [S + 1]:
-    int32. max_seqlen: tokens of the longest sequence.
+    tokens_T, positions_T, predictor_L, targets_L: int64. cu_learned [S + 1]: int32.
     """
 
     tokens_T: Tensor
     positions_T: Tensor
-    cu_seqlens: Tensor
-    max_seqlen: int
+    layout: Layout
     predictor_L: Tensor
     targets_L: Tensor
     cu_learned: Tensor
@@ -53,8 +54,7 @@ class PackTensors:
         return cls(
             tokens_T=torch.tensor(pack.tokens_T, device=device),
             positions_T=torch.tensor(pack.positions_T, device=device),
-            cu_seqlens=torch.tensor(pack.cu_seqlens, device=device),
-            max_seqlen=int(np.diff(pack.cu_seqlens).max()),
+            layout=Layout.of(pack.cu_seqlens, pack.shared_S, device),
             predictor_L=torch.tensor(pack.predictor_L, device=device),
             targets_L=torch.tensor(pack.targets_L, device=device),
             cu_learned=torch.tensor(pack.cu_learned, device=device),
@@ -75,7 +75,8 @@ class HeadForm:
 
 
 class TokenLogprobHead(nn.Module):
-    """Stands where the `lm_head` Linear stood, with its parameters, and gives log-probabilities.
+    """Stands where the `lm_head` Linear stood, with its parameters, and gives log-probabilities, or
+    what it has to learn of a lesson.
 
     A module of its own, so that ZeRO-3, which gathers a module's own parameters around its
     forward and backward, has the weight whole while it is used.
@@ -87,7 +88,23 @@ class TokenLogprobHead(nn.Module):
         self.bias = head.bias
         self.form = form
 
-    def forward(self, hidden_L_H: Tensor, targets_L: Tensor, with_entropy: bool) -> TokenLogprobs:
+    def forward(
+        self,
+        hidden_L_H: Tensor,
+        targets_L: Tensor,
+        with_entropy: bool,
+        lesson: Lesson | None = None,
+    ) -> TokenLogprobs | Distilled:
+        if lesson is not None:
+            return distil(
+                hidden_L_H,
+                self.weight,
+                targets_L,
+                lesson,
+                bias_V=self.bias,
+                chunk=self.form.chunk,
+                form=LogitForm(self.form.scale, self.form.softcap),
+            )
         return token_logprobs(
             hidden_L_H,
             self.weight,
@@ -112,10 +129,19 @@ class PolicyModel(nn.Module):
         self.lm = lm
         lm.set_output_embeddings(TokenLogprobHead(lm.get_output_embeddings(), form))
 
-    def forward(self, pack: PackTensors, with_entropy: bool) -> TokenLogprobs:
-        """Log-probabilities (and entropies) of targets_L in fp32, at the sampling temperature."""
+    def forward(
+        self,
+        pack: PackTensors,
+        with_entropy: bool,
+        noise: EmbeddingNoise | None = None,
+        lesson: Lesson | None = None,
+    ) -> TokenLogprobs | Distilled:
+        """Log-probabilities (and entropies) of targets_L in fp32, at the sampling temperature; or
+        how far the model is from its lesson."""
         head = self.lm.get_output_embeddings()
-        result: TokenLogprobs = head(predictor_states(self.lm, pack), pack.targets_L, with_entropy)
+        with noisy(self.lm.get_input_embeddings(), noise):
+            states_L_H = predictor_states(self.lm, pack)
+        result: TokenLogprobs | Distilled = head(states_L_H, pack.targets_L, with_entropy, lesson)
         return result
 
     @contextmanager
@@ -140,10 +166,7 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
         input_ids=pack.tokens_T[None],
         position_ids=pack.positions_T[None],
         use_cache=False,
-        cu_seq_lens_q=pack.cu_seqlens,
-        cu_seq_lens_k=pack.cu_seqlens,
-        max_length_q=pack.max_seqlen,
-        max_length_k=pack.max_seqlen,
+        layout=pack.layout,
     ).last_hidden_state
     states_L_H: Tensor = hidden_1TH[0].index_select(0, pack.predictor_L)
     return states_L_H

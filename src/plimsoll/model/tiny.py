@@ -1,7 +1,8 @@
-"""Small random models in Hugging Face format, for tests, the demo and examples."""
+"""Small random models in Hugging Face format, and tokenizers, for tests, the demo and examples."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     Qwen2Config,
+    Qwen2Tokenizer,
     Qwen3Config,
 )
 
@@ -105,3 +107,40 @@ def write_tiny_model(
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.config.architectures = [type(model).__name__]
     save_hf(model.config, model.state_dict(), tokenizer, directory)
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
+    """A byte-level BPE tokenizer of the texts, with a token that ends a response.
+
+    It is Qwen2's own, trained anew: transformers loads that class for every Qwen2-shaped model,
+    with its way to cut text into words (each digit by itself), whatever was saved.
+    """
+    tokenizer: Qwen2Tokenizer = Qwen2Tokenizer().train_new_from_iterator(
+        texts, vocabulary, show_progress=False
+    )
+    return tokenizer
+
+
+def write_scratch_model(
+    directory: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    vocabulary: int,
+    hidden: int,
+    layers: int,
+    seed: int,
+) -> None:
+    """A Qwen2-shaped model with random weights and a tied head, to learn from nothing: 27.8M
+    parameters with a vocabulary of 8,192, a width of 512 and 8 layers."""
+    config = tiny_config(
+        "qwen2",
+        tied=True,
+        vocab=vocabulary,
+        hidden=hidden,
+        layers=layers,
+        heads=8,
+        kv_heads=4,
+        feed_forward=hidden * 11 // 4,
+        max_positions=1024,
+    )
+    write_tiny_model(directory, config, seed, tokenizer)

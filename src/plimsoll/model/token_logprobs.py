@@ -9,18 +9,13 @@ bytes in bfloat16, instead of about 16 bytes for every token * vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# fp32 elements that the softmax works on at once. On CPU they stay in the cache (measured: the
-# element-wise passes over a chunk are 3 times faster than in one piece); accelerators want more.
-_BLOCK_ELEMENTS_CPU = 2**18
-_BLOCK_ELEMENTS_ACCELERATOR = 2**24
+from plimsoll.model.logit_chunks import HeadGradients, LogitForm, blocks, logit_chunks
 
 
 class TokenLogprobs(NamedTuple):
@@ -33,15 +28,6 @@ class TokenLogprobs(NamedTuple):
 
     logprobs_L: Tensor
     entropy_L: Tensor | None
-
-
-@dataclass(frozen=True)
-class _Form:
-    """How hidden states become logits: rows at once, then cap * tanh(x / cap), then scale * x."""
-
-    chunk: int
-    scale: float
-    softcap: float | None
 
 
 def token_logprobs(
@@ -71,9 +57,9 @@ def token_logprobs(
     Differentiable once, for hidden, weight and bias, through log-probabilities and entropy.
     """
     assert chunk >= 1 and hidden_L_H.ndim == 2 and targets_L.shape == hidden_L_H.shape[:1]
-    form = _Form(chunk, scale, softcap)
+    form = LogitForm(scale, softcap)
     return TokenLogprobs(
-        *_TokenLogprobs.apply(hidden_L_H, weight_VH, bias_V, targets_L, form, with_entropy)
+        *_TokenLogprobs.apply(hidden_L_H, weight_VH, bias_V, targets_L, chunk, form, with_entropy)
     )
 
 
@@ -85,18 +71,19 @@ class _TokenLogprobs(torch.autograd.Function):
         weight_VH: Tensor,
         bias_V: Tensor | None,
         targets_L: Tensor,
-        form: _Form,
+        chunk: int,
+        form: LogitForm,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor | None]:
         logprobs_L = torch.empty_like(targets_L, dtype=torch.float32)
         entropy_L = torch.empty_like(logprobs_L) if with_entropy else None
-        for start, logits_CV in _logit_chunks(hidden_L_H, weight_VH, bias_V, form.chunk):
-            for rows, logits_NV in _blocks(start, logits_CV):
-                logp_NV = _log_softmax(_cap(logits_NV.float(), form), form)
+        for start, logits_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, chunk):
+            for rows, logits_NV in blocks(start, logits_CV):
+                logp_NV = form.log_softmax(form.cap(logits_NV.float()))
                 logprobs_L[rows] = logp_NV.gather(1, targets_L[rows, None])[:, 0]
                 if entropy_L is not None:
                     entropy_L[rows] = -(logp_NV.exp().mul_(logp_NV)).sum(1)
-        ctx.form = form
+        ctx.chunk, ctx.form = chunk, form
         ctx.set_materialize_grads(False)
         # The parameter itself, not a copy: ZeRO-3 fills it again before the backward pass.
         ctx.save_for_backward(hidden_L_H, weight_VH, bias_V, targets_L, entropy_L)
@@ -108,14 +95,11 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, grad_logprobs_L: Tensor | None, grad_entropy_L: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden_L_H, weight_VH, bias_V, targets_L, entropy_L = ctx.saved_tensors
-        for_hidden, for_weight, for_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden_L_H) if for_hidden else None
-        grad_weight = torch.zeros_like(weight_VH) if for_weight else None
-        grad_bias = torch.zeros_like(bias_V, dtype=torch.float32) if for_bias else None
+        gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, ctx.needs_input_grad[:3])
         if grad_logprobs_L is None:
             grad_logprobs_L = torch.zeros_like(targets_L, dtype=torch.float32)
-        for start, chunk_CV in _logit_chunks(hidden_L_H, weight_VH, bias_V, ctx.form.chunk):
-            for rows, block_NV in _blocks(start, chunk_CV):
+        for start, chunk_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, ctx.chunk):
+            for rows, block_NV in blocks(start, chunk_CV):
                 # The gradient takes the place of the logits: still one chunk.
                 block_NV.copy_(
                     _grad_logits(
@@ -126,48 +110,9 @@ class _TokenLogprobs(torch.autograd.Function):
                         ctx.form,
                     )
                 )
-            chunk = slice(start, start + len(chunk_CV))
-            if grad_hidden is not None:
-                torch.mm(chunk_CV, weight_VH, out=grad_hidden[chunk])
-            if grad_weight is not None:
-                grad_weight.addmm_(chunk_CV.T, hidden_L_H[chunk])
-            if grad_bias is not None:
-                grad_bias += chunk_CV.sum(0, dtype=torch.float32)
-        if grad_bias is not None:
-            grad_bias = grad_bias.to(bias_V.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None
-
-
-def _logit_chunks(
-    hidden_L_H: Tensor, weight_VH: Tensor, bias_V: Tensor | None, chunk: int
-) -> Iterator[tuple[int, Tensor]]:
-    """The first row and the logits of each chunk; one buffer serves them all."""
-    buffer_CV = hidden_L_H.new_empty(min(chunk, len(hidden_L_H)), len(weight_VH))
-    for start in range(0, len(hidden_L_H), chunk):
-        rows_CH = hidden_L_H[start : start + chunk]
-        logits_CV = buffer_CV[: len(rows_CH)]
-        torch.mm(rows_CH, weight_VH.T, out=logits_CV)
-        if bias_V is not None:
-            logits_CV += bias_V
-        yield start, logits_CV
-
-
-def _blocks(start: int, logits_CV: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Cut a chunk into a few rows at a time, with the rows' place among all rows."""
-    elements = _BLOCK_ELEMENTS_CPU if logits_CV.is_cpu else _BLOCK_ELEMENTS_ACCELERATOR
-    for block_NV in logits_CV.split(max(1, elements // logits_CV.shape[1])):
-        yield slice(start, start + len(block_NV)), block_NV
-        start += len(block_NV)
-
-
-def _cap(logits_NV: Tensor, form: _Form) -> Tensor:
-    if form.softcap is None:
-        return logits_NV
-    return (logits_NV / form.softcap).tanh_().mul_(form.softcap)
-
-
-def _log_softmax(capped_NV: Tensor, form: _Form) -> Tensor:
-    return torch.log_softmax(capped_NV if form.scale == 1.0 else capped_NV * form.scale, dim=1)
+            gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
+        bias = None if gradients.bias_V is None else gradients.bias_V.to(bias_V.dtype)
+        return gradients.hidden_L_H, gradients.weight_VH, bias, None, None, None, None
 
 
 def _grad_logits(
@@ -175,15 +120,15 @@ def _grad_logits(
     targets_N: Tensor,
     grad_logprobs_N: Tensor,
     entropy: tuple[Tensor, Tensor] | None,
-    form: _Form,
+    form: LogitForm,
 ) -> Tensor:
     """d loss / d logits of a block.
 
     With p = softmax(z) and entropy H, d log p_target / dz_j = [j = target] - p_j and
     dH / dz_j = -p_j (log p_j + H). entropy: (H, d loss / d H), both shape [N].
     """
-    capped_NV = _cap(logits_NV, form)
-    logp_NV = _log_softmax(capped_NV, form)
+    capped_NV = form.cap(logits_NV)
+    logp_NV = form.log_softmax(capped_NV)
     if entropy is None:
         grad_NV = logp_NV.exp_().mul_(-grad_logprobs_N[:, None])
     else:
@@ -192,8 +137,4 @@ def _grad_logits(
         logp_NV.add_(entropy_N[:, None]).mul_(grad_entropy_N[:, None])
         grad_NV.mul_(logp_NV.add_(grad_logprobs_N[:, None]).neg_())
     grad_NV.scatter_add_(1, targets_N[:, None], grad_logprobs_N[:, None])
-    if form.scale != 1.0:
-        grad_NV.mul_(form.scale)
-    if form.softcap is not None:
-        grad_NV.mul_(1 - (capped_NV / form.softcap).square_())
-    return grad_NV
+    return form.backward(grad_NV, capped_NV)

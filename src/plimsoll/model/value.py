@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from plimsoll.model.policy import PackTensors, predictor_states
+
+ReadAt = Callable[[PackTensors], PackTensors]
+"""Where the values of a pack are read, given as the same pack with other predictors."""
+
+
+def before_learned(pack: PackTensors) -> PackTensors:
+    """Before each learned token, [L]: of the states that these are chosen in, as critics judge."""
+    return pack
+
+
+def at_ends(pack: PackTensors) -> PackTensors:
+    """At the last token of each sequence, [S], where a reward model scores the whole of it."""
+    return replace(pack, predictor_L=pack.layout.cu_queries[1:].long() - 1)
+
+
+def at_marks(pack: PackTensors) -> PackTensors:
+    """At the learned tokens themselves, [L]: what a process reward model scores ends there. No two
+    sequences may share tokens."""
+    return replace(pack, predictor_L=pack.predictor_L + 1)
 
 
 class ValueHead(nn.Module):

@@ -266,6 +266,11 @@ def temporary_disk(disk: Disk) -> Finding:
     return Finding("temporary disk", "ok", seen)
 
 
+_BUILT_WITH = dict.fromkeys(("g++", "ninja"), "Adam on the CPU (optimizer_offload)") | {
+    "nvcc": "ZeRO++ (quantized_weights, quantized_gradients)"
+}
+
+
 def compilers(tools: Mapping[str, str | None], gpu: bool) -> Finding:
     """What DeepSpeed compiles its operators with, at their first use."""
     wanted: Collection[str] = ("g++", "ninja", "nvcc") if gpu else ("g++", "ninja")
@@ -273,7 +278,8 @@ def compilers(tools: Mapping[str, str | None], gpu: bool) -> Finding:
     missing = [tool for tool in wanted if not tools[tool]]
     if not missing:
         return Finding("compilers", "ok", there)
-    why = f"{' and '.join(missing)} missing: Adam on the CPU (optimizer_offload) is compiled."
+    built = " and ".join(dict.fromkeys(_BUILT_WITH[tool] for tool in missing))
+    why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
     fix = "apt install g++ ninja-build" + ("; for nvcc set CUDA_HOME to a CUDA kit" if gpu else "")
     return Finding("compilers", "warn", there, why, fix)
 

@@ -11,7 +11,9 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
-from plimsoll.records import RewardPart, Sample, Trajectory, from_packed
+from plimsoll.model.value import at_ends
+from plimsoll.recipes.update import in_batch_order
+from plimsoll.records import RewardPart, Sample, Trajectory
 
 PART = "reward_model"
 """What the part is called in metrics and trajectories."""
@@ -23,23 +25,19 @@ def judge(
     """Add the reward model's score, where there is one, to each trajectory's parts."""
     if config.reward_model is None:
         return list(trajectories)
-    samples = [_read_to_the_end(t) for t in trajectories]
+    samples = [_to_the_end(t) for t in trajectories]
     longest = max(len(s.tokens) for s in samples)
     packs = pack(samples, cluster.ranks, max(longest, config.batch.micro_batch_tokens))
-    found = cluster.each(Worker.values, [("reward", own) for own in packs])
-    flat = [p for own in packs for p in own]
-    scores = from_packed(flat, [x for own in found for x in own], len(samples))
+    found = cluster.each(Worker.values, [("reward", own, at_ends) for own in packs])
     weight = config.reward_model.weight
     return [
-        replace(t, rewards=(*t.rewards, RewardPart(PART, float(score[0]), weight)))
-        for t, score in zip(trajectories, scores, strict=True)
+        replace(t, rewards=(*t.rewards, RewardPart(PART, float(score), weight)))
+        for t, score in zip(trajectories, in_batch_order(packs, found), strict=True)
     ]
 
 
-def _read_to_the_end(trajectory: Trajectory) -> Sample:
-    """A value is read where a learned token is chosen. A token after the last one, which nothing
-    looks at, has it read at the last one, as transformers' sequence classification does."""
-    tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens, [0]])
-    learned = np.zeros(len(tokens), dtype=np.bool_)
-    learned[-1] = True
-    return Sample(tokens, learned)
+def _to_the_end(trajectory: Trajectory) -> Sample:
+    """Prompt and response, scored at the last token, as transformers' sequence classification
+    does."""
+    tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
+    return Sample(tokens, np.arange(len(tokens)) == len(tokens) - 1)

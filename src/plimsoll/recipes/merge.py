@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
@@ -38,18 +39,38 @@ def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) ->
         raise ConfigError(f"--out {out} is there already. Choose another directory.")
     config = read_adapter_config(adapter)
     model = ModelConfig(path=base or config.base_model_name_or_path, **reading)
-    module = _load(model, is_value=config.task_type == "SEQ_CLS")
+    module = load_plain(model, is_value=config.task_type == "SEQ_CLS")
     load_adapter(module, config, adapter)
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    write_plain(module, getattr(torch, model.dtype), tokenizer, out)
+
+
+def write_plain(
+    module: PolicyModel | ValueModel,
+    dtype: torch.dtype,
+    tokenizer: PreTrainedTokenizerBase,
+    out: Path,
+) -> None:
+    """Write the model without adapters and quantisation, each weight merged out of place."""
     names = hf_state_names(module)
-    state = {name: plain_weight(module, own) for own, name in names.items()}
+    state = {name: plain_weight(module, own).to(dtype) for own, name in names.items()}
     written = deepcopy(module.lm.config)
+    if isinstance(module, ValueModel):
+        written.get_text_config().pad_token_id = _padding_token(tokenizer)
     if hasattr(written, "quantization_config"):
         del written.quantization_config
     generation = module.lm.generation_config if module.lm.can_generate() else None
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     save_hf(written, state, tokenizer, out, generation)
 
 
-def _load(model: ModelConfig, *, is_value: bool) -> PolicyModel | ValueModel:
+def _padding_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """What a sequence classifier's input is padded with. It is not read at such tokens, so the one
+    that ends a sequence will not do; None: transformers then takes one sequence at a time."""
+    token: int | None = tokenizer.pad_token_id
+    return None if token == tokenizer.eos_token_id else token
+
+
+def load_plain(model: ModelConfig, *, is_value: bool) -> PolicyModel | ValueModel:
+    """Load a model into host memory."""
     cpu = torch.device("cpu")
     return load_value(model, cpu, seed=0) if is_value else load_policy(model, cpu)

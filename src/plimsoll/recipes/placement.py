@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.jobs import (
+    ComparedJobConfig,
+    DistillConfig,
+    DpoConfig,
+    JobConfig,
+    KtoConfig,
+    PpoConfig,
+    PrmConfig,
+    RmConfig,
+    SftConfig,
+)
 from plimsoll.config.reference import needs_reference
+from plimsoll.memory.price.work import is_precomputed
 
 
 def placement(config: JobConfig) -> str:
@@ -14,10 +25,10 @@ def placement(config: JobConfig) -> str:
 
 def _step(config: JobConfig) -> list[tuple[str, str]]:
     match config:
-        case SftConfig():
-            return _sft_step(config)
-        case DpoConfig():
-            return _dpo_step(config)
+        case SftConfig() | DistillConfig() | PrmConfig() | KtoConfig():
+            return _sequences_step(config)
+        case DpoConfig() | RmConfig():
+            return _pairs_step(config)
         case PpoConfig():
             return _ppo_step(config)
 
@@ -50,10 +61,12 @@ def _processes(config: JobConfig) -> list[tuple[str, str]]:
 
 
 def _roles(config: JobConfig) -> list[str]:
-    if isinstance(config, SftConfig):
+    if isinstance(config, SftConfig | RmConfig | PrmConfig):
         return [_trained("actor", config.actor)]
-    if isinstance(config, DpoConfig):
-        compared = needs_reference(config.algorithm.loss)
+    if isinstance(config, DistillConfig):
+        return [_trained("actor", config.actor), _frozen("teacher", config.teacher)]
+    if isinstance(config, ComparedJobConfig):
+        compared = isinstance(config, KtoConfig) or needs_reference(config.algorithm.loss)
         return [_trained("actor", config.actor), *([_reference(config)] if compared else [])]
     roles = [_trained("actor", config.actor), _trained("critic", config.critic)]
     if config.algorithm.kl.place != "none":
@@ -72,13 +85,14 @@ def _trained(name: str, role: TrainedRole) -> str:
     return f"{name} {role.model.path} ({_dtype(role)}{adapter}, ZeRO stage {zero.stage}{host})"
 
 
-def _reference(config: DpoConfig | PpoConfig) -> str:
-    role = config.reference
-    if role is None and config.actor.adapter is not None:
+def _reference(config: ComparedJobConfig | PpoConfig) -> str:
+    role, before = config.reference, is_precomputed(config)
+    if role is None and config.actor.adapter is not None and not before:
         return "reference (the actor with its adapter switched off)"
+    when = ", before it is loaded" if before else ""
     if role is None:
-        return "reference (the actor's first weights)"
-    return _frozen("reference", role)
+        return f"reference (the actor's first weights{when})"
+    return _frozen("reference", role) + (", before the actor is loaded" if before else "")
 
 
 def _frozen(name: str, role: FrozenRole) -> str:
@@ -101,7 +115,9 @@ def _engine(config: PpoConfig) -> str:
     )
 
 
-def _sft_step(config: SftConfig) -> list[tuple[str, str]]:
+def _sequences_step(
+    config: SftConfig | DistillConfig | PrmConfig | KtoConfig,
+) -> list[tuple[str, str]]:
     longest, count = config.data.max_tokens, config.batch.sequences
     return [
         ("sequences", f"{count:,}, of at most {longest:,} tokens: {count * longest:,} at most"),
@@ -110,10 +126,11 @@ def _sft_step(config: SftConfig) -> list[tuple[str, str]]:
     ]
 
 
-def _dpo_step(config: DpoConfig) -> list[tuple[str, str]]:
+def _pairs_step(config: DpoConfig | RmConfig) -> list[tuple[str, str]]:
     longest, count = config.data.max_tokens, config.batch.pairs
     return [
         ("pairs", f"{count:,}, of two sequences of at most {longest:,} tokens each"),
+        ("prompts", f"computed {'once' if config.batch.share_prompts else 'for each response'}"),
         ("micro-batch", f"at most {config.batch.micro_batch_tokens:,} tokens on a rank"),
         ("of the run", f"{config.run.steps:,} steps, {config.run.steps * count:,} pairs"),
     ]

@@ -18,10 +18,10 @@ from plimsoll.algorithm.choice import advantage, policy_loss
 from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import PpoConfig
-from plimsoll.data.order import DataOrder
-from plimsoll.engine.policy import PolicyObjective
+from plimsoll.engine.objectives.policy import PolicyObjective
+from plimsoll.engine.objectives.value import ValueObjective
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import StepResult
 from plimsoll.recipes.judging import judge
 from plimsoll.recipes.ppo_batch import (
     Batch,
@@ -44,8 +44,11 @@ from plimsoll.recipes.ppo_setup import (
     make_room,
     start,
 )
+from plimsoll.recipes.run_data import epoch_metrics
 from plimsoll.recipes.sampling import Scorer, evaluate, probe_sequences, sample
-from plimsoll.recipes.session import Session, open_session, total_metrics
+from plimsoll.recipes.saving import evaluated, finished, restore, save_model, save_when_due
+from plimsoll.recipes.session import Session, open_session, skipped, total_metrics
+from plimsoll.recipes.update import update
 from plimsoll.records import Floats
 from plimsoll.reward.score import build_rewards
 from plimsoll.rollout.protocol import RolloutEngine
@@ -63,7 +66,7 @@ def run_ppo(config: PpoConfig) -> None:
         with session.phase("data"):
             data = load_prompt_data(session, config)
         with session.phase("load"):
-            cluster = start(config, data)
+            cluster = start(config, (*data.train, *data.eval))
         with closing(cluster):
             session.check_nodes(cluster)
             with session.phase("load", cluster):
@@ -74,9 +77,9 @@ def run_ppo(config: PpoConfig) -> None:
                 quantised = config.actor.model.quantization != "none"
                 sync = prepare_sync(route, config.rollout.sync, probe, send_first=quantised)
             with session.phase("load", cluster):
-                session.restore(cluster, ROLES)
-            train(session, config, data, cluster, sync, scorer)
-            session.save_model(cluster)
+                restore(session, cluster, ROLES)
+            state = train(session, config, data, cluster, sync, scorer)
+            save_model(session, cluster, state)
 
 
 def train(
@@ -86,9 +89,8 @@ def train(
     cluster: Cluster,
     sync: WeightSync,
     scorer: Scorer,
-) -> None:
-    """The loop."""
-    order = DataOrder(len(data.train), config.run.seed, config.data.shuffle)
+) -> RunState:
+    """The loop; gives the state after the last step."""
     state = session.state
     if state.step == 0:
         state = replace(state, kl_coefficient=config.algorithm.kl.coefficient)
@@ -99,10 +101,10 @@ def train(
         with session.phase("eval", cluster):
             before = evaluate(cluster, config, data.eval, scorer)
         session.report(0, before, 0)
-    while state.step < config.run.steps:
+    while not finished(session, state):
         step = state.step + 1
         with session.phase("rollout", cluster):
-            rows = order.indices(state.data_position, config.batch.prompts)
+            rows = data.order.indices(state.data_position, config.batch.prompts)
             prompts = [data.train[row] for row in rows]
             trajectories = sample(cluster, config, prompts, step, scorer)
             cluster.engines_do(RolloutEngine.sleep)
@@ -123,23 +125,27 @@ def train(
             | actor
             | critic
             | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": proved.gap}
+            | epoch_metrics(data.order, state.data_position + len(rows))
         )
-        if session.due(config.run.eval_every, step):
-            with session.phase("eval", cluster):
-                metrics |= evaluate(cluster, config, data.eval, scorer)
-        if config.run.keep_trajectories:
-            means = mean_advantages(learnables)
-            session.directory.write_trajectories(step, batch.trajectories, means)
-        state = RunState(
+        state = replace(
+            state,
             step=step,
             data_position=state.data_position + len(rows),
             weight_version=step,
             kl_coefficient=next_kl_coefficient(config, state, batch, scores),
             seconds=session.seconds(),
         )
+        if session.due(config.run.eval_every, step):
+            with session.phase("eval", cluster):
+                metrics |= evaluate(cluster, config, data.eval, scorer)
+            state = evaluated(session, state, metrics)
+        if config.run.keep_trajectories:
+            means = mean_advantages(learnables)
+            session.directory.write_trajectories(step, batch.trajectories, means)
         session.report(step, metrics, batch.tokens)
-        session.save_when_due(cluster, ROLES, state)
+        save_when_due(session, cluster, ROLES, state)
         session.stop_if_asked(step)
+    return state
 
 
 def train_critic(
@@ -152,24 +158,22 @@ def train_critic(
 ) -> dict[str, float]:
     """All epochs and mini-batches of the critic; the means of their metrics."""
     optimizer = config.critic.optimizer
+    objective = ValueObjective(config.algorithm.value_clip)
     updates = config.algorithm.epochs * config.algorithm.mini_batches
     results = []
-    for update, mini in batch.schedule(config.algorithm.epochs):
-        rate = learning_rate(optimizer, state.step * updates + update, config.run.steps * updates)
+    for number, mini in batch.schedule(config.algorithm.epochs):
+        rate = learning_rate(optimizer, state.step * updates + number, config.run.steps * updates)
         streams = value_streams(mini, scores, returns)
         results.append(
-            cluster.critics.each(
-                Worker.train_value,
-                [
-                    (own, own_streams, mini.counts, config.algorithm.value_clip, rate)
-                    for own, own_streams in zip(mini.critic_packs, streams, strict=True)
-                ],
+            update(
+                "critic", cluster.critics, mini.critic_packs, streams, mini.counts, objective, rate
             )
         )
     metrics = _mean_metrics(results)
     return metrics | {
         "value_loss": metrics.pop("loss"),
         "critic/grad_norm": metrics.pop("grad_norm"),
+        "critic/skipped_steps": metrics.pop("skipped_steps"),
     }
 
 
@@ -193,23 +197,16 @@ def train_actor(
     )
     updates = algorithm.epochs * algorithm.mini_batches
     results = []
-    for update, mini in batch.schedule(algorithm.epochs):
-        done = state.step * updates + update
+    for number, mini in batch.schedule(algorithm.epochs):
+        done = state.step * updates + number
         rate = learning_rate(config.actor.optimizer, done, config.run.steps * updates)
         streams = policy_streams(mini, scores, advantages, algorithm.kl.place == "loss")
-        results.append(
-            cluster.each(
-                Worker.train_policy,
-                [
-                    (own, own_streams, mini.counts, objective, rate)
-                    for own, own_streams in zip(mini.packs, streams, strict=True)
-                ],
-            )
-        )
+        results.append(update("actor", cluster, mini.packs, streams, mini.counts, objective, rate))
     metrics = _mean_metrics(results)
     return metrics | {
         "actor/loss": metrics.pop("loss"),
         "actor/grad_norm": metrics.pop("grad_norm"),
+        "actor/skipped_steps": metrics.pop("skipped_steps"),
         "learning_rate": rate,
     }
 
@@ -226,4 +223,5 @@ def next_kl_coefficient(config: PpoConfig, state: RunState, batch: Batch, scores
 
 def _mean_metrics(updates: list[list[StepResult]]) -> dict[str, float]:
     totals = [total_metrics(r) | {"grad_norm": r[0].grad_norm} for r in updates]
-    return {name: sum(t[name] for t in totals) / len(totals) for name in totals[0]}
+    means = {name: sum(t[name] for t in totals) / len(totals) for name in totals[0]}
+    return means | {"skipped_steps": sum(skipped(t["grad_norm"]) for t in totals)}

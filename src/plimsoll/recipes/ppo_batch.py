@@ -21,7 +21,8 @@ from plimsoll.algorithm.whiten import whiten
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.streams import PolicyStream, ValueStream
+from plimsoll.engine.objectives.policy import PolicyStream
+from plimsoll.engine.objectives.value import ValueStream
 from plimsoll.engine.worker import Role, Worker
 from plimsoll.records import (
     BatchCounts,

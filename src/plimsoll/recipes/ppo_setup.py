@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
@@ -10,12 +11,14 @@ from plimsoll.cluster.start import start_cluster, thread_count
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.data.dataset import Loaded, load_prompts
+from plimsoll.data.order import Portion
 from plimsoll.data.template import Template
 from plimsoll.engine.process_group import choose_device
 from plimsoll.engine.worker import Role, Worker
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.recipes.roles import load_reference
-from plimsoll.recipes.session import Session, load_data
+from plimsoll.recipes.run_data import LoadRows, RunData, load_data
+from plimsoll.recipes.session import Session
 from plimsoll.records import Prompt
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.sync import WeightRoute
@@ -25,35 +28,45 @@ ROLES: tuple[Role, ...] = ("actor", "critic")
 """The roles that learn, and so are in checkpoints."""
 
 
-@dataclass(frozen=True)
-class PpoData:
-    """The prompts to learn on, and those held out."""
-
-    train: tuple[Prompt, ...]
-    eval: tuple[Prompt, ...]
+PpoData = RunData[Prompt]
 
 
 def load_prompt_data(session: Session, config: PpoConfig) -> PpoData:
     """The prompts of both sources; at least as many to learn on as a step needs, and with a
     template whose end of turn ends a response."""
 
+    data = load_data(session, prompt_loader(config))
+    if len(data.order.portions) > 1:  # each source numbers its rows from 0
+        data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
+    for portion in data.order.portions:
+        _check_enough(portion, config.batch.prompts * data.order.share(portion), config)
+    return data
+
+
+def prompt_loader(config: PpoConfig) -> LoadRows[Prompt]:
+    """Reads prompts, of a template whose end of turn ends a response."""
+
     def load(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Prompt]:
         check_turn_end(template, config.actor.model, config.rollout.sampling)
         return load_prompts(data, source, template)
 
-    data = PpoData(*load_data(session, load))
-    if len(data.train) < config.batch.prompts:
+    return load
+
+
+def _check_enough(portion: Portion, drawn: float, config: PpoConfig) -> None:
+    """drawn: the prompts of a source in a step."""
+    if portion.rows < drawn:
+        source = f"data.train.{portion.name}" if portion.name else "data.train"
         raise ConfigError(
-            f"batch.prompts is {config.batch.prompts}, but data.train has only {len(data.train)} "
-            f"usable prompts; one step would hold a prompt twice. Lower batch.prompts, or bring "
-            f"more data"
+            f"batch.prompts is {config.batch.prompts}, but {source} has only {portion.rows} "
+            f"usable prompts; one step would hold a prompt twice. Lower batch.prompts"
+            f"{' or the weight' if portion.name else ''}, or bring more data"
         )
-    return data
 
 
-def start(config: PpoConfig, data: PpoData) -> Cluster:
-    """Start ranks and engines."""
-    longest = max(len(p.tokens) for p in (*data.train, *data.eval))
+def start(config: PpoConfig, prompts: Iterable[Prompt]) -> Cluster:
+    """Start ranks and engines. prompts: all that are to be answered."""
+    longest = max(len(prompt.tokens) for prompt in prompts)
     new = max(
         s.max_new_tokens for s in (config.rollout.sampling, config.eval_sampling) if s is not None
     )

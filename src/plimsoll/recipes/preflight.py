@@ -18,7 +18,15 @@ from types import MappingProxyType
 from plimsoll.config.base import Choice
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.jobs import (
+    ComparedJobConfig,
+    DistillConfig,
+    DpoConfig,
+    JobConfig,
+    KtoConfig,
+    PpoConfig,
+    RmConfig,
+)
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.reference import needs_reference
@@ -44,12 +52,11 @@ def check_inputs(config: JobConfig, origins: Origins = MappingProxyType({})) -> 
 
 def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _run_directory(config.run)
-    yield from _source("data.train", config.data.train)
-    if config.data.eval is not None:
-        yield from _source("data.eval", config.data.eval)
+    for name, source in config.data.sources().items():
+        yield from _source(name, source)
     models = _models(config)
     for key, model in models.items():
-        yield from check_model(key, model, tokenizer=key == "actor.model")
+        yield from check_model(key, model, tokenizer=key in ("actor.model", "teacher.model"))
         yield from _length(config, key, model)
     yield from _packages(config)
     yield from _nodes(config.cluster)
@@ -67,8 +74,10 @@ def _models(config: JobConfig) -> dict[str, ModelConfig]:
         models["critic.model"] = config.critic.model
         if config.reward_model is not None:
             models["reward_model.role.model"] = config.reward_model.role.model
-    if not isinstance(config, SftConfig) and config.reference is not None:
+    if isinstance(config, ComparedJobConfig | PpoConfig) and config.reference is not None:
         models["reference.model"] = config.reference.model
+    if isinstance(config, DistillConfig):
+        models["teacher.model"] = config.teacher.model
     return models
 
 
@@ -178,6 +187,12 @@ def _choices(config: JobConfig) -> Iterator[Problem]:
     chosen: dict[str, tuple[Choice, str]] = {}
     if isinstance(config, DpoConfig):
         chosen["algorithm.loss"] = (config.algorithm.loss, f"{algorithm}.preference_loss")
+    if isinstance(config, DistillConfig):
+        chosen["algorithm.divergence"] = (config.algorithm.divergence, f"{algorithm}.divergence")
+    if isinstance(config, KtoConfig):
+        chosen["algorithm.loss"] = (config.algorithm.loss, f"{algorithm}.unpaired_loss")
+    if isinstance(config, RmConfig):
+        chosen["algorithm.loss"] = (config.algorithm.loss, f"{algorithm}.reward_loss")
     if isinstance(config, PpoConfig):
         chosen = {
             "algorithm.advantage": (config.algorithm.advantage, f"{algorithm}.advantage"),
@@ -189,16 +204,20 @@ def _choices(config: JobConfig) -> Iterator[Problem]:
 
 
 def _reference(config: DpoConfig) -> Iterator[Problem]:
-    if config.reference is None or [*_choices(config)] or needs_reference(config.algorithm.loss):
+    if [*_choices(config)] or needs_reference(config.algorithm.loss):
         return
-    yield Problem(
-        "reference",
-        "given",
-        f"The loss {config.algorithm.loss.name} is reference-free: it would not be looked at.",
-        "leave reference out, or algorithm.loss.name: dpo",
-        code="reference-free-loss",
-        conflict=True,
-    )
+    unused = {"reference": "given"} if config.reference is not None else {}
+    if config.reference_logprobs.precompute:
+        unused["reference_logprobs.precompute"] = "true"
+    for key, value in unused.items():
+        yield Problem(
+            key,
+            value,
+            f"The loss {config.algorithm.loss.name} is reference-free: it would not be looked at.",
+            f"leave {key} out, or algorithm.loss.name: dpo",
+            code="reference-free-loss",
+            conflict=True,
+        )
 
 
 def _choice(key: str, name: str, package: str) -> Iterator[Problem]:

@@ -33,6 +33,7 @@ def report_run(path: Path) -> str:
         remarks=remarks,
         comparisons=comparisons,
         metrics=read_rows(run.metrics_path) if run.metrics_path.is_file() else [],
+        calibration=_bytes(run.calibration_path),
         drawing=_text(run.plan_svg_path),
         config=_text(run.config_path) or "",
     )
@@ -58,6 +59,10 @@ def nearest_text(found: Nearest) -> str:
         f"({found.held / found.capacity:.0%}); {gigabytes_text(found.used)} were in use by all "
         "that ran there."
     )
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _text(path: Path) -> str | None:

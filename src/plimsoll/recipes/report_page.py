@@ -27,12 +27,14 @@ tr:nth-child(even) { background: #f3f5f7 } img { max-width: 100% } pre { overflo
 @dataclass(frozen=True)
 class Page:
     """What a report shows. remarks: what is to be said first. metrics: the rows of metrics.jsonl.
-    drawing: the plan as SVG, where there is one. config: YAML."""
+    calibration: of a reward model, as PNG. drawing: the plan as SVG. Both where there is one.
+    config: YAML."""
 
     title: str
     remarks: Sequence[str]
     comparisons: Sequence[Comparison]
     metrics: Sequence[Row]
+    calibration: bytes | None
     drawing: str | None
     config: str
 
@@ -54,6 +56,9 @@ def _body(page: Page) -> Iterator[str]:
     if has_curves(page.metrics, ALL_PANELS):
         yield "<h2>Curves</h2>"
         yield _image("png", _curves(page.metrics), "metrics over steps")
+    if page.calibration is not None:
+        yield "<h2>Calibration on held-out data</h2>"
+        yield _image("png", page.calibration, "observed share over predicted probability")
     if page.drawing is not None:
         yield "<h2>The plan</h2>"
         yield _image("svg+xml", page.drawing.encode(), "planned memory by phase")

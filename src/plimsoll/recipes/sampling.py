@@ -31,11 +31,23 @@ def evaluate(
     cluster: Cluster, config: PpoConfig, prompts: Sequence[Prompt], scorer: Scorer
 ) -> dict[str, float]:
     """The mean reward, and of each part, over one response to each held-out prompt."""
+    found = answer_held_out(cluster, config, prompts, scorer)
+    return {f"eval/{name}": value for name, value in mean_rewards(found).items()}
+
+
+def answer_held_out(
+    cluster: Cluster, config: PpoConfig, prompts: Sequence[Prompt], scorer: Scorer
+) -> list[Trajectory]:
+    """One response to each held-out prompt, with all parts of its reward."""
     sampling = config.eval_sampling or config.rollout.sampling
-    found = judge(_answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), config, cluster)
-    metrics = {"eval/reward": fmean(t.reward for t in found)}
-    for i, part in enumerate(found[0].rewards):
-        metrics[f"eval/{part.name}"] = fmean(t.rewards[i].value for t in found)
+    return judge(_answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), config, cluster)
+
+
+def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The mean reward, and that of each part by its name."""
+    metrics = {"reward": fmean(t.reward for t in trajectories)}
+    for i, part in enumerate(trajectories[0].rewards):
+        metrics[part.name] = fmean(t.rewards[i].value for t in trajectories)
     return metrics
 
 

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from math import isfinite
 from pathlib import Path
-from typing import TypeVar
 
-from plimsoll.cluster.protocol import Cluster, ranks_of
-from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.describe import dump_config
 from plimsoll.config.jobs import JobConfig
-from plimsoll.data.dataset import Loaded
 from plimsoll.data.report import BadRow
-from plimsoll.data.template import Template, make_template
-from plimsoll.engine.worker import Role, StepResult, Worker
+from plimsoll.engine.worker import StepResult
 from plimsoll.errors import Interrupted
 from plimsoll.memory.meter import read_host
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.process_peaks import Footprints
-from plimsoll.model.load import load_tokenizer
 from plimsoll.recipes.nodes import refuse_smaller_nodes
 from plimsoll.recipes.planning import plan_json, plan_run, plan_svg, predicted_peaks
 from plimsoll.recipes.shortage import explaining_shortage
 from plimsoll.run.clock import Phase, PhaseClock
 from plimsoll.run.directory import RunDirectory, open_run
-from plimsoll.run.files import whole_directory
 from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, memory_use
@@ -38,8 +33,6 @@ from plimsoll.run.progress import Progress, StepReport
 from plimsoll.run.readings import Reading
 from plimsoll.run.state import RunState
 from plimsoll.run.tensorboard import TensorBoardWriter
-
-T = TypeVar("T")
 
 _FRESH = RunState(step=0, data_position=0, weight_version=0, kl_coefficient=0.0, seconds=0.0)
 
@@ -87,6 +80,11 @@ class Session:
             seconds = time.perf_counter() - start
             self.ledger.add(name, self._readings(cluster), seconds)
 
+    @property
+    def steps_done(self) -> int:
+        """How many steps of the run have ended, those before a resume included."""
+        return self.ledger.step
+
     def check_nodes(self, cluster: Cluster) -> None:
         """Hold the plan against the nodes that the processes are on, before anything is loaded. A
         run that was forced, though its plan does not fit, goes on.
@@ -127,37 +125,6 @@ class Session:
         """Whether something that is done every so many steps, and at the end, is due."""
         return every is not None and (step % every == 0 or step == self.config.run.steps)
 
-    def save_when_due(self, cluster: Cluster, roles: Sequence[Role], state: RunState) -> None:
-        """Write a checkpoint when one is due, at the end and after Ctrl-C; remove the oldest."""
-        at_end = state.step == self.config.run.steps
-        if self.due(self.config.run.save_every, state.step) or at_end or self.stop.requested:
-            with self.phase("save", cluster):
-                self._save(cluster, roles, state)
-
-    def _save(self, cluster: Cluster, roles: Sequence[Role], state: RunState) -> None:
-        with whole_directory(self.directory.checkpoint_path(state.step)) as partial:
-            for role in roles:
-                ranks_of(cluster, role).all(
-                    Worker.save_checkpoint, role, (partial / role).absolute()
-                )
-            state.save(partial / "state.json")
-        self.directory.prune_checkpoints(self.config.run.keep_checkpoints)
-
-    def save_model(self, cluster: Cluster) -> None:
-        """Write the actor as the run's final model, which ends the run."""
-        with self.phase("save", cluster):
-            cluster.all(Worker.save_model, "actor", self.directory.model_path.absolute())
-
-    def restore(self, cluster: Cluster, roles: Sequence[Role]) -> None:
-        """Read the checkpoint that the run resumes from."""
-        if self.resumed is None:
-            return
-        for role in roles:
-            ranks_of(cluster, role).all(
-                Worker.load_checkpoint, role, (self.resumed / role).absolute()
-            )
-        self.progress.note(f"resumed after step {self.state.step} from {self.resumed}")
-
     def advance(self, state: RunState, rows: int) -> RunState:
         """The state after one more step, which took so many rows."""
         return replace(
@@ -187,7 +154,7 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         directory = stack.enter_context(open_run(config.run))
         latest = directory.latest_checkpoint()
         state = RunState.load(latest[1] / "state.json") if latest else _FRESH
-        directory.write_config(dump_config(config))
+        directory.write_config(f"# {job}\n{dump_config(config)}")
         plan, predicted = plan_run(config), predicted_peaks(config)
         if not isinstance(plan, str):
             directory.write_plan(plan_json(plan), plan_svg(plan, job))
@@ -223,27 +190,16 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         yield session
 
 
-def load_data(
-    session: Session, load: Callable[[DataConfig, SourceConfig, Template], Loaded[T]]
-) -> tuple[tuple[T, ...], tuple[T, ...]]:
-    """Read, template and tokenize what to learn from and what is held out (none: nothing).
-
-    Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says.
-    """
-    data, model = session.config.data, session.config.actor.model
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    template = make_template(tokenizer, data.chat_template, data.system)
-
-    train = load(data, data.train, template)
-    held_out = Loaded[T]((), ()) if data.eval is None else load(data, data.eval, template)
-    session.note_bad_rows([*train.bad_rows, *held_out.bad_rows])
-    return train.items, held_out.items
-
-
 def step_metrics(results: Sequence[StepResult], rate: float) -> dict[str, float]:
     """What a step of one optimizer is seen by: the batch's means, the gradient's norm, the rate."""
-    seen = {"grad_norm": results[0].grad_norm, "learning_rate": rate}
+    norm = results[0].grad_norm
+    seen = {"grad_norm": norm, "skipped_steps": skipped(norm), "learning_rate": rate}
     return total_metrics(results) | seen
+
+
+def skipped(grad_norm: float) -> float:
+    """1 where a step was left out because of its gradient's norm, else 0."""
+    return float(not isfinite(grad_norm))
 
 
 def total_metrics(results: Sequence[StepResult]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: learn the assistant's turns of given conversations.
+"""Supervised fine-tuning: learn the assistant's turns of given conversations, or whole texts.
 
     plimsoll sft CONFIG.yaml
 
@@ -8,77 +8,65 @@ split into packs, micro-batches or ranks changes it.
 
 from __future__ import annotations
 
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from math import exp
 
-from plimsoll.cluster.protocol import Cluster
-from plimsoll.cluster.start import start_cluster
+import numpy as np
+
 from plimsoll.config.jobs import SftConfig
 from plimsoll.data.dataset import load_samples
-from plimsoll.data.order import DataOrder
 from plimsoll.data.packing import pack
-from plimsoll.engine.schedule import learning_rate
-from plimsoll.engine.worker import Worker
-from plimsoll.recipes.session import (
-    Session,
-    load_data,
-    open_session,
-    step_metrics,
-)
-from plimsoll.records import BatchCounts, Sample
+from plimsoll.engine.objectives.nll import NllObjective
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.model.noise import EmbeddingNoise
+from plimsoll.recipes.from_data import Work, learn_from_data, open_work
+from plimsoll.recipes.update import update
+from plimsoll.records import BatchCounts, Pack, Sample
 
-
-@dataclass(frozen=True)
-class SftData:
-    """The samples to learn from, and those held out."""
-
-    train: tuple[Sample, ...]
-    eval: tuple[Sample, ...]
+SftWork = Work[SftConfig, Sample]
 
 
 def run_sft(config: SftConfig) -> None:
     """Run the job that the config describes; resumes where `run.resume` says so."""
-    with open_session("sft", config) as session:
-        with session.phase("data"):
-            data = SftData(*load_data(session, load_samples))
-        with session.phase("load"):
-            cluster = start_cluster(config.cluster, ())
-        with closing(cluster):
-            session.check_nodes(cluster)
-            with session.phase("load", cluster):
-                cluster.all(Worker.load_policy, "actor", config.actor, 1.0, config.run.seed)
-                session.restore(cluster, ["actor"])
-            train(session, config, data, cluster)
-            session.save_model(cluster)
+    load = partial(load_samples, learned=config.algorithm.learned_tokens)
+    with open_work("sft", config, load) as work:
+        with work.session.phase("load", work.cluster):
+            work.cluster.all(Worker.load_policy, "actor", config.actor, 1.0, config.run.seed)
+        learn_from_data(
+            work,
+            config.batch.sequences,
+            lambda sample: len(sample.tokens),
+            partial(learn, work),
+            partial(evaluate, work),
+        )
 
 
-def train(session: Session, config: SftConfig, data: SftData, cluster: Cluster) -> None:
-    """The loop: draw, pack, step, report; save and evaluate when due."""
-    order = DataOrder(len(data.train), config.run.seed, config.data.shuffle)
-    state = session.state
-    while state.step < config.run.steps:
-        step = state.step + 1
-        rows = order.indices(state.data_position, config.batch.sequences)
-        batch = [data.train[row] for row in rows]
-        packs = pack(batch, cluster.ranks, config.batch.micro_batch_tokens)
-        counts = BatchCounts(sum(int(s.learned.sum()) for s in batch), len(batch))
-        rate = learning_rate(config.actor.optimizer, state.step, config.run.steps)
-        with session.phase("train_actor", cluster):
-            results = cluster.each(Worker.train_sft, [(own, counts, rate) for own in packs])
-        state = session.advance(state, len(rows))
-        metrics = step_metrics(results, rate) | {"epoch": state.data_position / len(data.train)}
-        if session.due(config.run.eval_every, step):
-            with session.phase("eval", cluster):
-                metrics |= evaluate(config, data, cluster)
-        session.report(step, metrics, sum(len(s.tokens) for s in batch))
-        session.save_when_due(cluster, ["actor"], state)
-        session.stop_if_asked(step)
+def learn(work: SftWork, batch: Sequence[Sample], rate: float) -> list[StepResult]:
+    """One optimizer step on all ranks."""
+    packs = pack(batch, work.cluster.ranks, work.config.batch.micro_batch_tokens)
+    counts = BatchCounts(sum(int(sample.learned.sum()) for sample in batch), len(batch))
+    step = work.session.steps_done + 1
+    streams = [[noise(work.config, step, pack) for pack in own] for own in packs]
+    with work.session.phase("train_actor", work.cluster):
+        return update("actor", work.cluster, packs, streams, counts, NllObjective(), rate)
 
 
-def evaluate(config: SftConfig, data: SftData, cluster: Cluster) -> dict[str, float]:
+def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
+    """The noise on a pack's embeddings in a step: of each sequence from the run's seed, the step
+    and its place in the batch, so that it is the same in any pack, on any rank, and after a resume.
+    """
+    alpha = config.algorithm.neftune_alpha
+    if alpha is None:
+        return None
+    keys = [(config.run.seed, step, int(i) + 1) for i in pack.samples_S]  # a filler's place is -1
+    seeds = tuple(int(np.random.SeedSequence(key).generate_state(1)[0]) for key in keys)
+    return EmbeddingNoise(alpha, tuple(np.diff(pack.cu_seqlens).tolist()), seeds)
+
+
+def evaluate(work: SftWork) -> dict[str, float]:
     """Mean negative log-likelihood (nats) and perplexity per learned token of the held-out rows."""
-    packs = pack(data.eval, cluster.ranks, config.batch.micro_batch_tokens)
-    total = sum(cluster.each(Worker.nll, [("actor", own) for own in packs]))
-    mean = total / sum(int(s.learned.sum()) for s in data.eval)
+    packs = pack(work.eval, work.cluster.ranks, work.config.batch.micro_batch_tokens)
+    total = sum(work.cluster.each(Worker.nll, [("actor", own) for own in packs]))
+    mean = total / sum(int(sample.learned.sum()) for sample in work.eval)
     return {"eval/loss": mean, "eval/perplexity": exp(min(mean, 700.0))}

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import lcm
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -23,13 +25,21 @@ from plimsoll.config.jobs import JobConfig, PpoConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.memory.price.activations import activation_items
-from plimsoll.memory.price.roles import HeadKind, activation_form
-from plimsoll.memory.price.work import RoleName, frozen_roles, micro_batch, trained_roles
+from plimsoll.memory.price.roles import activation_form
+from plimsoll.memory.price.work import (
+    HeadKind,
+    RoleName,
+    frozen_roles,
+    head_of,
+    micro_batch,
+    trained_roles,
+)
 from plimsoll.memory.shapes.known_models import read_fields, read_shape
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 from plimsoll.memory.trace import Traced, trace
 from plimsoll.model.adapters import add_adapter
-from plimsoll.model.attention import SDPA, forget_window_masks, register_packed_attention
+from plimsoll.model.attention import SDPA, Layout, register_packed_attention
+from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.checks import logit_softcap
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
 from plimsoll.model.value import ValueModel
@@ -41,8 +51,8 @@ _HEAD_ROWS = 256  # the head works row by row; more of them would only make the 
 class TracedRole:
     """A traced micro-batch, and the bytes that the plan's formulas give its activations.
 
-    Both are of PyTorch's own attention kernels on a CPU, of unquantised weights and of at most
-    256 learned tokens, whatever the config says.
+    Both are of PyTorch's own attention kernels on a CPU, of unquantised weights, of layer inputs
+    that stay where they are and of at most 256 learned tokens, whatever the config says.
     """
 
     work: MicroBatch
@@ -82,7 +92,8 @@ def trace_activations(config: JobConfig, role: RoleName) -> TracedRole:
 
 def trace_form(form: TraceForm, work: MicroBatch) -> TracedRole:
     """Trace a micro-batch, and reckon it. Raises ConfigError as `trace_activations`."""
-    model = form.model.model_copy(update={"attention": "sdpa", "quantization": "none"})
+    plain = {"attention": "sdpa", "quantization": "none", "activation_offload": "none"}
+    model = form.model.model_copy(update=plain)
     shape = read_shape(model.path)
     hf_config = _hf_config(model.path)
     build = _builder(replace(form, model=model), hf_config, work)
@@ -92,8 +103,8 @@ def trace_form(form: TraceForm, work: MicroBatch) -> TracedRole:
     items = activation_items(
         "traced", shape, work, replace(reckoned, trained=form.trained), "train_actor"
     )
-    traced = trace(build, shape.layers, _depths(hf_config, shape, work))
-    forget_window_masks()
+    every = model.checkpoint_every if model.gradient_checkpointing else 1
+    traced = trace(build, shape.layers, _depths(hf_config, shape, work, every))
     return TracedRole(work, traced, sum(held.item.bytes for held in items))
 
 
@@ -106,47 +117,57 @@ def _hf_config(path: str) -> PreTrainedConfig:
 def _forms(config: JobConfig) -> dict[RoleName, TraceForm]:
     policy = isinstance(config, PpoConfig)
     temperature = config.rollout.sampling.temperature if isinstance(config, PpoConfig) else 1.0
-    heads: dict[RoleName, HeadKind] = {"critic": "value", "reward": "value"}
     trained = {
-        name: TraceForm(
-            role.model, role.adapter, heads.get(name, "policy"), True, policy, temperature
-        )
+        name: TraceForm(role.model, role.adapter, head_of(config, name), True, policy, temperature)
         for name, role in trained_roles(config).items()
     }
     frozen = {
-        name: TraceForm(role.model, None, heads.get(name, "policy"), False, temperature=temperature)
+        name: TraceForm(role.model, None, head_of(config, name), False, temperature=temperature)
         for name, role in frozen_roles(config).items()
     }
     return trained | frozen
 
 
-def _depths(config: PreTrainedConfig, shape: ModelShape, work: MicroBatch) -> tuple[int, int]:
-    """One and two periods of the pattern of layers, where their windows matter."""
+def _depths(
+    config: PreTrainedConfig, shape: ModelShape, work: MicroBatch, every: int
+) -> tuple[int, int]:
+    """One and two periods of the pattern of layers, where their windows matter, and of checkpoints:
+    at both depths the last layer is the like of the whole's."""
+    period = lcm(every, _window_period(config, shape, work))
+    first = shape.layers % period or period
+    return (first, first + period) if first > 1 else (1 + period, 1 + 2 * period)
+
+
+def _window_period(config: PreTrainedConfig, shape: ModelShape, work: MicroBatch) -> int:
     window = shape.sliding_window
     kinds = getattr(config, "layer_types", None) or [""]
     if window is None or work.longest <= window or len(set(kinds)) == 1:
-        return 2, 3
+        return 1
     alike = (n for n in range(1, len(kinds)) if all(k == kinds[i % n] for i, k in enumerate(kinds)))
-    period = next(alike, len(kinds))
-    return period, 2 * period
+    return next(alike, len(kinds))
 
 
 def _builder(form: TraceForm, config: PreTrainedConfig, work: MicroBatch) -> Callable[[int], _Step]:
     register_packed_attention()
-    borders = torch.tensor(_borders(work), dtype=torch.int32)
 
     def build(depth: int) -> _Step:
-        forget_window_masks()
         with torch.device("meta"):
             module = _module(form, _of_depth(config, depth))
-        return _Step(module, borders, work, form)
+        return _Step(module, work, form)
 
     return build
 
 
-def _borders(work: MicroBatch) -> list[int]:
-    """As many sequences of the longest length as there is room for, and the rest in one."""
-    return [*range(0, work.tokens, work.longest), work.tokens]
+def _layout(work: MicroBatch) -> Layout:
+    """As many sequences of the longest length as there is room for, and the rest in one; where
+    they may share, pairs instead, of which the second goes on from nearly its middle."""
+    prompt = max(0, work.longest // 2 - 1)
+    pair = [(prompt + 1, 0), (work.longest - prompt, prompt)]
+    group = pair if work.shared else [(work.longest, 0)]
+    count, rest = divmod(work.tokens, sum(own for own, _ in group))
+    own, shared = zip(*count * group, *[(rest, 0)] * bool(rest), strict=True)
+    borders = np.cumsum([0, *own], dtype=np.int32)
+    return Layout.of(borders, np.array(shared), torch.device("cpu"))
 
 
 def _of_depth(config: PreTrainedConfig, depth: int) -> PreTrainedConfig:
@@ -176,8 +197,7 @@ def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueMod
         config.num_labels = 1
         lm = AutoModelForSequenceClassification.from_config(config, **settings)
         module = ValueModel(lm)
-    if form.model.gradient_checkpointing:
-        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_layers(lm, form.model)
     if form.adapter is not None:
         add_adapter(module, form.adapter, form.model.path, seed=0)
     elif not form.trained:
@@ -187,13 +207,9 @@ def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueMod
 
 @dataclass(frozen=True)
 class _Step:
-    """A forward and backward in three stretches: up to the loss, the layers, the embedding.
-
-    borders: of the sequences, real numbers, because attention splits by them.
-    """
+    """A forward and backward in three stretches: up to the loss, the layers, the embedding."""
 
     module: PolicyModel | ValueModel
-    borders: Tensor
     work: MicroBatch
     form: TraceForm
 
@@ -221,15 +237,14 @@ class _Step:
         return torch.stack([each.sum() for each in outputs if each is not None]).sum()
 
     def _pack(self) -> PackTensors:
-        tokens, learned = self.work.tokens, self.work.learned
+        tokens, learned, layout = self.work.tokens, self.work.learned, _layout(self.work)
         return PackTensors(
             tokens_T=torch.zeros(tokens, dtype=torch.int64),
             positions_T=torch.zeros(tokens, dtype=torch.int64),
-            cu_seqlens=self.borders,
-            max_seqlen=self.work.longest,
+            layout=layout,
             predictor_L=torch.zeros(learned, dtype=torch.int64),
             targets_L=torch.zeros(learned, dtype=torch.int64),
-            cu_learned=torch.zeros(len(self.borders), dtype=torch.int32),
+            cu_learned=torch.zeros(len(layout.own) + 1, dtype=torch.int32),
         )
 
 

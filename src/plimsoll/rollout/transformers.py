@@ -57,7 +57,9 @@ class TransformersEngine:
         prompts = [p for p in request.prompts for _ in range(request.responses)]
         tokens, mask = _left_padded([p.tokens for p in prompts], self._pad_token, self._spec.device)
         recorder = _Recorder(sampling)
-        with torch.random.fork_rng():
+        # The engine's own card: torch warns where it has to fork the generators of several.
+        own = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
+        with torch.random.fork_rng(own):
             torch.manual_seed(request.seed)
             output = self._model.generate(
                 input_ids=tokens,

@@ -8,7 +8,16 @@ from contextlib import contextmanager
 from typing import Literal
 
 Phase = Literal[
-    "load", "data", "rollout", "score", "train_critic", "train_actor", "sync", "eval", "save"
+    "data",
+    "precompute",
+    "load",
+    "rollout",
+    "score",
+    "train_critic",
+    "train_actor",
+    "sync",
+    "eval",
+    "save",
 ]
 
 

@@ -1,7 +1,7 @@
 """The run directory: what is where, and what a run that resumes finds in it.
 
 config.yaml  plan.json  plan.svg  metrics.jsonl  ledger.jsonl  report.html  bad_rows.jsonl
-out-of-memory.txt
+out-of-memory.txt  reference-logprobs.parquet
 trajectories/step-000001.parquet  checkpoints/step-000010/  tensorboard/  model/  run.lock
 """
 
@@ -89,6 +89,16 @@ class RunDirectory:
         return self.path / "report.html"
 
     @property
+    def calibration_path(self) -> Path:
+        """How well a reward model's predictions came true at the last evaluation, drawn."""
+        return self.path / "calibration.png"
+
+    @property
+    def reference_logprobs_path(self) -> Path:
+        """The reference's log-probs, as Parquet, where they were computed before training."""
+        return self.path / "reference-logprobs.parquet"
+
+    @property
     def bad_rows_path(self) -> Path:
         """The rows of data that were skipped, as JSON lines."""
         return self.path / "bad_rows.jsonl"
@@ -153,11 +163,12 @@ class RunDirectory:
         """
         return max(_by_step(self.path / "checkpoints"), default=None)
 
-    def prune_checkpoints(self, keep: int) -> None:
-        """Remove all but the last `keep` checkpoints."""
+    def prune_checkpoints(self, keep: int, best_step: int | None = None) -> None:
+        """Remove all but the last `keep` checkpoints and that of the best step."""
         assert keep >= 1
-        for _, path in sorted(_by_step(self.path / "checkpoints"))[:-keep]:
-            remove_directory(path)
+        for step, path in sorted(_by_step(self.path / "checkpoints"))[:-keep]:
+            if step != best_step:
+                remove_directory(path)
 
     def is_complete(self) -> bool:
         """Whether the run came to its end: the final model is there."""

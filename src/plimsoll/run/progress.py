@@ -26,7 +26,9 @@ from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.numbers import duration_text
 from plimsoll.run.output import silence, tell
 
-_HEADLINE = re.compile(r"reward|reward/.+|rewards/margin|accuracy|kl|loss|value_loss|eval/.+")
+_HEADLINE = re.compile(
+    r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|eval/.+"
+)
 _HEADLINES = 8
 _UNSEEN = (
     "nobody reads standard output any more: the run goes on unseen; its metrics.jsonl shows how "

@@ -20,6 +20,8 @@ class RunState:
     weight_version: the version of the weights that the step produced.
     kl_coefficient: the weight of the KL that the next step uses (0 where there is none).
     seconds: the time that the run took so far, over all its parts.
+    best, best_step: the best evaluation's value, None before the first, and its step.
+    evaluations_since_best: evaluations in a row that were not better.
     """
 
     step: int
@@ -27,6 +29,9 @@ class RunState:
     weight_version: int
     kl_coefficient: float
     seconds: float
+    best: float | None = None
+    best_step: int = 0
+    evaluations_since_best: int = 0
 
     def save(self, path: Path) -> None:
         """Write the state as a JSON object."""
@@ -39,9 +44,9 @@ class RunState:
         Raises ConfigError naming the file where a field is missing, unknown or of a wrong type.
         """
         values = _read_object(path)
-        expected = {field.name: float if field.type == "float" else int for field in fields(cls)}
-        _check_fields(path, set(values), set(expected))
-        return cls(**{name: _number(path, name, values[name], expected[name]) for name in expected})
+        kinds = {field.name: str(field.type) for field in fields(cls)}
+        _check_fields(path, set(values), set(kinds))
+        return cls(**{name: _number(path, name, values[name], kinds[name]) for name in kinds})
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -63,11 +68,14 @@ def _check_fields(path: Path, found: set[str], expected: set[str]) -> None:
         raise _broken(path, f"unknown fields: {', '.join(unknown)}")
 
 
-def _number(path: Path, name: str, value: Any, kind: type[int] | type[float]) -> Any:
+def _number(path: Path, name: str, value: Any, kind: str) -> Any:
+    """kind: int, float, or float | None."""
+    if value is None and kind.endswith("None"):
+        return None
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    if not (is_whole or (kind is float and isinstance(value, float))):
-        raise _broken(path, f"{name} is {value!r}, and must be a number ({kind.__name__})")
-    return kind(value)
+    if not (is_whole or (kind != "int" and isinstance(value, float))):
+        raise _broken(path, f"{name} is {value!r}, and must be a number ({kind})")
+    return value if kind == "int" else float(value)
 
 
 def _broken(path: Path, why: str) -> ConfigError:

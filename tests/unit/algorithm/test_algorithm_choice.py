@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -153,3 +155,19 @@ def test_a_resolved_loss_crosses_processes() -> None:
     loss = policy_loss(Choice(name="clip", options={"clip_high": 0.3}))
     again = pickle.loads(pickle.dumps(loss))  # noqa: S301 - our own bytes
     assert again(policy_inputs()).loss.item() == loss(policy_inputs()).loss.item()
+
+
+def test_the_preference_loss_of_the_documents_works_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/extend.md: exp(-0.1 * (1 - -1)) for the pair of log-ratios 1 and -1."""
+    page = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
+    [code] = re.findall(r"```python\n(# my_pairs\.py\n.*?)```", page, re.DOTALL)
+    (tmp_path / "documented_pairs.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    loss = preference_loss(Choice(name="documented_pairs:exponential"))
+    one = torch.tensor([1.0])
+    inputs = PreferenceLossInputs(PairValues(2 * one, -2 * one), PairValues(one, one), pairs=1)
+    output = loss.compute(inputs, PairValues(one, -one))
+    assert loss.needs_reference and output.loss.item() == pytest.approx(math.exp(-0.2))
+    assert output.metrics["accuracy"] == 1

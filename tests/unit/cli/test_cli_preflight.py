@@ -85,6 +85,15 @@ def test_data_that_is_not_there(path: str, parts: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("house")
+def test_each_source_of_a_mixture_is_looked_for() -> None:
+    rows = {"path": "data/rows.jsonl", "prompt": "question"}
+    gone = {"path": "data/gone.jsonl", "prompt": "question", "weight": 2}
+    check("--data.train", json.dumps({"one": rows, "two": rows}))
+    report = refusal("--data.train", json.dumps({"one": rows, "two": gone}))
+    assert report.startswith("1 problem in the settings\n  data.train.two.path: data/gone.jsonl")
+
+
+@pytest.mark.usefixtures("house")
 @pytest.mark.parametrize("path", ["openai/gsm8k", "imdb", "data", "data/rows.jsonl"])
 def test_data_that_is_there_or_may_be_on_the_hub(path: str) -> None:
     check("--data.train.path", path)

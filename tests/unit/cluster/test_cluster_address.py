@@ -10,8 +10,9 @@ from plimsoll.engine.process_group import free_port
 from plimsoll.errors import ConfigError
 
 
-@pytest.mark.parametrize("address", [f"127.0.0.1:{free_port()}", "nonsense", "127.0.0.1:x"])
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "nonsense", "127.0.0.1:x"])
 def test_a_wrong_address_is_refused_at_once(address: str) -> None:
+    address = address.format(port=free_port())
     with pytest.raises(ConfigError) as caught:
         RayCluster(ClusterConfig(address=address), (), threads=1)
     assert str(caught.value).startswith(f"cluster.address: no Ray cluster answers at {address!r}")

@@ -25,6 +25,7 @@ data: {train: {path: rows.jsonl}}
 actor: {model: {path: m}}
 """
 LOCAL = "--cluster.where=local --rollout.engine=transformers"
+WSD = "--actor.optimizer.schedule"
 EVAL = "--data.eval.path=x --data.eval.prompt=q"
 
 # (flags that contradict, the key that is told, exit code, flags that mend it)
@@ -73,6 +74,63 @@ PPO_CASES = [
         "--actor.zero.stage=3",
     ),
     (
+        "--actor.model.checkpoint_every=2",
+        "actor.model.checkpoint_every",
+        4,
+        "--actor.model.gradient_checkpointing=selective",
+    ),
+    (
+        "--critic.model.activation_offload=cpu",
+        "critic.model.activation_offload",
+        4,
+        "--critic.model.gradient_checkpointing=true",
+    ),
+    (
+        "--actor.zero.state_dtype=bfloat16 --actor.zero.stage=1",
+        "actor.zero.state_dtype",
+        4,
+        "--actor.zero.gradient_dtype=bfloat16",
+    ),
+    (
+        "--actor.zero.state_dtype=bfloat16 --actor.zero.stage=0",
+        "actor.zero.state_dtype",
+        4,
+        None,
+    ),
+    (
+        "--actor.zero.state_dtype=bfloat16 --actor.model.dtype=float32",
+        "actor.zero.state_dtype",
+        4,
+        None,
+    ),
+    ("--actor.zero.quantized_weights=true", "actor.zero.quantized_weights", 4, None),
+    (
+        "--actor.zero.quantized_gradients=true",
+        "actor.zero.quantized_gradients",
+        4,
+        "--actor.zero.stage=3",
+    ),
+    (
+        "--actor.zero.hpz_partition_size=3 --actor.zero.stage=3 --cluster.ranks=4",
+        "actor.zero.hpz_partition_size",
+        4,
+        None,
+    ),
+    (
+        "--actor.zero.hpz_partition_size=2 --actor.zero.stage=3 --cluster.ranks=4 "
+        "--actor.zero.parameter_offload=cpu",
+        "actor.zero.hpz_partition_size",
+        4,
+        None,
+    ),
+    (
+        "--actor.zero.hpz_partition_size=2 --actor.zero.stage=3 --cluster.ranks=4 "
+        "--critic.zero.stage=3",
+        "actor.zero.hpz_partition_size",
+        4,
+        "--cluster.critic_ranks=4",
+    ),
+    (
         "--critic.zero.optimizer_offload=cpu --critic.zero.stage=0",
         "critic.zero.optimizer_offload",
         4,
@@ -99,6 +157,12 @@ PPO_CASES = [
         "--algorithm.mini_batches=2",
     ),
     ("--actor.optimizer.beta1=1.0", "actor.optimizer.beta1", 2, None),
+    ("--actor.ema.decay=1", "actor.ema.decay", 2, None),
+    ("--critic.ema.decay=0.9", "critic.ema", 4, None),
+    ("--actor.ema.decay=0.9 --actor.zero.state_dtype=bfloat16", "actor.ema", 4, None),
+    ("--actor.optimizer.decay_steps=1", "actor.optimizer.decay_steps", 4, f"{WSD}=wsd"),
+    (f"{WSD}=wsd --actor.optimizer.decay_steps=4", "actor.optimizer.decay_steps", 2, None),
+    ("--run.best.patience=2", "run.best", 4, f"--run.eval_every=1 {EVAL}"),
     ("--critic.optimizer.beta2=2", "critic.optimizer.beta2", 2, None),
     ("--algorithm.mini_batches=5", "algorithm.mini_batches", 2, "--batch.prompts=5"),
     ("--algorithm.critic_warmup_steps=3", "algorithm.critic_warmup_steps", 2, "--run.steps=4"),

@@ -68,11 +68,43 @@ def test_the_role_decides() -> None:
     )
     zero = settings["zero_optimization"]
     host = {"device": "cpu", "pin_memory": True}
-    assert (settings["bf16"], settings["gradient_clipping"]) == ({"enabled": True}, 0.5)
+    assert (settings["bf16"]["enabled"], settings["gradient_clipping"]) == (True, 0.5)
     assert settings["train_batch_size"] == 3 and zero["stage"] == 3
     assert zero["offload_optimizer"] == zero["offload_param"] == host
     assert zero["reduce_bucket_size"] == zero["allgather_bucket_size"] == 1234
     assert zero["stage3_prefetch_bucket_size"] == 1234
+
+
+def test_states_in_bfloat16_are_asked_for_as_deepspeed_wants_it() -> None:
+    narrow = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    settings = settings_of(2, "bfloat16", state_dtype="bfloat16")
+    assert settings["bf16"] == {"enabled": True} | narrow
+    assert not any(settings_of(2, "bfloat16")["bf16"][name] for name in narrow)
+
+
+def test_zero_plus_plus_is_passed_on() -> None:
+    asked = settings_of(
+        3,
+        "bfloat16",
+        "cuda",
+        quantized_weights=True,
+        quantized_gradients=True,
+        hpz_partition_size=8,
+    )["zero_optimization"]
+    names = ("zero_quantized_weights", "zero_quantized_gradients", "zero_hpz_partition_size")
+    assert [asked[name] for name in names] == [True, True, 8]
+    unasked = settings_of(3, "bfloat16")["zero_optimization"]
+    assert [unasked[name] for name in names] == [False, False, 1]
+
+
+def test_deepspeed_knows_every_setting() -> None:
+    """Its own config refuses keys that it does not have."""
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    settings = settings_of(3, "bfloat16", "cuda", state_dtype="bfloat16", hpz_partition_size=8)
+    assert DeepSpeedZeroConfig(**settings["zero_optimization"]).zero_hpz_partition_size == 8
+    assert DeepSpeedBF16Config(**settings["bf16"]).bf16_optimizer_states
 
 
 @pytest.mark.parametrize("stage", STAGES)

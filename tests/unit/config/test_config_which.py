@@ -32,7 +32,7 @@ def written(folder: Path, text: str) -> str:
     ("text", "model"),
     [
         (SFT, SftConfig),
-        (DPO + "batch: {pairs: 8}\n", DpoConfig),
+        (DPO + "algorithm: {nll_weight: 0.1}\n", DpoConfig),
         (PPO, PpoConfig),
         ("# sft: imitate\n" + SFT, SftConfig),
         ("#dpo\n" + DPO, DpoConfig),
@@ -44,8 +44,8 @@ def test_the_first_line_or_the_keys_say_it(tmp_path: Path, text: str, model: typ
 
 def test_flags_count_as_keys_do(tmp_path: Path) -> None:
     path = written(tmp_path, DPO)
-    config = load_any_config(path, ["--batch.pairs", "8"])
-    assert isinstance(config, DpoConfig) and config.batch.pairs == 8
+    config = load_any_config(path, ["--algorithm.nll_weight", "0.1"])
+    assert isinstance(config, DpoConfig) and config.algorithm.nll_weight == 0.1
 
 
 @pytest.mark.parametrize(("text", "model"), [(SFT, SftConfig), (DPO, DpoConfig), (PPO, PpoConfig)])
@@ -68,5 +68,5 @@ def test_the_nearest_job_says_what_is_wrong(tmp_path: Path) -> None:
 
 def test_a_file_for_two_jobs_is_asked_for_its_first_line(tmp_path: Path) -> None:
     text = BASE + "data: {train: {path: x}}\n"
-    with pytest.raises(ConfigError, match="could be a config for sft or dpo"):
+    with pytest.raises(ConfigError, match="could be a config for sft or rm or prm or dpo or kto"):
         load_any_config(written(tmp_path, text))

@@ -42,18 +42,24 @@ def config(
     )
 
 
+def source(data: DataConfig) -> SourceConfig:
+    """The only one to learn from."""
+    [found] = data.train_sources().values()
+    return found
+
+
 def bad_sample(tokenizer: Tokenizer, data: DataConfig) -> tuple[str, str]:
     """The field and problem of the first row, which must be the only bad one."""
-    loaded = load_samples(data, data.train, make_template(tokenizer, data.chat_template, None))
+    loaded = load_samples(data, source(data), make_template(tokenizer, data.chat_template, None))
     (bad,) = loaded.bad_rows
-    assert len(loaded.items) == 1 and bad.line == 1 and bad.file == data.train.path
+    assert len(loaded.items) == 1 and bad.line == 1 and bad.file == source(data).path
     return bad.field, bad.problem
 
 
 def bad_prompt(tokenizer: Tokenizer, data: DataConfig) -> tuple[str, str]:
-    loaded = load_prompts(data, data.train, make_template(tokenizer, data.chat_template, None))
+    loaded = load_prompts(data, source(data), make_template(tokenizer, data.chat_template, None))
     (bad,) = loaded.bad_rows
-    assert len(loaded.items) == 1 and bad.line == 1 and bad.file == data.train.path
+    assert len(loaded.items) == 1 and bad.line == 1 and bad.file == source(data).path
     return bad.field, bad.problem
 
 
@@ -63,9 +69,9 @@ def test_samples_of_columns_and_of_messages_are_the_same(
     row = {"q": "hi", "a": "yo"}
     template = make_template(tokenizer, None, None)
     data = config(tmp_path, row)
-    columns = load_samples(data, data.train, template).items
+    columns = load_samples(data, source(data), template).items
     data = config(tmp_path, messages="messages")
-    messages = load_samples(data, data.train, template).items
+    messages = load_samples(data, source(data), template).items
     assert len(columns) == 2 and len(messages) == 1
     assert columns[0].tokens.tolist() == messages[0].tokens.tolist()
     assert tokenizer.decode(columns[0].tokens[columns[0].learned]) == "yo<|im_end|>"
@@ -74,7 +80,7 @@ def test_samples_of_columns_and_of_messages_are_the_same(
 def test_prompts_carry_index_text_and_reference(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"q": "one", "r": 7}, {"q": None, "r": "x"}, {"q": "two", "r": 0.5}]
     data = config(tmp_path, *rows, {"q": "three", "r": " 8"}, prompt="q", reference="r")
-    loaded = load_prompts(data, data.train, make_template(tokenizer, None, None))
+    loaded = load_prompts(data, source(data), make_template(tokenizer, None, None))
     assert [(p.index, p.text, p.reference) for p in loaded.items] == [
         (0, "one", "7"),
         (2, "two", "0.5"),
@@ -160,9 +166,9 @@ def test_lines_that_cannot_be_read_are_listed_with_the_rest(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     data = config(tmp_path)
-    with Path(data.train.path).open("ab") as file:
+    with Path(source(data).path).open("ab") as file:
         file.write(b"{]\n" + b'{"q": "\xe4", "a": "2"}\n' + b'{"q": 1, "a": "2"}\n')
-    loaded = load_samples(data, data.train, make_template(tokenizer, None, None))
+    loaded = load_samples(data, source(data), make_template(tokenizer, None, None))
     assert [(bad.line, bad.field) for bad in loaded.bad_rows] == [(2, ""), (3, ""), (4, "q")]
     assert loaded.bad_rows[1].problem.startswith("is not UTF-8: byte 0xe4")
 
@@ -179,7 +185,7 @@ def test_over_long_samples_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: Pa
     assert problem.startswith(f"has {length + 52} tokens, over `data.max_tokens: 60`")
 
     data = config(tmp_path, *rows, max_tokens=length + 2, over_long="truncate")
-    cut = load_samples(data, data.train, template).items[0]
+    cut = load_samples(data, source(data), template).items[0]
     assert len(cut.tokens) == length + 2
     assert tokenizer.decode(cut.tokens[cut.learned]) == "xx"
 
@@ -196,7 +202,7 @@ def test_a_template_without_the_assistants_text_leaves_nothing_to_learn(
     jinja = "{{ messages[0].content }}"
     data = config(tmp_path)
     with pytest.raises(DataError, match=r"Every row of .*\n.*:1: a: leaves no tokens to learn"):
-        load_samples(data, data.train, make_template(tokenizer, jinja, None))
+        load_samples(data, source(data), make_template(tokenizer, jinja, None))
 
 
 def test_over_long_prompts_are_refused_or_keep_their_end(
@@ -206,7 +212,7 @@ def test_over_long_prompts_are_refused_or_keep_their_end(
     field, problem = bad_prompt(tokenizer, config(tmp_path, *rows, prompt="q"))
     assert field == "q" and "over `data.max_tokens: 100`" in problem
     data = config(tmp_path, *rows, prompt="q", over_long="truncate", max_tokens=16)
-    prompt = load_prompts(data, data.train, make_template(tokenizer, None, None)).items[0]
+    prompt = load_prompts(data, source(data), make_template(tokenizer, None, None)).items[0]
     assert len(prompt.tokens) == 16
     assert tokenizer.decode(prompt.tokens) == "end<|im_end|>\n<|im_start|>assistant\n"
 
@@ -216,37 +222,37 @@ def test_stopping_shows_the_first_rows_and_the_way_out(
 ) -> None:
     data = config(tmp_path, *[{"q": ""}] * 12, on_bad_row="stop")
     with pytest.raises(DataError) as stopped:
-        load_samples(data, data.train, make_template(tokenizer, None, None))
+        load_samples(data, source(data), make_template(tokenizer, None, None))
     message = str(stopped.value)
     assert "12 of 13 rows" in message and "`--data.on_bad_row skip`" in message
-    assert message.count(f"{data.train.path}:") == 10
-    assert f"{data.train.path}:10: q: is empty" in message and "and 2 more" in message
+    assert message.count(f"{source(data).path}:") == 10
+    assert f"{source(data).path}:10: q: is empty" in message and "and 2 more" in message
 
 
 def test_nothing_but_bad_rows_is_an_error_also_when_skipping(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     data = config(tmp_path, {"q": "", "a": "2"}, {"q": 1, "a": "2"})
-    only_bad = data.train.model_copy(update={"limit": 2})
+    only_bad = source(data).model_copy(update={"limit": 2})
     with pytest.raises(DataError, match=r"Every row of .* is bad \(2 rows\)"):
         load_samples(data, only_bad, make_template(tokenizer, None, None))
 
 
 def test_no_rows_at_all_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
     data = config(tmp_path)
-    Path(data.train.path).write_text("\n")
+    Path(source(data).path).write_text("\n")
     with pytest.raises(DataError, match="holds no rows"):
-        load_samples(data, data.train, make_template(tokenizer, None, None))
+        load_samples(data, source(data), make_template(tokenizer, None, None))
 
 
 def test_a_column_that_no_row_has_is_a_wrong_setting(tokenizer: Tokenizer, tmp_path: Path) -> None:
     template = make_template(tokenizer, None, None)
     data = config(tmp_path, prompt="q", response="anser")
-    Path(data.train.path).write_text('{"q": "1+1?", "answer": "2"}\n')
+    Path(source(data).path).write_text('{"q": "1+1?", "answer": "2"}\n')
     expected = r"`data\.train\.response: anser`.*there are `q`, `answer`\. Did you mean `answer`\?"
     with pytest.raises(ConfigError, match=expected):
-        load_samples(data, data.train, template)
-    held_out = data.model_copy(update={"eval": data.train.model_copy(update={"limit": 1})})
+        load_samples(data, source(data), template)
+    held_out = data.model_copy(update={"eval": source(data).model_copy(update={"limit": 1})})
     assert held_out.eval is not None
     with pytest.raises(ConfigError, match=r"`data\.eval\.response: anser`"):
         load_samples(held_out, held_out.eval, template)
@@ -265,7 +271,7 @@ def test_columns_that_do_not_say_what_to_read(
 ) -> None:
     data = config(tmp_path, **columns)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
-        load_samples(data, data.train, make_template(tokenizer, None, None))
+        load_samples(data, source(data), make_template(tokenizer, None, None))
 
 
 def test_other_keys_of_messages_reach_the_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -273,7 +279,7 @@ def test_other_keys_of_messages_reach_the_template(tokenizer: Tokenizer, tmp_pat
     jinja = "{% for m in messages %}{{ m.name if m.name is defined else '-' }}{% endfor %}"
     named = [{**USER, "name": "Ann"}, {**USER, "name": None}]
     data = config(tmp_path, {"turns": named}, messages="turns")
-    prompts = load_prompts(data, data.train, make_template(tokenizer, jinja, None)).items
+    prompts = load_prompts(data, source(data), make_template(tokenizer, jinja, None)).items
     assert tokenizer.decode(prompts[0].tokens) == "Ann-"
 
 

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plimsoll.data.packing import EVEN_LENGTH, pack, pack_one, pack_pairs, sequence_cost
+from plimsoll.data.packing import (
+    EVEN_LENGTH,
+    pack,
+    pack_one,
+    pack_pairs,
+    sequence_cost,
+    shared_tokens,
+)
 from plimsoll.errors import DataError
 from plimsoll.records import Pack, Pair, Sample, from_packed, to_packed
 
@@ -203,3 +210,93 @@ def test_ranks_cost_about_the_same_in_pairs(sizes: list[tuple[int, int]], ranks:
     ]
     dearest = max(sequence_cost(np.array(pair)).sum() for pair in sizes)
     assert max(cost) - min(cost) <= dearest + 1e-9
+
+
+def prompted(prompt: list[int], response: list[int]) -> Sample:
+    """A response that is learned, after a prompt that is not."""
+    tokens = np.array(prompt + response, dtype=np.int64)
+    return Sample(tokens, np.arange(len(tokens)) >= max(1, len(prompt)))
+
+
+def test_the_worked_example_of_a_shared_beginning() -> None:
+    pair = Pair(prompted([10, 11], [12]), prompted([10, 11], [15]))
+    made = pack_pairs([pair], ranks=1, budget=4, share_prompts=True)[0][0]
+    assert made.tokens_T.tolist() == [10, 11, 12, 15]
+    assert made.positions_T.tolist() == [0, 1, 2, 2]
+    assert made.cu_seqlens.tolist() == [0, 3, 4] and made.shared_S.tolist() == [0, 2]
+    assert made.predictor_L.tolist() == [1, 1]
+    assert made.targets_L.tolist() == [12, 15] and made.cu_learned.tolist() == [0, 1, 2]
+
+
+def test_what_a_group_shares() -> None:
+    """The same prompt; half of it; another one, which a fourth response goes on with."""
+    group = [
+        prompted([1, 2, 3, 4], [5, 6]),
+        prompted([1, 2, 3, 4], [7]),
+        prompted([1, 2, 8, 9], [5, 6]),
+        prompted([3, 4], [5, 6]),
+        prompted([3, 4], [7]),
+    ]
+    assert shared_tokens(group) == [0, 4, 2, 0, 2]
+
+
+def test_learned_tokens_and_whole_samples_are_not_shared() -> None:
+    """Responses that begin alike are computed twice; one token of a sample is always its own."""
+    assert shared_tokens([prompted([1, 2], [3, 4]), prompted([1, 2], [3, 5])]) == [0, 2]
+    unlearned = Sample(np.array([1, 2, 3]), np.zeros(3, dtype=np.bool_))
+    assert shared_tokens([unlearned, unlearned]) == [0, 2]
+    assert shared_tokens([sample(1), sample(1)]) == [0, 0]
+
+
+def test_a_shared_prompt_costs_once() -> None:
+    """So a third pair joins the one of 4,000 tokens of prompt, not that of 4,400 in all."""
+    prompt = list(range(4_000))
+    pairs = [
+        Pair(sample(2_200, first=5_000), sample(2_200, first=10_000)),
+        Pair(prompted(prompt, [1]), prompted(prompt, [2])),
+        Pair(sample(50, first=5_000), sample(50, first=10_000)),
+    ]
+    packs = pack_pairs(pairs, ranks=2, budget=10_000, share_prompts=True)
+    assert [[p.samples_S.tolist() for p in rank] for rank in packs] == [[[0, 1]], [[2, 3, 4, 5]]]
+
+
+RESPONSES = st.lists(st.integers(0, 3), min_size=1, max_size=12)
+PAIRS = st.lists(st.tuples(st.integers(0, 30), RESPONSES, RESPONSES), min_size=1, max_size=20)
+
+
+@given(PAIRS, st.integers(1, 4), st.integers(64, 200))
+@example([(3, [1], [1])], 1, 64)
+@example([(0, [1, 2], [1, 3])], 2, 64)
+def test_sharing_prompts_loses_and_invents_nothing(
+    drawn: list[tuple[int, list[int], list[int]]], ranks: int, budget: int
+) -> None:
+    """Every sample is put together again from its pack: tokens, positions, targets, and for each
+    of these the token before it."""
+    prompts = [list(range(100 * i, 100 * i + n)) for i, (n, _, _) in enumerate(drawn)]
+    pairs = [
+        Pair(prompted(prompt, a), prompted(prompt, b))
+        for prompt, (_, a, b) in zip(prompts, drawn, strict=True)
+    ]
+    samples = [s for pair in pairs for s in (pair.chosen, pair.rejected)]
+    flat = [p for rank in pack_pairs(pairs, ranks, budget, share_prompts=True) for p in rank]
+    real = [made for made in flat if -1 not in made.samples_S]
+    assert all(made.tokens <= budget for made in flat)
+    assert sorted(int(i) for made in real for i in made.samples_S) == list(range(len(samples)))
+    saved = sum(len(prompt) for prompt in prompts)
+    assert sum(made.tokens for made in real) <= sum(len(s.tokens) for s in samples) - saved
+    for made in real:
+        for i, one in enumerate(made.samples_S):
+            assert_holds(made, i, samples[one])
+
+
+def assert_holds(made: Pack, i: int, want: Sample) -> None:
+    """The i-th sequence of the pack is the sample."""
+    leader = max(j for j in range(i + 1) if made.shared_S[j] == 0)
+    begin = made.cu_seqlens[leader] + np.arange(made.shared_S[i])
+    places = np.concatenate([begin, np.arange(made.cu_seqlens[i], made.cu_seqlens[i + 1])])
+    assert made.tokens_T[places].tolist() == want.tokens.tolist()
+    assert made.positions_T[places].tolist() == list(range(len(want.tokens)))
+    learned_at = np.flatnonzero(want.learned)
+    own = slice(made.cu_learned[i], made.cu_learned[i + 1])
+    assert made.targets_L[own].tolist() == want.tokens[learned_at].tolist()
+    assert made.predictor_L[own].tolist() == places[learned_at - 1].tolist()

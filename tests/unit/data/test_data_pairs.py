@@ -44,7 +44,8 @@ def load(
         over_long=over_long,
         max_tokens=max_tokens,
     )
-    return load_pairs(data, data.train, make_template(tokenizer, template, system))
+    [source] = data.train_sources().values()
+    return load_pairs(data, source, make_template(tokenizer, template, system))
 
 
 def text(tokenizer: Tokenizer, pair: Pair) -> tuple[str, str, str]:

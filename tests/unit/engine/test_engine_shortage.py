@@ -31,6 +31,18 @@ def test_torch_says_how_much_was_asked_for() -> None:
     assert incident.held.device is None
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'"),
+    ],
+)
+def test_what_others_than_torchs_allocator_cannot_have(error: RuntimeError) -> None:
+    assert caught(error).asked is None
+
+
 def test_python_says_nothing() -> None:
     incident = caught(MemoryError())
     assert (incident.why, incident.asked) == ("MemoryError: ", None)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from plimsoll.config.engine import FrozenRole
+from plimsoll.config.engine import FrozenRole, OptimizerConfig
 from plimsoll.config.model import ModelConfig
+from plimsoll.engine.frozen import FrozenEngine
+from plimsoll.engine.optimizer import parameter_groups
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.protocol import parameter_groups
 from plimsoll.engine.weights import make_bucket, plan_buckets, read_bucket
-from plimsoll.engine.zero import FrozenEngine
 
 
 def engine_of(module: nn.Module) -> FrozenEngine:
@@ -86,14 +86,23 @@ def test_one_changed_number_changes_the_hash(index: int) -> None:
 def test_matrices_decay_and_vectors_do_not() -> None:
     module = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
     module[3].requires_grad_(False)
-    decayed, plain = parameter_groups(module, 0.1)
+    decayed, plain = parameter_groups(module, OptimizerConfig(weight_decay=0.1))
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     assert _ids(decayed["params"]) == [id(module[0].weight), id(module[1].weight)]
     assert _ids(plain["params"]) == [id(module[1].bias), id(module[2].weight), id(module[2].bias)]
 
 
+def test_embeddings_and_tied_heads_can_be_spared() -> None:
+    module = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2), nn.Linear(2, 3, bias=False))
+    module[2].weight = module[0].weight
+    settings = OptimizerConfig(weight_decay=0.1, decay_embeddings=False)
+    decayed, plain = parameter_groups(module, settings)
+    assert _ids(decayed["params"]) == [id(module[1].weight)]
+    assert _ids(plain["params"]) == [id(module[0].weight), id(module[1].bias)]
+
+
 def test_a_group_without_parameters_is_left_out() -> None:
-    (only,) = parameter_groups(nn.Linear(2, 2, bias=False), 0.1)
+    (only,) = parameter_groups(nn.Linear(2, 2, bias=False), OptimizerConfig(weight_decay=0.1))
     assert only["weight_decay"] == 0.1
 
 

@@ -14,6 +14,7 @@ import pytest
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.load import load_config
 from plimsoll.model.load import load_tokenizer
+from plimsoll.model.tiny import train_tokenizer
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import build_rewards
 
@@ -78,7 +79,8 @@ def test_the_tokenizer_that_is_loaded_is_the_one_that_was_trained(
     data, out = write_copy(tmp_path / "data", ROW), tmp_path / "out"
     assert prepare.main(["--data", str(data), "--out", str(out), *SMALL]) == 0
     text = " It sells 900 hens.\n#### 1900\n"
-    trained = prepare.train_tokenizer(prepare.read_split(str(data), "train"), 300)
+    [problem] = prepare.read_split(str(data), "train")
+    trained = train_tokenizer([problem.question, problem.response], 300)
     loaded = load_tokenizer(str(out / "model"))
     tokens = loaded(text)["input_ids"]
     assert tokens == trained(text)["input_ids"]

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
 from plimsoll.config.keys import find_key, keys_of
 from plimsoll.config.load import load_config
+from plimsoll.config.which import JOBS
 
 PROJECT = Path(__file__).parents[3]
-JOBS: dict[str, type[JobConfig]] = {"sft": SftConfig, "dpo": DpoConfig, "ppo": PpoConfig}
 NAMES = "|".join(JOBS)
 KEYS = tuple(key for job in JOBS.values() for key in keys_of(job))
 SECTIONS = sorted({key.path[0] for key in KEYS})
@@ -57,8 +56,8 @@ def strings_of(source: str) -> Iterator[str]:
 
 
 def test_the_search_finds_what_it_should() -> None:
-    text = "Set `run.steps`, data.train.pth or --actor.zero.stagee=3; see run.yaml, data.load(x)."
-    assert list(unknown(text, keys=True)) == ["actor.zero.stagee", "data.train.pth"]
+    text = "Set `run.steps`, data.eval.pth or --actor.zero.stagee=3; see run.yaml, data.load(x)."
+    assert list(unknown(text, keys=True)) == ["actor.zero.stagee", "data.eval.pth"]
     assert list(unknown("pip install --no-deps x; plimsoll.run.state; --a.b.c", keys=True)) == []
     assert list(unknown("--rewards.answer.name x --rewards.a.options.k 3", keys=True)) == []
 

@@ -63,11 +63,39 @@ def test_a_checkpoint_for_each_layer_leaves_one_layer_whole() -> None:
     assert found["device working set"] == 3 * gate + STREAM
 
 
-def test_checkpoints_every_second_layer_keep_half_the_inputs_and_recompute_two_layers() -> None:
-    one, two = (_bytes(replace(FULL, checkpoint_every=every)) for every in (1, 2))
-    assert two["device layer inputs"] == one["device layer inputs"] // 2
-    grown = two["device recomputed activations"] - one["device recomputed activations"]
-    assert grown == 4096 * LAYER
+def test_a_checkpoint_for_every_second_layer_leaves_the_others_whole() -> None:
+    found = _bytes(replace(FULL, checkpoint_every=2))
+    assert found["device layer inputs"] == 16 * STREAM
+    last_norm = 4096 * (4 * 4096 + 4 + 2 * 4096)
+    assert found["device activations"] == 16 * 4096 * LAYER + last_norm
+
+
+def test_where_the_last_layer_is_checkpointed_it_is_computed_beside_all_whole_ones() -> None:
+    found = _bytes(replace(FULL, checkpoint_every=31))  # the first and the last
+    assert found["device layer inputs"] == 2 * STREAM
+    product = 2 * 4096 * 11008
+    assert found["device recomputed activations"] == 31 * 4096 * LAYER - product
+
+
+def test_selective_checkpoints_keep_products_and_attention() -> None:
+    found = _bytes(replace(FULL, checkpoint_every=1, selective=True))
+    assert found["device layer inputs"] == 32 * STREAM
+    linears = 2 * (4 * 4096 + 2 * 11008 + 4096)  # queries, keys, values, output; gate, up; down
+    attention = 2 * 4096 + 4 * 32
+    # Of the layer that is computed again all is in use but the result of down, which nobody reads.
+    kept = 31 * 4096 * (linears + attention) + 2 * 4096 * 4096
+    assert found["device kept activations"] == kept
+    full = _bytes(replace(FULL, checkpoint_every=1))
+    assert found["device recomputed activations"] == full["device recomputed activations"]
+
+
+def test_selective_checkpoints_keep_little_of_an_adapter() -> None:
+    """Its first matrix' narrow results; the second's are wide, and cheap to compute again."""
+    adapter = AdapterForm(rank=8, targets=("q_proj", "down_proj"), element=2)
+    form = replace(FULL, checkpoint_every=1, selective=True)
+    plain, adapted = (_bytes(replace(form, adapter=a)) for a in (None, adapter))
+    more = adapted["device kept activations"] - plain["device kept activations"]
+    assert more == 31 * 4096 * 2 * 2 * 8
 
 
 def test_inputs_on_the_host_leave_two_on_the_device() -> None:
@@ -140,18 +168,67 @@ def test_items_say_how_they_were_reckoned() -> None:
     assert "32 layers x 4,096 tokens" in words and "MLP 88,064" in words
 
 
+SHARED = replace(WORK, shared=4096)
+
+
+def test_shared_prompts_are_keys_and_values_once_more() -> None:
+    """And while they are undone, their gradients."""
+    twice, once = (_bytes(FULL, work)["device activations"] for work in (WORK, SHARED))
+    assert once - twice == 32 * 4096 * 2 * 2 * 4096
+    scoring = replace(FULL, trained=False)
+    working = [_bytes(scoring, work)["device working set"] for work in (WORK, SHARED)]
+    assert working[1] - working[0] <= 4096 * 2 * 2 * 4096
+
+
+def test_layers_share_their_masks() -> None:
+    """Each of 1,024 keys of at most 4,096 queries; kernels on a card copy them in every layer."""
+    card, host = (replace(FULL, attention="sdpa", device=device) for device in ("cuda", "cpu"))
+    masks = 2 * 4096 * 1024
+    assert _bytes(host, SHARED)["device attention masks"] == masks
+    assert "device attention masks" not in _bytes(host) | _bytes(FULL, SHARED)
+    copies = 32 * masks
+    activations = (_bytes(form, SHARED)["device activations"] for form in (card, host))
+    assert next(activations) - next(activations) == copies
+
+
+def test_windows_and_bounded_scores_need_masks_of_their_own() -> None:
+    """Gemma 2's scores are bounded, with a window of 4,096; Mistral 7B's window is as large."""
+    form = replace(FULL, attention="sdpa", device="cpu")
+    short, long = WORK, MicroBatch(tokens=8192, sequences=1, longest=8192, learned=8192)
+    masks = {
+        (name, work.longest): _bytes(form, work, name).get("device attention masks", 0)
+        for name in ("google/gemma-2-2b", "mistralai/Mistral-7B-v0.1")
+        for work in (short, long)
+    }
+    assert masks == {
+        ("google/gemma-2-2b", 1024): 2 * 4096 * 1024,
+        ("google/gemma-2-2b", 8192): 2 * 2 * 8192**2,
+        ("mistralai/Mistral-7B-v0.1", 1024): 0,
+        ("mistralai/Mistral-7B-v0.1", 8192): 2 * 8192**2,
+    }
+
+
 @given(
     name=st.sampled_from(sorted(known_models())),
     tokens=st.integers(1, 16384),
     more=st.integers(0, 4096),
     every=st.sampled_from([None, 1, 4]),
+    selective=st.booleans(),
     attention=st.sampled_from(["varlen", "sdpa", "eager"]),
     trained=st.booleans(),
 )
 def test_more_tokens_never_need_less(
-    name: str, tokens: int, more: int, every: int | None, attention: Attention, trained: bool
+    name: str,
+    tokens: int,
+    more: int,
+    every: int | None,
+    selective: bool,
+    attention: Attention,
+    trained: bool,
 ) -> None:
-    form = replace(FULL, checkpoint_every=every, attention=attention, trained=trained)
+    form = replace(
+        FULL, checkpoint_every=every, selective=selective, attention=attention, trained=trained
+    )
     few, many = (
         sum(_bytes(form, MicroBatch(n, 1, n, n), name).values()) for n in (tokens, tokens + more)
     )
@@ -163,5 +240,8 @@ def test_checkpoints_and_adapters_save_memory(name: str, tokens: int) -> None:
     work = MicroBatch(tokens, 1, tokens, tokens)
     adapter = AdapterForm(rank=8, targets=("all-linear",), element=2)
     full = sum(_bytes(FULL, work, name).values())
-    assert sum(_bytes(replace(FULL, checkpoint_every=1), work, name).values()) <= full
+    every_layer = replace(FULL, checkpoint_every=1)
+    kinds = (every_layer, replace(every_layer, selective=True), replace(FULL, checkpoint_every=2))
+    least, *others = (sum(_bytes(kind, work, name).values()) for kind in kinds)
+    assert all(least <= other <= full for other in others)
     assert sum(_bytes(replace(FULL, adapter=adapter), work, name).values()) <= full

@@ -18,7 +18,7 @@ from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise, smallest_change
 from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
 from plimsoll.memory.advise.costs import speed_words
-from plimsoll.memory.advise.moves import grown, with_room
+from plimsoll.memory.advise.moves import grown, saving_moves, with_room
 from plimsoll.memory.machine.hardware import Hardware, parse_bytes, parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.plan import Plan, make_plan
@@ -186,6 +186,17 @@ def test_an_implicit_reference_is_written_out_where_it_is_changed() -> None:
     for flags in moved:
         assert "--reference.model.path Qwen/Qwen2.5-7B" in flags
         assert "gradient_checkpointing" not in flags
+
+
+@pytest.mark.parametrize(("rate", "proposed"), [("1e-4", True), ("1e-6", False)])
+def test_narrow_states_are_proposed_where_no_update_is_lost(rate: str, proposed: bool) -> None:
+    text = SFT.replace("RANKS", "2").replace("NODES", "1").replace("MODEL", "Qwen/Qwen2-7B")
+    text = text.replace("TOKENS", "512").replace("STAGE", "2").replace("CHECKPOINTING", "true")
+    config = read("sft", f"{text}  optimizer: {{learning_rate: {rate}}}\n")
+    plan = make_plan(config, hardware := parse_cluster("2xRTX4090", 1, 10**11), Constants())
+    moves = [dict(move) for move in saving_moves(config, plan, hardware)]
+    narrow = {"actor.zero.stage": 2, "actor.zero.state_dtype": "bfloat16"}
+    assert (narrow in moves) == proposed
 
 
 def test_the_smallest_change_leaves_training_and_hardware_alone_where_it_can() -> None:

@@ -14,6 +14,7 @@ from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
+from plimsoll.memory.items import Moment
 from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.contents import held_by, make_job
@@ -74,8 +75,7 @@ def test_ranks_divide_and_only_the_first_collects_the_model() -> None:
     found = plan("sft", text, "2xA100-40GB")
     assert len(found.devices) == 1 and len(found.devices[0].slots) == 2
     assert sizes(found, "save")["actor weights"] == 2 * P // 2
-    host = found.hosts[0].phases[-1]
-    assert host.moment.phase == "save"
+    host = next(use for use in found.hosts[0].uses if use.moment == Moment("save", "gather"))
     assert [i.bytes for i in host.items if i.name == "model to save"] == [2 * P]
     libraries = [i.bytes for i in host.items if i.name == "CUDA libraries"]
     assert libraries == [2 * Constants().cuda_libraries]
@@ -94,13 +94,22 @@ def test_on_cpu_everything_is_on_the_host() -> None:
 def test_disk_has_a_checkpoint_more_than_are_kept() -> None:
     text = SFT.replace("steps: 10", "steps: 10, keep_checkpoints: 3")
     found = plan("sft", text + "cluster: {where: local}\n", "A100-40GB")
-    assert found.disk_bytes == 4 * (2 + 4 + 8) * P + 2 * P
+    assert found.disk_bytes == 4 * (4 + 8) * P + 2 * P
+
+
+def test_the_best_checkpoint_and_an_average_take_disk_too() -> None:
+    text = SFT.replace("steps: 10", "steps: 10, eval_every: 5, best: {}")
+    text = text.replace("actor: {", "actor: {ema: {}, ").replace(
+        "train: {", "eval: {path: e, prompt: q, response: r}, train: {"
+    )
+    found = plan("sft", text + "cluster: {where: local}\n", "A100-40GB")
+    assert found.disk_bytes == 4 * (4 + 8 + 4) * P + 2 * P
 
 
 def test_disk_that_is_too_small_is_a_problem() -> None:
     job = config("sft", SFT + "cluster: {where: local}\n")
     hardware = parse_cluster("A100-40GB", 1, None)
-    needed = (3 * 14 + 2) * P
+    needed = (3 * 12 + 2) * P
     short = make_plan(job, hardware, Constants(), free_disk=needed - 1)
     assert [problem.code for problem in short.problems] == ["disk-space"]
     assert short.verdict == "does not fit"

@@ -54,6 +54,49 @@ def test_eight_bit_moments() -> None:
     assert size(held, "moments") / PARAMETERS * 8 == pytest.approx(2.03, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("zero", "ranks", "where"),
+    [
+        ({"stage": 0}, 1, "device"),
+        ({"stage": 2}, 8, "device"),
+        ({"stage": 3, "optimizer_offload": "cpu"}, 8, "host"),
+    ],
+)
+def test_a_moving_average_is_where_the_masters_are(
+    zero: dict[str, object], ranks: int, where: str
+) -> None:
+    held = actor(zero=zero, ema={})
+    assert size(held, "moving average of masters") == 4 * -(-PARAMETERS // ranks)
+    assert held["moving average of masters"].item.where == where
+    assert "moving average of masters" not in actor(zero=zero)
+
+
+def test_states_in_bfloat16() -> None:
+    """12 bytes a parameter of fp32 states become 6; only AdamW's own moments can be narrow."""
+    held = actor(zero={"stage": 3, "state_dtype": "bfloat16"})
+    assert size(held, "bf16 masters") == 2 * PARAMETERS // 8
+    assert size(held, "moments") == 4 * PARAMETERS // 8
+    eight = {"kind": "adamw_8bit"}
+    both = actor(zero={"stage": 2, "state_dtype": "bfloat16"}, optimizer=eight)
+    assert size(both, "moments") / PARAMETERS * 8 == pytest.approx(2.03, abs=0.01)
+
+
+def test_a_second_copy_of_the_weights_for_slow_links() -> None:
+    zero = {"stage": 3, "hpz_partition_size": 4}
+    assert size(actor(ranks=16, zero=zero), "second copy of weights") == 2 * PARAMETERS // 4
+    assert "second copy of weights" not in actor(ranks=16, zero={"stage": 3})
+
+
+def test_layer_inputs_go_to_pinned_host_memory() -> None:
+    kept = actor()
+    moved = actor(model={"activation_offload": "cpu"})
+    stream = 2 * WORK.tokens * HIDDEN
+    assert size(kept, "layer inputs") == LAYERS * stream
+    assert moved["layer inputs"].item.where == "host"  # the last of that name
+    assert size(moved, "layer inputs") == LAYERS * 2**25  # 29,360,128 bytes, pinned
+    assert "layer inputs" in actor(device="cpu", model={"activation_offload": "cpu"})
+
+
 def test_an_offloaded_optimizer_is_in_host_memory() -> None:
     held = actor(zero={"stage": 3, "optimizer_offload": "cpu", "parameter_offload": "cpu"})
     for name in ("weights", "fp32 masters", "moments", "accumulated gradients"):

@@ -125,6 +125,33 @@ CASES = [
         {"rollout.dtype": "float32"},
     ),
     (
+        "sft",
+        {"actor.model.gradient_checkpointing": True, "actor.model.activation_offload": "cpu"},
+        "cpu",
+        "offload-without-gpu",
+        "warning",
+        ["actor.model.activation_offload: cpu"],
+        {"actor.model.activation_offload": "none"},
+    ),
+    (
+        "sft",
+        {"actor.zero.state_dtype": "bfloat16", "actor.optimizer.learning_rate": 1e-5},
+        "8xA100-80GB",
+        "lost-updates",
+        "warning",
+        ["learning_rate 1e-05", "1.2e-4 apart", "float32"],
+        {"actor.optimizer.learning_rate": 1e-4},
+    ),
+    (
+        "sft",
+        {"actor.zero.quantized_gradients": True, "actor.zero.quantized_weights": True},
+        "cpu",
+        "zero-plus-plus",
+        "error",
+        ["actor.zero.quantized_weights, actor.zero.quantized_gradients", "CUDA kernels"],
+        {"actor.zero.quantized_gradients": False, "actor.zero.quantized_weights": False},
+    ),
+    (
         "dpo",
         {"reference": {"model": {"path": QWEN}, "offload": "cpu"}},
         "cpu",
@@ -232,8 +259,10 @@ def test_every_role_that_is_too_short_is_told() -> None:
 def test_heads_that_varlen_has_no_kernel_for() -> None:
     plain = ("cuda", (9, 0), "bfloat16", False)
     assert list(against_varlen(*plain, 256)) == list(against_varlen(*plain, 0)) == []
-    (obstacle,) = against_varlen(*plain, 257)
-    assert "at most 256 dimensions, not 257" in obstacle
+    (obstacle,) = against_varlen(*plain, 264)
+    assert "at most 256 dimensions, not 264" in obstacle
+    (obstacle,) = against_varlen(*plain, 100)
+    assert "a multiple of 8 dimensions, not 100" in obstacle
     assert len(list(against_varlen("cpu", None, "float32", True, 512))) == 4
 
 

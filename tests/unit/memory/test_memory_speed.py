@@ -13,6 +13,7 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.memory.advise.recompute import ELEMENTWISE, recomputed
 from plimsoll.memory.advise.speed import (
     NETWORK,
     PCIE,
@@ -24,6 +25,7 @@ from plimsoll.memory.advise.speed import (
     dequantise_seconds,
     exchange_seconds,
     forward_seconds,
+    inputs_offload_seconds,
     passes,
     rates_of,
     sampling_seconds,
@@ -74,6 +76,32 @@ def test_training_is_three_forwards_four_with_checkpointing_and_two_with_an_adap
     assert passes(full) == 3
     assert passes(full.model_copy(update={"model": checkpointed})) == 4
     assert passes(full.model_copy(update={"adapter": AdapterConfig()})) == 2
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "every", "again"),
+    [(True, 1, 1), (True, 4, 1 / 4), ("selective", 1, ELEMENTWISE), (False, 1, 0)],
+)
+def test_what_checkpointing_computes_again(
+    checkpointing: bool | str, every: int, again: float
+) -> None:
+    changes = {"gradient_checkpointing": checkpointing, "checkpoint_every": every}
+    assert recomputed(role().model.model_copy(update=changes)) == pytest.approx(again)
+
+
+def test_offloaded_layer_inputs_cross_pcie_there_and_back() -> None:
+    changes = {"gradient_checkpointing": True, "activation_offload": "cpu"}
+    moved = role().model_copy(update={"model": role().model.model_copy(update=changes)})
+    assert inputs_offload_seconds(moved, WORK, ONE) == pytest.approx(2 * 2 * 1000 * H * L)
+    assert inputs_offload_seconds(role(), WORK, ONE) == 0
+
+
+def test_zero_plus_plus_sends_8_bits_of_a_weight_and_4_of_a_gradient() -> None:
+    once = 2 * P * 3 / 4
+    weights = exchange_seconds(role(stage=3, quantized_weights=True), WORK, ONE)
+    gradients = exchange_seconds(role(stage=3, quantized_gradients=True), WORK, ONE)
+    assert weights == pytest.approx(5 * (2 / 2 + 1) * once)
+    assert gradients == pytest.approx(5 * (2 + 1 / 4) * once)
 
 
 def test_stage_3_moves_three_times_the_weights_for_each_micro_batch() -> None:

@@ -75,9 +75,10 @@ def test_gradients_exist_in_their_own_phase_only() -> None:
     counts = Counts(trained=1000, frozen=0, largest=10, element=2)
     form = StateForm(zero_states(counts, SIZES, "cuda"), "train_critic", MOMENTS)
     held = {one.item.name: one.moments for one in state_items("critic", form)}
-    both = {Moment("train_critic", "forward_backward"), Moment("train_critic", "step")}
-    assert held["fp32 gradients"] == both
-    assert held["weights"] >= both | {Moment("train_actor", "step"), Moment("rollout", "generate")}
+    own = {Moment("train_critic", i) for i in ("forward_backward", "backward", "reduce", "step")}
+    assert held["fp32 gradients"] == own
+    assert held["copy to reduce"] == {Moment("train_critic", "reduce")}
+    assert held["weights"] >= own | {Moment("train_actor", "step"), Moment("rollout", "generate")}
 
 
 def test_a_role_exists_while_later_ones_are_loaded_and_not_before() -> None:

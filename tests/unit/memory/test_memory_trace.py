@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
-from plimsoll.memory.trace import Traced, measure, trace
+from plimsoll.memory.trace import LiveBytes, Traced, measure, trace
 
 WIDTH, ROWS = 256, 512
 
@@ -113,3 +113,10 @@ def test_a_block_without_grad_holds_by_hand_what_it_makes() -> None:
     one = 4 * ROWS * WIDTH
     found = measure(Scoring(Block().requires_grad_(False)))
     assert found == Traced(weights=found.weights, gradients=0, activations=one + 8 * one)
+
+
+def test_tensors_without_memory_count_nothing() -> None:
+    with LiveBytes() as live:
+        meta, real = torch.zeros(1000, device="meta"), torch.zeros(1000)
+        assert live.now == real.nbytes
+    assert meta.numel() == 1000

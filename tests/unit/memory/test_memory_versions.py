@@ -20,10 +20,25 @@ PROJECT = Path(__file__).parents[3]
 NAMES = [package.name for package in PACKAGES]
 
 
+def pins_of(lock: str) -> dict[str, str]:
+    text = (PROJECT / "requirements" / lock).read_text()
+    return dict(re.findall(r"^([A-Za-z0-9_-]+)==(\S+)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt"])
+def test_the_lock_files_keep_what_torch_has_brought(lock: str) -> None:
+    """Parts of CUDA of another version would take the place of torch's own."""
+    pins = pins_of(lock)
+    text = (PROJECT / "requirements" / "constraints.txt").read_text()
+    bounds = dict(re.findall(r"^([a-z-]+)([=<].+)$", text, re.MULTILINE))
+    kept = {name: pins[name] in SpecifierSet(bounds[name]) for name in bounds if name in pins}
+    assert kept == dict.fromkeys(kept, True)
+    assert len(kept) == (7 if lock == "gpu.txt" else 1)
+
+
 @pytest.mark.parametrize("lock", ["cpu.txt", "gpu.txt"])
 def test_what_the_lock_files_install_is_tested(lock: str) -> None:
-    text = (PROJECT / "requirements" / lock).read_text()
-    pins = dict(re.findall(r"^([A-Za-z0-9_-]+)==(\S+)", text, re.MULTILINE))
+    pins = pins_of(lock)
     known = {name: pins[name] for name in NAMES if name in pins}
     assert {"transformers", "deepspeed", "ray"} <= set(known)
     assert {name: judge_version(name, pin) for name, pin in known.items()} == dict.fromkeys(known)

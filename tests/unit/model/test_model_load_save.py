@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     BloomConfig,
+    DeepseekV3Config,
     Gemma3Config,
     GPT2Config,
     GptOssConfig,
@@ -26,13 +28,21 @@ from transformers import (
     OPTConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
+    Qwen2Config,
     T5Config,
 )
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.model.load import load_policy, load_tokenizer, load_value, read_model_config
+from plimsoll.model.attention import SDPA, VARLEN
+from plimsoll.model.load import (
+    attention_name,
+    load_policy,
+    load_tokenizer,
+    load_value,
+    read_model_config,
+)
 from plimsoll.model.policy import PackTensors, hf_state_names, save_hf
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.model.value import ValueModel
@@ -191,6 +201,21 @@ def test_attention_sinks_are_refused(tmp_path: Path) -> None:
 def test_varlen_needs_cuda(model_path: Path) -> None:
     message = refusal(model_path, attention="varlen")
     assert "CUDA" in message and "sdpa" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (Qwen2Config(hidden_size=128, num_attention_heads=4), VARLEN),
+        (Qwen2Config(hidden_size=120, num_attention_heads=10), SDPA),  # heads of 12
+        (DeepseekV3Config(), SDPA),  # keys of 192, values of 128
+    ],
+)
+def test_auto_takes_varlen_on_a_card_where_its_kernel_has_the_heads(
+    config: PreTrainedConfig, name: str
+) -> None:
+    with patch("torch.cuda.get_device_capability", lambda device: (9, 0)):
+        assert attention_name(ModelConfig(path="m"), config, torch.device("cuda")) == name
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

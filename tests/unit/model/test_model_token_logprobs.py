@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_bytes import LiveBytes
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from plimsoll.model import token_logprobs as module
+from plimsoll.model.logit_chunks import BLOCK_ELEMENTS_CPU
 from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
 
 torch.set_num_threads(1)
@@ -134,7 +132,7 @@ def test_equals_the_full_computation(
 
 
 def test_rows_of_a_large_vocabulary_go_one_at_a_time() -> None:
-    head = make_head(rows=5, width=4, vocab=module._BLOCK_ELEMENTS_CPU // 2 + 1)
+    head = make_head(rows=5, width=4, vocab=BLOCK_ELEMENTS_CPU // 2 + 1)
     ours, plain = chunked(head, chunk=3), full(head)
     torch.testing.assert_close(ours.logprobs_L, plain.logprobs_L, rtol=1e-5, atol=1e-5)
     for got, want in zip(
@@ -183,27 +181,6 @@ def test_a_frozen_weight_gets_no_gradient() -> None:
     assert head.weight.grad is None and head.hidden.grad is not None
 
 
-class LiveBytes(TorchDispatchMode):
-    """Follows the storages that operations make, and the most bytes alive at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live: dict[weakref.ref[torch.UntypedStorage], int] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                reference = weakref.ref(storage, lambda dead: self.live.pop(dead, None))
-                self.live[reference] = storage.nbytes()
-        self.peak = max(self.peak, sum(self.live.values()))
-        return result
-
-
 def peak_bytes(head: Head, compute: Callable[[], TokenLogprobs]) -> int:
     """Most bytes alive at once in forward and backward, beyond the head's own tensors."""
     tracker = LiveBytes()
@@ -219,7 +196,7 @@ def test_holds_no_more_than_one_chunk_of_logits(dtype: torch.dtype) -> None:
     one_chunk = chunk * vocab * dtype.itemsize
     own_gradients = (head.hidden.numel() + head.weight.numel()) * dtype.itemsize
     # A few cache-sized blocks of softmax, and a few numbers a row.
-    scratch = 6 * module._BLOCK_ELEMENTS_CPU * 4 + 16 * rows * 4
+    scratch = 6 * BLOCK_ELEMENTS_CPU * 4 + 16 * rows * 4
     bound = one_chunk + own_gradients + scratch
     assert bound < 1.8 * one_chunk + own_gradients  # so two chunks would not pass
     ours = peak_bytes(head, lambda: chunked(head, chunk))

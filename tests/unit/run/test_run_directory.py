@@ -138,6 +138,16 @@ def test_pruning_keeps_the_last_ones(tmp_path: Path) -> None:
     ]
 
 
+def test_the_best_checkpoint_is_never_pruned(tmp_path: Path) -> None:
+    run = open_run(config(tmp_path))
+    for step in (1, 2, 3, 4):
+        save(run, step)
+    run.prune_checkpoints(keep=1, best_step=2)
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    run.close()
+    assert kept == ["step-000002", "step-000004"]
+
+
 def test_a_second_process_is_refused_with_the_first_ones_pid(tmp_path: Path) -> None:
     program = """
 import sys

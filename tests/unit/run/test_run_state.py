@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from plimsoll.errors import ConfigError
 from plimsoll.run.state import RunState
 
-WHOLE = {"step": 3, "data_position": 96, "weight_version": 3, "kl_coefficient": 0.01, "seconds": 5}
+WHOLE = {
+    "step": 3,
+    "data_position": 96,
+    "weight_version": 3,
+    "kl_coefficient": 0.01,
+    "seconds": 5,
+    "best": None,
+    "best_step": 0,
+    "evaluations_since_best": 0,
+}
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -20,11 +29,12 @@ WHOLE = {"step": 3, "data_position": 96, "weight_version": 3, "kl_coefficient": 
     position=st.integers(0, 10**12),
     coefficient=st.floats(0, 1e6),
     seconds=st.floats(0, 1e9),
+    best=st.none() | st.floats(-1e9, 1e9),
 )
 def test_a_state_is_read_back_exactly(
-    tmp_path: Path, step: int, position: int, coefficient: float, seconds: float
+    tmp_path: Path, step: int, position: int, coefficient: float, seconds: float, best: float | None
 ) -> None:
-    state = RunState(step, position, step, coefficient, seconds)
+    state = RunState(step, position, step, coefficient, seconds, best, step, position)
     state.save(tmp_path / "state.json")
     assert RunState.load(tmp_path / "state.json") == state
 
@@ -40,6 +50,7 @@ def test_a_state_is_read_back_exactly(
         (json.dumps(WHOLE | {"step": True}), "step is True"),
         (json.dumps(WHOLE | {"seconds": "5"}), "seconds is '5'"),
         (json.dumps(WHOLE | {"seconds": None}), "seconds is None"),
+        (json.dumps(WHOLE | {"best": "1"}), "best is '1'"),
     ],
 )
 def test_a_broken_state_names_file_and_reason(tmp_path: Path, content: str, why: str) -> None:

@@ -10,16 +10,22 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig
+from plimsoll.config.jobs import ComparedJobConfig, JobConfig, PpoConfig
 from plimsoll.memory.advise.changes import Value, changed, changes_between, value_at
 from plimsoll.memory.items import Item
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.layout import lay_out
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.stores import Store, likely_worst
-from plimsoll.memory.price.work import frozen_roles, longest_sequence, trained_roles
+from plimsoll.memory.price.work import (
+    frozen_roles,
+    longest_sequence,
+    sequences_together,
+    trained_roles,
+)
 from plimsoll.memory.rules.cards import key_of
 from plimsoll.memory.rules.engines import largest_share
+from plimsoll.memory.rules.states import LOST_BELOW
 
 Move = Mapping[str, Value]
 """Dotted keys and what they become."""
@@ -36,6 +42,8 @@ def saving_moves(config: JobConfig, plan: Plan, hardware: Hardware) -> Iterator[
         yield _of_trained(config, trained)
     for frozen in _FROZEN:
         yield _of_frozen(config, frozen)
+    if isinstance(config, ComparedJobConfig) and "reference" in frozen_roles(config):
+        yield {"reference_logprobs.precompute": True}
     if isinstance(config, PpoConfig) and config.cluster.where == "ray":
         yield from _engine_moves(config, plan, hardware)
     if config.cluster.where == "ray":
@@ -73,7 +81,7 @@ def on_nodes(hardware: Hardware, config: JobConfig) -> Hardware:
 
 def _smaller_micro_batches(config: JobConfig) -> Iterator[Move]:
     """Half the budget and so on, down to the longest sequence (or pair)."""
-    least = longest_sequence(config) * (2 if isinstance(config, DpoConfig) else 1)
+    least = longest_sequence(config) * sequences_together(config)
     tokens = config.batch.micro_batch_tokens
     while tokens > least:
         tokens = max(tokens // 2, least)
@@ -97,18 +105,48 @@ def _narrow_gradients(role: TrainedRole) -> Move:
     return {"zero.gradient_dtype": "bfloat16"} if wide else {}
 
 
+def _narrow_states(role: TrainedRole) -> Move:
+    """Not where the learning rate is one whose updates bfloat16 would lose."""
+    wide = role.zero.stage > 0 and role.model.dtype == "bfloat16"
+    if not wide or role.optimizer.learning_rate < LOST_BELOW:
+        return {}
+    return {"zero.stage": max(2, role.zero.stage), "zero.state_dtype": "bfloat16"}
+
+
+def _layer_inputs_on_host(_: TrainedRole) -> Move:
+    return {
+        "model.gradient_checkpointing": True,
+        "model.checkpoint_every": 1,
+        "model.activation_offload": "cpu",
+    }
+
+
+def _recomputes_all(role: TrainedRole) -> bool:
+    return role.model.gradient_checkpointing is True
+
+
 _TRAINED: tuple[TrainedMove, ...] = (
     lambda role: {"zero.stage": max(2, role.zero.stage)},
     lambda _: {"zero.stage": 3},
-    lambda _: {"model.gradient_checkpointing": True},
+    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 1},
+    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 2},
+    lambda _: {"model.gradient_checkpointing": "selective", "model.checkpoint_every": 1},
+    _layer_inputs_on_host,
     _narrow_gradients,
+    _narrow_states,
     lambda role: {"zero.stage": max(1, role.zero.stage), "zero.optimizer_offload": "cpu"},
     lambda _: {"zero.stage": 3, "zero.parameter_offload": "cpu"},
 )
 _FASTER: tuple[TrainedMove, ...] = (
     lambda _: {"zero.optimizer_offload": "none"},
     lambda _: {"zero.parameter_offload": "none"},
-    lambda _: {"model.gradient_checkpointing": False},
+    lambda _: {"model.activation_offload": "none"},
+    lambda _: {
+        "model.gradient_checkpointing": False,
+        "model.checkpoint_every": 1,
+        "model.activation_offload": "none",
+    },
+    lambda role: {"model.gradient_checkpointing": "selective"} if _recomputes_all(role) else {},
     lambda role: {"zero.stage": min(2, role.zero.stage), "zero.parameter_offload": "none"},
 )
 _FROZEN: tuple[FrozenMove, ...] = (
@@ -144,7 +182,7 @@ def _written_reference(config: JobConfig) -> Move:
     """The model of a reference that the config leaves to its default, the actor's."""
     if value_at(config, "reference.model.path") is not None:
         return {}
-    own = {"gradient_checkpointing"}  # of what learns
+    own = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of what learns
     fields = config.actor.model.model_dump(exclude_defaults=True, exclude=own)
     return {f"reference.model.{key}": value for key, value in fields.items()}
 

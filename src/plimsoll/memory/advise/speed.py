@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import KtoConfig, PpoConfig
+from plimsoll.memory.advise.recompute import recomputed
 from plimsoll.memory.machine.hardware import Node
 from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.price.engines import Sampler, card_share
@@ -113,7 +114,15 @@ def passes(role: TrainedRole) -> float:
     """What training costs in forwards: one forward; a backward of one for the inputs' gradients and
     one for the weights', which a frozen base has not; one more with checkpointing."""
     backward = 2.0 if role.adapter is None else 1.0
-    return 1.0 + backward + (1.0 if role.model.gradient_checkpointing else 0.0)
+    return 1.0 + backward + recomputed(role.model)
+
+
+def inputs_offload_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
+    """The inputs of checkpointed layers cross PCIe to the host and back."""
+    if role.model.activation_offload == "none":
+        return 0.0
+    layers = ceil(work.shape.layers / role.model.checkpoint_every)
+    return 2 * work.element * work.tokens * work.shape.hidden * layers / rates.pcie
 
 
 def dequantise_seconds(work: Pass, visits: float, rates: Rates) -> float:
@@ -126,14 +135,16 @@ def dequantise_seconds(work: Pass, visits: float, rates: Rates) -> float:
 def exchange_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
     """Between ranks. Stage 3 gathers the weights for the forward and for the backward of each
     micro-batch, and scatters the gradients; below, gradients are reduced and weights gathered anew
-    (ZeRO, Rajbhandari et al. 2020, section 7)."""
+    (ZeRO, Rajbhandari et al. 2020, section 7). ZeRO++ sends 8 bits of a weight and 4 of a gradient;
+    what its second copy spares is not reckoned."""
     if work.ranks == 1:
         return 0.0
     trained = work.element * trained_parameters(role, work.shape)
     reductions = work.micro_batches if role.zero.stage >= 2 else work.updates
-    moved: float = reductions * trained
+    moved = reductions * trained * (0.5 / work.element if role.zero.quantized_gradients else 1.0)
     if role.zero.stage == 3:
-        moved += 2 * work.micro_batches * weight_bytes(role, work)
+        narrowed = 1 / work.element if role.zero.quantized_weights else 1.0
+        moved += 2 * work.micro_batches * weight_bytes(role, work) * narrowed
     else:
         moved += work.updates * trained
     return moved * (work.ranks - 1) / work.ranks / rates.link
@@ -171,7 +182,7 @@ def weight_bytes(role: TrainedRole | FrozenRole, work: Pass) -> float:
 
 def training_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
     """Forwards, backwards and optimizer steps of a trained role."""
-    visits = 3.0 if role.model.gradient_checkpointing else 2.0
+    visits = 2.0 + bool(role.model.gradient_checkpointing) / role.model.checkpoint_every
     quantised = role.model.quantization == "nf4"
     return (
         passes(role) * forward_seconds(work, rates)
@@ -179,6 +190,7 @@ def training_seconds(role: TrainedRole, work: Pass, rates: Rates) -> float:
         + exchange_seconds(role, work, rates)
         + adam_seconds(role, work, rates)
         + weights_offload_seconds(role, work, rates)
+        + inputs_offload_seconds(role, work, rates)
     )
 
 
@@ -238,7 +250,7 @@ def _role_seconds(job: Job) -> Iterator[float]:
     for name, trained in trained_roles(job.config).items():
         rates, epochs = _rates(job, job.ranks(name)), sampled.algorithm.epochs if sampled else 1
         yield training_seconds(trained, _work(job, name, epochs), rates)
-        if sampled:  # values, and the log-probs that ratios are of
+        if isinstance(job.config, PpoConfig | KtoConfig):  # values, old log-probs; KTO's KL
             yield scoring_seconds(trained, _work(job, name, 1), rates)
     for name, frozen in frozen_roles(job.config).items():
         yield scoring_seconds(frozen, _work(job, name, 1), _rates(job, job.ranks(name)))

@@ -20,7 +20,12 @@ from plimsoll.memory.price.overheads import Constants
 from plimsoll.run.readings import Footprint
 
 _SHOWN = 6
-_ROLES = {"train_actor": "actor", "train_critic": "critic", "rollout": "rollout"}
+_ROLES = {
+    "precompute": "reference",
+    "train_actor": "actor",
+    "train_critic": "critic",
+    "rollout": "rollout",
+}
 _SAME = {"eval": ("rollout", "score")}
 """Phases that the plan has under another name."""
 

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from plimsoll.config.deepspeed import Device
-from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.engine import FrozenRole
+from plimsoll.config.jobs import DistillConfig, JobConfig, PpoConfig
 from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.layout import Kind, Layout, Process, lay_out
+from plimsoll.memory.price.activation_form import TaughtHead
 from plimsoll.memory.price.engines import (
     STARTING,
     Sampler,
@@ -19,18 +21,22 @@ from plimsoll.memory.price.engines import (
     sleep_items,
     transformers_items,
 )
+from plimsoll.memory.price.heap import kept_by_heap
 from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.price.processes import kernel_items, process_items
-from plimsoll.memory.price.roles import HeadKind, frozen_role, trained_role
+from plimsoll.memory.price.processes import computing_items, process_items
+from plimsoll.memory.price.roles import frozen_role, trained_role
+from plimsoll.memory.price.teaching import teaching_items
 from plimsoll.memory.price.work import (
     RoleName,
     bucket_bytes,
     frozen_roles,
+    head_of,
     longest_sequence,
     micro_batch,
     phases,
     role_models,
+    step_sequences,
     trained_roles,
 )
 from plimsoll.memory.shapes.known_models import read_shape
@@ -38,6 +44,7 @@ from plimsoll.memory.shapes.shape import ModelShape
 
 _SCORING = Moment("score", "forward")
 _SAVING = Moment("save", "gather")
+_WRITING = Moment("save", "write")
 _COLLECTED = ("bucket of weights", "model to save")
 """Items of a group's first rank alone, which collects the weights that leave."""
 _LEAVING = (*_COLLECTED, "gathered weights")
@@ -114,7 +121,8 @@ def held_by(job: Job, process: Process) -> tuple[Held, ...]:
     own = tuple(_contents(job, process))
     if job.device == "cuda":
         return own
-    return tuple(replace(one, item=replace(one.item, where="host")) for one in own)
+    moved = tuple(replace(one, item=replace(one.item, where="host")) for one in own)
+    return (*moved, *kept_by_heap(moved))
 
 
 def _contents(job: Job, process: Process) -> Iterator[Held]:
@@ -122,7 +130,9 @@ def _contents(job: Job, process: Process) -> Iterator[Held]:
     if process.kind in ("local", "rank", "critic rank"):
         unwanted = () if process.index == 0 else _COLLECTED
         held = [one for name in hosted(job, process) for one in _role(job, name)]
-        yield from _one_at_a_time([one for one in held if one.item.name not in unwanted])
+        held = [one for one in held if one.item.name not in unwanted]
+        held = list(_one_at_a_time(held, _SCORING))
+        yield from _one_at_a_time(held, _WRITING)
     if process.kind in ("local", "engine", "engine worker"):
         yield from _engine(job, process)
 
@@ -137,9 +147,8 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     for item in process_items(process, job.device, group, vllm, job.constants):
         yield Held(item, job.moments)
     computing = frozenset(moment for moment in job.moments if moment.phase != "load")
-    # Products of fp32 are not prepared by shape: their new shapes hardly cost anything.
     narrow = any(model.dtype == "bfloat16" for model in role_models(job.config).values())
-    for item in kernel_items(process, job.device, vllm, job.constants) if narrow else ():
+    for item in computing_items(process, job.device, vllm, narrow, job.constants):
         yield Held(item, computing)
     if process.kind == "ray" and sampler is not None:
         bucket = bucket_bytes(job.config, sampler.shape)
@@ -164,16 +173,16 @@ def _role(job: Job, name: RoleName) -> Iterator[Held]:
 
 def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
     config, shape, ranks = job.config, job.shapes[name], job.ranks(name)
-    head: HeadKind = "value" if name in ("critic", "reward") else "policy"
+    head = head_of(config, name)
     sampled = config if isinstance(config, PpoConfig) else None
     scaled = sampled is not None and sampled.rollout.sampling.temperature != 1
     work = micro_batch(config, ranks)
-    if name in ("reference", "reward"):
-        frozen = frozen_roles(config)[name]
-        return frozen_role(
+    if frozen := frozen_roles(config).get(name):
+        held = frozen_role(
             *(name, frozen, shape, head, work, ranks, job.device, job.moments),
             scaled=scaled,
         )
+        return (*held, *_taught(job, frozen)) if name == "teacher" else held
     role = trained_roles(config)[name]
     phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
     return trained_role(
@@ -181,7 +190,23 @@ def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
         entropy=sampled is not None,
         scaled=scaled,
         sync_bucket=bucket_bytes(config, shape) if name == "actor" else 0,
+        teacher=_taught_head(job),
     )
+
+
+def _taught(job: Job, teacher: FrozenRole) -> Iterator[Held]:
+    ranks = job.ranks("teacher")
+    tokens = -(-step_sequences(job.config) // ranks) * longest_sequence(job.config)
+    shape = job.shapes["teacher"]
+    return teaching_items(teacher, shape, tokens, ranks, job.device, job.moments)
+
+
+def _taught_head(job: Job) -> TaughtHead | None:
+    """Of an actor that learns from a teacher."""
+    if not isinstance(job.config, DistillConfig):
+        return None
+    element = 2 if job.config.teacher.model.dtype == "bfloat16" else 4
+    return TaughtHead(job.config.actor.model.head_chunk, job.shapes["teacher"].hidden, element)
 
 
 def _engine(job: Job, process: Process) -> Iterator[Held]:
@@ -208,19 +233,20 @@ def _engine(job: Job, process: Process) -> Iterator[Held]:
             yield from card_items(sampler, card.usable_bytes, context, moments)
 
 
-def _one_at_a_time(held: Sequence[Held]) -> Iterator[Held]:
-    """Roles score one after another: of what exists only meanwhile, the largest role's counts."""
+def _one_at_a_time(held: Sequence[Held], moment: Moment) -> Iterator[Held]:
+    """Roles score one after another, and so are their states written: of what exists only
+    meanwhile, the largest role's counts."""
     passing: dict[str, int] = {}
     for one in held:
-        if _passes(one):
+        if _passes(one, moment):
             passing[one.item.role] = passing.get(one.item.role, 0) + one.item.bytes
     largest = max(passing, key=lambda role: passing[role], default="")
     for one in held:
-        if _passes(one) and one.item.role != largest:
-            one = replace(one, moments=one.moments - {_SCORING})
+        if _passes(one, moment) and one.item.role != largest:
+            one = replace(one, moments=one.moments - {moment})
         if one.moments:
             yield one
 
 
-def _passes(one: Held) -> bool:
-    return _SCORING in one.moments and _SAVING not in one.moments
+def _passes(one: Held, moment: Moment) -> bool:
+    return moment in one.moments and _SAVING not in one.moments

@@ -34,5 +34,5 @@ def kind_of(item: Item) -> Kind:
         return "processes"
     kinds = (kind for kind, words in _WORDS if any(word in item.name for word in words))
     kind: Kind = next(kinds, "weights")
-    frozen = item.role in ("reference", "reward") and kind != "activations"
+    frozen = item.role in ("reference", "reward", "teacher") and kind != "activations"
     return "frozen models" if frozen else kind

@@ -14,6 +14,7 @@ _SMALL = 0.004
 """Items that are less than this share of the peak in every phase are shown together."""
 
 SHORT: Mapping[Phase, str] = {
+    "precompute": "before",
     "rollout": "roll",
     "train_critic": "critic",
     "train_actor": "actor",

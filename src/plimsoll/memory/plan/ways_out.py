@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import JobConfig, PpoConfig, SftConfig
+from plimsoll.config.jobs import ComparedJobConfig, DistillConfig, JobConfig, PpoConfig
 from plimsoll.memory.plan.kinds import Kind
 
 Where = Literal["device", "host"]
@@ -48,7 +48,7 @@ def _trained(role: str, config: JobConfig) -> TrainedRole:
 
 
 def _frozen_model(role: str, where: Where, config: JobConfig) -> str:
-    key = "reward_model.role" if role == "reward" else "reference"
+    key = "reward_model.role" if role == "reward" else role
     frozen = _frozen(role, config)
     ways = []
     if where == "device" and (frozen is None or frozen.offload == "none"):
@@ -57,15 +57,17 @@ def _frozen_model(role: str, where: Where, config: JobConfig) -> str:
         ways.append(f"{key}.offload: none")
     if config.cluster.ranks > 1 and (frozen is None or frozen.stage == 0):
         ways.append(f"{key}.stage: 3")
+    if isinstance(config, ComparedJobConfig) and not config.reference_logprobs.precompute:
+        ways.append("reference_logprobs.precompute: true")
     return ", or ".join([*ways, "more cluster.nodes and cluster.ranks"])
 
 
 def _frozen(role: str, config: JobConfig) -> FrozenRole | None:
-    if isinstance(config, SftConfig):
-        return None
     if role == "reward" and isinstance(config, PpoConfig):
         return config.reward_model.role if config.reward_model else None
-    return config.reference
+    if isinstance(config, DistillConfig):
+        return config.teacher
+    return config.reference if isinstance(config, ComparedJobConfig | PpoConfig) else None
 
 
 def _engine(where: Where, config: PpoConfig) -> str:
@@ -86,7 +88,11 @@ def _engine(where: Where, config: PpoConfig) -> str:
 
 def _activations(role: str, config: JobConfig) -> str:
     smaller = f"a smaller batch.micro_batch_tokens (now {config.batch.micro_batch_tokens:,})"
-    learns = role in ("actor", "critic")
-    if learns and not _trained(role, config).model.gradient_checkpointing:
+    if role not in ("actor", "critic"):
+        return smaller
+    model = _trained(role, config).model
+    if model.gradient_checkpointing is not True:
         return f"{role}.model.gradient_checkpointing: true, or {smaller}"
+    if model.checkpoint_every > 1:
+        return f"{role}.model.checkpoint_every: 1, or {smaller}"
     return smaller

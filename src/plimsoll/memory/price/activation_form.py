@@ -38,7 +38,24 @@ class ValueHead:
     """One number for each learned token, in fp32."""
 
 
-Head = ChunkedHead | UnfusedHead | ValueHead
+@dataclass(frozen=True)
+class TaughtHead:
+    """`distil`: logits of `rows` learned tokens at once, and the same of a teacher's.
+
+    hidden: the teacher's hidden size. element: bytes of its weights.
+    """
+
+    rows: int
+    hidden: int
+    element: int
+
+
+@dataclass(frozen=True)
+class NoHead:
+    """Hidden states alone: a teacher's, whose head is run with its student's."""
+
+
+Head = ChunkedHead | UnfusedHead | ValueHead | TaughtHead | NoHead
 
 
 @dataclass(frozen=True)
@@ -61,13 +78,14 @@ class ActivationForm:
     """How a forward and backward is computed.
 
     element: bytes of a weight and of an activation (2 in bfloat16).
-    checkpoint_every: None keeps all activations; 1 keeps each layer's input and computes the rest
-        again, k keeps the input of every k-th layer.
+    checkpoint_every: None keeps all activations; k checkpoints the first of every k layers: of it
+        the input is kept, and the rest computed again.
+    selective: of checkpointed layers the results of matrix products and attention are kept too.
     trained: forward and backward; else forward only, without autograd.
     adapter: None trains all weights; else only the adapter.
     quantized: linear weights are in 4 bits, and one at a time is written out for use.
     compiled: torch.compile fuses element-wise chains, and saves only what is at their ends.
-    inputs_on_host: the kept layer inputs are moved to host memory.
+    inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
     """
 
     element: int
@@ -78,6 +96,7 @@ class ActivationForm:
     adapter: AdapterForm | None = None
     quantized: bool = False
     compiled: bool = False
+    selective: bool = False
     inputs_on_host: bool = False
     device: Literal["cuda", "cpu"] = "cuda"
 

@@ -7,18 +7,21 @@ embedding's gradient at the very end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from plimsoll.memory.items import Held, Item, Moment, Phase, Where
+from plimsoll.memory.items import Held, Item, Moment, Phase
 from plimsoll.memory.price.activation_form import (
     ActivationForm,
     ChunkedHead,
+    NoHead,
+    TaughtHead,
     UnfusedHead,
     ValueHead,
 )
+from plimsoll.memory.price.checkpoints import CheckpointedLayers, Part
+from plimsoll.memory.price.heap import small_bytes
 from plimsoll.memory.price.layer_steps import (
-    SOURCE,
     Step,
     final_norm,
     layer_steps,
@@ -26,11 +29,13 @@ from plimsoll.memory.price.layer_steps import (
     scoring_summit,
     summit,
 )
+from plimsoll.memory.price.masks import mask_bytes
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
 _FP32 = 4
 _INT64 = 8
-_BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}  # as in model/token_logprobs.py
+_BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}  # as in model/logit_chunks.py
+_TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the heads' test
 _TWO_ROTARY_TABLES = ("gemma3", "gemma3_text")
 
 
@@ -43,25 +48,20 @@ def activation_items(
     """
     moment = Moment(phase, "forward_backward" if form.trained else "forward")
     micro_batch = _MicroBatch(shape, work, form)
-    return tuple(
-        Held(
-            Item(role, part.name, part.where, "allocated", part.bytes, part.formula, part.source),
-            frozenset({moment}),
-        )
-        for part in (micro_batch.trained() if form.trained else micro_batch.scored())
-        if part.bytes
-    )
+    return tuple(micro_batch.held(role, moment, (micro_batch.masks(), *micro_batch.highest())))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """An item before it has a role."""
-
-    name: str
-    bytes: int
-    formula: str
-    source: str = SOURCE
-    where: Where = "device"
+def backward_items(
+    role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, at: Moment, left: int
+) -> tuple[Held, ...]:
+    """What is held of it where the last of the first `left` layers is undone."""
+    if left == 0:
+        return ()
+    windows = shape.sliding_layers * left // shape.layers
+    lower = replace(shape, layers=left, sliding_layers=windows)
+    micro_batch = _MicroBatch(lower, work, form)
+    parts = (_MicroBatch(shape, work, form).masks(), *micro_batch.at_layer())
+    return tuple(micro_batch.held(role, at, parts))
 
 
 @dataclass(frozen=True)
@@ -72,52 +72,78 @@ class _MicroBatch:
     work: MicroBatch
     form: ActivationForm
 
-    def trained(self) -> tuple[_Part, ...]:
-        heights = (self._at_head(), self._at_layer(), self._at_embedding())
+    def held(self, role: str, moment: Moment, parts: tuple[Part, ...]) -> Iterator[Held]:
+        """Those that are not empty, as a role's items."""
+        widest = self.work.tokens * max(self.shape.intermediate, 2 * self.shape.hidden)
+        for part in parts:
+            small = small_bytes(part.bytes, part.block or self.form.element * widest)
+            item = Item(
+                *(role, part.name, part.where, "allocated", part.bytes, part.formula, part.source),
+                small=small,
+            )
+            if part.bytes:
+                yield Held(item, frozenset({moment}))
+
+    def masks(self) -> Part:
+        """Theirs all the time."""
+        tokens, longest = self.work.tokens, self.work.longest
+        words = f"masks of {tokens:,} queries x {longest:,} keys, for all layers"
+        made = mask_bytes(self.shape, self.work, self.form)
+        return Part("attention masks", made, words, "model/attention.py")
+
+    def highest(self) -> tuple[Part, ...]:
+        """All else, where it is most."""
+        return self.trained() if self.form.trained else self.scored()
+
+    def trained(self) -> tuple[Part, ...]:
+        heights = (self._at_head(), self.at_layer(), self._at_embedding())
         return max(heights, key=_device_bytes)
 
-    def scored(self) -> tuple[_Part, ...]:
+    def scored(self) -> tuple[Part, ...]:
         top = scoring_summit(self.shape, self.work, self.form)
         words = f"{top.bytes:,} bytes in {top.where}"
-        layer = (self._positions(), _Part("working set", top.bytes, words))
+        layer = (self._positions(), Part("working set", top.bytes, words))
         return max((layer, (self._positions(), *self._head())), key=_device_bytes)
 
-    def _at_head(self) -> tuple[_Part, ...]:
+    def _at_head(self) -> tuple[Part, ...]:
         last = final_norm(self.shape, self.work, self.form).saved
-        norm = f"{last:,} of the last norm"
-        if self.form.checkpoint_every is not None:
-            kept = (*self._layer_inputs(), _Part("activations", last, norm))
-        else:
-            steps = layer_steps(self.shape, self.work, self.form)
-            saved = self.shape.layers * saved_bytes(steps) + last
-            words = f"{self._layers(self.shape.layers, steps)} + {norm}"
-            kept = (_Part("activations", saved, words),)
-        return (self._positions(), *kept, *self._head())
+        steps = layer_steps(self.shape, self.work, self.form)
+        words = f"{last:,} of the last norm"
+        whole = self._layers.whole
+        if whole:
+            words = f"{self._saved_words(whole, steps)} + {words}"
+        kept = Part("activations", whole * saved_bytes(steps) + last, words)
+        return (self._positions(), *self._layers.kept(undoing=False), kept, *self._head())
 
-    def _at_layer(self) -> tuple[_Part, ...]:
-        every, layers = self.form.checkpoint_every, self.shape.layers
+    def at_layer(self) -> tuple[Part, ...]:
+        """Where the last layer is whole, no checkpointed one is higher: it has the former below."""
         steps = layer_steps(self.shape, self.work, self.form)
         top = summit(steps)
-        others = (layers if every is None else min(every, layers)) - 1
-        saved = _Part(
-            "activations" if every is None else "recomputed activations",
+        again = self._layers.last_is_checkpointed
+        others = self._layers.whole if again else self._layers.whole - 1
+        saved = Part(
+            "recomputed activations" if again else "activations",
             others * saved_bytes(steps) + top.saved,
-            f"{self._layers(others, steps)} + {top.saved:,} of the last layer",
+            f"{self._saved_words(others, steps)} + {top.saved:,} of the last layer",
         )
         words = f"{top.scratch:,} bytes in {top.where} + {self._stream_words}"
-        working = _Part("working set", top.scratch + self._stream, words)
-        inputs = () if every is None else self._layer_inputs()
+        working = Part("working set", top.scratch + self._stream, words)
         waiting = self._tables(1 if self._tied else 0, "held for the tied embedding")
-        flight = _Part("gradients in flight", top.gradient, f"{top.gradient:,} bytes of a weight")
-        return (self._positions(), *inputs, saved, working, flight, waiting)
+        flight = Part("gradients in flight", top.gradient, f"{top.gradient:,} bytes of a weight")
+        kept = self._layers.kept(undoing=True)
+        return (self._positions(), *kept, saved, working, flight, waiting)
 
-    def _at_embedding(self) -> tuple[_Part, ...]:
+    @property
+    def _layers(self) -> CheckpointedLayers:
+        return CheckpointedLayers(self.shape, self.work, self.form)
+
+    def _at_embedding(self) -> tuple[Part, ...]:
         """Autograd adds the embedding's gradient and a tied head's into a third tensor."""
         if self.form.adapter is not None:
             return ()
         if self._tied:
             return (self._tables(3, "of the tied embedding, at the end"),)
-        stream = _Part("working set", self._stream, self._stream_words)
+        stream = Part("working set", self._stream, self._stream_words)
         return (stream, self._tables(1, "of the embedding, at the end"))
 
     @property
@@ -134,7 +160,7 @@ class _MicroBatch:
         element, tokens, hidden = self.form.element, self.work.tokens, self.shape.hidden
         return f"{element} bytes x {tokens:,} tokens x {hidden:,}"
 
-    def _layers(self, count: int, steps: tuple[Step, ...]) -> str:
+    def _saved_words(self, count: int, steps: tuple[Step, ...]) -> str:
         """In words: what they save, by part."""
         parts: dict[str, int] = {}
         for step in steps:
@@ -144,54 +170,46 @@ class _MicroBatch:
         )
         return f"{count} layers x {self.work.tokens:,} tokens x ({each}) bytes"
 
-    def _layer_inputs(self) -> tuple[_Part, ...]:
-        every = self.form.checkpoint_every or 1
-        count = ceil(self.shape.layers / every)
-        source = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
-        words = f"{count} checkpoints x {self._stream_words}"
-        if not self.form.inputs_on_host:
-            return (_Part("layer inputs", count * self._stream, words, source),)
-        two = min(2, count)  # one in use, one on its way
-        return (
-            _Part("layer inputs", two * self._stream, f"{two} x {self._stream_words}", source),
-            _Part("layer inputs", count * self._stream, words, source, "host"),
-        )
-
-    def _positions(self) -> _Part:
+    def _positions(self) -> Part:
         tokens, element = self.work.tokens, self.form.element
         tables = 4 if self.shape.family in _TWO_ROTARY_TABLES else 2
         wide = tables * element * self.shape.head_dim
         numbers = 2 * _INT64 * (tokens + self.work.learned)
         words = f"{tokens:,} tokens x {wide:,} bytes + {numbers:,} of token ids and positions"
-        return _Part("input ids and rotary tables", tokens * wide + numbers, words)
+        return Part("input ids and rotary tables", tokens * wide + numbers, words)
 
-    def _tables(self, count: int, what: str) -> _Part:
+    def _tables(self, count: int, what: str) -> Part:
         """Gradients as large as the embedding."""
         element, vocabulary, hidden = self.form.element, self.shape.vocabulary, self.shape.hidden
         if self.form.adapter is not None:
             count = 0
         words = f"{count} x {element} bytes x {vocabulary:,} x {hidden:,} {what}"
-        return _Part("embedding gradients in flight", count * element * vocabulary * hidden, words)
+        table = element * vocabulary * hidden
+        return Part("embedding gradients in flight", count * table, words, block=table)
 
-    def _head(self) -> tuple[_Part, ...]:
+    def _head(self) -> tuple[Part, ...]:
         """From the last hidden states to the loss, and back where it is trained."""
         match self.form.head:
             case ChunkedHead() as head:
                 return (*self._chunked(head), self._head_gradient())
             case UnfusedHead(widened):
                 return (*self._unfused(widened), self._head_gradient())
+            case TaughtHead() as head:
+                return (*self._taught(head), self._head_gradient())
             case ValueHead():
                 return (self._value(),)
+            case NoHead():
+                return (self._head_inputs(self.work.learned, self.form.element),)
 
-    def _head_gradient(self) -> _Part:
+    def _head_gradient(self) -> Part:
         return self._tables(1 if self.form.trained else 0, "of the head")
 
-    def _head_inputs(self, rows: int, element: int) -> _Part:
+    def _head_inputs(self, rows: int, element: int) -> Part:
         both = 2 if self.form.trained else 1
         words = f"{both} x {element} bytes x {rows:,} tokens x {self.shape.hidden:,}"
-        return _Part("head inputs", both * element * rows * self.shape.hidden, words)
+        return Part("head inputs", both * element * rows * self.shape.hidden, words)
 
-    def _chunked(self, head: ChunkedHead) -> tuple[_Part, ...]:
+    def _chunked(self, head: ChunkedHead) -> tuple[Part, ...]:
         vocabulary, element = self.shape.vocabulary, self.form.element
         rows = min(head.rows, self.work.learned)
         block = min(rows, max(1, _BLOCK_ELEMENTS[self.form.device] // vocabulary))
@@ -204,14 +222,39 @@ class _MicroBatch:
         source = "model/token_logprobs.py"
         return (
             self._head_inputs(self.work.learned, element),
-            _Part("logits chunk", logits, words, source),
+            Part("logits chunk", logits, words, source, block=element * rows * vocabulary),
+        )
+
+    def _taught(self, head: TaughtHead) -> tuple[Part, ...]:
+        """The gradients are made where the logits are, so both chunks and both inputs are there."""
+        vocabulary, learned = self.shape.vocabulary, self.work.learned
+        element = self.form.element + head.element
+        rows = min(head.rows, learned)
+        block = min(rows, max(1, _BLOCK_ELEMENTS[self.form.device] // vocabulary))
+        blocks = _TAUGHT_BLOCKS + self._softcapped
+        words = (
+            f"({element} bytes x {rows:,} rows of both + {blocks} x {_FP32} bytes x {block:,} rows)"
+            f" x {vocabulary:,} of the vocabulary"
+        )
+        logits = (element * rows + blocks * _FP32 * block) * vocabulary
+        source = "model/distillation.py"
+        states = head.element * learned * head.hidden
+        return (
+            self._head_inputs(learned, self.form.element),
+            Part("logits chunks", logits, words, source),
+            Part(
+                "teacher's head inputs",
+                states,
+                f"{head.element} bytes x {learned:,} tokens x {head.hidden:,}",
+                source,
+            ),
         )
 
     @property
     def _softcapped(self) -> bool:
         return self.shape.family == "gemma2"
 
-    def _unfused(self, widened: bool) -> tuple[_Part, ...]:
+    def _unfused(self, widened: bool) -> tuple[Part, ...]:
         """Trained: logits, their fp32 copy, log-softmax, its gradient, the logits' gradient; where
         nothing is widened, a copy without the last token in place of the fp32 one."""
         tokens, vocabulary = self.work.tokens, self.shape.vocabulary
@@ -221,12 +264,15 @@ class _MicroBatch:
         source = "transformers' ForCausalLMLoss; 14.6-17.4 bytes by published rows"
         return (
             self._head_inputs(tokens, self.form.element),
-            _Part("logits", each * tokens * vocabulary, words, source),
+            Part(
+                *("logits", each * tokens * vocabulary, words, source),
+                block=self.form.element * tokens * vocabulary,
+            ),
         )
 
-    def _value(self) -> _Part:
+    def _value(self) -> Part:
         return self._head_inputs(self.work.learned, _FP32)
 
 
-def _device_bytes(parts: tuple[_Part, ...]) -> int:
+def _device_bytes(parts: tuple[Part, ...]) -> int:
     return sum(part.bytes for part in parts if part.where == "device")

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from plimsoll.config.engine import TrainedRole
+from plimsoll.config.jobs import JobConfig, KtoConfig
 from plimsoll.memory.items import Item
 from plimsoll.memory.plan.contents import Job
-from plimsoll.memory.price.roles import adapter_tensors
-from plimsoll.memory.price.work import RoleName, trained_roles
+from plimsoll.memory.price.roles import adapter_tensors, moment_bytes
+from plimsoll.memory.price.work import (
+    RoleName,
+    head_of,
+    is_precomputed,
+    step_sequences,
+    trained_roles,
+)
+
+_STORED_LOGPROB = 20
 
 
 def disk_items(job: Job) -> tuple[Item, ...]:
-    """At most: the checkpoints that are kept, the one that is being written, the final model."""
+    """At most: the checkpoints that are kept, the best one among them, the one that is being
+    written, the final model."""
     roles = trained_roles(job.config)
-    count = job.config.run.keep_checkpoints + 1
+    run = job.config.run
+    count = run.keep_checkpoints + 1 + (run.best is not None)
     actor, saved = roles["actor"], _saved_parameters(job, "actor", roles["actor"])
     element = _element(actor)
     model = _item(
@@ -22,29 +35,46 @@ def disk_items(job: Job) -> tuple[Item, ...]:
         _checkpoints(name, role, _saved_parameters(job, name, role), count)
         for name, role in roles.items()
     )
-    return (*checkpoints, model)
+    return (*checkpoints, model, *_reference_logprobs(job.config))
+
+
+def _reference_logprobs(config: JobConfig) -> Iterator[Item]:
+    """At most, as rows may come several times; KTO has each prompt scored with two responses."""
+    if is_precomputed(config):
+        each = 2 if isinstance(config, KtoConfig) else 1
+        rows = each * config.run.steps * step_sequences(config)
+        yield Item(
+            "reference",
+            "log-probs",
+            "disk",
+            "allocated",
+            _STORED_LOGPROB * rows,
+            f"{_STORED_LOGPROB} bytes x {rows:,} sequences of {config.run.steps:,} steps",
+            "run/stored_logprobs.py: a hash of 16 bytes and a float32",
+        )
 
 
 def _saved_parameters(job: Job, name: RoleName, role: TrainedRole) -> int:
     """All, or the adapter's alone."""
     shape = job.shapes[name]
-    value = shape.hidden if name == "critic" else 0
+    scores = head_of(job.config, name) == "value"
+    value = shape.hidden if scores else 0
     if role.adapter is not None:
         return value + sum(count * size for count, size in adapter_tensors(shape, role.adapter))
-    return shape.value_parameters if name == "critic" else shape.parameters
+    return shape.value_parameters if scores else shape.parameters
 
 
 def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> Item:
-    """Weights in the model's dtype, fp32 masters where they are another copy, and moments."""
-    weights = _element(role)
-    masters = 4 if role.zero.stage > 0 or role.model.dtype == "bfloat16" else 0
-    moments = 2 if role.optimizer.kind == "adamw_8bit" else 8
+    """Masters, moments, and a moving average; the weights are the masters', rounded."""
+    masters = 2 if role.zero.state_dtype == "bfloat16" else 4
+    moments = round(moment_bytes(role))
+    average = 4 if role.ema is not None else 0
     return _item(
         name,
         "checkpoints",
-        count * (weights + masters + moments) * parameters,
-        f"{count} checkpoints (one of them being written) x ({weights} weights + {masters} masters "
-        f"+ {moments} moments) bytes x {parameters:,} trained parameters",
+        count * (masters + moments + average) * parameters,
+        f"{count} checkpoints (one of them being written) x ({masters} masters + {moments} moments "
+        f"+ {average} moving average) bytes x {parameters:,} trained parameters",
     )
 
 
@@ -53,5 +83,5 @@ def _element(role: TrainedRole) -> int:
 
 
 def _item(role: str, name: str, size: int, formula: str) -> Item:
-    source = "DeepSpeed 0.19.8: engine.save_checkpoint; engine/export.py"
+    source = "engine/checkpoint.py; engine/export.py"
     return Item(role, name, "disk", "allocated", size, formula, source)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from plimsoll.memory.price.activation_form import ActivationForm, AdapterForm
+from plimsoll.memory.price.masks import aligned_mask_bytes
 from plimsoll.memory.shapes.shape import Linear, MicroBatch, ModelShape
 
 SOURCE = "counted from transformers 5's modeling files and PyTorch's derivatives.yaml"
@@ -105,6 +106,9 @@ class _Layer:
         self.hidden = work.tokens * shape.hidden
         self.queries = work.tokens * shape.heads * shape.head_dim
         self.keys = work.tokens * shape.kv_heads * shape.head_dim
+        # Keys and values that a second sequence attends to; by sequence, its queries too.
+        again = 2 * shape.kv_heads + 1.5 * shape.heads * (form.attention == "sdpa")
+        self.gathered = int(work.shared * again * shape.head_dim)
 
     def attention(self) -> Iterator[Step]:
         family, element, shape = self.shape.family, self.form.element, self.shape
@@ -131,32 +135,22 @@ class _Layer:
         output = element * self.queries
         by_sequence = self.form.attention == "sdpa" or shape.family in _SOFTCAPS
         joined = output if by_sequence and self.reads(_OUTPUT) else 0
-        gradients = element * (self.queries + 2 * self.keys)
+        gathered = element * self.gathered
+        gradients = element * (self.queries + 2 * self.keys) + gathered
         scores = tokens * self.work.longest * shape.heads
         largest = self.work.longest**2 * shape.heads
-        if shape.family in _SOFTCAPS:  # fp32: queries, keys of every head, tanh, softmax
-            saved = (2 * _FP32 + element) * (self.queries + scores) + scores // shape.heads
-            inputs = (2 * _FP32 + element) * self.queries + gradients
+        if shape.family in _SOFTCAPS:  # fp32: queries, keys of every head, tanh, softmax; values
+            again = (_FP32 + element) * self.work.shared * shape.heads * shape.head_dim
+            saved = (2 * _FP32 + element) * (self.queries + scores) + again
+            inputs = (2 * _FP32 + element) * self.queries + gradients + again
             forward = inputs + (2 * _FP32 + element) * (scores - largest) + 4 * _FP32 * largest
             return Step("attention scores", saved + joined, 6 * largest, 0, forward)
         if self.form.attention == "eager":
             saved = (_FP32 + element) * scores + 2 * output
             return Step("attention scores", saved + output, (_FP32 + element) * scores)
-        saved = output + _FP32 * tokens * shape.heads
-        if by_sequence:
-            saved += self.window_masks()
+        masks = aligned_mask_bytes(shape, self.work, self.form)
+        saved = output + _FP32 * tokens * shape.heads + gathered + masks
         return Step("attention", saved + joined, output + 2 * gradients - joined)
-
-    def window_masks(self) -> int:
-        """Of sequences that are longer than the window, a number for each pair of tokens; bytes.
-
-        The mean over all layers, of which only some may have a window.
-        """
-        shape, longest = self.shape, self.work.longest
-        if shape.sliding_window is None or longest <= shape.sliding_window:
-            return 0
-        sequences = max(1, self.work.tokens // longest)
-        return self.form.element * sequences * longest**2 * shape.sliding_layers // shape.layers
 
     def dense(self) -> Iterator[Step]:
         """The norm and the MLP."""
@@ -207,7 +201,7 @@ class _Layer:
     def scoring_attention(self) -> Summit:
         """The embedding's output, the layer's input and its norm; queries, keys, values."""
         element, shape, work = self.form.element, self.shape, self.work
-        held = element * (3 * self.hidden + self.queries + 2 * self.keys)
+        held = element * (3 * self.hidden + self.queries + 2 * self.keys + self.gathered)
         scores = 3 * _FP32 * shape.heads * work.longest
         if shape.family in _SOFTCAPS:  # sequence by sequence, with queries and keys in fp32
             longest = 3 * _FP32 * self.queries // work.tokens + scores

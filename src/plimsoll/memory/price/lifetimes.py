@@ -8,16 +8,17 @@ from typing import Literal
 from plimsoll.memory.items import PHASES, Moment, Phase
 
 INSTANTS: dict[Phase, tuple[str, ...]] = {
+    "precompute": ("read", "build", "forward"),
     "rollout": ("generate",),
     "score": ("forward",),
-    "train_critic": ("forward_backward", "step"),
-    "train_actor": ("forward_backward", "step"),
+    "train_critic": ("forward_backward", "backward", "reduce", "step"),
+    "train_actor": ("forward_backward", "backward", "reduce", "step"),
     "sync": ("gather",),
-    "save": ("gather",),
+    "save": ("gather", "write"),
 }
 """The instants of each phase but load, which has one per role, in the order they are loaded."""
 
-LOAD_ORDER = ("actor", "critic", "reference", "reward")
+LOAD_ORDER = ("actor", "critic", "reference", "reward", "teacher")
 
 TrainPhase = Literal["train_critic", "train_actor"]
 
@@ -30,25 +31,46 @@ Life = Literal[
     "scoring",
     "computing",
     "backward",
+    "reducing",
     "training",
     "stepping",
-    "gathering",
     "sending",
     "saving",
+    "writing",
 ]
 """
 always: from the moment the role is loaded. built: from when its engine is built, after it was read.
 stepped: from the first optimizer step. loading: while it is read. building: while its engine is
-built. scoring: while it scores. computing: scoring, and forward and backward. backward: forward and
-backward of its own training. training: that, and the step. stepping: its step. gathering: while
-weights are gathered to be sent or saved; sending, saving: the one or the other.
+built. scoring: while it scores. computing: scoring, and forward and backward. backward: of its own
+training, from the first gradient on. reducing: when a bucket of gradients is first full and is
+reduced. training: forward, backward and step. stepping: its step. sending, saving: while weights
+are gathered to be sent, or saved. writing: while a checkpoint of states is written.
 """
+
+
+_BEFORE = {
+    Moment("precompute", "read"): Moment("load", "read reference"),
+    Moment("precompute", "build"): Moment("load", "build reference"),
+    Moment("precompute", "forward"): Moment("score", "forward"),
+}
+"""A reference that scores everything before the actor is loaded: what it does then, and what that
+would be beside the actor."""
 
 
 def job_moments(roles: Sequence[str], phases: Collection[Phase]) -> frozenset[Moment]:
     """All moments of a job that loads these roles and has these phases besides `load`."""
     inside = {Moment(phase, i) for phase in phases if phase != "load" for i in INSTANTS[phase]}
-    return frozenset(inside | {moment for role in roles for moment in _load_moments(role)})
+    late = [role for role in roles if not (role == "reference" and "precompute" in phases)]
+    return frozenset(inside | {moment for role in late for moment in _load_moments(role)})
+
+
+def scoring_phase(role: str, moments: frozenset[Moment]) -> Phase:
+    """When a role scores, of the job's moments."""
+    return "precompute" if _is_before(role, moments) else "score"
+
+
+def _is_before(role: str, moments: frozenset[Moment]) -> bool:
+    return role == "reference" and not moments.isdisjoint(_BEFORE)
 
 
 def _load_moments(role: str) -> tuple[Moment, Moment]:
@@ -62,12 +84,14 @@ def lifetime(
 
     phase: the one that trains the role; None for a frozen role.
     """
-    return frozenset(moment for moment in moments if _lives(life, role, phase, moment))
+    own = moments & _BEFORE.keys() if _is_before(role, moments) else moments - _BEFORE.keys()
+    return frozenset(m for m in own if _lives(life, role, phase, _BEFORE.get(m, m)))
 
 
 def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> bool:
     read, build = _load_moments(role)
     own = phase is not None and moment.phase == phase
+    backward = own and moment.instant in ("backward", "reduce")
     match life:
         case "always":
             return moment in (read, build) or _later(role, moment)
@@ -82,19 +106,21 @@ def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> b
         case "scoring":
             return moment.phase == "score"
         case "computing":
-            return moment.phase == "score" or (own and moment.instant == "forward_backward")
+            return moment.phase == "score" or (own and moment.instant != "step")
         case "backward":
-            return own and moment.instant == "forward_backward"
+            return backward
+        case "reducing":
+            return own and moment.instant == "reduce"
         case "training":
             return own
         case "stepping":
             return own and moment.instant == "step"
-        case "gathering":
-            return moment.phase in ("sync", "save")
         case "sending":
             return moment.phase == "sync"
         case "saving":
-            return moment.phase == "save"
+            return moment.phase == "save" and moment.instant == "gather"
+        case "writing":
+            return moment.phase == "save" and moment.instant == "write"
 
 
 def _later(role: str, moment: Moment) -> bool:

@@ -26,7 +26,8 @@ _SOURCES = {
     "worker_process": f"{_HERE}: resident after imports, joining and the first kernels, 404 MiB",
     "cuda_libraries": "published: host memory of a process with a CUDA context, 2 to 3 GB",
     "controller_process": f"{_HERE}: with torch, transformers and Ray, 457 to 515 MiB",
-    "kernel_cache": f"{_HERE}: benchmarks/memory_runs.py, SFT of 3M and 30M parameters",
+    "kernel_cache": f"{_HERE}: mallinfo2, what the heap holds besides tensors after two steps",
+    "heap_holes": f"{_HERE}: mallinfo2, what the heap has free beside all tensors at their most",
     "vllm_process": "measured: an actor with vLLM 0.32 (CPU build), without KV cache and weights",
     "ray_actor": f"{_HERE}: what Ray adds to a worker, 33 MiB, and its own pages",
     "ray_node": f"{_HERE}: gcs_server, raylet, agents and idle workers, 600 MiB",
@@ -42,7 +43,8 @@ class Constants:
     share of the latter. worker_process: resident memory of a training rank without tensors.
     cuda_libraries: what CUDA adds to that. controller_process: the same of the process that runs
     the recipe. kernel_cache: of a process that computes on CPU: the kernels that it keeps
-    (`KERNEL_LIMITS` in engine/process_group.py), and the holes that they leave in the heap.
+    (`KERNEL_LIMITS` in engine/process_group.py). heap_holes: of the same process, what its heap
+    cannot use again between what lasts.
     vllm_process: on CPU, of an engine without weights and KV cache. ray_actor: what Ray adds to
     each worker. ray_node: Ray's own processes on a node, without the object store's contents.
     sources: where each is from, by name.
@@ -54,7 +56,8 @@ class Constants:
     worker_process: int = 410 * MIB
     cuda_libraries: int = 2_300 * MIB
     controller_process: int = 480 * MIB
-    kernel_cache: int = 200 * MIB
+    kernel_cache: int = 80 * MIB
+    heap_holes: int = 140 * MIB
     vllm_process: int = 1_400 * MIB
     ray_actor: int = 40 * MIB
     ray_node: int = 600 * MIB

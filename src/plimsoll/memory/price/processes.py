@@ -23,13 +23,20 @@ def process_items(
         yield _constant("NCCL communicator", "device", "nccl_communicator", constants)
 
 
-def kernel_items(
-    process: Process, device: Device, vllm: bool, constants: Constants
+def computing_items(
+    process: Process, device: Device, vllm: bool, narrow: bool, constants: Constants
 ) -> Iterator[Item]:
     """What a process that computes on CPU holds besides, from its first forward on; of a vLLM
-    engine it is part of the process."""
+    engine it is part of the process.
+
+    narrow: it computes in 16 bits. Products of fp32 are not prepared by shape: a new one hardly
+        costs anything.
+    """
     ranks = ("local", "rank", "critic rank")
-    if device == "cpu" and process.kind in (ranks if vllm else (*ranks, "engine")):
+    if device != "cpu" or process.kind not in (ranks if vllm else (*ranks, "engine")):
+        return
+    yield _constant("holes in the heap", "host", "heap_holes", constants)
+    if narrow:
         yield _constant("prepared kernels", "host", "kernel_cache", constants)
 
 

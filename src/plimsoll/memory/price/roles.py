@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.deepspeed import Device, deepspeed_settings, frozen_settings
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.memory.items import Held, Moment, Where
+from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.price.activation_form import (
     ActivationForm,
     AdapterForm,
     Attention,
     ChunkedHead,
+    Head,
+    NoHead,
+    TaughtHead,
     ValueHead,
 )
-from plimsoll.memory.price.activations import activation_items
-from plimsoll.memory.price.lifetimes import TrainPhase
+from plimsoll.memory.price.activations import activation_items, backward_items
+from plimsoll.memory.price.kept_beside import kept_beside
+from plimsoll.memory.price.lifetimes import TrainPhase, scoring_phase
+from plimsoll.memory.price.on_cpu import made_on_cpu
+from plimsoll.memory.price.reduction import layers_left
+from plimsoll.memory.price.second_copy import second_copy
 from plimsoll.memory.price.states import Kept, StateForm, state_items
+from plimsoll.memory.price.transfers import leaving, loading
 from plimsoll.memory.price.varlen import against_varlen
+from plimsoll.memory.price.work import HeadKind
 from plimsoll.memory.price.zero_states import Counts, ZeroSizes, weights, zero_states
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape, parameter_tensors, small_parameters
 
-HeadKind = Literal["policy", "value"]
-
-_SAVE_BUCKET = 2**30  # bytes: engine/worker.py, save_model
 _NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
 _NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them
 _MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32 scales of 256
@@ -47,6 +53,7 @@ def trained_role(
     entropy: bool = False,
     scaled: bool = False,
     sync_bucket: int = 0,
+    teacher: TaughtHead | None = None,
 ) -> tuple[Held, ...]:
     """What a trained role holds on one rank (rank 0, which gathers what is saved).
 
@@ -58,12 +65,20 @@ def trained_role(
     sizes = zero_sizes(settings, ranks)
     counts = trained_counts(role, shape, head, sizes)
     kept = zero_states(counts, sizes, device)
-    kept += (_loading(shape, counts),)
-    kept += tuple(_leaving(counts, sizes, role.adapter is not None, device, sync_bucket))
+    kept += tuple(kept_beside(counts, sizes, device, role.ema is not None))
+    kept += tuple(second_copy(counts, role.zero.hpz_partition_size))
+    if device == "cpu":
+        kept += tuple(made_on_cpu(counts, sizes, role.optimizer))
+    kept += tuple(loading(shape, counts, device))
+    kept += tuple(leaving(counts, sizes, shape, role.adapter is not None, device, sync_bucket))
     form = activation_form(role.model, role.adapter, shape, head, device, entropy, scaled)
+    form = form if teacher is None else replace(form, head=teacher)
+    left = layers_left(shape, counts.trained, sizes, role.adapter is not None)
     return (
         *state_items(name, StateForm(kept, phase, moments)),
         *activation_items(name, shape, work, form, phase),
+        *backward_items(name, shape, work, form, Moment(phase, "backward"), shape.layers),
+        *backward_items(name, shape, work, form, Moment(phase, "reduce"), left),
         *(
             activation_items(name, shape, work, replace(form, trained=False), "score")
             if any(moment.phase == "score" for moment in moments)
@@ -95,11 +110,13 @@ def frozen_role(
         kept = zero_states(counts, sizes, device)
     else:
         kept = tuple(_whole_model(role, counts, shape, device))
-    kept += (_loading(shape, counts),)
+    kept += tuple(loading(shape, counts, device))
     form = activation_form(role.model, None, shape, head, device, False, scaled)
     return (
         *state_items(name, StateForm(kept, None, moments)),
-        *activation_items(name, shape, work, replace(form, trained=False), "score"),
+        *activation_items(
+            name, shape, work, replace(form, trained=False), scoring_phase(name, moments)
+        ),
     )
 
 
@@ -120,7 +137,14 @@ def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
         offload=optimizer is not None,
         offload_weights=parameter is not None,
         pinned=any(o is not None and o["pin_memory"] for o in (optimizer, parameter)),
+        master=2 if settings["bf16"].get("bf16_master_weights_and_grads") else 4,
     )
+
+
+def moment_bytes(role: TrainedRole) -> float:
+    """Of both Adam moments of a trained parameter."""
+    narrow = role.optimizer.kind == "adamw" and role.zero.state_dtype == "bfloat16"
+    return 4.0 if narrow else _MOMENTS[role.optimizer.kind]
 
 
 def trained_counts(
@@ -131,7 +155,7 @@ def trained_counts(
     small = (
         small_parameters(shape, sizes.persistence, _codes(role.model)) if sizes.stage == 3 else 0
     )
-    moments = _MOMENTS[role.optimizer.kind]
+    moments = moment_bytes(role)
     if role.adapter is None:
         return replace(
             base,
@@ -168,7 +192,7 @@ def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int
 
 
 def _frozen_counts(model: ModelConfig, shape: ModelShape, head: HeadKind) -> Counts:
-    whole = shape.parameters if head == "policy" else shape.value_parameters
+    whole = shape.value_parameters if head == "value" else shape.parameters
     quantized = 0
     if model.quantization == "nf4":
         quantized = sum(x.count * x.inputs * x.outputs for x in shape.linears if x.stacked == 1)
@@ -216,39 +240,6 @@ def _whole_model(
         )
 
 
-def _loading(shape: ModelShape, counts: Counts) -> Kept:
-    """The weights are mapped from the checkpoint's files, in page cache that gives way, and cast
-    and taken to the device one by one."""
-    return Kept(
-        "copy while loading",
-        "of the largest tensor",
-        shape.largest_parameter,
-        counts.element,
-        "engine/zero.py: one weight at a time, from files that are mapped",
-        where="host",
-        life="loading",
-    )
-
-
-def _leaving(
-    counts: Counts, sizes: ZeroSizes, adapted: bool, device: Device, sync_bucket: int
-) -> Iterator[Kept]:
-    """Weights on their way to engines and to files, gathered bucket by bucket on every rank."""
-    sent = counts.trained * counts.element
-    if not adapted:
-        sent += counts.frozen * counts.element + counts.quantized // 2
-    where: Where = "device" if device == "cuda" else "host"
-    if sizes.stage == 3 and sizes.ranks > 1:
-        gathered = Kept("gathered weights", "bytes", 0, 1, "engine/zero.py: gathered", where=where)
-        yield replace(gathered, elements=min(sync_bucket, sent), life="sending")
-        yield replace(gathered, elements=min(_SAVE_BUCKET, sent), life="saving")
-    bucket = min(sync_bucket, sent)
-    source = "engine/weights.py: make_bucket"
-    yield Kept("bucket of weights", "bytes", bucket, 1, source, where="host", life="sending")
-    source = "engine/worker.py: save_model collects on rank 0"
-    yield Kept("model to save", "bytes", sent, 1, source, where="host", life="saving")
-
-
 def activation_form(
     model: ModelConfig,
     adapter: AdapterConfig | None,
@@ -265,14 +256,26 @@ def activation_form(
         pair = AdapterForm(adapter.rank, adapter.targets, element, adapter.dropout > 0)
     return ActivationForm(
         element=element,
-        checkpoint_every=1 if model.gradient_checkpointing else None,
+        checkpoint_every=model.checkpoint_every if model.gradient_checkpointing else None,
         attention=attention_of(model, shape, device),
-        head=ValueHead() if head == "value" else ChunkedHead(model.head_chunk, entropy, scaled),
+        head=_head(head, ChunkedHead(model.head_chunk, entropy, scaled)),
         trained=True,
         adapter=pair,
         quantized=model.quantization != "none",
+        selective=model.gradient_checkpointing == "selective",
+        inputs_on_host=model.activation_offload == "cpu" and device == "cuda",
         device=device,
     )
+
+
+def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
+    match kind:
+        case "policy":
+            return policy
+        case "value":
+            return ValueHead()
+        case "states":
+            return NoHead()
 
 
 def attention_of(model: ModelConfig, shape: ModelShape, device: Device) -> Attention:

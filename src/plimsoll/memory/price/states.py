@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plimsoll.memory.items import Held, Item, Moment, Where
+from plimsoll.memory.price.heap import small_bytes
 from plimsoll.memory.price.lifetimes import Life, TrainPhase, lifetime
 
 
@@ -18,6 +19,7 @@ class Kept:
         with a block of elements. ranks: over how many they are divided.
     pinned: elements of each block of page-locked host memory (0: ordinary memory); PyTorch's
         allocator rounds every block up to a power of two.
+    block: elements of the largest tensor among them; 0: they are one.
     of: what the elements are, for the formula.
     """
 
@@ -30,6 +32,12 @@ class Kept:
     where: Where = "device"
     life: Life = "always"
     pinned: int = 0
+    block: int = 0
+
+    @property
+    def small(self) -> int:
+        """Bytes that a heap keeps when they are freed."""
+        return small_bytes(self.bytes, math.ceil(self.block * self.each) or self.bytes)
 
     @property
     def bytes(self) -> int:
@@ -81,6 +89,7 @@ def _item(role: str, kept: Kept) -> Item:
         bytes=kept.bytes,
         formula=kept.formula,
         source=kept.source,
+        small=kept.small,
     )
 
 

@@ -8,7 +8,9 @@ Capability = tuple[int, int]
 BFLOAT16_UNITS: Capability = (8, 0)
 """The compute capability from which on cards have units for bfloat16, and flash attention runs."""
 WIDEST_HEAD = 256
-"""FlashAttention-2: flash_attn/flash_attn_interface.py, and PyTorch's sdp_utils.cpp."""
+"""FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
+_HEAD_STEP = 8
+"""As WIDEST_HEAD; scaled_dot_product_attention pads other heads, varlen_attn does not."""
 
 
 def against_varlen(
@@ -29,3 +31,5 @@ def against_varlen(
         yield "the model caps its attention scores (attn_logit_softcapping), which it cannot"
     if head_dim > WIDEST_HEAD:
         yield f"it has heads of at most {WIDEST_HEAD} dimensions, not {head_dim}"
+    if head_dim % _HEAD_STEP:
+        yield f"it has heads of a multiple of {_HEAD_STEP} dimensions, not {head_dim}"

@@ -5,13 +5,25 @@ from __future__ import annotations
 from typing import Literal, assert_never
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.jobs import (
+    ComparedJobConfig,
+    DistillConfig,
+    DpoConfig,
+    JobConfig,
+    KtoConfig,
+    PpoConfig,
+    PrmConfig,
+    RmConfig,
+    SftConfig,
+)
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.reference import needs_reference
 from plimsoll.memory.items import Phase
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
-RoleName = Literal["actor", "critic", "reference", "reward"]
+RoleName = Literal["actor", "critic", "reference", "reward", "teacher"]
+HeadKind = Literal["policy", "value", "states"]
+"""What is computed of a token: log-probs over the vocabulary, one number, or its hidden states."""
 
 
 def trained_roles(config: JobConfig) -> dict[RoleName, TrainedRole]:
@@ -23,12 +35,17 @@ def trained_roles(config: JobConfig) -> dict[RoleName, TrainedRole]:
 
 def frozen_roles(config: JobConfig) -> dict[RoleName, FrozenRole]:
     """The models that only score. The first weights of an actor with an adapter are no further
-    model: its own with the adapter switched off."""
+    model: its own with the adapter switched off; but for a reference that scores before there is an
+    actor."""
     match config:
-        case SftConfig():
+        case SftConfig() | RmConfig() | PrmConfig():
             return {}
+        case DistillConfig():
+            return {"teacher": config.teacher}
         case DpoConfig():
             wanted = needs_reference(config.algorithm.loss)
+        case KtoConfig():
+            wanted = True
         case PpoConfig():
             wanted = config.algorithm.kl.place != "none"
         case _:
@@ -36,17 +53,36 @@ def frozen_roles(config: JobConfig) -> dict[RoleName, FrozenRole]:
     found: dict[RoleName, FrozenRole] = {}
     if wanted and config.reference is not None:
         found["reference"] = config.reference
-    elif wanted and config.actor.adapter is None:
+    elif wanted and (config.actor.adapter is None or is_precomputed(config)):
         found["reference"] = FrozenRole(model=config.actor.model)
     if isinstance(config, PpoConfig) and config.reward_model is not None:
         found["reward"] = config.reward_model.role
     return found
 
 
+def is_precomputed(config: JobConfig) -> bool:
+    """Whether the reference scores everything before the actor is loaded."""
+    return isinstance(config, ComparedJobConfig) and config.reference_logprobs.precompute
+
+
 def role_models(config: JobConfig) -> dict[RoleName, ModelConfig]:
     """The model of every role."""
     trained = {name: role.model for name, role in trained_roles(config).items()}
     return trained | {name: role.model for name, role in frozen_roles(config).items()}
+
+
+def head_of(config: JobConfig, role: RoleName) -> HeadKind:
+    """Of a critic, of a reward model, and of the actor that becomes one; a teacher's head is run
+    with its student's."""
+    if role == "teacher":
+        return "states"
+    learns_scores = isinstance(config, RmConfig | PrmConfig)
+    return "value" if role in ("critic", "reward") or learns_scores else "policy"
+
+
+def sequences_together(config: JobConfig) -> int:
+    """Sequences that are always in the same micro-batch: the two of a pair."""
+    return 2 if isinstance(config, DpoConfig | RmConfig) else 1
 
 
 def longest_sequence(config: JobConfig) -> int:
@@ -73,19 +109,27 @@ def longest_written(config: JobConfig, *, sampling: bool) -> tuple[int, str]:
 
 def micro_batch(config: JobConfig, ranks: int) -> MicroBatch:
     """The largest pack of a rank: the token budget, or all that a rank has of an optimizer step
-    where that is less."""
+    where that is less. A reward model learns at the end of each sequence alone."""
     longest = longest_sequence(config)
     most = -(-step_sequences(config) // ranks) * longest
     tokens = min(config.batch.micro_batch_tokens, max(most, longest))
-    return MicroBatch(tokens, -(-tokens // longest), min(longest, tokens), tokens)
+    sequences = -(-tokens // longest)
+    learned = sequences if isinstance(config, RmConfig) else tokens
+    shared = tokens if _shares_prompts(config) else 0
+    return MicroBatch(tokens, sequences, min(longest, tokens), learned, shared)
+
+
+def _shares_prompts(config: JobConfig) -> bool:
+    """A response may then be a token long, and its prompt almost all of a micro-batch."""
+    return isinstance(config, DpoConfig | RmConfig) and config.batch.share_prompts
 
 
 def step_sequences(config: JobConfig) -> int:
     """Of one optimizer step, over all ranks."""
     match config:
-        case SftConfig():
+        case SftConfig() | DistillConfig() | PrmConfig() | KtoConfig():
             return config.batch.sequences
-        case DpoConfig():
+        case DpoConfig() | RmConfig():
             return 2 * config.batch.pairs
         case PpoConfig():
             trajectories = config.batch.prompts * config.batch.responses
@@ -112,6 +156,10 @@ def phases(config: JobConfig) -> frozenset[Phase]:
     if isinstance(config, PpoConfig):
         return frozenset(found | {"rollout", "score", "train_critic", "sync"})
     compared = isinstance(config, DpoConfig) and needs_reference(config.algorithm.loss)
-    if compared or config.data.eval is not None:
+    if is_precomputed(config):
+        found.add("precompute")
+        compared = False
+    scored = isinstance(config, KtoConfig | DistillConfig)
+    if compared or scored or config.data.eval is not None:
         found.add("score")
     return frozenset(found)

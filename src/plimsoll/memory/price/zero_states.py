@@ -9,7 +9,9 @@ Read in its source, and checked against the tensors that its engines really hold
   _build_compact_grad_partition_buffer);
 - stage 3 keeps its share of accumulated gradients always, and copies one sub-group of it for the
   step (zero/stage3.py, _setup_for_real_optimizer, _prepare_fp32_grad_for_sub_group);
-- stage 3 on one rank uses its weights where they lie and gathers nothing.
+- stage 3 on one rank uses its weights where they lie and gathers nothing;
+- with states in bfloat16 stage 3 would let the weights be their own masters, but compares a device
+  with its name, and copies them (zero/stage3.py, _create_fp32_partitions).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class ZeroSizes:
     """The settings of a role's engine that memory depends on, elements where not said otherwise.
 
     offload, offload_weights: of the optimizer, and of the weights (stage 3), to pinned or plain
-    host memory. accumulate: bytes of an accumulated gradient.
+    host memory. accumulate: bytes of an accumulated gradient. master: of a master, and of the
+    gradient that its optimizer reads.
     """
 
     stage: int
@@ -50,6 +53,7 @@ class ZeroSizes:
     offload: bool = False
     offload_weights: bool = False
     pinned: bool = False
+    master: int = 4
 
 
 @dataclass(frozen=True)
@@ -74,10 +78,14 @@ class Counts:
 
 
 def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Kept, ...]:
-    """Everything of the role on one rank; in host memory all of it where that is the device."""
-    made = (*weights(counts, sizes), *_trained(counts, sizes))
+    """Everything of the role on one rank; in host memory all of it where that is the device.
+
+    There a bucket weighs what is written to it: the system gives pages at their first use.
+    """
     if device == "cuda":
-        return made
+        return (*weights(counts, sizes), *_trained(counts, sizes))
+    touched = replace(sizes, bucket=min(sizes.bucket, counts.trained))
+    made = (*weights(counts, touched), *_trained(counts, touched))
     return tuple(replace(one, where="host", pinned=0) for one in made)
 
 
@@ -140,8 +148,8 @@ def _is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
 
 def _stage_0(counts: Counts) -> Iterator[Kept]:
     states = partial(_of_trained, counts, _STAGE0)
-    yield states("gradients", counts.element, life="training")
-    yield _incoming(counts, counts.element, _STAGE0)
+    own = states("gradients", counts.element, life="training")
+    yield replace(own, block=counts.largest)
     if counts.element == 4:
         yield states("moments", counts.moments, life="stepped")
         copied = min(counts.trained, _ALLREDUCE)
@@ -149,7 +157,8 @@ def _stage_0(counts: Counts) -> Iterator[Kept]:
         return
     yield states("fp32 masters", 4, life="built")
     yield states("moments", counts.moments, life="built")
-    yield states("fp32 gradients", 4, life="stepping")
+    wide = states("fp32 gradients", 4, life="stepping")
+    yield replace(wide, block=counts.largest)
 
 
 def _stage_1_bf16(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
@@ -158,7 +167,7 @@ def _stage_1_bf16(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
     yield states("fp32 gradients", 4, life="built")
     yield states("moments", counts.moments, sizes.ranks, life="stepped")
     yield states("gradients", 2, life="training")
-    yield _incoming(counts, 4, _BF16)
+    yield replace(_incoming(counts, 4, _BF16), life="backward")
     copied = min(counts.trained, _ALLREDUCE)
     yield Kept("copies to reduce", "gradients in fp32, bf16", copied, 6, _BF16, life="stepping")
     yield states("flat copy of weights", 2, life="building")
@@ -173,7 +182,7 @@ def _stage_1_and_2(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
         each = sizes.accumulate
         yield states("gradients", each, life="training")
         yield Kept("reduce bucket", "elements", sizes.bucket, each, _STAGE12, life="training")
-        yield states("share of gradients", 4, sizes.ranks, life="stepping")
+        yield states("share of gradients", sizes.master, sizes.ranks, life="stepping")
     else:
         yield from _stage_2_gradients(counts, sizes)
     yield _reduce_copy(counts, sizes, _STAGE12)
@@ -189,14 +198,18 @@ def _stage_2_gradients(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
     yield Kept("oversized gradients", of, oversized, each, _STAGE12, sizes.ranks, life="backward")
     if each == 2 and sizes.accumulate == 4:
         yield states("fp32 gradients", 4, sizes.ranks, life="training")
-        yield replace(_reduce_copy(counts, sizes, _STAGE12), name="reduced gradients", each=4)
+        if sizes.master < 4 and not sizes.offload:
+            yield states("narrowed gradients", sizes.master, sizes.ranks, life="stepping")
+        yield _widened(counts, sizes, _STAGE12)
         normed = min(counts.largest, -(-counts.trained // sizes.ranks))
         yield Kept("norm of a gradient", _LARGEST, normed, 8, _STAGE12, life="stepping")
+    elif sizes.offload and sizes.master < 4:
+        return  # they are added up in those of the optimizer
     elif sizes.offload:
         block = -(-counts.largest // sizes.ranks) if sizes.pinned else 0
         yield states("gradients", each, sizes.ranks, "host", "stepped", block)
     else:
-        wide = 4 if each == 4 else each + 4  # flattened, then widened
+        wide = each if each == sizes.master else each + sizes.master  # flattened, then widened
         yield states("gradients", each, sizes.ranks, life="training")
         yield states("gradients of a micro-batch", each, sizes.ranks, life="backward")
         yield states("flat gradients", wide, sizes.ranks, life="stepping")
@@ -213,30 +226,32 @@ def _stage_3(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
     else:
         copied = min(share, sizes.sub_group)
         yield states(name, each, sizes.ranks, life="built")
-        yield Kept("copy of a sub-group", "gradients", copied, 4, _STAGE3, life="stepping")
+        wide = sizes.master + (each if each > sizes.master else 0)  # flattened, then narrowed
+        yield Kept("copy of a sub-group", "gradients", copied, wide, _STAGE3, life="stepping")
     yield Kept("reduce bucket", "elements", sizes.bucket, counts.element, _STAGE3, life="built")
-    copy = _reduce_copy(counts, sizes, _STAGE3)
-    yield copy
+    yield _reduce_copy(counts, sizes, _STAGE3)
     if each != counts.element:
-        yield replace(copy, name="reduced gradients", each=each, ranks=sizes.ranks)
+        yield _widened(counts, sizes, _STAGE3)
     yield _incoming(counts, counts.element, _STAGE3)
 
 
 def _optimizer(counts: Counts, sizes: ZeroSizes, source: str) -> Iterator[Kept]:
-    """Masters and moments; offloaded, also the fp32 gradients that DeepSpeedCPUAdam reads. Stage 3
-    does not pin its masters."""
+    """Masters and moments; offloaded, also the gradients that DeepSpeedCPUAdam reads. Stage 3 does
+    not pin its masters."""
     states, ranks = partial(_of_trained, counts, source), sizes.ranks
+    each, dtype = sizes.master, "fp32" if sizes.master == 4 else "bf16"
     if not sizes.offload:
-        yield states("fp32 masters", 4, ranks, life="built")
+        yield states(f"{dtype} masters", each, ranks, life="built")
         yield states("moments", counts.moments, ranks, life="stepped")
         return
     share = -(-counts.trained // ranks)
     group = min(share, sizes.sub_group) if sizes.stage == 3 else share
     block = group if sizes.pinned else 0
     masters = 0 if sizes.stage == 3 else block
-    yield states("fp32 masters", 4, ranks, "host", "built", masters)
+    yield states(f"{dtype} masters", each, ranks, "host", "built", masters)
     yield states("moments", counts.moments, ranks, "host", "stepped")
-    yield states("fp32 gradients of the optimizer", 4, ranks, "host", "built", block)
+    name = f"{dtype} gradients of the optimizer"
+    yield states(name, each, ranks, "host", "built", block)
 
 
 def _staging(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
@@ -267,10 +282,17 @@ def _of_trained(
 
 def _incoming(counts: Counts, each: int, source: str) -> Kept:
     """A gradient that autograd has just made, before it is added or reduced."""
-    return Kept("incoming gradient", _LARGEST, counts.largest, each, source, life="backward")
+    return Kept("incoming gradient", _LARGEST, counts.largest, each, source, life="reducing")
+
+
+def _widened(counts: Counts, sizes: ZeroSizes, source: str) -> Kept:
+    """A rank's share of one reduced gradient, as it is added to those that are accumulated."""
+    share = -(-counts.trained // sizes.ranks)
+    largest = min(counts.largest, share)
+    return Kept("widened gradient", _LARGEST, largest, sizes.accumulate, source, life="reducing")
 
 
 def _reduce_copy(counts: Counts, sizes: ZeroSizes, source: str) -> Kept:
     """The bucket, or one tensor that is larger, flattened for the collective."""
     elements = max(min(sizes.bucket, counts.trained), counts.largest)
-    return Kept("copy to reduce", "gradients", elements, counts.element, source, life="backward")
+    return Kept("copy to reduce", "gradients", elements, counts.element, source, life="reducing")

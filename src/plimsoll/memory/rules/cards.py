@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.config.jobs import DpoConfig, PpoConfig, SftConfig
+from plimsoll.config.jobs import (
+    DistillConfig,
+    DpoConfig,
+    KtoConfig,
+    PpoConfig,
+    PrmConfig,
+    RmConfig,
+    SftConfig,
+)
 from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS, Capability
@@ -12,6 +20,7 @@ from plimsoll.memory.price.work import (
     RoleName,
     frozen_roles,
     role_models,
+    sequences_together,
     step_sequences,
     trained_roles,
 )
@@ -67,6 +76,8 @@ def _offload(job: Job) -> Iterator[PlanProblem]:
             "optimizer_offload": trained.zero.optimizer_offload,
         }
         asked += [f"{name}.zero.{key}" for key, where in moved.items() if where == "cpu"]
+        if trained.model.activation_offload == "cpu":
+            asked.append(f"{name}.model.activation_offload")
     if asked and job.device == "cpu":
         yield PlanProblem(
             "offload-without-gpu",
@@ -80,14 +91,14 @@ def _offload(job: Job) -> Iterator[PlanProblem]:
 def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
     """Packing gives a rank without a sequence a filler, so such a step works, and wastes ranks."""
     config = job.config
-    groups = step_sequences(config) // (2 if isinstance(config, DpoConfig) else 1)
+    groups = step_sequences(config) // sequences_together(config)
     ranks = max(job.ranks(role) for role in trained_roles(config))
     if groups >= ranks:
         return
     match config:
-        case SftConfig():
+        case SftConfig() | DistillConfig() | PrmConfig() | KtoConfig():
             what, keys = "sequences", "batch.sequences"
-        case DpoConfig():
+        case DpoConfig() | RmConfig():
             what, keys = "pairs", "batch.pairs"
         case PpoConfig():
             what = "sequences"

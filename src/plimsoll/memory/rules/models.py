@@ -38,13 +38,13 @@ def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[PlanProb
 
 
 def _vocabularies(job: Job) -> Iterator[PlanProblem]:
-    """All roles read the tokens of the actor's tokenizer."""
+    """All roles read the tokens of the actor's tokenizer; a teacher gives each a probability."""
     actor = job.shapes["actor"]
     for role, shape in job.shapes.items():
         if shape.vocabulary < actor.vocabulary:
             yield PlanProblem(
                 "vocabulary",
-                "warning",
+                "error" if role == "teacher" else "warning",
                 f"the {role} ({shape.name}) has a vocabulary of {shape.vocabulary:,} and the actor "
                 f"({actor.name}) one of {actor.vocabulary:,}",
                 "it reads the tokens that the actor writes, and has no row for the last of them; "

@@ -13,6 +13,7 @@ from plimsoll.memory.rules.cards import card_rules
 from plimsoll.memory.rules.engines import engine_rules, free_share
 from plimsoll.memory.rules.here import here_rules
 from plimsoll.memory.rules.models import model_rules
+from plimsoll.memory.rules.states import state_rules
 
 
 def find_conflicts(job: Job, here: Surroundings | None) -> Iterator[PlanProblem]:
@@ -20,6 +21,7 @@ def find_conflicts(job: Job, here: Surroundings | None) -> Iterator[PlanProblem]
     yield from model_rules(job)
     yield from engine_rules(job)
     yield from card_rules(job)
+    yield from state_rules(job)
     if here is not None:
         yield from free_share(job, here.free_bytes)
         yield from here_rules(job.config, here)

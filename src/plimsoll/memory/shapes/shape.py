@@ -156,10 +156,12 @@ class MicroBatch:
     """The largest forward of a rank.
 
     tokens: packed, in all. sequences: how many at least share them. longest: tokens of the
-    longest one. learned: tokens that the head sees at most.
+    longest one. learned: tokens that the head sees at most. shared: tokens that a second sequence
+    attends to, at most.
     """
 
     tokens: int
     sequences: int
     longest: int
     learned: int
+    shared: int = 0

@@ -1,0 +1,91 @@
+"""What each memory lever saves and costs, by the plan: the table of docs/levers.md.
+
+    python benchmarks/levers.py
+
+One config, and that config with one lever at a time. Nothing runs: cards and host are those of the
+plan's fullest moments, times are the estimate that `plimsoll plan --suggest` ranks by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plimsoll.config.flags import apply_flags, parse_flags
+from plimsoll.config.jobs import JobConfig
+from plimsoll.config.load import validate
+from plimsoll.config.which import JOBS
+from plimsoll.config.yaml_tree import Tree
+from plimsoll.memory.advise.speed import step_seconds
+from plimsoll.memory.machine.hardware import parse_cluster
+from plimsoll.memory.plan.contents import make_job
+from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.price.overheads import Constants
+
+CARDS, NODES, HOST = "8xA100-80GB", 2, 1_000_000_000_000
+BASE = {
+    "run.directory": "out",
+    "run.steps": "100",
+    "data.train.path": "rows.jsonl",
+    "data.train.prompt": "question",
+    "data.train.response": "answer",
+    "data.max_tokens": "16384",
+    "batch.sequences": "64",
+    "batch.micro_batch_tokens": "32768",
+    "cluster.ranks": "16",
+    "cluster.nodes": "2",
+    "actor.model.path": "Qwen/Qwen2.5-7B",
+    "actor.model.gradient_checkpointing": "true",
+    "actor.optimizer.learning_rate": "1e-4",
+}
+
+_MODEL, _ZERO = "actor.model", "actor.zero"
+LEVERS: Sequence[tuple[str, ...]] = (
+    (),
+    (f"{_MODEL}.gradient_checkpointing=false",),
+    (f"{_MODEL}.checkpoint_every=2",),
+    (f"{_MODEL}.gradient_checkpointing=selective",),
+    (f"{_MODEL}.activation_offload=cpu",),
+    ("batch.micro_batch_tokens=16384",),
+    (f"{_ZERO}.stage=0",),
+    (f"{_ZERO}.stage=3",),
+    (f"{_ZERO}.stage=3", f"{_ZERO}.hpz_partition_size=8"),
+    (f"{_ZERO}.stage=3", f"{_ZERO}.quantized_weights=true", f"{_ZERO}.quantized_gradients=true"),
+    (f"{_ZERO}.stage=3", f"{_ZERO}.parameter_offload=cpu"),
+    (f"{_ZERO}.optimizer_offload=cpu",),
+    (f"{_ZERO}.gradient_dtype=bfloat16",),
+    (f"{_ZERO}.state_dtype=bfloat16",),
+    ("actor.optimizer.kind=adamw_8bit",),
+    ("actor.adapter.rank=16",),
+    ("actor.adapter.rank=16", f"{_MODEL}.quantization=nf4"),
+)
+
+
+def main() -> None:
+    """Print the table."""
+    base = measured(LEVERS[0])
+    print("| lever | card, GB | host, GB | time of a step |")
+    print("| --- | --- | --- | --- |")
+    for lever in LEVERS:
+        card, host, seconds = measured(lever)
+        name = ", ".join(f"`{flag.replace('=', ': ')}`" for flag in lever) or "as it is"
+        print(f"| {name} | {card / 1e9:.1f} | {host / 1e9:.0f} | {seconds / base[2]:.2f} x |")
+
+
+def measured(lever: Sequence[str]) -> tuple[int, int, float]:
+    """Bytes of the fullest card and of the fullest host, and seconds of a step."""
+    config = _config(lever)
+    hardware, constants = parse_cluster(CARDS, NODES, HOST), Constants()
+    plan = make_plan(config, hardware, constants)
+    card = max(store.peak.bytes for store in plan.devices)
+    host = max(store.peak.bytes for store in plan.hosts)
+    return card, host, step_seconds(make_job(config, hardware, constants))
+
+
+def _config(lever: Sequence[str]) -> JobConfig:
+    keys = BASE | dict(flag.split("=") for flag in lever)
+    flags = parse_flags([f"--{key}={value}" for key, value in keys.items()])
+    return validate(JOBS["sft"], apply_flags(Tree({}, {}), flags))
+
+
+if __name__ == "__main__":
+    main()

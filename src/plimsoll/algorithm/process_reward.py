@@ -1,0 +1,33 @@
+"""What a process reward model minimises: whether each step of a response is right.
+
+Lightman et al. 2023, "Let's Verify Step by Step", https://arxiv.org/abs/2305.20050, section 2.6.
+Labels between 0 and 1 are the soft ones of Wang et al. 2024 (Math-Shepherd),
+https://arxiv.org/abs/2312.08935, whose equation 2 the loss is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from plimsoll.algorithm.inputs import LossOutput, token_mean
+from plimsoll.records import BatchCounts
+
+
+def process_loss(scores_L: Tensor, labels_L: Tensor, counts: BatchCounts) -> LossOutput:
+    """The mean over steps of -l log sigmoid(r) - (1 - l) log(1 - sigmoid(r)).
+
+    scores_L, labels_L: of each step of the micro-batch, its score r and its label l, from 0 (wrong)
+    to 1 (right). counts.tokens: steps of the whole optimizer step.
+    Metrics, means over steps: `accuracy`, the share of steps whose score is on the label's side
+    (right: r > 0, l > 0.5); `labels`, what always saying "right" would be right by.
+    """
+    losses_L = binary_cross_entropy_with_logits(scores_L, labels_L, reduction="none")
+    with torch.no_grad():
+        right_L = ((scores_L > 0) == (labels_L > 0.5)).float()
+        metrics = {
+            "accuracy": token_mean(right_L, counts),
+            "labels": token_mean(labels_L, counts),
+        }
+    return LossOutput(token_mean(losses_L, counts), metrics)

@@ -1,0 +1,95 @@
+"""What must agree about how a run goes: schedules, moving averages, and the best evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.problems import Problem
+
+
+def evaluated(config: JobConfig) -> Iterator[Problem]:
+    """What is kept of evaluations, and what is averaged."""
+    if config.run.best is not None and config.run.eval_every is None:
+        yield Problem(
+            "run.best",
+            "given",
+            "Nothing is evaluated: run.eval_every is not given.",
+            "give run.eval_every and data.eval, or leave run.best out",
+            code="best-without-eval",
+            conflict=True,
+        )
+    if isinstance(config, PpoConfig) and config.critic.ema is not None:
+        yield Problem(
+            "critic.ema",
+            "given",
+            "The average is for the final model, and the critic is not written as one.",
+            "actor.ema, or leave critic.ema out",
+            code="critic-ema",
+            conflict=True,
+        )
+
+
+def scheduled(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
+    """A role's learning rates and averages over its optimizer steps."""
+    optimizer = role.optimizer
+    if optimizer.final_ratio > 1:
+        yield Problem(
+            f"{name}.optimizer.final_ratio",
+            str(optimizer.final_ratio),
+            "It is a share of the peak learning rate.",
+            "a number from 0 to 1",
+            code="optimizer-value",
+        )
+    if optimizer.warmup_steps > updates:
+        yield Problem(
+            f"{name}.optimizer.warmup_steps",
+            str(optimizer.warmup_steps),
+            f"The run has {updates} optimizer steps, so the peak would never be reached.",
+            f"at most {updates}, or more run.steps",
+            code="warmup-too-long",
+        )
+    yield from _decay(name, role, updates)
+    if role.ema is not None and role.ema.decay >= 1:
+        yield Problem(
+            f"{name}.ema.decay",
+            str(role.ema.decay),
+            "At 1 the average stays what it was, and above it grows without bound.",
+            "a number below 1, such as 0.999",
+            code="optimizer-value",
+        )
+    if role.ema is not None and role.zero.state_dtype == "bfloat16":
+        yield Problem(
+            f"{name}.ema",
+            "given",
+            "The average changes places with the masters for evaluations, and would be rounded to "
+            f"bfloat16 ({name}.zero.state_dtype).",
+            f"{name}.zero.state_dtype: float32, or leave {name}.ema out",
+            code="state-dtype",
+            conflict=True,
+        )
+
+
+def _decay(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
+    optimizer = role.optimizer
+    if optimizer.decay_steps is None:
+        return
+    if optimizer.schedule != "wsd":
+        yield Problem(
+            f"{name}.optimizer.decay_steps",
+            str(optimizer.decay_steps),
+            f"Only wsd has such steps ({name}.optimizer.schedule: {optimizer.schedule}).",
+            f"{name}.optimizer.schedule: wsd, or leave {name}.optimizer.decay_steps out",
+            code="decay-steps",
+            conflict=True,
+        )
+    elif optimizer.warmup_steps + optimizer.decay_steps > updates:
+        yield Problem(
+            f"{name}.optimizer.decay_steps",
+            str(optimizer.decay_steps),
+            f"With the warm-up ({name}.optimizer.warmup_steps: {optimizer.warmup_steps}) they are "
+            f"more than the run's {updates} optimizer steps.",
+            f"fewer of both, {updates} at most, or more run.steps",
+            code="decay-steps",
+        )

@@ -1,0 +1,104 @@
+"""What a row of labelled steps must hold: a prompt, the steps of a response, and a label for each.
+
+Also how they become text: the prompt is one piece and each step another, so that a step's tokens
+never depend on what comes after it, and a response that is not finished yet is scored as it will
+be when it is. The score of a step is read at its last token.
+
+Every check raises `RowProblem` with the column's name as it is written in the config.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from plimsoll.config.data import SourceConfig
+from plimsoll.data.pieces import Messages, Piece
+from plimsoll.data.report import RowProblem
+from plimsoll.data.rows import Columns, kind_of, list_of, prompt_columns, text_of
+from plimsoll.data.sources import Row
+from plimsoll.data.template import Template
+from plimsoll.errors import ConfigError, DataError
+from plimsoll.records import Floats
+
+
+@dataclass(frozen=True)
+class StepColumns:
+    """The columns that hold labelled steps; of the prompt: `messages`, or `prompt`."""
+
+    messages: str | None
+    prompt: str | None
+    steps: str
+    labels: str
+
+    @property
+    def of_prompt(self) -> Columns:
+        return Columns(self.messages, self.prompt, None, None)
+
+
+def step_columns(source: SourceConfig, key: str) -> StepColumns:
+    """The columns of labelled steps; ConfigError when one is missing."""
+    prompt = prompt_columns(source, key)
+    if source.steps is None or source.labels is None:
+        missing = "steps" if source.steps is None else "labels"
+        raise ConfigError(
+            f"`{key}.{missing}` is not set: labelled steps need the columns `{key}.steps` and"
+            f" `{key}.labels`."
+        )
+    return StepColumns(prompt.messages, prompt.prompt, source.steps, source.labels)
+
+
+def steps_of(row: Row, columns: StepColumns) -> list[str]:
+    """The texts of the steps, at least one, none empty."""
+    steps = list_of(row.values, columns.steps, "texts")
+    return [text_of({place: step}, place) for place, step in _places(columns.steps, steps)]
+
+
+def labels_of(row: Row, columns: StepColumns) -> Floats:
+    """A label for each step: 0 or 1, or between."""
+    labels = list_of(row.values, columns.labels, "labels")
+    steps = len(list_of(row.values, columns.steps, "texts"))
+    if len(labels) != steps:
+        raise RowProblem(
+            columns.labels, f"has {len(labels)} labels, but `{columns.steps}` has {steps} steps"
+        )
+    found = [_label(label, place) for place, label in _places(columns.labels, labels)]
+    return np.array(found, dtype=np.float32)
+
+
+def _places(column: str, values: Sequence[object]) -> list[tuple[str, object]]:
+    return [(f"{column}[{i}]", value) for i, value in enumerate(values)]
+
+
+def _label(value: object, place: str) -> float:
+    if not isinstance(value, bool | int | float):
+        raise RowProblem(
+            place, f"must be true or false, or a number from 0 to 1, but is {kind_of(value)}"
+        )
+    if not 0 <= value <= 1:  # NaN is not, either
+        raise RowProblem(place, f"is {value}, and a label is from 0 (wrong) to 1 (right)")
+    return float(value)
+
+
+def step_pieces(
+    template: Template, prompt: Messages, steps: Sequence[str], separator: str
+) -> tuple[Piece, ...]:
+    """The prompt, and each step with the separator before it; nothing after the last step.
+
+    With a chat template white space around a step is left out: many templates strip a turn.
+
+    Raises DataError where the chat template refuses the messages or changes the steps' text.
+    """
+    texts = list(steps) if template.jinja is None else [step.strip() for step in steps]
+    parts = [texts[0], *(separator + text for text in texts[1:])]
+    said = "".join(parts)
+    answer = [{"role": "assistant", "content": said}]
+    text = "".join(piece.text for piece in template.render_answer(prompt, answer))
+    start = text.rfind(said)
+    if start < 0:
+        raise DataError("has steps that the chat template writes in another way")
+    ends = accumulate(map(len, parts), initial=start)
+    return (Piece(text[:start]), *(Piece(text[a:b], scored=True) for a, b in pairwise(ends)))

@@ -1,0 +1,93 @@
+"""The engine of a role that only scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plimsoll.config.deepspeed import frozen_settings
+from plimsoll.config.engine import FrozenRole
+from plimsoll.config.model import ModelConfig
+from plimsoll.engine.placing import divide, gathered, move_buffers, settle
+from plimsoll.engine.process_group import Place
+
+
+class FrozenEngine:
+    """A role that only scores: a whole copy on every rank, or divided by ZeRO stage 3; on the
+    device always, or while it scores."""
+
+    def __init__(self, module: nn.Module, role: FrozenRole, place: Place) -> None:
+        module.requires_grad_(False).eval()
+        self.module = module
+        self._stage = role.stage
+        self._call: Any = module
+        self._visit: Callable[[], AbstractContextManager[None]] = nullcontext
+        if role.stage == 0 and role.offload == "cpu":
+            self._visit = partial(
+                _visit,
+                _parked(module, role.model, place),
+                partial(Tensor.to, device=place.torch_device, non_blocking=True),
+            )
+        elif role.stage == 0:
+            settle(module, role.model, place.torch_device)
+        else:
+            import deepspeed
+
+            settings = frozen_settings(role, place.device, place.ranks)
+            divide(module, role.model, settings, place)
+            self._call = deepspeed.initialize(
+                model=module, config=settings, dist_init_required=False
+            )[0]
+
+    def forward(self, *inputs: object) -> Any:
+        return self._call(*inputs)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        with torch.no_grad(), self._visit():
+            yield
+
+    def release(self) -> None:
+        """Let go of the weights, for good. They are emptied in place, as DeepSpeed's own caches
+        (parameter_offload.py, FWD_MODULE_STACK; PartitionedParameterCoordinator) keep modules."""
+        parameters: list[Any] = list(self.module.parameters())
+        for parameter in parameters:
+            parameter.data = parameter.data.new_empty(0)
+            if self._stage == 3:
+                parameter.ds_tensor.data = parameter.ds_tensor.data.new_empty(0)
+
+    @contextmanager
+    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+        with gathered(self.module, names, self._stage) as tensors:
+            yield tensors
+
+
+def _parked(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
+    """The parameters, left in host memory; pinned, where that makes the way to a GPU faster."""
+    settle(module, model, torch.device("cpu"))
+    move_buffers(module, place.torch_device)
+    for parameter in module.parameters():
+        if place.device == "cuda":
+            parameter.data = parameter.data.pin_memory()
+    return list(module.parameters())
+
+
+@contextmanager
+def _visit(
+    parameters: Sequence[nn.Parameter], travel: Callable[[Tensor], Tensor]
+) -> Iterator[None]:
+    """Within: the parameters where `travel` takes them: the device. Frozen weights do not change,
+    so nothing is copied back: the host's own tensors take their place again."""
+    homes = [parameter.data for parameter in parameters]
+    try:
+        for parameter, home in zip(parameters, homes, strict=True):
+            parameter.data = travel(home)
+        yield
+    finally:
+        for parameter, home in zip(parameters, homes, strict=True):
+            parameter.data = home

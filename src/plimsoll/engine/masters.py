@@ -1,0 +1,122 @@
+"""What a rank's optimizer updates: flat tensors, and which stretches of which weights they hold.
+
+DeepSpeed 0.19.8 flattens weights, joins them and divides them in a way of its own at every stage;
+here each stage is seen in the same way, so that checkpoints and moving averages need not know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of one weight within a master.
+
+    name: of the weight in the module. start: its first element in the whole, flattened weight.
+    master: the index of the tensor that holds it. offset: its first element there. size: elements.
+    """
+
+    name: str
+    start: int
+    master: int
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Masters:
+    """A rank's share of what is trained.
+
+    tensors: what its optimizer updates; they may end in padding. parts: what they hold.
+    optimizer: AdamW itself. spread: write the masters' values into the model's weights; collective.
+    """
+
+    tensors: Sequence[Tensor]
+    parts: Sequence[Part]
+    optimizer: torch.optim.Optimizer
+    spread: Callable[[], None]
+
+    def flat(self) -> list[Tensor]:
+        """The tensors, each seen as one row of elements."""
+        return [tensor.data.view(-1) for tensor in self.tensors]
+
+
+def find_masters(module: nn.Module, optimizer: Any, stage: int, rank: int) -> Masters:
+    """optimizer: the one that DeepSpeed made around AdamW."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    if stage == 0:
+        return _stage_0(names, optimizer)
+    return _stage_3(names, optimizer, rank) if stage == 3 else _stage_1_and_2(names, optimizer)
+
+
+def _stage_0(names: dict[int, str], optimizer: Any) -> Masters:
+    """In fp32 the weights themselves, in bf16 a copy of each (runtime/fp16/unfused_optimizer.py);
+    all of them on every rank."""
+    if not hasattr(optimizer, "fp32_groups"):
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        return Masters(weights, _whole(names, weights), optimizer, lambda: None)
+    weights = [p for group in optimizer.fp16_groups for p in group]
+    copies = [p for group in optimizer.fp32_groups for p in group]
+
+    def spread() -> None:
+        for weight, copy in zip(weights, copies, strict=True):
+            weight.data.copy_(copy.data)
+
+    return Masters(copies, _whole(names, weights), optimizer.optimizer, spread)
+
+
+def _whole(names: dict[int, str], weights: Sequence[Tensor]) -> list[Part]:
+    return [Part(names[id(w)], 0, i, 0, w.numel()) for i, w in enumerate(weights)]
+
+
+def _stage_1_and_2(names: dict[int, str], optimizer: Any) -> Masters:
+    """A flat tensor per group, of which DeepSpeed notes at each weight what it holds of it
+    (utils/tensor_fragment.py)."""
+    base = optimizer.optimizer
+    groups = getattr(optimizer, "bit16_groups", None) or optimizer.bf16_groups
+    tensors = [group["params"][0] for group in base.param_groups]
+    parts = [
+        Part(names[id(weight)], held.lp_fragment_address.start, i, at.start, at.numel)
+        for i, group in enumerate(groups)
+        for weight in group
+        if (held := weight._hp_mapping) is not None
+        for at in [held.hp_fragment_address]
+    ]
+    return Masters(tensors, parts, base, optimizer.update_lp_params)
+
+
+def _stage_3(names: dict[int, str], optimizer: Any, rank: int) -> Masters:
+    """A flat tensor per sub-group: this rank's shares of its weights, one behind the other
+    (runtime/zero/stage3.py)."""
+    tensors = optimizer.fp32_partitioned_groups_flat
+
+    def spread() -> None:
+        optimizer.checkpoint_event_prologue()  # no weight may be gathered meanwhile
+        for i in range(len(tensors)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(i)
+        optimizer.checkpoint_event_epilogue()  # gathers the small ones, which stay whole
+
+    parts = [
+        part
+        for i, group in enumerate(optimizer.fp16_groups)
+        for part in _shares(names, group, i, rank)
+    ]
+    return Masters(tensors, parts, optimizer.optimizer, spread)
+
+
+def _shares(names: dict[int, str], group: Sequence[Any], master: int, rank: int) -> Iterator[Part]:
+    """Every weight is cut into equal shares, the last of which end in padding."""
+    offset = 0
+    for weight in group:
+        share = weight.partition_numel()
+        start = rank * share
+        size = min(share, weight.ds_numel - start)
+        if size > 0:
+            yield Part(names[id(weight)], start, master, offset, size)
+        offset += share

@@ -1,0 +1,66 @@
+"""A rank's micro-batches, one after another: each one's loss, and its gradient where it learns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from plimsoll.algorithm.inputs import LossOutput
+from plimsoll.engine.objectives.objective import Objective
+from plimsoll.engine.protocol import Engine, TrainedEngine
+from plimsoll.model.policy import PackTensors
+from plimsoll.records import BatchCounts, Pack
+
+S = TypeVar("S")
+
+
+def learn(
+    engine: TrainedEngine,
+    packs: Sequence[Pack],
+    streams: Sequence[S],
+    counts: BatchCounts,
+    objective: Objective[S],
+    device: torch.device,
+) -> dict[str, float]:
+    """Add up the packs' gradients; gives the rank's share of the loss and its metrics. streams: one
+    per pack. counts: of the step, over all ranks."""
+    totals: dict[str, float] = {}
+    for output in _outputs(engine, packs, streams, counts, objective, device):
+        engine.backward(output.loss)
+        _add(totals, output)
+    return totals
+
+
+def measure(
+    engine: Engine,
+    packs: Sequence[Pack],
+    streams: Sequence[S],
+    counts: BatchCounts,
+    objective: Objective[S],
+    device: torch.device,
+) -> dict[str, float]:
+    """As `learn`, without gradients."""
+    totals: dict[str, float] = {}
+    with engine.scoring():
+        for output in _outputs(engine, packs, streams, counts, objective, device):
+            _add(totals, output)
+    return totals
+
+
+def _outputs(
+    engine: Engine,
+    packs: Sequence[Pack],
+    streams: Sequence[S],
+    counts: BatchCounts,
+    objective: Objective[S],
+    device: torch.device,
+) -> Iterator[LossOutput]:
+    for pack, stream in zip(packs, streams, strict=True):
+        yield objective.loss(engine, PackTensors.from_pack(pack, device), stream, counts)
+
+
+def _add(totals: dict[str, float], output: LossOutput) -> None:
+    for name, share in ({"loss": output.loss.detach()} | output.metrics).items():
+        totals[name] = totals.get(name, 0.0) + float(share)

@@ -1,0 +1,70 @@
+"""The policy's objective on sampled responses: a policy loss, the KL and an entropy bonus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from plimsoll.algorithm.choice import policy_loss
+from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs
+from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs, policy_objective
+from plimsoll.config.base import Choice
+from plimsoll.engine.objectives.objective import as_tensor
+from plimsoll.engine.protocol import Engine
+from plimsoll.model.policy import PackTensors
+from plimsoll.records import BatchCounts, Floats
+
+
+@dataclass(frozen=True)
+class PolicyStream:
+    """One number per learned token, in packed order. old_logprobs_L is None in strictly on-policy
+    steps, where the old policy is the one that is being differentiated; reference_logprobs_L is
+    None without a KL loss.
+    """
+
+    advantages_L: Floats
+    old_logprobs_L: Floats | None
+    reference_logprobs_L: Floats | None
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """The policy's loss with everything but the batch."""
+
+    policy_loss: Choice
+    kl_estimator: Literal["k1", "k2", "k3"]
+    kl_coefficient: float
+    entropy_bonus: float
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: PolicyStream, counts: BatchCounts
+    ) -> LossOutput:
+        logprobs_L, entropy_L = engine.forward(pack, True)
+        return policy_objective(
+            _inputs(pack, stream, logprobs_L, entropy_L, counts),
+            policy_loss(self.policy_loss),
+            self.kl_estimator,
+            self.kl_coefficient,
+            self.entropy_bonus,
+        )
+
+
+def _inputs(
+    pack: PackTensors,
+    stream: PolicyStream,
+    logprobs_L: Tensor,
+    entropy_L: Tensor,
+    counts: BatchCounts,
+) -> PolicyObjectiveInputs:
+    old_L, reference_L = stream.old_logprobs_L, stream.reference_logprobs_L
+    policy = PolicyLossInputs(
+        logprobs_L=logprobs_L,
+        old_logprobs_L=logprobs_L.detach() if old_L is None else as_tensor(old_L, logprobs_L),
+        advantages_L=as_tensor(stream.advantages_L, logprobs_L),
+        cu_learned=pack.cu_learned,
+        counts=counts,
+    )
+    reference = None if reference_L is None else as_tensor(reference_L, logprobs_L)
+    return PolicyObjectiveInputs(policy, entropy_L, reference)

@@ -1,0 +1,74 @@
+"""The optimizer of a trained role."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plimsoll.config.engine import OptimizerConfig, TrainedRole
+
+
+def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
+    """AdamW over the module. The rate is set at every step; it starts at 0 because DeepSpeed may
+    take a dry step to allocate the states, which must not decay the weights.
+    """
+    settings = role.optimizer
+    groups = parameter_groups(module, settings)
+    betas = (settings.beta1, settings.beta2)
+    if role.zero.optimizer_offload == "cpu":
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        offloaded: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            groups,
+            lr=0.0,
+            betas=betas,
+            eps=settings.eps,
+            adamw_mode=True,
+            fp32_optimizer_states=role.zero.state_dtype == "float32",
+        )
+        return offloaded
+    if settings.kind == "adamw_8bit":
+        from bitsandbytes.optim import AdamW8bit
+
+        small: torch.optim.Optimizer = AdamW8bit(groups, lr=0.0, betas=betas, eps=settings.eps)
+        return small
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=settings.eps, fused=True)
+
+
+def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[str, object]]:
+    """AdamW's groups: matrices decay, embeddings (and a head tied to one) as the settings say,
+    vectors (norms, biases) never."""
+    trained = [p for p in module.parameters() if p.requires_grad]
+    spared = set() if settings.decay_embeddings else _embeddings(module)
+    decaying = [p for p in trained if p.ndim >= 2 and id(p) not in spared]
+    others = [p for p in trained if p.ndim < 2 or id(p) in spared]
+    groups = [
+        {"params": decaying, "weight_decay": settings.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _embeddings(module: nn.Module) -> set[int]:
+    return {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+
+
+def forget_dry_step(optimizer: Any) -> None:
+    """Start Adam's bias correction at step 0: at stage 0 in bf16 DeepSpeed allocates the moments by
+    a step on zero gradients, which Adam would count and take its first real step too short.
+    """
+    for state in optimizer.optimizer.state.values() if hasattr(optimizer, "optimizer") else ():
+        if "step" in state:
+            state["step"] = (
+                torch.zeros_like(state["step"]) if isinstance(state["step"], Tensor) else 0
+            )
+
+
+def forget_gradients(optimizer: Any) -> None:
+    """Drop the gradients of a step that was left out: with its optimizer on the host, DeepSpeed
+    0.19.8 would add the next step's to them (zero/stage_1_and_2.py, `step`).
+    """
+    if getattr(optimizer, "cpu_offload", False):
+        optimizer.averaged_gradients = dict.fromkeys(optimizer.averaged_gradients)

@@ -1,0 +1,65 @@
+"""A model's weights on their way from files to the device, divided or whole, and whole again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plimsoll.config.model import ModelConfig
+from plimsoll.engine.process_group import Place
+from plimsoll.model.quantization import plain_shape
+
+
+def settle(module: nn.Module, model: ModelConfig, device: torch.device) -> None:
+    """Take the weights from the files that they are mapped from to the device, one by one."""
+    move_buffers(module, device)
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(device, getattr(torch, model.dtype))
+
+
+def divide(
+    module: nn.Module, model: ModelConfig, settings: dict[str, object], place: Place
+) -> None:
+    """Take the weights from the files that they are mapped from to the device, one by one, each
+    divided at once over the ranks. DeepSpeed's `initialize` alone would move the whole model to
+    every device first.
+    """
+    import deepspeed
+
+    move_buffers(module, place.torch_device)
+    parameters: list[Any] = list(module.parameters())
+    first, *rest = parameters
+    first.data = first.data.to(getattr(torch, model.dtype))
+    deepspeed.zero.Init(module=nn.ParameterList([first]), config_dict_or_path=settings)
+    for parameter in rest:
+        parameter.data = parameter.data.to(getattr(torch, model.dtype))
+        first.convert_to_zero_parameters(param_list=[parameter])
+
+
+def move_buffers(module: nn.Module, device: torch.device) -> None:
+    for buffer in module.buffers():
+        buffer.data = buffer.to(device)
+
+
+@contextmanager
+def gathered(module: nn.Module, names: Sequence[str], stage: int) -> Iterator[dict[str, Tensor]]:
+    wanted = set(names)
+    parameters = {n: p for n, p in module.named_parameters() if n in wanted}
+    assert len(parameters) == len(wanted), f"no such parameters: {wanted - parameters.keys()}"
+    if stage < 3:
+        yield {name: parameters[name].detach() for name in names}
+        return
+    import deepspeed
+
+    with deepspeed.zero.GatheredParameters(list(parameters.values())):
+        yield {name: parameters[name].detach() for name in names}
+
+
+def plain_bytes(parameter: nn.Parameter) -> int:
+    """The bytes of the whole parameter; of a quantised one, as a plain weight."""
+    return math.prod(plain_shape(parameter)) * parameter.element_size()

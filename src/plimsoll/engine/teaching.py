@@ -1,0 +1,49 @@
+"""A teacher on a rank: what it makes of a step's packs, and how its student gets at it.
+
+The teacher goes over all packs of a step before the student learns from the first: so an offloaded
+teacher comes to the device once a step. What is kept meanwhile are hidden states, in host memory;
+the logits are computed chunk by chunk where they are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from plimsoll.engine.protocol import Engine
+from plimsoll.model.policy import PackTensors
+from plimsoll.model.teacher import TeacherModel
+from plimsoll.records import Pack
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What a teacher makes of one micro-batch. hidden_L_H: what its head reads, in host memory."""
+
+    hidden_L_H: Tensor
+    teacher: Engine
+
+    @property
+    def model(self) -> TeacherModel:
+        """The teacher's model; its head's weights are only in `head`."""
+        assert isinstance(self.teacher.module, TeacherModel)
+        return self.teacher.module
+
+    @contextmanager
+    def head(self, device: torch.device) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Within: the head's weight and bias, whole, on the device."""
+        names = self.model.head_names()
+        with self.teacher.gathered(names) as tensors:
+            weight, *bias = (tensors[name].to(device) for name in names)
+            yield weight, bias[0] if bias else None
+
+
+def teach(teacher: Engine, packs: Sequence[Pack], device: torch.device) -> list[Teaching]:
+    """Have the teacher read the packs."""
+    with teacher.scoring():
+        states = [teacher.forward(PackTensors.from_pack(pack, device)).cpu() for pack in packs]
+    return [Teaching(hidden_L_H, teacher) for hidden_L_H in states]

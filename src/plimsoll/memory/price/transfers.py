@@ -1,0 +1,65 @@
+"""Weights on their way in, from files when they are loaded, and out, to engines and to files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from plimsoll.config.deepspeed import Device
+from plimsoll.memory.items import Where
+from plimsoll.memory.price.heap import LARGEST_KEPT
+from plimsoll.memory.price.states import Kept
+from plimsoll.memory.price.zero_states import Counts, ZeroSizes
+from plimsoll.memory.shapes.shape import ModelShape, small_parameters
+
+_SAVE_BUCKET = 2**30  # bytes: engine/export.py
+
+
+def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Kept]:
+    """The weights are mapped from the checkpoint's files, in page cache that gives way, and cast
+    and taken to the device one by one. On CPU, those that are quantised are read ahead."""
+    if device == "cpu":
+        read = "read to be quantised"
+        source = "transformers, core_model_loading.py: threads read ahead"
+        yield Kept(
+            *("weights to quantise", read, counts.quantized, counts.element, source),
+            where="host",
+            life="loading",
+            block=1,
+        )
+    yield Kept(
+        "copy while loading",
+        "of the largest tensor",
+        shape.largest_parameter,
+        counts.element,
+        "engine/zero.py: one weight at a time, from files that are mapped",
+        where="host",
+        life="loading",
+    )
+
+
+def leaving(
+    counts: Counts,
+    sizes: ZeroSizes,
+    shape: ModelShape,
+    adapted: bool,
+    device: Device,
+    sync_bucket: int,
+) -> Iterator[Kept]:
+    """Weights on their way to engines and to files, gathered bucket by bucket on every rank."""
+    sent = counts.trained * counts.element
+    if not adapted:
+        sent += counts.frozen * counts.element + counts.quantized // 2
+    where: Where = "device" if device == "cuda" else "host"
+    if sizes.stage == 3 and sizes.ranks > 1:
+        gathered = Kept("gathered weights", "bytes", 0, 1, "engine/zero.py: gathered", where=where)
+        yield replace(gathered, elements=min(sync_bucket, sent), life="sending")
+        yield replace(gathered, elements=min(_SAVE_BUCKET, sent), life="saving")
+    bucket = min(sync_bucket, sent)
+    source = "engine/weights.py: make_bucket"
+    yield Kept("bucket of weights", "bytes", bucket, 1, source, where="host", life="sending")
+    source = "engine/worker.py: save_model collects on rank 0"
+    saved = Kept("model to save", "bytes", sent, 1, source, where="host", life="saving")
+    small = min(sent, counts.element * small_parameters(shape, LARGEST_KEPT // counts.element))
+    yield replace(saved, elements=sent - small)
+    yield replace(saved, elements=small, block=1)

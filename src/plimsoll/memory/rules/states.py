@@ -1,0 +1,59 @@
+"""Rules about what trained roles keep and exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plimsoll.config.engine import ZeroConfig
+from plimsoll.memory.plan.contents import Job
+from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.price.work import trained_roles
+
+LOST_BELOW = 2.0**-14
+"""Half the distance of bfloat16 numbers about 0.02, the spread that transformers gives new weights
+(`initializer_range`): AdamW moves a weight by about the learning rate, and what is less than that
+half is rounded away."""
+
+
+def state_rules(job: Job) -> Iterator[PlanProblem]:
+    """States in bfloat16, and ZeRO++."""
+    yield from _lost_updates(job)
+    yield from _zero_plus_plus(job)
+
+
+def _lost_updates(job: Job) -> Iterator[PlanProblem]:
+    for name, role in trained_roles(job.config).items():
+        rate = role.optimizer.learning_rate
+        if role.zero.state_dtype == "bfloat16" and rate < LOST_BELOW:
+            yield PlanProblem(
+                "lost-updates",
+                "warning",
+                f"{name}.zero.state_dtype is bfloat16, and {name}.optimizer.learning_rate {rate:g}",
+                "bfloat16 numbers about 0.02, as weights are, lie 1.2e-4 apart; AdamW moves a "
+                "weight by about the learning rate, and what is under half of that is rounded away",
+                f"{name}.zero.state_dtype: float32 (in host memory, with "
+                f"{name}.zero.optimizer_offload: cpu), or a rate of 1e-4 and more",
+            )
+
+
+def _zero_plus_plus(job: Job) -> Iterator[PlanProblem]:
+    for name, role in trained_roles(job.config).items():
+        asked = [f"{name}.zero.{key}" for key in _asked(role.zero)]
+        if asked and job.device == "cpu":
+            yield PlanProblem(
+                "zero-plus-plus",
+                "error",
+                f"{', '.join(asked)}: the run is on the CPU",
+                "DeepSpeed quantises with CUDA kernels, and within a machine there is no slow link "
+                "to spare",
+                "leave it out, or cluster.device: cuda",
+            )
+
+
+def _asked(zero: ZeroConfig) -> Iterator[str]:
+    if zero.quantized_weights:
+        yield "quantized_weights"
+    if zero.quantized_gradients:
+        yield "quantized_gradients"
+    if zero.hpz_partition_size > 1:
+        yield "hpz_partition_size"

@@ -1,0 +1,143 @@
+"""What layers keep for the backward pass, and where: gradient checkpointing and its offload."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Self
+
+import torch
+import torch.nn.attention.varlen  # makes its operation known
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.autograd.graph import save_on_cpu
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from plimsoll.config.model import ModelConfig
+from plimsoll.errors import ConfigError, PlimsollError
+
+_aten = torch.ops.aten
+_PRODUCTS = (_aten.mm.default, _aten.addmm.default)
+_ATTENTION = (
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.torch_attn._varlen_attn.default,
+)
+
+
+def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
+    """Let layers compute again, in the backward pass, what the config says that they need not keep.
+
+    Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174; selective: Korthikanti et al. 2022,
+    https://arxiv.org/abs/2205.05198, section 5.
+    Raises ConfigError for a model whose layers are not transformers' checkpointing layers.
+    """
+    if config.gradient_checkpointing is False:
+        return
+    settings: dict[str, Any] = {"use_reentrant": False}
+    if config.gradient_checkpointing == "selective":
+        settings["context_fn"] = partial(selective_contexts, lm.config.hidden_size // 2)
+    lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs=settings)
+    layers = [module for module in lm.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers and (config.checkpoint_every > 1 or config.activation_offload == "cpu"):
+        raise ConfigError(
+            f"{config.path}: model.checkpoint_every is {config.checkpoint_every} and "
+            f"model.activation_offload is {config.activation_offload}, and the layers of "
+            f"{type(lm).__name__} are not transformers' GradientCheckpointingLayer, which can be "
+            "set one by one. Leave both keys out."
+        )
+    for index, layer in enumerate(layers):
+        layer.gradient_checkpointing = index % config.checkpoint_every == 0
+        if config.activation_offload == "cpu":
+            # As the class's docstring has it, this attribute is the function that checkpoints.
+            layer._gradient_checkpointing_func = partial(
+                _with_inputs_on_host, layer._gradient_checkpointing_func
+            )
+
+
+def selective_contexts(thin: int) -> tuple[TorchDispatchMode, TorchDispatchMode]:
+    """For `checkpoint`'s context_fn: what to compute a layer in, and what to compute it again in.
+
+    Kept are attention, and products that cost more than a pass over their result: not an adapter's
+    second matrix, whose inner dimension is its rank. thin: a smaller inner dimension is cheap.
+
+    torch's own create_selective_checkpoint_contexts wants every operation to come equally often
+    both times. Within a layer ZeRO stage 3 gathers weights, and not as often when they are there.
+    """
+    kept: deque[Any] = deque()
+    return _Keep(thin, kept), _Reuse(thin, kept)
+
+
+class _Keep(TorchDispatchMode):
+    """Notes the results of what is not to be computed again, in their order."""
+
+    def __init__(self, thin: int, kept: deque[Any]) -> None:
+        super().__init__()
+        self._thin, self._kept = thin, kept
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **kwargs or {})
+        if _is_kept(func, args, self._thin):
+            # Apart from the graph of the first time, which is not this one's.
+            self._kept.append(tree_map_only(Tensor, Tensor.detach, result))
+        return result
+
+
+class _Reuse(TorchDispatchMode):
+    """Gives those results, in their order, instead of computing them; and does not repeat what was
+    done to them in place since: DeepSpeed's linear at ZeRO stage 3 adds its bias so."""
+
+    def __init__(self, thin: int, kept: deque[Any]) -> None:
+        super().__init__()
+        self._thin, self._kept = thin, kept
+        self._begun = False
+        self._reused: set[int] = set()
+
+    def __enter__(self) -> Self:
+        if self._begun:
+            raise PlimsollError(
+                "a second backward pass went through a layer whose gradient_checkpointing is "
+                "selective: what it kept is used up. Set it to true."
+            )
+        self._begun = True
+        super().__enter__()
+        return self
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if _is_kept(func, args, self._thin):
+            result = self._kept.popleft()
+            self._reused |= {_storage(leaf) for leaf in tree_leaves(result)} - {0}
+            return result
+        if func._schema.is_mutable and args and _storage(args[0]) in self._reused:
+            return args[0]
+        return func(*args, **kwargs or {})
+
+
+def _is_kept(operation: OpOverload, inputs: Sequence[Any], thin: int) -> bool:
+    if operation in _PRODUCTS:
+        left: Tensor = inputs[-2]
+        return left.shape[1] >= thin
+    return operation in _ATTENTION
+
+
+def _storage(found: object) -> int:
+    """0 for what has none."""
+    return found.untyped_storage()._cdata if isinstance(found, Tensor) else 0
+
+
+def _with_inputs_on_host(
+    checkpoint: Callable[..., Any], function: Callable[..., Any], *inputs: Any
+) -> Any:
+    """What a checkpointed layer itself saves does not pass these hooks: its inputs alone do."""
+    with save_on_cpu(pin_memory=True):
+        return checkpoint(function, *inputs)

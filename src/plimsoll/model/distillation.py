@@ -1,0 +1,152 @@
+"""What a student's head learns from a teacher's, never holding the whole logits of either.
+
+A chunk of the student's logits and the same rows of the teacher's exist at once. The loss is a sum
+over tokens with weights that are known beforehand, so the gradients of hidden states and head are
+made in the forward pass, where both chunks are there; the backward pass only scales them. That
+takes 4 products with a head for each chunk, where computing the logits again would take 6, and the
+teacher's head is needed in the forward pass alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
+from plimsoll.model.logit_chunks import HeadGradients, LogitForm, blocks, logit_chunks
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a student's head is to learn of one micro-batch.
+
+    hidden_L_H, weight_VH, bias_V, form: the teacher's; its hidden size and dtype may be its own.
+        Rows of its head beyond the student's vocabulary are padding, and are left out.
+    divergence: of the student's distributions from the teacher's; see algorithm/divergence/.
+    temperature: divides both's logits for the divergence.
+    nll_share: of the negative log-likelihood in the loss; the divergence has the rest, times
+        temperature^2, which keeps its gradient as large at any temperature (Hinton et al. 2015,
+        https://arxiv.org/abs/1503.02531, section 2).
+    tokens: learned tokens of the whole step, over all ranks.
+    """
+
+    hidden_L_H: Tensor
+    weight_VH: Tensor
+    bias_V: Tensor | None
+    form: LogitForm
+    divergence: Callable[[DivergenceInputs], DivergenceOutput]
+    temperature: float
+    nll_share: float
+    tokens: int
+
+
+class Distilled(NamedTuple):
+    """The micro-batch's shares of means over the step's learned tokens, fp32 scalars; only `loss`
+    has a gradient. A tuple, so that hooks on modules find the tensors.
+
+    divergence: nats, at the temperature. nll: nats, at temperature 1.
+    """
+
+    loss: Tensor
+    divergence: Tensor
+    nll: Tensor
+
+
+def distil(
+    hidden_L_H: Tensor,
+    weight_VH: Tensor,
+    targets_L: Tensor,
+    lesson: Lesson,
+    *,
+    bias_V: Tensor | None = None,
+    chunk: int,
+    form: LogitForm,
+) -> Distilled:
+    """The loss of the student's logits, `form` of hidden @ weight.T + bias, against the lesson.
+
+    Shapes as for `token_logprobs`; L may be 0, and then the gradients are zeros, not None.
+    chunk: rows of each one's logits that exist at once.
+
+    Differentiable once, for hidden, weight and bias, through `loss`.
+    """
+    assert chunk >= 1 and len(hidden_L_H) == len(targets_L) == len(lesson.hidden_L_H)
+    assert len(weight_VH) <= len(lesson.weight_VH), "the teacher's vocabulary is smaller"
+    learning = torch.is_grad_enabled()
+    inputs = (hidden_L_H, weight_VH, bias_V, targets_L, lesson, chunk, form, learning)
+    return Distilled(*_Distilled.apply(*inputs))
+
+
+class _Distilled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_L_H: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_L: Tensor,
+        lesson: Lesson,
+        chunk: int,
+        form: LogitForm,
+        learning: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        wanted = ctx.needs_input_grad[:3] if learning else (False, False, False)
+        gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
+        divergence_L = torch.zeros_like(targets_L, dtype=torch.float32)
+        nll_L = torch.zeros_like(divergence_L)
+        student = logit_chunks(hidden_L_H, weight_VH, bias_V, chunk)
+        taught_VH, taught_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
+        taught_V = None if taught_V is None else taught_V[: len(weight_VH)]
+        teacher = logit_chunks(lesson.hidden_L_H, taught_VH, taught_V, chunk)
+        for (start, chunk_CV), (_, teacher_CV) in zip(student, teacher, strict=True):
+            pairs = zip(blocks(start, chunk_CV), blocks(start, teacher_CV), strict=True)
+            for (rows, block_NV), (_, teacher_NV) in pairs:
+                found = _compare(block_NV, teacher_NV, targets_L[rows], lesson, form)
+                divergence_L[rows], nll_L[rows], grad_NV = found
+                block_NV.copy_(grad_NV)  # it takes the place of the logits
+            if learning:
+                gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
+        divergence, nll = divergence_L.sum() / lesson.tokens, nll_L.sum() / lesson.tokens
+        soft = (1 - lesson.nll_share) * lesson.temperature**2
+        ctx.gradients = gradients
+        ctx.mark_non_differentiable(divergence, nll)
+        return soft * divergence + lesson.nll_share * nll, divergence, nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        found: HeadGradients = ctx.gradients
+        del ctx.gradients  # they are scaled in place, so they serve once
+        of = (found.hidden_L_H, found.weight_VH, found.bias_V)
+        scaled = (None if g is None else g.mul_(grad_loss.to(g.dtype)) for g in of)
+        return (*scaled, None, None, None, None, None)
+
+
+def _compare(
+    logits_NV: Tensor, teacher_NV: Tensor, targets_N: Tensor, lesson: Lesson, form: LogitForm
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a block: divergences, negative log-likelihoods, and d loss / d logits."""
+    temperature, share = lesson.temperature, lesson.nll_share
+    capped_NV = form.cap(logits_NV.float())
+    soft_NV = _at(form, temperature).log_softmax(capped_NV)
+    taught = _at(lesson.form, temperature)
+    of_teacher_NV = taught.log_softmax(taught.cap(teacher_NV.float()))
+    compared = lesson.divergence(DivergenceInputs(soft_NV, of_teacher_NV))
+    del of_teacher_NV
+    logp_NV = soft_NV if temperature == 1 else form.log_softmax(capped_NV)
+    nll_N = -logp_NV.gather(1, targets_N[:, None])[:, 0]
+    # By the logits after cap and scale, of which the temperature takes its share.
+    grad_NV = compared.gradient_NV.mul_((1 - share) * temperature / lesson.tokens)
+    if share > 0:
+        each = share / lesson.tokens
+        grad_NV.add_(logp_NV.exp(), alpha=each)
+        grad_NV.scatter_add_(1, targets_N[:, None], torch.full_like(nll_N, -each)[:, None])
+    return compared.values_N, nll_N, form.backward(grad_NV, capped_NV)
+
+
+def _at(form: LogitForm, temperature: float) -> LogitForm:
+    return replace(form, scale=form.scale / temperature)

@@ -1,0 +1,44 @@
+"""What tells one frozen model from another: a hash of all that decides its log-probs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import xxhash
+from huggingface_hub import snapshot_download
+
+from plimsoll.config.model import ModelConfig
+from plimsoll.model.checks import as_config_error
+
+_DECIDING = ("config.json", "*.safetensors")
+_BLOCK = 2**24
+
+
+def model_fingerprint(model: ModelConfig) -> str:
+    """A hash (XXH3, 128 bits, hexadecimal) of config.json, of the weights, and of the dtype and
+    quantisation that they are computed in.
+
+    It reads every byte of the weights once: models of one shape differ in nothing else. Of a name
+    on the hub it downloads what is not here yet. Raises ConfigError for files that cannot be read.
+    """
+    with as_config_error(model.path, "weights"):
+        digests = {file.name: _digest(file) for file in _deciding_files(model.path)}
+    scales = model.quantization != "none" and model.double_quantization
+    facts = [model.dtype, model.quantization, scales, digests]
+    return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True).encode())
+
+
+def _deciding_files(path: str) -> list[Path]:
+    directory = Path(path)
+    if not directory.is_dir():
+        directory = Path(snapshot_download(path, allow_patterns=list(_DECIDING)))
+    return sorted(file for pattern in _DECIDING for file in directory.glob(pattern))
+
+
+def _digest(file: Path) -> str:
+    seen = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            seen.update(block)
+    return seen.hexdigest()

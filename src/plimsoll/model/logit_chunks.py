@@ -1,0 +1,110 @@
+"""Logits in chunks: what every head shares that never holds the whole of them.
+
+The logits of `chunk` rows exist at once, in the dtype of the weights; softmaxes are computed from
+them in fp32, a block of a few rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# fp32 elements that the softmax works on at once. On CPU they stay in the cache (measured: the
+# element-wise passes over a chunk are 3 times faster than in one piece); accelerators want more.
+BLOCK_ELEMENTS_CPU = 2**18
+BLOCK_ELEMENTS_ACCELERATOR = 2**24
+
+
+@dataclass(frozen=True)
+class LogitForm:
+    """How hidden states become logits: cap * tanh(x / cap), then scale * x.
+
+    softcap: Gemma 2 (https://arxiv.org/abs/2408.00118, section 2) caps in the model; samplers
+        divide by the temperature afterwards.
+    scale: 1 / temperature, times the model's own factor if it has one.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+
+    def cap(self, logits_NV: Tensor) -> Tensor:
+        """The logits after the cap, before the scale."""
+        if self.softcap is None:
+            return logits_NV
+        return (logits_NV / self.softcap).tanh_().mul_(self.softcap)
+
+    def log_softmax(self, capped_NV: Tensor) -> Tensor:
+        """Log-probabilities from capped logits."""
+        return torch.log_softmax(capped_NV if self.scale == 1.0 else capped_NV * self.scale, dim=1)
+
+    def backward(self, grad_NV: Tensor, capped_NV: Tensor) -> Tensor:
+        """From the gradient of the scaled, capped logits to that of the logits, in place."""
+        if self.scale != 1.0:
+            grad_NV.mul_(self.scale)
+        if self.softcap is not None:
+            grad_NV.mul_(1 - (capped_NV / self.softcap).square_())
+        return grad_NV
+
+
+def logit_chunks(
+    hidden_L_H: Tensor, weight_VH: Tensor, bias_V: Tensor | None, chunk: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The first row and the logits of each chunk; one buffer serves them all."""
+    buffer_CV = hidden_L_H.new_empty(min(chunk, len(hidden_L_H)), len(weight_VH))
+    for start in range(0, len(hidden_L_H), chunk):
+        rows_CH = hidden_L_H[start : start + chunk]
+        logits_CV = buffer_CV[: len(rows_CH)]
+        torch.mm(rows_CH, weight_VH.T, out=logits_CV)
+        if bias_V is not None:
+            logits_CV += bias_V
+        yield start, logits_CV
+
+
+def blocks(start: int, logits_CV: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Cut a chunk into a few rows at a time, with the rows' place among all rows."""
+    elements = BLOCK_ELEMENTS_CPU if logits_CV.is_cpu else BLOCK_ELEMENTS_ACCELERATOR
+    for block_NV in logits_CV.split(max(1, elements // logits_CV.shape[1])):
+        yield slice(start, start + len(block_NV)), block_NV
+        start += len(block_NV)
+
+
+@dataclass(frozen=True)
+class HeadGradients:
+    """Of hidden states and head, added up chunk by chunk; None for what is frozen.
+
+    bias_V: fp32; the others in the dtype of what they are of.
+    """
+
+    hidden_L_H: Tensor | None
+    weight_VH: Tensor | None
+    bias_V: Tensor | None
+
+    @classmethod
+    def empty(
+        cls,
+        hidden_L_H: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        wanted: tuple[bool, bool, bool],
+    ) -> HeadGradients:
+        """Before the first chunk; wanted: of hidden, weight, bias."""
+        return cls(
+            torch.empty_like(hidden_L_H) if wanted[0] else None,
+            torch.zeros_like(weight_VH) if wanted[1] else None,
+            torch.zeros_like(bias_V, dtype=torch.float32)
+            if wanted[2] and bias_V is not None
+            else None,
+        )
+
+    def add(self, start: int, grad_CV: Tensor, hidden_L_H: Tensor, weight_VH: Tensor) -> None:
+        """Take in a chunk, by the gradient of its logits."""
+        chunk = slice(start, start + len(grad_CV))
+        if self.hidden_L_H is not None:
+            torch.mm(grad_CV, weight_VH, out=self.hidden_L_H[chunk])
+        if self.weight_VH is not None:
+            self.weight_VH.addmm_(grad_CV.T, hidden_L_H[chunk])
+        if self.bias_V is not None:
+            self.bias_V.add_(grad_CV.sum(0, dtype=torch.float32))

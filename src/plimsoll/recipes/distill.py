@@ -1,0 +1,111 @@
+"""Distillation: a student learns a teacher's next-token distributions on given conversations;
+Hinton et al. 2015, https://arxiv.org/abs/1503.02531.
+
+    plimsoll distill CONFIG.yaml
+
+Each step the teacher reads the step's rows, and the student takes one step on its divergence from
+the teacher, with the likelihood of the rows beside it. Both are means over the learned tokens of
+the whole step, so no split into packs, micro-batches or ranks changes the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import exp
+
+from plimsoll.algorithm.choice import divergence
+from plimsoll.config.jobs import DistillConfig
+from plimsoll.data.dataset import load_samples
+from plimsoll.data.packing import pack
+from plimsoll.engine.objectives.distillation import DistillationObjective
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.errors import ConfigError
+from plimsoll.model.load import load_tokenizer, read_model_config
+from plimsoll.recipes.from_data import Work, learn_from_data, open_work
+from plimsoll.records import BatchCounts, Sample
+
+DistillWork = Work[DistillConfig, Sample]
+
+
+def run_distill(config: DistillConfig) -> None:
+    """Run the job that the config describes; resumes where `run.resume` says so."""
+    divergence(config.algorithm.divergence)  # a wrong name or option ends the run right here
+    check_tokenizers(config)
+    with open_work("distill", config, load_samples) as work:
+        with work.session.phase("load", work.cluster):
+            work.cluster.all(Worker.load_policy, "actor", config.actor, 1.0, config.run.seed)
+            work.cluster.all(Worker.load_teacher, config.teacher)
+        learn_from_data(
+            work,
+            config.batch.sequences,
+            lambda sample: len(sample.tokens),
+            partial(learn, work),
+            partial(evaluate, work),
+        )
+
+
+def check_tokenizers(config: DistillConfig) -> None:
+    """Raises ConfigError where a token is not the same text for student and teacher, or has no row
+    in the teacher's head."""
+    actor, teacher = config.actor.model, config.teacher.model
+    rows, taught_rows = (
+        read_model_config(model.path, model.trust_remote_code).get_text_config().vocab_size
+        for model in (actor, teacher)
+    )
+    if taught_rows < rows:
+        raise ConfigError(
+            f"teacher.model.path is {teacher.path!r}, whose vocabulary is {taught_rows}, and the "
+            f"actor's ({actor.path!r}) is {rows}: the teacher has no probability for every token. "
+            f"Take a teacher of the actor's family"
+        )
+    own, taught = (
+        load_tokenizer(model.path, model.trust_remote_code).get_vocab()
+        for model in (actor, teacher)
+    )
+    differing = sorted(own.items() ^ taught.items(), key=lambda entry: entry[1])
+    if differing:
+        text, token = differing[0]
+        raise ConfigError(
+            f"teacher.model.path is {teacher.path!r}, whose tokenizer is not that of the actor "
+            f"({actor.path!r}): {len(differing)} entries differ, the first of them token {token} "
+            f"({text!r}). Distributions over different tokens cannot be compared: take a teacher "
+            f"of the actor's family"
+        )
+
+
+def learn(work: DistillWork, batch: Sequence[Sample], rate: float) -> list[StepResult]:
+    """Have the teacher read the batch, and take one optimizer step on all ranks."""
+    cluster = work.cluster
+    packs = pack(batch, cluster.ranks, work.config.batch.micro_batch_tokens)
+    counts, goal = _counts(batch), objective(work.config)
+    with work.session.phase("score", cluster):
+        cluster.each(Worker.teach, [(own,) for own in packs])
+    with work.session.phase("train_actor", cluster):
+        return cluster.each(Worker.train_taught, [(own, counts, goal, rate) for own in packs])
+
+
+def evaluate(work: DistillWork) -> dict[str, float]:
+    """The loss on the held-out rows, the divergence from the teacher, and the likelihood of the
+    rows, as `eval/<name>`. As many rows at once as a step has: the teacher's states are kept."""
+    cluster, batch = work.cluster, work.config.batch
+    counts, goal = _counts(work.eval), objective(work.config)
+    totals: dict[str, float] = {}
+    for start in range(0, len(work.eval), batch.sequences):
+        rows = work.eval[start : start + batch.sequences]
+        packs = pack(rows, cluster.ranks, batch.micro_batch_tokens)
+        cluster.each(Worker.teach, [(own,) for own in packs])
+        for shares in cluster.each(Worker.measure_taught, [(own, counts, goal) for own in packs]):
+            totals = {name: totals.get(name, 0.0) + share for name, share in shares.items()}
+    metrics = totals | {"perplexity": exp(min(totals["nll"], 700.0))}
+    return {f"eval/{name}": value for name, value in metrics.items()}
+
+
+def objective(config: DistillConfig) -> DistillationObjective:
+    """What the student learns."""
+    algorithm = config.algorithm
+    return DistillationObjective(algorithm.divergence, algorithm.temperature, algorithm.nll_share)
+
+
+def _counts(rows: Sequence[Sample]) -> BatchCounts:
+    return BatchCounts(sum(int(row.learned.sum()) for row in rows), len(rows))

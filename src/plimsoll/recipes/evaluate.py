@@ -1,0 +1,85 @@
+"""A model measured on held-out rows as the job of a config measures it, without training.
+
+    plimsoll eval CONFIG|RUN
+
+What is measured follows from the config's job: the likelihood of given answers (sft, distill), the
+preference between two (dpo), a reward model's scores (rm), or answers that engines sample, with
+their rewards (ppo); what engines wrote is kept beside the numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from plimsoll.config.jobs import DistillConfig, DpoConfig, JobConfig, PpoConfig, RmConfig, SftConfig
+from plimsoll.config.which import load_any_config
+from plimsoll.errors import ConfigError
+from plimsoll.model.adapter_files import CONFIG
+from plimsoll.recipes.evaluate_answers import measure_answers
+from plimsoll.recipes.evaluate_rows import measure_likelihood, measure_pairs, measure_scores
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.files import write_whole
+
+Metrics = dict[str, float]
+
+
+def run_eval(source: str, flags: list[str], model: str | None, out: str | None) -> str:
+    """Measure; gives what a person reads of it.
+
+    source: a config, or a run.directory, whose config and final model are taken. model: a directory
+    or name instead of that, or of the config's actor.model.path. out: where `eval.json` is written;
+    default: the run.directory.
+
+    Raises:
+        ConfigError: there is no such model, it is an adapter alone, nothing is held out, or the job
+            has nothing to measure.
+    """
+    run = Path(source) if Path(source).is_dir() else None
+    config = load_any_config(source if run is None else str(RunDirectory(run).config_path), flags)
+    path = model or (config.actor.model.path if run is None else _final_model(run))
+    _refuse_adapter(path, source)
+    directory = Path(out) if out else run or Path(config.run.directory)
+    start = time.monotonic()
+    metrics = _measure(config, path, directory)
+    found = {"model": path, **metrics, "seconds": time.monotonic() - start}
+    write_whole(directory / "eval.json", json.dumps(found, indent=2) + "\n")
+    values = [f"  {name:<24} {value:>12,.6g}" for name, value in metrics.items()]
+    return "\n".join([path, *values, f"written to {directory / 'eval.json'}"])
+
+
+def _measure(config: JobConfig, model: str, directory: Path) -> Metrics:
+    match config:
+        case SftConfig() | DistillConfig():
+            return measure_likelihood(config, model)
+        case DpoConfig():
+            return measure_pairs(config, model)
+        case RmConfig():
+            return measure_scores(config, model)
+        case PpoConfig():
+            return measure_answers(config, model, directory / "eval-answers.parquet")
+        case _:
+            raise ConfigError(
+                f"plimsoll eval knows sft, distill, dpo, rm and ppo configs, and this is a "
+                f"{type(config).__name__}. Its run measures itself with run.eval_every."
+            )
+
+
+def _final_model(run: Path) -> str:
+    path = RunDirectory(run).model_path
+    if not path.is_dir():
+        raise ConfigError(
+            f"{run} has no final model yet. Write one from a checkpoint with `plimsoll export "
+            f"{run} --to DIRECTORY`, and give it with --model."
+        )
+    return str(path)
+
+
+def _refuse_adapter(model: str, source: str) -> None:
+    if (Path(model) / CONFIG).is_file():
+        raise ConfigError(
+            f"{model} is an adapter alone. Merge it first, with `plimsoll merge {model} --out "
+            f"DIRECTORY` or `plimsoll export {source} --merge --to DIRECTORY`, and give the result "
+            f"with --model."
+        )

@@ -1,0 +1,73 @@
+"""A model measured by what it answers: engines sample, rewards judge."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from pathlib import Path
+from statistics import fmean
+
+from plimsoll.algorithm.interval import wilson_interval
+from plimsoll.config.jobs import PpoConfig
+from plimsoll.engine.worker import Worker
+from plimsoll.recipes.ppo_setup import prompt_loader, start
+from plimsoll.recipes.run_data import load_held_out
+from plimsoll.recipes.sampling import answer_held_out, mean_rewards
+from plimsoll.records import Trajectory
+from plimsoll.reward.score import build_rewards
+from plimsoll.run.counter import counting
+from plimsoll.run.trajectories import write_trajectories
+
+
+def measure_answers(config: PpoConfig, model: str, answers: Path) -> dict[str, float]:
+    """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
+    says; with a 95 % confidence interval for those that are 0 or 1. answers: the Parquet file to
+    write them to."""
+    scorer, config = build_rewards(config.rewards), _with_model(config, model)
+    loaded = load_held_out(config, prompt_loader(config))
+    with (
+        closing(start(config, loaded.items)) as cluster,
+        counting("answers", len(loaded.items), sys.stdout) as advance,
+    ):
+        if config.reward_model is not None:
+            cluster.all(Worker.load_value, "reward", config.reward_model.role, config.run.seed)
+
+        def score(trajectory: Trajectory) -> Trajectory:
+            scored = scorer(trajectory)
+            advance(1)
+            return scored
+
+        found = answer_held_out(cluster, config, loaded.items, score)
+    answers.parent.mkdir(parents=True, exist_ok=True)
+    write_trajectories(answers, 0, found, None)
+    return (
+        mean_rewards(found)
+        | _intervals(found)
+        | {
+            "finished": fmean(t.finish_reason == "stop" for t in found),
+            "response_tokens": fmean(len(t.response_tokens) for t in found),
+            "rows": len(found),
+            "skipped_rows": len(loaded.bad_rows),
+        }
+    )
+
+
+def _with_model(config: PpoConfig, path: str) -> PpoConfig:
+    """The same with this model as the actor, and with no more ranks than its rewards need."""
+    own = {"path": path, "quantization": "none"}
+    actor = config.actor.model_copy(
+        update={"model": config.actor.model.model_copy(update=own), "adapter": None}
+    )
+    ranks = config.cluster.ranks if config.reward_model is not None else 1
+    cluster = config.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
+    return config.model_copy(update={"actor": actor, "cluster": cluster})
+
+
+def _intervals(trajectories: list[Trajectory]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for i, part in enumerate(trajectories[0].rewards):
+        values = [t.rewards[i].value for t in trajectories]
+        if set(values) <= {0.0, 1.0}:
+            low, high = wilson_interval(fmean(values), len(values))
+            found |= {f"{part.name}_low": low, f"{part.name}_high": high}
+    return found

@@ -1,0 +1,101 @@
+"""What every job has that learns from a fixed data set: the way to the loop, and the loop.
+
+A job adds its rows, what it loads, one optimizer step on a batch of rows, and its evaluation; see
+sft.py for the shortest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.start import start_cluster
+from plimsoll.config.jobs import DataJobConfig
+from plimsoll.data.order import MixedOrder
+from plimsoll.engine.schedule import learning_rate
+from plimsoll.engine.worker import StepResult
+from plimsoll.recipes.run_data import LoadRows, epoch_metrics, load_data
+from plimsoll.recipes.saving import (
+    averaged,
+    evaluated,
+    finished,
+    restore,
+    save_model,
+    save_when_due,
+)
+from plimsoll.recipes.session import Session, open_session, step_metrics
+
+ConfigT = TypeVar("ConfigT", bound=DataJobConfig)
+RowT = TypeVar("RowT")
+
+
+@dataclass(frozen=True)
+class Work(Generic[ConfigT, RowT]):
+    """A job at work. train: the rows to learn from, drawn in this order. eval: those held out."""
+
+    config: ConfigT
+    session: Session
+    cluster: Cluster
+    train: tuple[RowT, ...]
+    eval: tuple[RowT, ...]
+    order: MixedOrder
+
+    def batch(self, position: int, rows: int) -> list[RowT]:
+        """The rows from a position of the order on."""
+        return [self.train[row] for row in self.order.indices(position, rows)]
+
+    def batches(self, rows_per_step: int) -> Iterator[list[RowT]]:
+        """What each step from the first that is still to be done will learn from."""
+        state = self.session.state
+        for step in range(self.config.run.steps - state.step):
+            yield self.batch(state.data_position + step * rows_per_step, rows_per_step)
+
+
+@contextmanager
+def open_work(
+    name: str, config: ConfigT, load_rows: LoadRows[RowT]
+) -> Iterator[Work[ConfigT, RowT]]:
+    """Open the run directory, read the data, start the ranks; ends them at the end."""
+    with open_session(name, config) as session:
+        with session.phase("data"):
+            data = load_data(session, load_rows)
+        with session.phase("load"):
+            cluster = start_cluster(config.cluster, ())
+        with closing(cluster):
+            session.check_nodes(cluster)
+            yield Work(config, session, cluster, data.train, data.eval, data.order)
+
+
+def learn_from_data(
+    work: Work[ConfigT, RowT],
+    rows_per_step: int,
+    tokens: Callable[[RowT], int],
+    learn: Callable[[Sequence[RowT], float], Sequence[StepResult]],
+    evaluate: Callable[[], Mapping[str, float]],
+) -> None:
+    """The loop: draw, learn, evaluate, report, save; then write the model.
+
+    tokens: how many a row holds. learn: one optimizer step on the rows at a learning rate.
+    evaluate: what is seen of the held-out rows, as `eval/<name>`.
+    """
+    config, session, cluster = work.config, work.session, work.cluster
+    with session.phase("load", cluster):
+        restore(session, cluster, ["actor"])
+    state = session.state
+    while not finished(session, state):
+        batch = work.batch(state.data_position, rows_per_step)
+        rate = learning_rate(config.actor.optimizer, state.step, config.run.steps)
+        results = learn(batch, rate)
+        state = session.advance(state, len(batch))
+        metrics = step_metrics(results, rate) | epoch_metrics(work.order, state.data_position)
+        if session.due(config.run.eval_every, state.step):
+            with session.phase("eval", cluster), averaged(session, cluster):
+                metrics |= evaluate()
+            state = evaluated(session, state, metrics)
+        session.report(state.step, metrics, sum(tokens(row) for row in batch))
+        save_when_due(session, cluster, ["actor"], state)
+        session.stop_if_asked(state.step)
+    save_model(session, cluster, state)

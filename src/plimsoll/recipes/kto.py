@@ -1,0 +1,169 @@
+"""Kahneman-Tversky optimisation: learning from single responses that are good or bad.
+
+    plimsoll kto CONFIG.yaml
+
+Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306. Each step draws labelled responses,
+measures how far the policy is from the reference on the step's prompts with other responses, and
+takes one step on the loss of the config. That KL is of the whole step, before its update, and the
+loss a mean over its responses: no split into packs, micro-batches or ranks changes either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import torch
+
+from plimsoll.algorithm.choice import unpaired_loss
+from plimsoll.algorithm.inputs import LabelCounts, UnpairedLossInputs
+from plimsoll.algorithm.unpaired import kl_baseline
+from plimsoll.config.jobs import KtoConfig
+from plimsoll.data.dataset import load_responses
+from plimsoll.data.mismatched import mismatched
+from plimsoll.data.packing import pack
+from plimsoll.engine.objectives.unpaired import UnpairedObjective, UnpairedStream
+from plimsoll.engine.worker import StepResult
+from plimsoll.errors import DataError
+from plimsoll.recipes.from_data import Work, learn_from_data, open_work
+from plimsoll.recipes.reference import (
+    Reference,
+    ScoringPhase,
+    ToScore,
+    load_compared,
+    log_probs,
+)
+from plimsoll.recipes.update import Packs, update
+from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Sample
+
+KtoWork = Work[KtoConfig, LabelledResponse]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Samples in packs, and their log-probs under the reference."""
+
+    packs: Packs
+    reference_S: Floats
+
+
+@dataclass(frozen=True)
+class Responses:
+    """Labelled responses with their prompts, and the prompts with other responses."""
+
+    desirable_S: Bools
+    matched: Scored
+    mismatched: Scored
+
+    @property
+    def labels(self) -> LabelCounts:
+        """How many there are of each label."""
+        desirable = int(self.desirable_S.sum())
+        return LabelCounts(desirable, len(self.desirable_S) - desirable)
+
+
+def run_kto(config: KtoConfig) -> None:
+    """Run the job that the config describes; resumes where `run.resume` says so."""
+    unpaired_loss(config.algorithm.loss)  # a wrong name or option ends the run right here
+    with open_work("kto", config, load_responses) as work:
+        check_labels(work.train)
+        reference = load_compared(work, to_score(work))
+        held_out = None
+        if config.run.eval_every is not None:
+            held_out = score(work, reference, work.eval, "eval")
+        learn_from_data(
+            work,
+            config.batch.sequences,
+            lambda row: len(row.sample.tokens),
+            partial(learn, work, reference),
+            partial(evaluate, work, held_out),
+        )
+
+
+def check_labels(rows: Sequence[LabelledResponse]) -> None:
+    """DataError where all rows have the same label: there is nothing to tell apart."""
+    labels = {row.desirable for row in rows}
+    if len(labels) == 1:
+        word = "desirable" if labels == {True} else "undesirable"
+        raise DataError(
+            f"Every one of the {len(rows):,} rows to learn from is labelled {word}, and KTO learns "
+            f"what tells the two apart. Check data.train.label and data.train.limit; desirable "
+            f"responses alone are learned by `plimsoll sft`."
+        )
+
+
+def to_score(work: KtoWork) -> Iterator[ToScore]:
+    """Everything that the run will have the reference score."""
+    batches = work.batches(work.config.batch.sequences)
+    held_out = [list(work.eval)] if work.config.run.eval_every is not None else []
+    for batch in chain(held_out, batches):
+        for samples in both(work, batch):
+            yield ToScore(samples, partial(pack_samples, work, samples))
+
+
+def both(work: KtoWork, batch: Sequence[LabelledResponse]) -> tuple[list[Sample], list[Sample]]:
+    """The rows' samples, and their prompts with other responses."""
+    samples = [row.sample for row in batch]
+    return samples, mismatched(samples, work.config.data.max_tokens)
+
+
+def pack_samples(work: KtoWork, samples: Sequence[Sample]) -> Packs:
+    return pack(samples, work.cluster.ranks, work.config.batch.micro_batch_tokens)
+
+
+def score(
+    work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse], phase: ScoringPhase
+) -> Responses:
+    """Pack the rows, and score them with the reference."""
+    scored = []
+    for samples in both(work, batch):
+        packs = pack_samples(work, samples)
+        scored.append(Scored(packs, reference.log_probs(samples, packs, phase)))
+    return Responses(np.array([row.desirable for row in batch]), *scored)
+
+
+def learn(
+    work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse], rate: float
+) -> list[StepResult]:
+    """Score the rows, measure the KL, and take one optimizer step on all ranks."""
+    cluster, session = work.cluster, work.session
+    responses = score(work, reference, batch, "score")
+    with session.phase("score", cluster):
+        kl = measured_kl(work, responses)
+    counts = BatchCounts(sum(int(row.sample.learned.sum()) for row in batch), len(batch))
+    objective = UnpairedObjective(work.config.algorithm.loss, kl, responses.labels)
+    packs, streams = responses.matched.packs, streams_of(responses)
+    with session.phase("train_actor", cluster):
+        return update("actor", cluster, packs, streams, counts, objective, rate)
+
+
+def measured_kl(work: KtoWork, responses: Responses) -> float:
+    """By how much the policy has moved from the reference (`kl_baseline`)."""
+    other = responses.mismatched
+    policy_S = log_probs("actor", other.packs, work.cluster)
+    return kl_baseline(torch.from_numpy(policy_S - other.reference_S))
+
+
+def streams_of(responses: Responses) -> list[list[UnpairedStream]]:
+    """What each pack of labelled responses carries besides its tokens; a filler nothing."""
+    reference_S, desirable_S = responses.matched.reference_S, responses.desirable_S
+    places = [[p.samples_S[p.samples_S >= 0] for p in own] for own in responses.matched.packs]
+    return [[UnpairedStream(reference_S[at], desirable_S[at]) for at in own] for own in places]
+
+
+def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
+    """The loss on the held-out rows and its metrics, as `eval/<name>`, with the KL of all of them
+    together."""
+    assert held_out is not None, "evaluated without run.eval_every"
+    kl = measured_kl(work, held_out)
+    policy_S = log_probs("actor", held_out.matched.packs, work.cluster)
+    logratios_S = torch.from_numpy(policy_S - held_out.matched.reference_S)
+    desirable_S = torch.from_numpy(held_out.desirable_S)
+    inputs = UnpairedLossInputs(logratios_S, desirable_S, kl, held_out.labels)
+    output = unpaired_loss(work.config.algorithm.loss)(inputs)
+    return {"eval/loss": float(output.loss)} | {
+        f"eval/{name}": float(value) for name, value in output.metrics.items()
+    }

@@ -1,0 +1,129 @@
+"""Reward model: learning from pairs to score a whole response; Ouyang et al. 2022.
+
+    plimsoll rm CONFIG.yaml
+
+A score is read at the token that ends the response, so each sequence is cut there. The loss is a
+mean over the pairs of the whole step, so no split into packs, micro-batches or ranks changes it;
+both responses of a pair are in the same pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+
+from plimsoll.algorithm.calibration import calibrate_pairs
+from plimsoll.algorithm.choice import reward_loss
+from plimsoll.algorithm.inputs import RewardLossInputs
+from plimsoll.algorithm.interval import wilson_interval
+from plimsoll.algorithm.preference import in_pairs
+from plimsoll.algorithm.reward import reward_objective
+from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.config.jobs import RmConfig
+from plimsoll.data.dataset import Loaded, load_pairs
+from plimsoll.data.packing import pack_pairs
+from plimsoll.data.template import Template
+from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.model.value import at_ends
+from plimsoll.recipes.from_data import Work, learn_from_data, open_work
+from plimsoll.recipes.scoring import load_scorer, show_calibration
+from plimsoll.recipes.update import Packs, in_batch_order, update
+from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
+
+RmWork = Work[RmConfig, Pair]
+
+
+def run_rm(config: RmConfig) -> None:
+    """Run the job that the config describes; resumes where `run.resume` says so."""
+    reward_loss(config.algorithm.loss)  # a wrong name or option ends the run right here
+    with open_work("rm", config, load_scored_pairs) as work:
+        with work.session.phase("load", work.cluster):
+            load_scorer(work, [s for pair in work.train for s in (pair.chosen, pair.rejected)])
+        learn_from_data(
+            work,
+            config.batch.pairs,
+            lambda pair: pair.tokens,
+            partial(learn, work),
+            partial(evaluate, work),
+        )
+
+
+def load_scored_pairs(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Pair]:
+    """As `load_pairs`, each response marked where its score is read."""
+    loaded = load_pairs(data, source, template)
+    pairs = (
+        replace(pair, chosen=up_to_end(pair.chosen), rejected=up_to_end(pair.rejected))
+        for pair in loaded.items
+    )
+    return Loaded(tuple(pairs), loaded.bad_rows)
+
+
+def up_to_end(sample: Sample) -> Sample:
+    """A response without what a template writes after it; only its last token is marked."""
+    end = int(np.flatnonzero(sample.learned)[-1])
+    return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)
+
+
+def learn(work: RmWork, batch: Sequence[Pair], rate: float) -> list[StepResult]:
+    """One optimizer step on all ranks."""
+    cluster, algorithm = work.cluster, work.config.algorithm
+    packs = pack_rows(work, batch)
+    margins = margins_of(batch)
+    streams = [[RewardStream(margins[pairs_of(pack)]) for pack in own] for own in packs]
+    counts = BatchCounts(2 * len(batch), 2 * len(batch))
+    objective = RewardObjective(algorithm.loss, algorithm.centring)
+    with work.session.phase("train_actor", cluster):
+        return update("actor", cluster, packs, streams, counts, objective, rate)
+
+
+def pack_rows(work: RmWork, pairs: Sequence[Pair]) -> Packs:
+    batch = work.config.batch
+    return pack_pairs(
+        pairs, work.cluster.ranks, batch.micro_batch_tokens, share_prompts=batch.share_prompts
+    )
+
+
+def margins_of(pairs: Sequence[Pair]) -> Floats:
+    return np.array([pair.margin for pair in pairs], dtype=np.float32)
+
+
+def pairs_of(pack: Pack) -> Sequence[int]:
+    """Which pairs of the batch a pack of `pack_pairs` holds; none in a filler."""
+    return [int(sample) // 2 for sample in pack.samples_S[::2] if sample >= 0]
+
+
+def evaluate(work: RmWork) -> dict[str, float]:
+    """The loss on the held-out pairs and its metrics, as `eval/<name>`, with the accuracy's 95 %
+    confidence interval and the calibration error; draws the calibration."""
+    packs = pack_rows(work, work.eval)
+    scores = read_scores(work, packs)
+    metrics = score_metrics(work.config, scores, margins_of(work.eval))
+    calibration = calibrate_pairs(in_pairs(torch.from_numpy(scores)).margin_P.numpy())
+    title = f"{len(work.eval):,} held-out pairs, each in both orders"
+    metrics |= show_calibration(work.session, calibration, title)
+    return {f"eval/{name}": value for name, value in metrics.items()}
+
+
+def score_metrics(config: RmConfig, scores: Floats, margins: Floats) -> dict[str, float]:
+    """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval. scores: of
+    each sequence (chosen, rejected, chosen, ...); margins: of each pair."""
+    pairs, algorithm = len(margins), config.algorithm
+    by_pair = in_pairs(torch.from_numpy(scores))
+    inputs = RewardLossInputs(by_pair, torch.from_numpy(margins), pairs)
+    output = reward_objective(inputs, reward_loss(algorithm.loss), algorithm.centring)
+    metrics = {"loss": float(output.loss)} | {n: float(x) for n, x in output.metrics.items()}
+    if "accuracy" in metrics:  # a loss of one's own may not tell it
+        low, high = wilson_interval(metrics["accuracy"], pairs)
+        metrics |= {"accuracy_low": low, "accuracy_high": high}
+    return metrics
+
+
+def read_scores(work: RmWork, packs: Packs) -> Floats:
+    """The score of each sequence of the batch, in its order."""
+    found = work.cluster.each(Worker.values, [("actor", own, at_ends) for own in packs])
+    return in_batch_order(packs, found)

@@ -1,0 +1,84 @@
+"""The rows of a run: what its config names, read, tokenized and put into the order of learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.config.jobs import JobConfig
+from plimsoll.data.dataset import Loaded
+from plimsoll.data.order import MixedOrder, Portion
+from plimsoll.data.template import Template, make_template
+from plimsoll.errors import ConfigError
+from plimsoll.model.load import load_tokenizer
+from plimsoll.recipes.session import Session
+
+T = TypeVar("T")
+
+LoadRows = Callable[[DataConfig, SourceConfig, Template], Loaded[T]]
+"""Reads a source's rows of one kind."""
+
+
+@dataclass(frozen=True)
+class RunData(Generic[T]):
+    """train: the rows of all sources to learn from, one source after another. eval: those held
+    out. order: in which those of `train` are drawn."""
+
+    train: tuple[T, ...]
+    eval: tuple[T, ...]
+    order: MixedOrder
+
+
+def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
+    """Read, template and tokenize what to learn from and what is held out (none: nothing).
+
+    Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says.
+    """
+    data, template = session.config.data, run_template(session.config)
+    train = [load(data, source, template) for source in data.train_sources().values()]
+    held_out = Loaded[T]((), ()) if data.eval is None else load(data, data.eval, template)
+    session.note_bad_rows([row for loaded in (*train, held_out) for row in loaded.bad_rows])
+    return RunData(
+        train=tuple(item for loaded in train for item in loaded.items),
+        eval=held_out.items,
+        order=_order(data, [len(loaded.items) for loaded in train], session.config.run.seed),
+    )
+
+
+def load_held_out(config: JobConfig, load: LoadRows[T]) -> Loaded[T]:
+    """Read, template and tokenize what is held out.
+
+    Raises:
+        ConfigError: nothing is.
+    """
+    if config.data.eval is None:
+        raise ConfigError(
+            "data.eval is not given, so there is nothing to measure on. Give data.eval.path and "
+            "its columns, in the config or as flags."
+        )
+    return load(config.data, config.data.eval, run_template(config))
+
+
+def run_template(config: JobConfig) -> Template:
+    """How the run's rows become tokens."""
+    data, model = config.data, config.actor.model
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    only_text = all(source.text is not None for source in data.sources().values())
+    return make_template(tokenizer, "none" if only_text else data.chat_template, data.system)
+
+
+def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
+    if isinstance(data.train, SourceConfig):
+        weights = {"": 1.0}
+    else:
+        weights = {name: source.weight for name, source in data.train.items()}
+    portions = (Portion(n, r, w) for (n, w), r in zip(weights.items(), rows, strict=True))
+    return MixedOrder(tuple(portions), seed, data.shuffle)
+
+
+def epoch_metrics(order: MixedOrder, position: int) -> dict[str, float]:
+    """How often the data have been seen: `epoch`, or of several sources `epoch/<name>`."""
+    epochs = order.epochs(position)
+    return {f"epoch/{name}" if name else "epoch": epoch for name, epoch in epochs.items()}

@@ -1,0 +1,93 @@
+"""What a run saves and reads back: checkpoints, the best one, and the final model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.engine.worker import Role, Worker
+from plimsoll.recipes.session import Session
+from plimsoll.run.best import after_evaluation, is_patience_out
+from plimsoll.run.files import whole_directory
+from plimsoll.run.state import RunState
+
+
+def finished(session: Session, state: RunState) -> bool:
+    """Whether all steps are done, or evaluations have not got better for too long."""
+    run = session.config.run
+    return state.step >= run.steps or is_patience_out(run.best, state)
+
+
+def evaluated(session: Session, state: RunState, metrics: Mapping[str, float]) -> RunState:
+    """The state after an evaluation, by which the best one is known."""
+    best = session.config.run.best
+    return state if best is None else after_evaluation(best, state, metrics)
+
+
+def save_when_due(
+    session: Session, cluster: Cluster, roles: Sequence[Role], state: RunState
+) -> None:
+    """Write a checkpoint when one is due, of the best evaluation, at the end and after Ctrl-C;
+    remove the oldest."""
+    asked = session.stop.requested or finished(session, state) or state.best_step == state.step
+    if asked or session.due(session.config.run.save_every, state.step):
+        with session.phase("save", cluster):
+            _save(session, cluster, roles, state)
+
+
+def _save(session: Session, cluster: Cluster, roles: Sequence[Role], state: RunState) -> None:
+    directory = session.directory
+    with whole_directory(directory.checkpoint_path(state.step)) as partial:
+        for role in roles:
+            ranks_of(cluster, role).all(Worker.save_checkpoint, role, (partial / role).absolute())
+        state.save(partial / "state.json")
+    directory.prune_checkpoints(session.config.run.keep_checkpoints, state.best_step)
+
+
+def restore(session: Session, cluster: Cluster, roles: Sequence[Role]) -> None:
+    """Read the checkpoint that the run resumes from."""
+    if session.resumed is None:
+        return
+    for role in roles:
+        ranks_of(cluster, role).all(
+            Worker.load_checkpoint, role, (session.resumed / role).absolute()
+        )
+    session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
+
+
+@contextmanager
+def averaged(session: Session, cluster: Cluster) -> Iterator[None]:
+    """Within: the actor's weights are their moving average, where one is kept."""
+    if session.config.actor.ema is None:
+        yield
+        return
+    cluster.all(Worker.swap_average, "actor")
+    yield
+    cluster.all(Worker.swap_average, "actor")
+
+
+def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
+    """Write the actor as the run's final model, which ends the run: of the best evaluation or of
+    the last step, as `run.best` says; its moving average, where one is kept."""
+    if state.step < session.config.run.steps:
+        session.progress.note(
+            f"stopped early, after step {state.step}: {state.evaluations_since_best} evaluations "
+            "in a row were not better (run.best.patience)"
+        )
+    with session.phase("save", cluster):
+        _go_back_to_best(session, cluster, state)
+        with averaged(session, cluster):
+            cluster.all(Worker.save_model, "actor", session.directory.model_path.absolute())
+
+
+def _go_back_to_best(session: Session, cluster: Cluster, state: RunState) -> None:
+    best = session.config.run.best
+    if best is None or best.final_model == "last" or state.best is None:
+        return
+    session.progress.note(
+        f"the model is that of step {state.best_step}: {best.metric} {state.best:.6g}"
+    )
+    if state.best_step < state.step:
+        directory = session.directory.checkpoint_path(state.best_step) / "actor"
+        cluster.all(Worker.load_checkpoint, "actor", directory.absolute())

@@ -1,0 +1,49 @@
+"""One optimizer step of a role on all its ranks, and what the ranks computed in batch order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from plimsoll.cluster.protocol import Ranks
+from plimsoll.engine.objectives.objective import Objective
+from plimsoll.engine.worker import Role, StepResult, Worker
+from plimsoll.records import BatchCounts, Floats, Pack
+
+S = TypeVar("S")
+
+Packs = Sequence[Sequence[Pack]]
+"""The packs of each rank."""
+
+
+def update(
+    role: Role,
+    ranks: Ranks,
+    packs: Packs,
+    streams: Sequence[Sequence[S]],
+    counts: BatchCounts,
+    objective: Objective[S],
+    rate: float,
+) -> list[StepResult]:
+    """Train on every rank's packs, with a stream for each; counts: of the step, over all ranks."""
+    return ranks.each(
+        Worker.train,
+        [
+            (role, own, own_streams, counts, objective, rate)
+            for own, own_streams in zip(packs, streams, strict=True)
+        ],
+    )
+
+
+def in_batch_order(packs: Packs, found: Sequence[Sequence[Floats]]) -> Floats:
+    """Of arrays with a number for each sequence of a pack: those of the batch, fillers left out."""
+    both = [
+        (pack.samples_S, values_S)
+        for own, arrays in zip(packs, found, strict=True)
+        for pack, values_S in zip(own, arrays, strict=True)
+        if pack.learned  # not a filler
+    ]
+    places = np.concatenate([samples_S for samples_S, _ in both])
+    return np.concatenate([values_S for _, values_S in both])[np.argsort(places)]

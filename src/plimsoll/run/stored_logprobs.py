@@ -1,0 +1,65 @@
+"""Log-probs of sequences that a model scored once, as Parquet: a row for each sequence.
+
+A sequence is known by a hash of its tokens and of which of them are learned, so a file serves every
+run that has the same sequences, in whatever order; the model is known by its fingerprint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+
+from plimsoll.errors import ConfigError
+from plimsoll.records import Sample
+from plimsoll.run.files import whole_file
+
+_KEY_BYTES = 16
+_ABOUT = b"plimsoll.stored_logprobs"
+"""The key of the file's metadata that says what it holds."""
+_SCHEMA = pa.schema([("sequence", pa.binary(_KEY_BYTES)), ("logprob", pa.float32())])
+
+
+@dataclass(frozen=True)
+class StoredLogprobs:
+    """fingerprint: of the model that scored. logprobs: nats, of all learned tokens of a sequence
+    together, by its `sequence_key`."""
+
+    fingerprint: str
+    logprobs: Mapping[bytes, float]
+
+
+def sequence_key(sample: Sample) -> bytes:
+    """A hash of the sample's tokens and learned marks; 16 bytes."""
+    return xxhash.xxh3_128_digest(sample.tokens.tobytes() + sample.learned.tobytes())
+
+
+def write_logprobs(path: Path, stored: StoredLogprobs) -> None:
+    """Write the file, whole or not at all.
+
+    Raises PlimsollError with the path where the disk is full or not writable.
+    """
+    columns = [list(stored.logprobs), list(stored.logprobs.values())]
+    about = {_ABOUT: json.dumps({"fingerprint": stored.fingerprint})}
+    table = pa.table(columns, schema=_SCHEMA).replace_schema_metadata(about)
+    with whole_file(path) as partial:
+        pq.write_table(table, partial)
+
+
+def read_logprobs(path: Path) -> StoredLogprobs:
+    """Read it back. Raises ConfigError for a file that is not what `write_logprobs` writes."""
+    try:
+        table = pq.read_table(path)
+        about = json.loads((table.schema.metadata or {})[_ABOUT])
+        sequences, logprobs = (table.column(name).to_pylist() for name in _SCHEMA.names)
+        return StoredLogprobs(about["fingerprint"], dict(zip(sequences, logprobs, strict=True)))
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise ConfigError(
+            f"{path} holds no log-probs of a reference: {type(error).__name__}: {error}. Remove it "
+            f"to have them computed, or give another reference_logprobs.path."
+        ) from error

@@ -1,0 +1,100 @@
+"""Whole runs on one card: sampling in the same process, and vLLM beside the training rank, which
+sleeps while the rank trains."""
+
+from __future__ import annotations
+
+import copy
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import PPO, SFT, Command, metrics, wait_for, write_config, write_task
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed"),
+]
+needs_vllm = pytest.mark.skipif(
+    find_spec("ray") is None or find_spec("vllm") is None, reason="needs Ray and vLLM"
+)
+
+STEPS = 2
+GAP = 0.05
+"""Nats: rounding in bfloat16. A wrong or stale weight gives several tenths."""
+
+
+def shared(sleep_level: int, **rollout: Any) -> dict[str, Any]:
+    """PPO whose engine has the card of the only rank."""
+    config = copy.deepcopy(PPO)
+    config["run"] |= {"steps": STEPS, "save_every": STEPS, "eval_every": STEPS}
+    config["cluster"] |= {"where": "ray", "device": "cuda"}
+    config["rollout"] |= {
+        "engine": "vllm",
+        "placement": "shared",
+        "memory_share": 0.3,
+        "sleep_level": sleep_level,
+        **rollout,
+    }
+    return config
+
+
+def check(home: Path, config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The run's rows, once it has ended well."""
+    write_task(home)
+    write_config(home, "ppo", config)
+    command = Command(home, "ppo", "ppo.yaml")
+    outcome = command.finish()
+    assert outcome.code == 0, outcome.err
+    wait_for(lambda: not command.processes(), "the end of all processes of the run")
+    rows = metrics(home / "ppo")
+    assert [row["step"] for row in rows] == list(range(STEPS + 1))
+    assert all(np.isfinite(value) for row in rows for value in row.values())
+    for row in rows[1:]:
+        assert row["sync/logprob_gap"] < GAP and row["logprob_gap"] < GAP
+        assert 0.8 < row["ratio"] < 1.2 and row["actor/grad_norm"] > 0
+    return rows
+
+
+def test_sft_learns(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    config = copy.deepcopy(SFT)
+    config["cluster"]["device"] = "cuda"
+    config["actor"]["model"]["dtype"] = "bfloat16"
+    write_config(tmp_path, "sft", config)
+    outcome = Command(tmp_path, "sft", "sft.yaml").finish()
+    assert outcome.code == 0, outcome.err
+    losses = [row["loss"] for row in metrics(tmp_path / "sft") if "loss" in row]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_ppo_in_one_process(tmp_path: Path) -> None:
+    config = copy.deepcopy(PPO)
+    config["run"] |= {"steps": STEPS, "save_every": STEPS, "eval_every": STEPS}
+    config["cluster"]["device"] = "cuda"
+    check(tmp_path, config)
+
+
+@needs_vllm
+@pytest.mark.parametrize("sleep_level", [0, 1, 2])
+def test_ppo_with_vllm_on_the_same_card(sleep_level: int, tmp_path: Path) -> None:
+    check(tmp_path, shared(sleep_level))
+
+
+@needs_vllm
+def test_an_adapter_alone_goes_to_an_engine_that_slept(tmp_path: Path) -> None:
+    config = shared(1, sync={"adapter": "separate"})
+    config["actor"]["adapter"] = {"rank": 8}
+    check(tmp_path, config)
+
+
+@needs_vllm
+def test_a_quantised_actor_goes_merged_to_an_engine_that_slept(tmp_path: Path) -> None:
+    config = shared(2)
+    config["actor"]["adapter"] = {"rank": 8}
+    config["actor"]["model"]["quantization"] = "nf4"
+    check(tmp_path, config)

@@ -1,0 +1,100 @@
+"""Early stopping, the best checkpoint and the moving average in a whole run; and going on in the
+middle of an epoch, with all of these and dropout, bit for bit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import SFT, metrics, write_config, write_task
+from peft import PeftModel
+from test_run_local import HELD_OUT, held_out_sample, plain_log_probs
+from transformers import AutoModelForCausalLM
+
+from plimsoll.config.jobs import SftConfig
+from plimsoll.config.load import load_config
+from plimsoll.recipes.sft import run_sft
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.state import RunState
+
+pytestmark = pytest.mark.slow
+
+BEST = {"min_delta": 100.0, "patience": 3}
+"""No evaluation can be better than the first by so much, so that step 2 is the best."""
+
+CONFIG = SFT | {
+    "run": {
+        "directory": "sft",
+        "steps": 20,
+        "save_every": 1,
+        "keep_checkpoints": 6,
+        "eval_every": 2,
+        "best": BEST,
+        "tensorboard": False,
+    },
+    "actor": {
+        "model": {"path": "model", "dtype": "float32"},
+        "adapter": {"rank": 4, "dropout": 0.2},
+        "optimizer": {"learning_rate": 0.01, "schedule": "wsd", "decay_steps": 4},
+        "ema": {"decay": 0.5},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("best")
+    write_task(home)
+    write_config(home, "sft", CONFIG)
+    return home
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path) -> Path:
+    go(home, "whole")
+    return home / "whole"
+
+
+def go(home: Path, directory: str, *flags: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        flags = (f"--run.directory={directory}", *flags)
+        run_sft(load_config(SftConfig, "sft.yaml", list(flags)))
+
+
+def test_it_stops_early_and_keeps_the_best_checkpoint(whole: Path) -> None:
+    rows = metrics(whole)
+    assert [row["step"] for row in rows] == list(range(1, 9))  # evaluated at 2; not better: 4, 6, 8
+    kept = sorted(path.name for path in (whole / "checkpoints").iterdir())
+    assert kept == [f"step-{step:06d}" for step in (2, 3, 4, 5, 6, 7, 8)]
+    state = RunState.load(whole / "checkpoints" / kept[-1] / "state.json")
+    assert (state.best, state.best_step) == (rows[1]["eval/loss"], 2)
+    assert state.evaluations_since_best == 3
+
+
+def test_the_model_is_the_average_of_the_best_step(home: Path, whole: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(home / "model", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, whole / "model").eval()
+    samples = [held_out_sample(whole / "model", *row) for row in HELD_OUT]
+    found = -np.concatenate([plain_log_probs(model, sample) for sample in samples]).mean()
+    losses = {row["step"]: row["eval/loss"] for row in metrics(whole) if "eval/loss" in row}
+    assert found == pytest.approx(losses[2], abs=1e-5)
+    assert abs(losses[8] - losses[2]) > 1e-3
+
+
+@pytest.mark.parametrize("step", [2, 3, 7])
+def test_from_any_step_it_goes_on_bit_for_bit(home: Path, whole: Path, step: int) -> None:
+    again = home / f"from-{step}"
+    shutil.copytree(whole, again)
+    shutil.rmtree(again / "model")
+    for later in range(step + 1, 9):
+        shutil.rmtree(again / "checkpoints" / f"step-{later:06d}")
+    go(home, again.name, "--run.resume=must")
+    assert metrics(again) == metrics(whole)
+    written = [(d / "model" / "adapter_model.safetensors").read_bytes() for d in (again, whole)]
+    assert written[0] == written[1]
+    latest = RunDirectory(again).latest_checkpoint()
+    assert latest is not None and latest[0] == 8

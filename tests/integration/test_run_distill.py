@@ -1,0 +1,66 @@
+"""`plimsoll distill` as a user starts it: a student comes nearer to its teacher."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import SFT, Outcome, column, metrics, run, write_config, write_task
+from safetensors.torch import load_file, save_file
+
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+
+pytestmark = pytest.mark.slow
+
+DISTILL: dict[str, Any] = {
+    **copy.deepcopy(SFT),
+    "run": {"directory": "one", "steps": 8, "eval_every": 8},
+    "teacher": {"model": {"path": "teacher", "dtype": "float32"}},
+    "algorithm": {"temperature": 2.0, "nll_share": 0.1},
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The teacher is wider than the student, has a head of its own, and padding in it."""
+    home = tmp_path_factory.mktemp("distill")
+    write_task(home)
+    wide = tiny_config("qwen2", False, vocab=40, hidden=96, heads=2, feed_forward=96)
+    write_tiny_model(home / "teacher", wide, 1, make_tokenizer())
+    weights = load_file(home / "teacher" / "model.safetensors")
+    weights["lm_head.weight"] *= 10  # a teacher that is sure of something
+    save_file(weights, home / "teacher" / "model.safetensors", metadata={"format": "pt"})
+    return home
+
+
+@pytest.fixture(scope="module")
+def one(home: Path) -> Outcome:
+    write_config(home, "distill", DISTILL)
+    return run(home, "distill", "distill.yaml")
+
+
+def test_a_student_comes_nearer_to_its_teacher(home: Path, one: Outcome) -> None:
+    assert (one.code, one.err) == (0, "")
+    rows = metrics(home / "one")
+    divergences = column(rows, "divergence")
+    assert divergences[-1] < 0.7 * divergences[0]
+    for row in rows:
+        share, soft = row["nll"] * 0.1, row["divergence"] * 0.9 * 4
+        assert row["loss"] == pytest.approx(share + soft, rel=1e-5)
+    last = rows[-1]
+    assert last["eval/perplexity"] == pytest.approx(np.exp(last["eval/nll"]))
+    assert last["eval/divergence"] < divergences[0]
+    assert (home / "one" / "model" / "model.safetensors").is_file()
+
+
+def test_a_teacher_of_other_tokens_is_refused(home: Path) -> None:
+    small = tiny_config("qwen2", True, vocab=24, hidden=64, heads=2, feed_forward=96)
+    write_tiny_model(home / "small", small, 2, make_tokenizer())
+    write_config(home, "refused", DISTILL)
+    flags = ["--run.directory", "other", "--teacher.model.path", "small"]
+    refused = run(home, "distill", "refused.yaml", *flags)
+    assert refused.code == 4 and "vocabulary" in refused.err

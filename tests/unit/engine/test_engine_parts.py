@@ -1,0 +1,145 @@
+"""Checkpoints' files: what some ranks wrote in their division, others read in theirs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, ZeroConfig
+from plimsoll.config.model import ModelConfig
+from plimsoll.engine.checkpoint import Form, read_form, read_rows, write_form, write_rows
+from plimsoll.engine.masters import Part
+from plimsoll.engine.steps import Steps
+from plimsoll.errors import ConfigError
+
+Weights = dict[str, Tensor]
+ROLE = TrainedRole(model=ModelConfig(path="m"))
+
+
+def joined(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Part]]:
+    """As ZeRO 1 and 2: all weights one behind the other, padded, cut into equal pieces."""
+    whole = torch.cat(list(weights.values()))
+    share = -(-len(whole) // ranks)
+    padded = torch.cat([whole, torch.zeros(share * ranks - len(whole))])
+    begin = rank * share
+    parts, at = [], 0
+    for name, weight in weights.items():
+        held = [i for i in range(len(weight)) if begin <= at + i < begin + share]
+        if held:
+            parts.append(Part(name, held[0], 0, at + held[0] - begin, len(held)))
+        at += len(weight)
+    return padded[begin : begin + share].clone(), parts
+
+
+def shared(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Part]]:
+    """As ZeRO 3: each weight padded and cut into equal pieces."""
+    pieces, parts, at = [], [], 0
+    for name, weight in weights.items():
+        share = -(-len(weight) // ranks)
+        padded = torch.cat([weight, torch.zeros(share * ranks - len(weight))])
+        pieces.append(padded[rank * share : (rank + 1) * share])
+        held = len(range(rank * share, min((rank + 1) * share, len(weight))))
+        if held:
+            parts.append(Part(name, rank * share, 0, at, held))
+        at += share
+    return torch.cat(pieces), parts
+
+
+DIVISIONS = {"joined": joined, "shared": shared}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=5),
+    before=st.tuples(st.sampled_from(sorted(DIVISIONS)), st.integers(1, 4)),
+    after=st.tuples(st.sampled_from(sorted(DIVISIONS)), st.integers(1, 4)),
+    file_bytes=st.integers(4, 200),
+)
+def test_what_is_divided_anew_is_what_was_written(
+    sizes: Sequence[int], before: tuple[str, int], after: tuple[str, int], file_bytes: int
+) -> None:
+    weights = {f"layer/{i}.weight": torch.randn(size) for i, size in enumerate(sizes)}
+    squares = {name: weight**2 for name, weight in weights.items()}
+    with TemporaryDirectory() as home, patch("plimsoll.engine.checkpoint._FILE_BYTES", file_bytes):
+        kind, ranks = before
+        for rank in range(ranks):
+            row, parts = DIVISIONS[kind](weights, ranks, rank)
+            square, _ = DIVISIONS[kind](squares, ranks, rank)
+            write_rows({"master": [row], "exp_avg": [square]}, parts, Path(home), rank)
+        kind, ranks = after
+        for rank in range(ranks):
+            row, parts = DIVISIONS[kind](weights, ranks, rank)
+            square, _ = DIVISIONS[kind](squares, ranks, rank)
+            found = {"master": [torch.zeros_like(row)], "exp_avg": [torch.zeros_like(row)]}
+            read_rows(found, parts, Path(home))
+            assert torch.equal(found["master"][0], row)
+            assert torch.equal(found["exp_avg"][0], square)
+
+
+def test_a_lost_file_is_named_by_what_is_missing(tmp_path: Path) -> None:
+    weights = {"w": torch.arange(10.0)}
+    for rank in range(2):
+        row, parts = joined(weights, 2, rank)
+        write_rows({"master": [row]}, parts, tmp_path, rank)
+    (tmp_path / "rank-00001-00000.safetensors").unlink()
+    row, parts = joined(weights, 1, 0)
+    with pytest.raises(ConfigError, match="5 of the elements that this rank holds are in no file"):
+        read_rows({"master": [row]}, parts, tmp_path)
+
+
+def test_a_torn_file_is_told(tmp_path: Path) -> None:
+    row, parts = joined({"w": torch.arange(10.0)}, 1, 0)
+    write_rows({"master": [row]}, parts, tmp_path, 0)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ConfigError, match="holds no whole checkpoint"):
+        read_rows({"master": [row]}, parts, tmp_path)
+
+
+OTHERS = {
+    "optimizer.kind adamw_8bit": ROLE.model_copy(
+        update={"optimizer": OptimizerConfig(kind="adamw_8bit")}
+    ),
+    "ema on": ROLE.model_copy(update={"ema": EmaConfig()}),
+    '"rank":': ROLE.model_copy(update={"adapter": AdapterConfig(rank=4)}),
+    "model.quantization nf4": ROLE.model_copy(
+        update={"model": ModelConfig(path="m", quantization="nf4")}
+    ),
+}
+
+
+@pytest.mark.parametrize("said", OTHERS)
+def test_what_is_trained_otherwise_is_refused(said: str, tmp_path: Path) -> None:
+    write_form(Form.of(ROLE, 1), Steps(3), tmp_path)
+    with pytest.raises(ConfigError) as refusal:
+        read_form(Form.of(OTHERS[said], 1), tmp_path)
+    written, wanted = str(refusal.value).split("this run has")
+    assert said in wanted and said not in written
+
+
+def test_another_division_is_read_and_of_8_bit_moments_refused(tmp_path: Path) -> None:
+    divided = {"zero": ZeroConfig(stage=3, optimizer_offload="cpu")}
+    write_form(Form.of(ROLE, 2), Steps(3, 2, 1), tmp_path)
+    assert read_form(Form.of(ROLE.model_copy(update=divided), 5), tmp_path) == Steps(3, 2, 1)
+
+    small = OTHERS["optimizer.kind adamw_8bit"]
+    write_form(Form.of(small, 2), Steps(3), tmp_path)
+    assert read_form(Form.of(small, 2), tmp_path) == Steps(3)
+    with pytest.raises(ConfigError, match="8 bits are quantised in blocks"):
+        read_form(Form.of(small, 1), tmp_path)
+
+
+def test_a_form_of_another_version_is_told(tmp_path: Path) -> None:
+    (tmp_path / "form.json").write_text(json.dumps({"ranks": 1, "stage": 2}))
+    with pytest.raises(ConfigError, match=r"holds no whole checkpoint .*form\.json"):
+        read_form(Form.of(ROLE, 1), tmp_path)

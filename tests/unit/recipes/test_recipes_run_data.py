@@ -1,0 +1,114 @@
+"""The rows of a run from one source and from several, with real files and a real session."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.data.dataset import load_samples
+from plimsoll.errors import ConfigError
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.recipes.ppo_setup import PpoData, load_prompt_data
+from plimsoll.recipes.run_data import RunData, epoch_metrics, load_data
+from plimsoll.recipes.session import open_session
+from plimsoll.records import Sample
+
+SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
+PAGES = [{"body": "1234567890"}, {"body": ""}, {"body": "12"}]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with a model whose tokenizer has no chat template, and data."""
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config("qwen2", True, vocab=32, hidden=64, heads=2, feed_forward=96)
+    write_tiny_model(tmp_path / "model", config, 0, make_tokenizer())
+    for name, rows in (("sums", SUMS), ("pages", PAGES)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return tmp_path
+
+
+def load(train: dict[str, Any], **data: Any) -> RunData[Sample]:
+    config = SftConfig.model_validate(
+        {
+            "run": {"directory": "run", "steps": 1, "tensorboard": False},
+            "cluster": {"where": "local"},
+            "data": {"train": train, "max_tokens": 8, "on_bad_row": "skip", **data},
+            "actor": {"model": {"path": "model"}},
+        }
+    )
+    with open_session("sft", config) as session:
+        return load_data(session, load_samples)
+
+
+def test_several_sources_are_numbered_through(home: Path) -> None:
+    """Of the pages the first gives 2 samples, the last 1, and the middle one is bad."""
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a", "weight": 3}
+    pages = {"path": "pages.jsonl", "text": "body"}
+    data = load({"sums": sums, "pages": pages}, chat_template="none", eval=pages_alone())
+    portions = [(p.name, p.rows, p.weight) for p in data.order.portions]
+    assert portions == [("sums", 6, 3.0), ("pages", 3, 1.0)]
+    assert [len(sample.tokens) for sample in data.train] == [7] * 6 + [8, 4, 3]
+    assert len(data.eval) == 3
+    assert set(data.order.indices(0, 12).tolist()) == set(range(9))
+    assert epoch_metrics(data.order, 12) == {"epoch/sums": 9 / 6, "epoch/pages": 3 / 3}
+    bad = [json.loads(line) for line in (home / "run" / "bad_rows.jsonl").read_text().splitlines()]
+    assert [(row["file"], row["line"], row["field"]) for row in bad] == [
+        ("pages.jsonl", 2, "body")
+    ] * 2
+
+
+def pages_alone() -> dict[str, str]:
+    return {"path": "pages.jsonl", "text": "body"}
+
+
+@pytest.mark.usefixtures("home")
+def test_one_source_has_one_epoch_and_plain_text_needs_no_template() -> None:
+    data = load(pages_alone())
+    assert len(data.train) == 3 and data.eval == ()
+    assert epoch_metrics(data.order, 6) == {"epoch": 2.0}
+    with pytest.raises(ConfigError, match="brings no chat template"):
+        load(
+            {"pages": pages_alone(), "sums": {"path": "sums.jsonl", "prompt": "q", "response": "a"}}
+        )
+
+
+def load_prompts(prompts: int, weight: float) -> PpoData:
+    (few, many) = ({"path": "sums.jsonl", "prompt": "q", "limit": n} for n in (2, 6))
+    config = PpoConfig.model_validate(
+        {
+            "run": {"directory": "run", "steps": 1, "tensorboard": False, "resume": "auto"},
+            "cluster": {"where": "local"},
+            "data": {
+                "train": {"few": few | {"weight": weight}, "many": many},
+                "chat_template": "none",
+                "max_tokens": 8,
+            },
+            "batch": {"prompts": prompts},
+            "actor": {"model": {"path": "model"}},
+            "critic": {"model": {"path": "model"}},
+            "rewards": {"length": {"name": "length"}},
+            "rollout": {"engine": "transformers", "sampling": {"max_new_tokens": 4}},
+        }
+    )
+    with open_session("ppo", config) as session:
+        return load_prompt_data(session, config)
+
+
+@pytest.mark.usefixtures("home")
+def test_prompts_of_a_mixture_have_numbers_of_their_own() -> None:
+    """Responses are grouped by them."""
+    data = load_prompts(prompts=4, weight=1.0)
+    assert [prompt.index for prompt in data.train] == list(range(8))
+
+
+@pytest.mark.usefixtures("home")
+def test_a_source_with_too_few_prompts_for_a_step_is_named() -> None:
+    load_prompts(prompts=6, weight=0.5)
+    with pytest.raises(ConfigError, match=r"data\.train\.few has only 2 usable .* the weight, or"):
+        load_prompts(prompts=6, weight=1.0)

@@ -1,0 +1,18 @@
+"""What is written of a step: sums over the ranks, and whether it was left out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from plimsoll.engine.worker import StepResult
+from plimsoll.recipes.session import step_metrics
+
+
+@pytest.mark.parametrize(("norm", "left_out"), [(0.5, 0.0), (math.inf, 1.0), (math.nan, 1.0)])
+def test_a_step_that_was_left_out_is_counted(norm: float, left_out: float) -> None:
+    ranks = [StepResult({"loss": 0.25}, norm), StepResult({"loss": 0.5}, norm)]
+    metrics = step_metrics(ranks, rate=0.1)
+    assert metrics["skipped_steps"] == left_out
+    assert (metrics["loss"], metrics["learning_rate"]) == (0.75, 0.1)

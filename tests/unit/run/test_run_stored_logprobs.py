@@ -1,0 +1,59 @@
+"""Stored log-probs come back bit for bit, and nothing else is taken for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.errors import ConfigError
+from plimsoll.records import Sample
+from plimsoll.run.stored_logprobs import (
+    StoredLogprobs,
+    read_logprobs,
+    sequence_key,
+    write_logprobs,
+)
+
+
+def sample(*tokens: int, learned: tuple[int, ...] = (1,)) -> Sample:
+    return Sample(np.array(tokens), np.isin(np.arange(len(tokens)), learned))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("stored") / "new" / "logprobs.parquet"
+
+
+@settings(deadline=None, max_examples=20)  # each writes to the disk
+@given(values=st.lists(st.floats(-1e6, 0, width=32), max_size=5))
+def test_numbers_come_back_bit_for_bit(values: list[float], path: Path) -> None:
+    numbers = {sequence_key(sample(0, i)): value for i, value in enumerate(values)}
+    write_logprobs(path, StoredLogprobs("of a model", numbers))
+    found = read_logprobs(path)
+    assert found == StoredLogprobs("of a model", numbers)
+    kept = np.array(list(found.logprobs.values()), dtype=np.float32)
+    assert kept.tobytes() == np.array(values, dtype=np.float32).tobytes()
+
+
+def test_a_key_is_of_the_tokens_and_of_what_is_learned() -> None:
+    one = sample(5, 6, 7)
+    others = [sample(5, 6), sample(6, 5, 7), sample(5, 6, 7, learned=(2,)), sample(5, 6, 7, 0)]
+    assert sequence_key(one) == sequence_key(sample(5, 6, 7))
+    assert len({sequence_key(each) for each in (one, *others)}) == 5
+
+
+@pytest.mark.parametrize("content", ["no Parquet", "another table"])
+def test_another_file_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.parquet"
+    if content == "another table":
+        pq.write_table(pa.table({"logprob": [1.0]}), file)
+    else:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=r"rows\.parquet holds no log-probs of a reference"):
+        read_logprobs(file)
