@@ -38,21 +38,21 @@ from plimsoll.recipes.ppo_batch import (
 from plimsoll.recipes.ppo_setup import (
     ROLES,
     PpoData,
-    actor_route,
+    first_sync,
     load_prompt_data,
     load_roles,
     make_room,
     start,
 )
 from plimsoll.recipes.run_data import epoch_metrics
-from plimsoll.recipes.sampling import Scorer, evaluate, probe_sequences, sample
+from plimsoll.recipes.sampling import Scorer, evaluate, sample
 from plimsoll.recipes.saving import evaluated, finished, restore, save_model, save_when_due
 from plimsoll.recipes.session import Session, open_session, skipped, total_metrics
 from plimsoll.recipes.update import update
 from plimsoll.records import Floats
 from plimsoll.reward.score import build_rewards
 from plimsoll.rollout.protocol import RolloutEngine
-from plimsoll.rollout.sync import WeightSync, prepare_sync, sync_weights
+from plimsoll.rollout.sync import WeightSync, sync_weights
 from plimsoll.run.state import RunState
 
 
@@ -72,10 +72,7 @@ def run_ppo(config: PpoConfig) -> None:
             with session.phase("load", cluster):
                 load_roles(cluster, config)
             with session.phase("sync", cluster):
-                route = actor_route(cluster, config)
-                probe = probe_sequences(data.train, config)
-                quantised = config.actor.model.quantization != "none"
-                sync = prepare_sync(route, config.rollout.sync, probe, send_first=quantised)
+                sync = first_sync(cluster, config, data)
             with session.phase("load", cluster):
                 restore(session, cluster, ROLES)
             state = train(session, config, data, cluster, sync, scorer)

@@ -18,10 +18,11 @@ from plimsoll.engine.worker import Role, Worker
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.recipes.roles import load_reference
 from plimsoll.recipes.run_data import LoadRows, RunData, load_data
+from plimsoll.recipes.sampling import probe_sequences
 from plimsoll.recipes.session import Session
 from plimsoll.records import Prompt
 from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.sync import WeightRoute
+from plimsoll.rollout.sync import WeightRoute, WeightSync, prepare_sync
 from plimsoll.rollout.text import check_turn_end
 
 ROLES: tuple[Role, ...] = ("actor", "critic")
@@ -100,7 +101,19 @@ def _separate_rank(config: PpoConfig) -> int | None:
     return config.actor.adapter.rank
 
 
-def actor_route(cluster: Cluster, config: PpoConfig) -> WeightRoute:
+def first_sync(cluster: Cluster, config: PpoConfig, data: PpoData) -> WeightSync:
+    """How weights reach the engines, once the first ones are seen to be the same there."""
+    merged = config.actor.adapter is not None and config.rollout.sync.adapter == "merged"
+    return prepare_sync(
+        _actor_route(cluster, config),
+        config.rollout.sync,
+        probe_sequences(data.train, config),
+        send_first=config.actor.model.quantization != "none",
+        merged_in_bfloat16=merged and config.rollout.dtype == "bfloat16",
+    )
+
+
+def _actor_route(cluster: Cluster, config: PpoConfig) -> WeightRoute:
     """The way of the actor's weights, or of its adapter alone, to the engines."""
     whole = ActorRoute(cluster, config.batch.micro_batch_tokens)
     return AdapterRoute(cluster, whole) if config.rollout.sync.adapter == "separate" else whole

@@ -20,6 +20,9 @@ from plimsoll.records import Floats, Ints
 
 _FLOOR = 2e-5
 """Nats: what rounding in float32 may become while the weights move; see docs/decisions.md."""
+_MERGED_FLOOR = 0.02
+"""Nats: the same where engines get bfloat16 weights with an adapter merged into them, which the
+trainer adds up in another order. The first weights do not show it: a new adapter does nothing."""
 
 
 class WeightRoute(Protocol):
@@ -74,13 +77,19 @@ class SyncReport:
 
 
 def prepare_sync(
-    route: WeightRoute, config: SyncConfig, probe: Sequence[Ints], *, send_first: bool = False
+    route: WeightRoute,
+    config: SyncConfig,
+    probe: Sequence[Ints],
+    *,
+    send_first: bool = False,
+    merged_in_bfloat16: bool = False,
 ) -> WeightSync:
     """Compare trainer and engines while both still hold the weights of the same files, and so
     learn how far rounding alone takes them apart: later gaps are measured by that.
 
     send_first: the trainer holds other weights than the files, because it quantised them; engines
-        get those before they are compared.
+        get those before they are compared. merged_in_bfloat16: what engines get is an adapter
+        merged into bfloat16 weights.
 
     Raises:
         WeightSyncError: the gap is over `max_logprob_gap` already.
@@ -93,12 +102,13 @@ def prepare_sync(
         f"rollout.sync.max_logprob_gap = {config.max_logprob_gap:g}",
     )
     rounding = (sync_weights if send_first else prove)(widest, 0).gap
-    bound = max(_FLOOR, config.max_gap_growth * rounding)
+    floor = _MERGED_FLOOR if merged_in_bfloat16 else _FLOOR
+    bound = max(floor, config.max_gap_growth * rounding)
     if bound >= widest.bound:
         return widest
     origin = (
         f"rollout.sync.max_gap_growth = {config.max_gap_growth:g} times the {rounding:.2g} that "
-        f"the first weights gave, at least {_FLOOR:g}"
+        f"the first weights gave, at least {floor:g}"
     )
     return replace(widest, bound=bound, origin=origin)
 

@@ -101,14 +101,14 @@ def sync(route: PlainRoute, bound: float = 0.01) -> SyncReport:
     return sync_weights(WeightSync(route, 12, PROBE, bound, "by the test"), 7)
 
 
-def prepare(noise: float, most: float = 0.5) -> tuple[PlainRoute, WeightSync]:
+def prepare(noise: float, most: float = 0.5, merged: bool = False) -> tuple[PlainRoute, WeightSync]:
     """Engines with the trainer's weights whose arithmetic is off by `noise` nats at every token."""
     route = make_route()
     for engine in route.engines:
         engine.noise = noise
     route.trainer.weights["bias"] = torch.tensor([0.0])
     config = SyncConfig(bucket_bytes=12, max_logprob_gap=most, max_gap_growth=3.0)
-    return route, prepare_sync(route, config, PROBE)
+    return route, prepare_sync(route, config, PROBE, merged_in_bfloat16=merged)
 
 
 def changed(name: str, value: Tensor) -> Callable[[WeightBucket], WeightBucket]:
@@ -215,6 +215,16 @@ def test_engines_that_round_alike_are_held_to_the_last_digits_of_float32() -> No
     prove(prepared, 1)
     route.trainer.weights["bias"] = torch.tensor([4e-5])
     with pytest.raises(WeightSyncError, match="at least 2e-05"):
+        prove(prepared, 2)
+
+
+def test_an_adapter_merged_into_bfloat16_weights_rounds_though_the_first_weights_do_not() -> None:
+    route, prepared = prepare(noise=0.0, merged=True)
+    assert prepared.bound == 0.02
+    route.trainer.weights["bias"] = torch.tensor([-0.01])
+    prove(prepared, 1)
+    route.trainer.weights["bias"] = torch.tensor([-0.04])
+    with pytest.raises(WeightSyncError, match=r"at least 0\.02"):
         prove(prepared, 2)
 
 

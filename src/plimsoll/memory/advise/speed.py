@@ -258,8 +258,7 @@ def _role_seconds(job: Job) -> Iterator[float]:
 
 def _work(job: Job, name: RoleName, epochs: int) -> Pass:
     config, ranks = job.config, job.ranks(name)
-    mini_batches = config.algorithm.mini_batches if isinstance(config, PpoConfig) else 1
-    updates = epochs * mini_batches
+    updates = epochs * (config.algorithm.mini_batches if isinstance(config, PpoConfig) else 1)
     longest = longest_sequence(config)
     own = ceil(step_sequences(config) / ranks) * longest  # of one update
     return Pass(
@@ -292,8 +291,8 @@ def _rollout_seconds(job: Job) -> float:
         cache = card_share(sampler, cards[0].usable_bytes).kv_cache
     at_once = sequences_at_once(sampler, cache, sequences)
     shape, actor = job.shapes["actor"], config.actor
-    alone = config.rollout.sync.adapter == "separate"
-    sent = 2 * (trained_parameters(actor, shape) if alone else shape.parameters)
+    separate = config.rollout.sync.adapter == "separate"
+    sent = 2 * (trained_parameters(actor, shape) if separate else shape.parameters)
     return (
         sampling_seconds(sampler, at_once, sequences, rates)
         + waking_seconds(sampler, rates)
