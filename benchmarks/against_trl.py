@@ -2,8 +2,8 @@
 
     python -m pip install --no-deps --target DIR trl==1.16.0
     python examples/gsm8k/prepare.py --data GSM8K --out runs/gsm8k
-    python examples/dpo/prepare_pairs.py --data FILE.jsonl.gz --out runs/dpo
-    python benchmarks/against_trl.py --trl DIR --gsm8k runs/gsm8k --pairs runs/dpo
+    python examples/dpo/prepare_pairs.py --data FILE.jsonl.gz --out runs/pairs
+    python benchmarks/against_trl.py --trl DIR --gsm8k runs/gsm8k --pairs runs/pairs
 
 Both train the same model (27M parameters, Qwen2-shaped, bfloat16) on the same rows, one epoch over
 the first of them, in a process of its own each, and in the same number of optimizer steps. A token

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distill_cases import OBJECTIVE as DISTILLATION
+from engine_cases import BATCHES as SAMPLED
 from engine_cases import (
     RATES,
     SEED,
@@ -41,7 +42,6 @@ from plimsoll.engine.worker import StepResult, Worker
 
 pytestmark = pytest.mark.slow
 
-BATCHES = PAIR_BATCHES[:2]
 JOBS = ("sft", "dpo", "kto", "rm", "prm", "distill", "ppo")
 FORMS = {"full": Setting(ZeroConfig())} | KINDS
 ONE_AT_A_TIME, SPLIT = 39, 60
@@ -52,9 +52,10 @@ def train(place: Place, job: str, model: Path, other: Path, setting: Setting) ->
     """Two steps of the job's own objective."""
     worker = Worker(place)
     load(worker, job, setting, model, other)
+    batches = SAMPLED if job == "ppo" else PAIR_BATCHES
     return [
         step(worker, place, job, batch, setting.micro_batch_tokens, rate)
-        for batch, rate in zip(BATCHES, RATES[:2], strict=True)
+        for batch, rate in zip(batches[:2], RATES[:2], strict=True)
     ]
 
 
