@@ -101,7 +101,7 @@ def main() -> int:
         found = []
         for case in cases(options):
             print(f"{case.job}: {len(case.rows)} rows, {case.tokens:,} tokens", flush=True)
-            for one in [run_plimsoll(case, home), *run_trl(case, home, options.trl)]:
+            for one in run(case, home, options.trl):
                 print(one, flush=True)
                 found.append(one)
     print("\n".join(summary(found)))
@@ -136,7 +136,7 @@ def make_case(job: str, source: Path, rows: int) -> Case:
     tokenizer = AutoTokenizer.from_pretrained(source / "model")
     chosen: list[dict[str, str]] = []
     tokens = 0
-    for line in (source / "train.jsonl").read_text().splitlines():
+    for line in (source / "train.jsonl").read_text().rstrip("\n").split("\n"):
         row = _texts(job, json.loads(line))
         lengths = _lengths(row, tokenizer)
         if max(lengths) <= LIMIT and len(chosen) < rows // STEP[job] * STEP[job]:
@@ -155,6 +155,12 @@ def _lengths(row: dict[str, str], tokenizer: PreTrainedTokenizerBase) -> list[in
     """Tokens of the row's sequences, each with the token that ends it."""
     prompt, *responses = (len(tokenizer(text)["input_ids"]) for text in row.values())
     return [prompt + response + 1 for response in responses]
+
+
+def run(case: Case, home: Path, trl: str) -> Iterator[Found]:
+    """Both, in turn."""
+    yield run_plimsoll(case, home)
+    yield from run_trl(case, home, trl)
 
 
 def run_plimsoll(case: Case, home: Path) -> Found:
