@@ -119,10 +119,8 @@ def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:
     # One rank divides nothing; all models are in it, and the sampler.
     assert answers(outcome.err)[:3] == ["no", "no", "yes"]
     assert "actor at stage" in outcome.err and "on 1 rank" in outcome.err
-    assert re.search(
-        r"\n   - batch\.micro_batch_tokens: 4000\n   \+ batch\.micro_batch_tokens: \d+\n",
-        outcome.err,
-    ), outcome.err
+    # Most of so small a run is its process, so that only a change to the training is enough.
+    assert re.search(r"\n   \+ actor\.adapter\.rank: 16\n", outcome.err), outcome.err
     assert "By these numbers it should have fitted" in outcome.err
 
 
