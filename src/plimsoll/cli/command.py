@@ -8,6 +8,7 @@ one readable block on stderr; `--debug` adds the traceback.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from plimsoll import __version__
 from plimsoll.cli.jobs import distill, dpo, kto, ppo, prm, rm, sft
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
+from plimsoll.config.threads import waiting
 from plimsoll.errors import ConfigError, PlimsollError
 
 _INTERRUPTED = 130
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     if not debug and arguments is None:  # the process is ours
         sys.excepthook = _show_unexpected
+        os.environ.update(waiting())
     try:
         _dispatch([word for word in words if word != "--debug"])
     except PlimsollError as error:

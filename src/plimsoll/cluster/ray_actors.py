@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import (
 
 from plimsoll.cluster.blame import tells_of_shortage, told, vllm_exception_in, why_dead
 from plimsoll.cluster.seats import Seat
+from plimsoll.config.threads import waiting
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
@@ -124,7 +125,7 @@ class EngineActor:
 
 def create_ranks(count: int, device: str, threads: int) -> list[Any]:
     """Ask Ray for the actors of a group of training ranks; on GPUs, on as few nodes as can be."""
-    environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
+    environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device} | waiting()
     actor = ray.remote(
         num_cpus=0, concurrency_groups={"watch": 1}, runtime_env={"env_vars": environment}
     )(RankActor)

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import numpy as np
 
 from plimsoll.config.rollout import SamplingConfig
+from plimsoll.config.threads import waiting
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
@@ -37,6 +38,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **waiting(),
     }
     if spec.device == "cuda":
         return common

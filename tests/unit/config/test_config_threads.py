@@ -1,0 +1,19 @@
+"""How threads wait: asleep after a moment, unless the user says otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from plimsoll.config.threads import waiting
+
+
+def test_threads_soon_sleep_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    assert waiting() == {"GOMP_SPINCOUNT": "2000"}
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    assert waiting() == {"GOMP_SPINCOUNT": "7"}
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert waiting() == {}
