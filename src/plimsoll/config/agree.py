@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MappingProxyType
 
 from plimsoll.config.agree_adapters import adapted, frozen, separate, steady
@@ -19,6 +19,7 @@ from plimsoll.config.agree_sources import (
     without_margin,
 )
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.data import SourceConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import (
     ComparedJobConfig,
@@ -34,6 +35,9 @@ from plimsoll.config.jobs import (
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.yaml_tree import Origins
 
+SourceCheck = Callable[[str, SourceConfig], Iterator[Problem]]
+"""What is wrong with a source's columns for a job."""
+
 
 def check_agreement(config: JobConfig, origins: Origins = MappingProxyType({})) -> None:
     """Refuse settings that contradict one another, all of them in one error.
@@ -44,31 +48,33 @@ def check_agreement(config: JobConfig, origins: Origins = MappingProxyType({})) 
     """
     match config:
         case SftConfig():
-            refuse(_sft(config), origins)
+            refuse(_sequences(config, sft_source), origins)
         case DistillConfig():
             refuse(_distill(config), origins)
         case RmConfig():
             refuse(_pairs(config), origins)
         case PrmConfig():
-            refuse(_prm(config), origins)
+            refuse(_sequences(config, step_source), origins)
         case DpoConfig():
             refuse(_dpo(config), origins)
         case KtoConfig():
-            refuse(_kto(config), origins)
+            refuse(_sequences(config, labelled_source), origins)
         case PpoConfig():
             refuse(_ppo(config), origins)
 
 
 def _distill(config: DistillConfig) -> Iterator[Problem]:
-    yield from _sft(config)
+    yield from _sequences(config, sft_source)
     yield from frozen("teacher", config.teacher)
 
 
-def _sft(config: SftConfig | DistillConfig) -> Iterator[Problem]:
+def _sequences(
+    config: SftConfig | DistillConfig | KtoConfig | PrmConfig, check: SourceCheck
+) -> Iterator[Problem]:
     yield from _common(config)
     yield from _role("actor", config.actor, config.run.steps)
     for name, source in config.data.sources().items():
-        yield from sft_source(name, source)
+        yield from check(name, source)
     yield from _budget(config, config.data.max_tokens, "data.max_tokens")
 
 
@@ -85,22 +91,6 @@ def _pairs(config: DpoConfig | RmConfig) -> Iterator[Problem]:
         yield from pair_source(name, source)
     why = "two sequences of data.max_tokens each, which stay together"
     yield from _budget(config, 2 * config.data.max_tokens, why, what="pair")
-
-
-def _kto(config: KtoConfig) -> Iterator[Problem]:
-    yield from _common(config)
-    yield from _role("actor", config.actor, config.run.steps)
-    for name, source in config.data.sources().items():
-        yield from labelled_source(name, source)
-    yield from _budget(config, config.data.max_tokens, "data.max_tokens")
-
-
-def _prm(config: PrmConfig) -> Iterator[Problem]:
-    yield from _common(config)
-    yield from _role("actor", config.actor, config.run.steps)
-    for name, source in config.data.sources().items():
-        yield from step_source(name, source)
-    yield from _budget(config, config.data.max_tokens, "data.max_tokens")
 
 
 def _ppo(config: PpoConfig) -> Iterator[Problem]:

@@ -36,7 +36,7 @@ from plimsoll.recipes.reference import (
     load_compared,
     log_probs,
 )
-from plimsoll.recipes.update import Packs, update
+from plimsoll.recipes.update import Packs, told, update
 from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Sample
 
 KtoWork = Work[KtoConfig, LabelledResponse]
@@ -164,6 +164,4 @@ def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
     desirable_S = torch.from_numpy(held_out.desirable_S)
     inputs = UnpairedLossInputs(logratios_S, desirable_S, kl, held_out.labels)
     output = unpaired_loss(work.config.algorithm.loss)(inputs)
-    return {"eval/loss": float(output.loss)} | {
-        f"eval/{name}": float(value) for name, value in output.metrics.items()
-    }
+    return {f"eval/{name}": value for name, value in told(output).items()}

@@ -88,16 +88,10 @@ def train(
     scorer: Scorer,
 ) -> RunState:
     """The loop; gives the state after the last step."""
-    state = session.state
-    if state.step == 0:
-        state = replace(state, kl_coefficient=config.algorithm.kl.coefficient)
     if session.resumed:
         with session.phase("sync", cluster):
-            sync_weights(sync, state.weight_version)
-    if state.step == 0 and config.run.eval_every is not None:
-        with session.phase("eval", cluster):
-            before = evaluate(cluster, config, data.eval, scorer)
-        session.report(0, before, 0)
+            sync_weights(sync, session.state.weight_version)
+    state = begin(session, config, data, cluster, scorer)
     while not finished(session, state):
         step = state.step + 1
         with session.phase("rollout", cluster):
@@ -143,6 +137,20 @@ def train(
         save_when_due(session, cluster, ROLES, state)
         session.stop_if_asked(step)
     return state
+
+
+def begin(
+    session: Session, config: PpoConfig, data: PpoData, cluster: Cluster, scorer: Scorer
+) -> RunState:
+    """The state before the first step of this run; a new run evaluates what it starts from."""
+    state = session.state
+    if state.step > 0:
+        return state
+    if config.run.eval_every is not None:
+        with session.phase("eval", cluster):
+            before = evaluate(cluster, config, data.eval, scorer)
+        session.report(0, before, 0)
+    return replace(state, kl_coefficient=config.algorithm.kl.coefficient)
 
 
 def train_critic(

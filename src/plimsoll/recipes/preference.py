@@ -20,14 +20,13 @@ import torch
 
 from plimsoll.algorithm.choice import PreferenceLoss, preference_loss
 from plimsoll.algorithm.inputs import PairValues, PreferenceLossInputs
-from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.config.jobs import DpoConfig
 from plimsoll.data.dataset import load_pairs
-from plimsoll.data.packing import pack_pairs
 from plimsoll.engine.objectives.preference import PreferenceObjective, PreferenceStream
 from plimsoll.engine.worker import StepResult
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
+from plimsoll.recipes.pairs import pack_rows, told_of_pairs
 from plimsoll.recipes.reference import (
     Reference,
     ToScore,
@@ -74,7 +73,7 @@ def to_score(work: DpoWork) -> Iterator[ToScore]:
     """Everything that the run will have the reference score."""
     held_out = [list(work.eval)] if work.config.run.eval_every is not None else []
     for batch in chain(held_out, work.batches(work.config.batch.pairs)):
-        yield ToScore(samples_of(batch), partial(pack_batch, work, batch))
+        yield ToScore(samples_of(batch), partial(pack_rows, work, batch))
 
 
 def samples_of(batch: Sequence[Pair]) -> list[Sample]:
@@ -82,19 +81,12 @@ def samples_of(batch: Sequence[Pair]) -> list[Sample]:
     return [sample for pair in batch for sample in (pair.chosen, pair.rejected)]
 
 
-def pack_batch(work: DpoWork, batch: Sequence[Pair]) -> Packs:
-    size = work.config.batch
-    return pack_pairs(
-        batch, work.cluster.ranks, size.micro_batch_tokens, share_prompts=size.share_prompts
-    )
-
-
 def learn(
     work: DpoWork, reference: Reference | None, batch: Sequence[Pair], rate: float
 ) -> list[StepResult]:
     """Score the pairs with the reference, and take one optimizer step on all ranks."""
     cluster, algorithm = work.cluster, work.config.algorithm
-    samples, packs = samples_of(batch), pack_batch(work, batch)
+    samples, packs = samples_of(batch), pack_rows(work, batch)
     compared = None if reference is None else reference.log_probs(samples, packs, "score")
     streams = [
         [PreferenceStream(None if compared is None else compared[p.samples_S]) for p in own]
@@ -111,7 +103,7 @@ def hold_out(work: DpoWork, reference: Reference | None) -> HeldOut | None:
     nothing is evaluated."""
     if work.config.run.eval_every is None:
         return None
-    samples, packs = samples_of(work.eval), pack_batch(work, work.eval)
+    samples, packs = samples_of(work.eval), pack_rows(work, work.eval)
     lengths = np.array([sample.learned.sum() for sample in samples], dtype=np.float32)
     compared = None if reference is None else reference.log_probs(samples, packs, "eval")
     return HeldOut(packs, lengths, compared)
@@ -142,11 +134,7 @@ def pair_metrics(
         loss.compute,
         config.algorithm.nll_weight,
     )
-    metrics = {"loss": float(output.loss)} | {n: float(x) for n, x in output.metrics.items()}
-    if "accuracy" in metrics:  # a loss of one's own may not tell it
-        low, high = wilson_interval(metrics["accuracy"], pairs)
-        metrics |= {"accuracy_low": low, "accuracy_high": high}
-    return metrics
+    return told_of_pairs(output, pairs)
 
 
 def _in_pairs(values: Floats) -> PairValues:

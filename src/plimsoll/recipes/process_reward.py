@@ -25,7 +25,7 @@ from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.value import at_marks
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.scoring import load_scorer, show_calibration
-from plimsoll.recipes.update import Packs, update
+from plimsoll.recipes.update import Packs, told, update
 from plimsoll.records import BatchCounts, LabelledSteps, from_packed, to_packed
 
 PrmWork = Work[PrmConfig, LabelledSteps]
@@ -66,7 +66,7 @@ def evaluate(work: PrmWork) -> dict[str, float]:
     scores, labels = np.concatenate(per_row), np.concatenate([row.labels for row in work.eval])
     counts = counts_of(work.eval)
     output = process_loss(torch.from_numpy(scores), torch.from_numpy(labels), counts)
-    metrics = {"loss": float(output.loss)} | {n: float(x) for n, x in output.metrics.items()}
+    metrics = told(output)
     calibration = calibrate(sigmoid(scores), labels)
     metrics |= show_calibration(work.session, calibration, f"{len(scores):,} held-out steps")
     return {f"eval/{name}": value for name, value in metrics.items()}

@@ -19,18 +19,17 @@ import torch
 from plimsoll.algorithm.calibration import calibrate_pairs
 from plimsoll.algorithm.choice import reward_loss
 from plimsoll.algorithm.inputs import RewardLossInputs
-from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.reward import reward_objective
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import RmConfig
 from plimsoll.data.dataset import Loaded, load_pairs
-from plimsoll.data.packing import pack_pairs
 from plimsoll.data.template import Template
 from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.value import at_ends
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
+from plimsoll.recipes.pairs import pack_rows, told_of_pairs
 from plimsoll.recipes.scoring import load_scorer, show_calibration
 from plimsoll.recipes.update import Packs, in_batch_order, update
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
@@ -81,13 +80,6 @@ def learn(work: RmWork, batch: Sequence[Pair], rate: float) -> list[StepResult]:
         return update("actor", cluster, packs, streams, counts, objective, rate)
 
 
-def pack_rows(work: RmWork, pairs: Sequence[Pair]) -> Packs:
-    batch = work.config.batch
-    return pack_pairs(
-        pairs, work.cluster.ranks, batch.micro_batch_tokens, share_prompts=batch.share_prompts
-    )
-
-
 def margins_of(pairs: Sequence[Pair]) -> Floats:
     return np.array([pair.margin for pair in pairs], dtype=np.float32)
 
@@ -116,11 +108,7 @@ def score_metrics(config: RmConfig, scores: Floats, margins: Floats) -> dict[str
     by_pair = in_pairs(torch.from_numpy(scores))
     inputs = RewardLossInputs(by_pair, torch.from_numpy(margins), pairs)
     output = reward_objective(inputs, reward_loss(algorithm.loss), algorithm.centring)
-    metrics = {"loss": float(output.loss)} | {n: float(x) for n, x in output.metrics.items()}
-    if "accuracy" in metrics:  # a loss of one's own may not tell it
-        low, high = wilson_interval(metrics["accuracy"], pairs)
-        metrics |= {"accuracy_low": low, "accuracy_high": high}
-    return metrics
+    return told_of_pairs(output, pairs)
 
 
 def read_scores(work: RmWork, packs: Packs) -> Floats:

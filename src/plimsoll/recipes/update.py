@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.engine.objectives.objective import Objective
 from plimsoll.engine.worker import Role, StepResult, Worker
@@ -47,3 +48,8 @@ def in_batch_order(packs: Packs, found: Sequence[Sequence[Floats]]) -> Floats:
     ]
     places = np.concatenate([samples_S for samples_S, _ in both])
     return np.concatenate([values_S for _, values_S in both])[np.argsort(places)]
+
+
+def told(output: LossOutput) -> dict[str, float]:
+    """The loss and its metrics, as numbers by their names."""
+    return {"loss": float(output.loss)} | {n: float(x) for n, x in output.metrics.items()}

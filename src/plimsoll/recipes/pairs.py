@@ -1,0 +1,30 @@
+"""What the jobs that learn from pairs share: packing, and how metrics of pairs are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from plimsoll.algorithm.inputs import LossOutput
+from plimsoll.algorithm.interval import wilson_interval
+from plimsoll.config.jobs import DpoConfig, RmConfig
+from plimsoll.data.packing import pack_pairs
+from plimsoll.recipes.from_data import Work
+from plimsoll.recipes.update import Packs, told
+from plimsoll.records import Pair
+
+
+def pack_rows(work: Work[DpoConfig, Pair] | Work[RmConfig, Pair], pairs: Sequence[Pair]) -> Packs:
+    """The packs of each rank, as the config's `batch` says."""
+    batch = work.config.batch
+    return pack_pairs(
+        pairs, work.cluster.ranks, batch.micro_batch_tokens, share_prompts=batch.share_prompts
+    )
+
+
+def told_of_pairs(output: LossOutput, pairs: int) -> dict[str, float]:
+    """The loss and its metrics, with the accuracy's 95 % confidence interval."""
+    metrics = told(output)
+    if "accuracy" in metrics:  # a loss of one's own may not tell it
+        low, high = wilson_interval(metrics["accuracy"], pairs)
+        metrics |= {"accuracy_low": low, "accuracy_high": high}
+    return metrics
