@@ -194,7 +194,7 @@ def _config(case: Case, rows: Path, directory: Path) -> dict[str, Any]:
             "chat_template": "none",
             "max_tokens": LIMIT,
         },
-        "batch": {**size, "micro_batch_tokens": 4096},
+        "batch": {**size, "micro_batch_tokens": 2048},
         "actor": {"model": {"path": str(case.model)}, "optimizer": {"learning_rate": 1e-4}},
     }
 

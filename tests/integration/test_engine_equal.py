@@ -172,6 +172,14 @@ def test_selective_checkpointing_where_stage_3_gathers_anew(
     assert distance(saved_weights(tmp_path), want) < WEIGHTS_BOUND
 
 
+def test_backward_gathers_from_the_nodes_own_copy(
+    tied: Path, tmp_path: Path, two_ranks: RankProcesses
+) -> None:
+    """ZeRO++'s hpZ, both ranks being of one node."""
+    setting = Setting(zero=zero_stage(3, hpz_partition_size=2, bucket_elements=150_000))
+    check_sft(two_ranks, tied, setting, tmp_path)
+
+
 def test_the_sparse_batches_are_sparse() -> None:
     packs = [
         [own_packs(Place(rank, 2, 0, "", 0, "cpu", 1), batch, 31) for rank in (0, 1)]
