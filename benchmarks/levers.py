@@ -18,7 +18,7 @@ from plimsoll.config.yaml_tree import Tree
 from plimsoll.memory.advise.speed import step_seconds
 from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.contents import make_job
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan.plan import Ground, make_plan
 from plimsoll.memory.price.overheads import Constants
 
 CARDS, NODES, HOST = "8xA100-80GB", 2, 1_000_000_000_000
@@ -75,7 +75,7 @@ def measured(lever: Sequence[str]) -> tuple[int, int, float]:
     """Bytes of the fullest card and of the fullest host, and seconds of a step."""
     config = _config(lever)
     hardware, constants = parse_cluster(CARDS, NODES, HOST), Constants()
-    plan = make_plan(config, hardware, constants)
+    plan = make_plan(config, Ground(hardware, constants))
     card = max(store.peak.bytes for store in plan.devices)
     host = max(store.peak.bytes for store in plan.hosts)
     return card, host, step_seconds(make_job(config, hardware, constants))

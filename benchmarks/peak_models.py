@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from peak_rows import Adapter, Row
+from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.price.activation_form import (
     ActivationForm,
     AdapterForm,
     ChunkedHead,
     UnfusedHead,
 )
-from plimsoll.memory.price.activations import activation_items
+from plimsoll.memory.price.activations import activation_items, backward_items
 from plimsoll.memory.price.lifetimes import Life
+from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.price.reduction import layers_left
 from plimsoll.memory.price.states import Kept, kept_bytes
 from plimsoll.memory.price.zero_states import Counts, ZeroSizes, zero_states
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape, parameter_tensors
@@ -66,13 +69,33 @@ def in_metric(row: Row, allocated: float, constants: Constants) -> Peak:
 
 
 def allocated_bytes(row: Row) -> int:
-    """The maximum over the forward and backward, and the optimizer's step."""
+    """The maximum over forward and backward, the first reduction of gradients, their norm and the
+    optimizer's step, as of a trained role (memory/price/lifetimes.py); but the DeepSpeed of these
+    rows made its buckets before the backward (zero/stage_1_and_2.py, backward).
+    """
     project = PROJECTS.get(row.source, Project())
     kept = tuple(_states(row, project))
-    resident = kept_bytes(kept, "always", "built", "stepped")
-    within = kept_bytes(kept, "computing", "backward", "reducing", "training")
-    backward = within + _activations(row, project)  # the first bucket is full near the last layer
-    return resident + max(backward, kept_bytes(kept, "training", "stepping"))
+    activations = _Activations(row, project)
+
+    def living(*lives: Life) -> int:
+        return kept_bytes(kept, "always", "built", "stepped", "training", *lives)
+
+    return max(
+        living("computing", "backward") + activations.highest,
+        living("computing", "backward") + activations.left(row.shape.layers),
+        living("computing", "backward", "reducing") + activations.left(_unreduced(row, project)),
+        living("norming"),
+        living("stepping"),
+    )
+
+
+def _unreduced(row: Row, project: Project) -> int:
+    """Layers that are left when gradients are first reduced: FSDP and DDP begin with the last."""
+    stage = _zero_stage(row, project)
+    if not stage:
+        return row.shape.layers
+    sizes = ZeroSizes(stage, row.ranks, 2, project.bucket)
+    return layers_left(row.shape, trained_parameters(row), sizes, row.adapter is not None)
 
 
 def _states(row: Row, project: Project) -> Iterator[Kept]:
@@ -148,7 +171,7 @@ def _zero(row: Row, project: Project, stage: int) -> Iterator[Kept]:
         offload=row.optimizer_offload,
         offload_weights=row.weight_offload and stage == 3,
     )
-    made = zero_states(counts, sizes, "cuda")
+    made = (*zero_states(counts, sizes, "cuda"), *norm_copies(counts, sizes, tensors, "cuda"))
     yield from (one for one in made if one.where == "device")
     if row.adapter is not None:
         base = int(_base(row, element, element))
@@ -206,30 +229,54 @@ def _trained_states(row: Row, count: int, wide: int, ranks: int) -> Iterator[Kep
         yield Kept("square roots", "trained", count, wide, "", ranks, life="stepping")
 
 
-def _activations(row: Row, project: Project) -> int:
-    deepspeed = _zero_stage(row, project) > 0
-    wide = row.strategy in ("single", "ddp") and not deepspeed and row.precision != "pure"
-    pair = None
-    if row.adapter is not None:
-        element = 4 if wide else 2
-        pair = AdapterForm(row.adapter.rank, row.adapter.targets, element, project.dropout)
-    form = ActivationForm(
-        element=4 if row.precision == "fp32" else 2,
-        checkpoint_every=1 if row.checkpointed else None,
-        attention="eager" if row.eager else "varlen",
-        head=ChunkedHead(row.chunk, entropy=True) if row.chunk else UnfusedHead(not deepspeed),
-        trained=True,
-        adapter=pair,
-        quantized=row.quantization != "none",
-        inputs_on_host=row.inputs_on_host,
-    )
-    longest = row.tokens // row.sequences
-    work = MicroBatch(row.tokens, row.sequences, longest, row.tokens)
-    held = activation_items("actor", row.shape, work, form, "train_actor")
-    found = sum(one.item.bytes for one in held if one.item.where == "device")
-    plain, adapted = project.routed_copies
-    copies = plain + (adapted if row.adapter else 0)
-    return found + 2 * copies * row.tokens * row.shape.experts_per_token * row.shape.hidden
+@dataclass(frozen=True)
+class _Activations:
+    """Of a row's micro-batch; bytes."""
+
+    row: Row
+    project: Project
+
+    @property
+    def highest(self) -> int:
+        held = activation_items("actor", self.row.shape, self._work, self._form, "train_actor")
+        return self._bytes(held)
+
+    def left(self, layers: int) -> int:
+        """Where the last of the first so many layers is undone."""
+        at = Moment("train_actor", "backward")
+        held = backward_items("actor", self.row.shape, self._work, self._form, at, layers)
+        return self._bytes(held) if layers else 0
+
+    def _bytes(self, held: Iterable[Held]) -> int:
+        row = self.row
+        found = sum(one.item.bytes for one in held if one.item.where == "device")
+        plain, adapted = self.project.routed_copies
+        copies = plain + (adapted if row.adapter else 0)
+        return found + 2 * copies * row.tokens * row.shape.experts_per_token * row.shape.hidden
+
+    @property
+    def _work(self) -> MicroBatch:
+        tokens, sequences = self.row.tokens, self.row.sequences
+        return MicroBatch(tokens, sequences, tokens // sequences, tokens)
+
+    @property
+    def _form(self) -> ActivationForm:
+        row, deepspeed = self.row, _zero_stage(self.row, self.project) > 0
+        wide = row.strategy in ("single", "ddp") and not deepspeed and row.precision != "pure"
+        pair = None
+        if row.adapter is not None:
+            element, dropout = 4 if wide else 2, self.project.dropout
+            pair = AdapterForm(row.adapter.rank, row.adapter.targets, element, dropout)
+        return ActivationForm(
+            element=4 if row.precision == "fp32" else 2,
+            checkpoint_every=1 if row.checkpointed else None,
+            attention="eager" if row.eager else "varlen",
+            head=ChunkedHead(row.chunk, entropy=True) if row.chunk else UnfusedHead(not deepspeed),
+            trained=True,
+            adapter=pair,
+            quantized=row.quantization != "none",
+            inputs_on_host=row.inputs_on_host,
+        )
 
 
 def _plain(name: str, elements: int, each: float, life: Life = "always") -> Kept:

@@ -18,7 +18,8 @@ JobName = Literal["sft", "dpo", "ppo"]
 Size = Literal["3m", "30m", "120m", "300m"]
 Tree = dict[str, Any]
 
-STEPS, ROWS = 2, 192
+ROWS = 192
+PROMPT = 13  # tokens
 
 _SHAPES: Mapping[Size, tuple[Family, bool, Tree]] = {
     "3m": (
@@ -68,6 +69,9 @@ _SHAPES: Mapping[Size, tuple[Family, bool, Tree]] = {
 _BUDGETS: Mapping[Size, int] = {"3m": 4096, "30m": 1024, "120m": 512, "300m": 512}
 """Tokens of a micro-batch, unless a case says otherwise."""
 
+_STEPS: Mapping[Size, int] = {"3m": 8, "30m": 2, "120m": 2, "300m": 2}
+"""The smallest models fill what kernels and heap keep in more steps than two."""
+
 
 @dataclass(frozen=True)
 class RunCase:
@@ -107,8 +111,9 @@ class RunCase:
         if self.adapter is not None:
             role |= {"adapter": self.adapter}
         threads = {"threads": 1, "device": "cpu"}
+        run = {"directory": str(home / self.slug), "steps": _STEPS[self.size]}
         common = {
-            "run": {"directory": str(home / self.slug), "steps": STEPS, "tensorboard": False},
+            "run": {**run, "tensorboard": False},
             "cluster": {"where": self.where, "ranks": self.ranks, **threads},
             "actor": role,
         }
@@ -138,9 +143,9 @@ def _dpo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
 
 def _ppo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
     source = {"path": rows, "prompt": "prompt", "reference": "answer"}
-    sampling = {"max_new_tokens": case.longest - 32}
+    sampling = {"max_new_tokens": case.longest - PROMPT}
     return {
-        "data": {"train": source, "chat_template": "none", "max_tokens": 32},
+        "data": {"train": source, "chat_template": "none", "max_tokens": PROMPT},
         "batch": {"prompts": 8, "responses": 2, "micro_batch_tokens": tokens},
         "critic": role,
         "rewards": {"length": {"name": "length"}},
@@ -171,7 +176,7 @@ def write_rows(path: Path) -> None:
 
     rows = [
         {
-            "prompt": f"{digits(12)}=",
+            "prompt": f"{digits(PROMPT - 1)}=",
             "response": digits(int(rng.integers(200, 300))),
             "rejected": digits(int(rng.integers(200, 300))),
             "answer": "0",

@@ -17,6 +17,8 @@ from typing import Any
 import psutil
 import yaml
 
+from plimsoll.config.evaluation import evaluation_metrics
+from plimsoll.config.which import load_any_config
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.run.rows import read_rows
@@ -143,9 +145,9 @@ class Command:
         """All of the run that live, also those whose parent is gone."""
         return [p for p in psutil.process_iter() if _mark_of(p) == self.mark]
 
-    def find(self, title: str) -> list[psutil.Process]:
-        """Those whose title or command line holds this text, the oldest first."""
-        found = [p for p in self.processes() if title in _title(p)]
+    def find(self, text: str) -> list[psutil.Process]:
+        """Those whose title holds this text, the oldest first."""
+        found = [p for p in self.processes() if text in title(p)]
         return sorted(found, key=lambda p: p.create_time())
 
     def kill_all(self) -> None:
@@ -172,6 +174,13 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not _CLOCKED.match(k)} for row in rows]
 
 
+def assert_reported(directory: Path) -> None:
+    """The evaluations of a run report what a config is checked against."""
+    known = evaluation_metrics(load_any_config(str(directory / "config.yaml")))
+    seen = {name for row in metrics(directory) for name in row if name.startswith("eval/")}
+    assert seen == set(known)
+
+
 def column(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
     return [row[name] for row in rows if name in row]
 
@@ -186,7 +195,8 @@ def _mark_of(process: psutil.Process) -> str | None:
     return mark
 
 
-def _title(process: psutil.Process) -> str:
+def title(process: psutil.Process) -> str:
+    """What a process calls itself, or its command line; nothing of one that has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:

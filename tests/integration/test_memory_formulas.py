@@ -22,17 +22,27 @@ MODELS = (
     "Qwen/Qwen2.5-7B",
     "Qwen/Qwen3-8B",
     "mistralai/Mistral-7B-v0.1",
+    "google/gemma-2b",
     "google/gemma-2-2b",
     "google/gemma-3-1b-pt",
+    "microsoft/phi-2",
     "microsoft/Phi-3-mini-4k-instruct",
     "Qwen/Qwen3-30B-A3B",
     "mistralai/Mixtral-8x7B-v0.1",
+    "Qwen/Qwen2-57B-A14B",
+    "zai-org/GLM-4.5-Air",
 )
 
 
 def _form(path: str, head: HeadKind = "policy", trained: bool = True, **model: Any) -> TraceForm:
     settings = ModelConfig(path=path, **{"head_chunk": 24, **model})
     return TraceForm(settings, None, head, trained)
+
+
+def _with_dora(path: str, dropout: float, **model: Any) -> TraceForm:
+    adapter = AdapterConfig(dora=True, dropout=dropout)
+    settings = ModelConfig(path=path, head_chunk=24, **model)
+    return TraceForm(settings, adapter, "policy", trained=True)
 
 
 def _with_adapter(path: str, **model: Any) -> TraceForm:
@@ -96,6 +106,33 @@ def test_training_a_value_function(path: str, checkpointed: bool) -> None:
 def test_training_an_adapter(path: str, checkpointed: bool | str) -> None:
     found = trace_form(_with_adapter(path, gradient_checkpointing=checkpointed), WORK)
     assert found.traced.gradients < found.traced.weights / 50
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize(
+    ("path", "checkpointed", "dropout"),
+    [
+        ("meta-llama/Llama-2-7b-hf", False, 0.0),
+        ("meta-llama/Llama-2-7b-hf", True, 0.1),
+        ("Qwen/Qwen2.5-0.5B", "selective", 0.1),
+        ("google/gemma-2-2b", True, 0.0),
+        ("microsoft/phi-2", True, 0.1),
+    ],
+)
+def test_training_an_adapter_with_magnitudes(
+    path: str, checkpointed: bool | str, dropout: float
+) -> None:
+    found = trace_form(_with_dora(path, dropout, gradient_checkpointing=checkpointed), WORK)
+    assert abs(found.error) < WITHIN, found
+
+
+@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "microsoft/Phi-3-mini-4k-instruct"])
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_scoring_with_an_adapter(path: str, dora: bool) -> None:
+    adapter = AdapterConfig(dora=dora)
+    found = trace_form(
+        TraceForm(ModelConfig(path=path, head_chunk=24), adapter, "policy", trained=False), WORK
+    )
     assert abs(found.error) < WITHIN, found
 
 

@@ -16,9 +16,11 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
 from plimsoll.engine.zero import ZeroEngine
 from plimsoll.memory.price.lifetimes import Life
+from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.roles import moment_bytes, zero_sizes
 from plimsoll.memory.price.states import kept_bytes
 from plimsoll.memory.price.zero_states import Counts, zero_states
+from plimsoll.memory.trace import LiveBytes
 
 pytestmark = pytest.mark.slow
 
@@ -89,17 +91,23 @@ def _compare(
 ) -> None:
     role = _role(case, states)
     before = _storages()
-    module = _module(role.model.dtype, adapted)
-    counts = replace(_counts(module), moments=moment_bytes(role))
-    sizes = zero_sizes(deepspeed_settings(role, "cpu", 1), 1)
-    plan = zero_states(counts, sizes, "cpu")
-    engine = ZeroEngine(module, role, place)
-    _backward(engine)
-    engine.step(1e-4)
-    assert _held(before) == pytest.approx(kept_bytes(plan, *_BETWEEN_STEPS), rel=0.01)
-    _backward(engine)
-    _backward(engine)
-    assert _held(before) == pytest.approx(kept_bytes(plan, *_BETWEEN_STEPS, "training"), rel=0.01)
+    with LiveBytes() as live:
+        module = _module(role.model.dtype, adapted)
+        counts = replace(_counts(module), moments=moment_bytes(role))
+        sizes = zero_sizes(deepspeed_settings(role, "cpu", 1), 1)
+        plan = (*zero_states(counts, sizes, "cpu"), *norm_copies(counts, sizes, (), "cpu"))
+        engine = ZeroEngine(module, role, place)
+        _backward(engine)
+        engine.step(1e-4)
+        assert _held(before) == pytest.approx(kept_bytes(plan, *_BETWEEN_STEPS), rel=0.01)
+        _backward(engine)
+        _backward(engine)
+        training: tuple[Life, ...] = (*_BETWEEN_STEPS, "training")
+        assert _held(before) == pytest.approx(kept_bytes(plan, *training), rel=0.01)
+        live.enter("step")
+        engine.step(1e-4)
+    norm, step = (kept_bytes(plan, *training, life) for life in ("norming", "stepping"))
+    assert live.peaks["step"] == pytest.approx(max(norm, step), rel=0.01)
 
 
 def _role(case: tuple[int, str, str, str, str], states: str) -> TrainedRole:

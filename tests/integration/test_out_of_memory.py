@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from commands import PPO, Outcome, run, write_config, write_task
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 GROUP = "PLIMSOLL_TEST_GROUP"
 """The environment variable with the cgroup that a rank moves to before it eats."""
@@ -166,6 +166,7 @@ def group() -> Iterator[Path]:
         folder.rmdir()
 
 
+@pytest.mark.alone
 def test_a_rank_that_the_kernel_kills(
     tmp_path: Path, group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

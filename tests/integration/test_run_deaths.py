@@ -9,11 +9,12 @@ import os
 import re
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from commands import PPO, Command, wait_for, write_config, write_task
+from commands import PPO, Command, title, wait_for, write_config, write_task
 
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.config.cluster import ClusterConfig
@@ -22,34 +23,51 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.rollout.protocol import EngineSpec, RolloutEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 Phase = Literal["rollout", "training"]
 
 PROMPTS = 16
+PROMISED = 60.0
+"""Seconds within which a run ends when one of its processes has died, and nothing of it is left."""
 LOG = r"  Logs: \S+/worker-\S+\.\{out,err\}\n"
 RESUME = r"  The same command with --run\.resume auto goes on from the last checkpoint\.\n"
 INNOCENT = ". The kernel has killed nothing here for want of memory since the run began\n"
 KILLED = f"  Why: its process ended without a word: it was killed, or it crashed{INNOCENT}"
 ENGINE_ENDED = f"  Why: its vLLM engine process ended{INNOCENT}"
-REWARD = """
-def note(trajectory, *, path):
-    with open(path, "a") as file:
+MARKS = """
+from pathlib import Path
+
+from plimsoll.algorithm.advantage import gae
+
+
+def mark(name):
+    with Path(__file__).with_name(name).open("a") as file:
         file.write("x")
+
+
+def reward(trajectory):
+    mark("rollout")
     return 0.0
+
+
+def advantage(inputs):
+    mark("training")
+    return gae.estimate(inputs)
 """
-"""A reward that leaves a mark for every trajectory, by which a test knows how far a run is."""
+"""A mark for each trajectory, and one before training: by them a test knows how far a run is."""
 
 
-def endless(phase: Phase, engine: str, ranks: int = 1) -> dict[str, Any]:
+def endless(phase: Phase, engine: str, ranks: int) -> dict[str, Any]:
     """A run whose first step stays in one phase for minutes, with marks on the way there."""
     config = copy.deepcopy(PPO)
     config["run"] = {"directory": "run", "steps": 1}
     config["cluster"] |= {"where": "ray", "ranks": ranks}
     config["batch"] = {"prompts": PROMPTS, "responses": 1, "micro_batch_tokens": 4000}
-    config["rewards"] = {"note": {"name": "reward_mark:note", "options": {"path": "marks"}}}
+    config["rewards"] = {"mark": {"name": "marks:reward"}}
     config["rollout"] |= {"engine": engine}
-    config["algorithm"] = {"epochs": 1 if phase == "rollout" else 1_000_000}
+    epochs = 1 if phase == "rollout" else 1_000_000
+    config["algorithm"] = {"epochs": epochs, "advantage": {"name": "marks:advantage"}}
     del config["data"]["eval"]
     if phase == "rollout":
         # Few responses end by themselves; transformers gives them one after the other.
@@ -58,37 +76,47 @@ def endless(phase: Phase, engine: str, ranks: int = 1) -> dict[str, Any]:
     return config
 
 
-def start(home: Path, config: dict[str, Any]) -> Command:
-    write_task(home, vocabulary=1024)
-    (home / "reward_mark.py").write_text(REWARD)
-    write_config(home, "ppo", config)
-    return Command(home, "ppo", "ppo.yaml")
+RunUntil = Callable[[Phase, str, int], Command]
 
 
-def wait_for_phase(command: Command, home: Path, phase: Phase) -> None:
-    """Until the first response is there and others are not; or all are, and training began."""
-    marks, wanted = home / "marks", 1 if phase == "rollout" else PROMPTS
+@pytest.fixture
+def run_until(tmp_path: Path) -> Iterator[RunUntil]:
+    """Starts a run and waits until it is in a phase that does not end; what is left of it after the
+    test is killed."""
+    started = []
 
-    def reached() -> bool:
-        assert command.process.poll() is None, command.errors
-        return marks.exists() and marks.stat().st_size >= wanted
+    def run_until(phase: Phase, engine: str, ranks: int) -> Command:
+        write_task(tmp_path, vocabulary=1024)
+        (tmp_path / "marks.py").write_text(MARKS)
+        write_config(tmp_path, "ppo", endless(phase, engine, ranks))
+        command = Command(tmp_path, "ppo", "ppo.yaml")
+        started.append(command)
+        wait_for_phase(command, tmp_path, phase)
+        return command
 
-    wait_for(reached, f"the phase {phase}")
-    if phase == "rollout":
-        assert marks.stat().st_size < PROMPTS
-    else:
-        time.sleep(3)  # scoring takes a fraction of that, training has no end
-
-
-def assert_nothing_left(command: Command) -> None:
-    try:
-        wait_for(lambda: not command.processes(), "the end of all processes of the run", 15)
-    finally:
+    yield run_until
+    for command in started:
         command.kill_all()
 
 
+def wait_for_phase(command: Command, home: Path, phase: Phase) -> None:
+    """Until the first response is there, but not all; or until training begins."""
+
+    def reached() -> bool:
+        assert command.process.poll() is None, command.errors
+        return (home / phase).exists()
+
+    wait_for(reached, f"the phase {phase}")
+    if phase == "rollout":
+        assert (home / phase).stat().st_size < PROMPTS
+
+
+def assert_nothing_left(command: Command) -> None:
+    wait_for(lambda: not command.processes(), "the end of all processes of the run", PROMISED)
+
+
 @pytest.mark.parametrize(
-    ("title", "phase", "engine", "name", "why"),
+    ("kind", "phase", "engine", "name", "why"),
     [
         ("VLLM::EngineCore", "rollout", "vllm", "rollout engine 0", ENGINE_ENDED),
         ("VLLM::EngineCore", "training", "vllm", "rollout engine 0", ENGINE_ENDED),
@@ -99,18 +127,16 @@ def assert_nothing_left(command: Command) -> None:
     ],
 )
 def test_a_killed_process_ends_the_run_with_its_name(
-    tmp_path: Path, title: str, phase: Phase, engine: str, name: str, why: str
+    run_until: RunUntil, kind: str, phase: Phase, engine: str, name: str, why: str
 ) -> None:
-    ranks = 2 if title == "ray::RankActor" else 1
-    command = start(tmp_path, endless(phase, engine, ranks))
-    wait_for_phase(command, tmp_path, phase)
-    victim = command.find(title)[-1]
+    command = run_until(phase, engine, 2 if kind == "ray::RankActor" else 1)
+    victim = command.find(kind)[-1]
     # What a message calls the engine is the actor; vLLM's own process is its child.
-    shown = victim.ppid() if title == "VLLM::EngineCore" else victim.pid
+    shown = victim.ppid() if kind == "VLLM::EngineCore" else victim.pid
     victim.kill()
     killed = time.monotonic()
     outcome = command.finish()
-    assert time.monotonic() - killed < 60
+    assert time.monotonic() - killed < PROMISED
     assert outcome.code == 1
     reason = re.escape(why)
     expected = rf"error: {name} \(pid {shown} on node [\d.]+\) died\n{reason}{LOG}{RESUME}"
@@ -119,9 +145,8 @@ def test_a_killed_process_ends_the_run_with_its_name(
     assert_nothing_left(command)
 
 
-def test_a_second_signal_ends_a_run_on_ray_at_once(tmp_path: Path) -> None:
-    command = start(tmp_path, endless("training", "transformers"))
-    wait_for_phase(command, tmp_path, "training")
+def test_a_second_signal_ends_a_run_on_ray_at_once(run_until: RunUntil) -> None:
+    command = run_until("training", "transformers", 1)
     command.process.send_signal(signal.SIGTERM)
     wait_for(lambda: command.errors, "the answer to the first signal")
     os.killpg(command.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
@@ -131,18 +156,16 @@ def test_a_second_signal_ends_a_run_on_ray_at_once(tmp_path: Path) -> None:
     assert_nothing_left(command)
 
 
-def test_a_killed_controller_leaves_no_ranks_and_engines_behind(tmp_path: Path) -> None:
-    command = start(tmp_path, endless("training", "transformers"))
-    wait_for_phase(command, tmp_path, "training")
+def test_a_killed_controller_leaves_no_ranks_and_engines_behind(run_until: RunUntil) -> None:
+    command = run_until("training", "transformers", 1)
     command.process.kill()
     command.process.wait()
-    # Two small processes of Ray's own, its agents, notice only after a minute.
-    wait_for(
-        lambda: not any("Agent" not in " ".join(p.cmdline()) for p in command.processes()),
-        "the end of ranks and engines",
-        30,
-    )
-    command.kill_all()
+
+    def only_agents() -> bool:
+        """Two small processes of Ray's own, which notice only after a minute."""
+        return all("Agent" in title(process) for process in command.processes())
+
+    wait_for(only_agents, "the end of ranks and engines", PROMISED)
 
 
 def test_who_is_named_is_where_a_failure_began(
@@ -154,6 +177,7 @@ def test_who_is_named_is_where_a_failure_began(
     rollout = RolloutConfig(engine="transformers")
     spec = EngineSpec(0, str(tmp_path / "model"), 16, 1, "cpu", rollout)
     cluster = RayCluster(ClusterConfig(), [spec], threads=1)
+    assert cluster.critics is cluster
     try:
         with pytest.raises(PlimsollError) as failed:
             cluster.hand_over(Worker.weight_bucket, ("actor", ()), RolloutEngine.receive)

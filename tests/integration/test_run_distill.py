@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from commands import SFT, Outcome, column, metrics, run, write_config, write_task
+import torch
+from commands import SFT, Outcome, assert_reported, column, metrics, run, write_config, write_task
+from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from plimsoll.cli import main
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
 
@@ -55,6 +61,49 @@ def test_a_student_comes_nearer_to_its_teacher(home: Path, one: Outcome) -> None
     assert last["eval/perplexity"] == pytest.approx(np.exp(last["eval/nll"]))
     assert last["eval/divergence"] < divergences[0]
     assert (home / "one" / "model" / "model.safetensors").is_file()
+    assert_reported(home / "one")
+
+
+def test_an_adapter_learns_from_the_teacher(home: Path, one: Outcome) -> None:
+    """It begins as the whole student begins; what is saved is, in transformers and PEFT, as far
+    from the teacher as the run's last evaluation says."""
+    config = copy.deepcopy(DISTILL)
+    config["run"] = {"directory": "lora", "steps": 24, "eval_every": 24}
+    config["actor"]["adapter"] = {"rank": 8, "alpha": 32.0}
+    write_config(home, "lora", config)
+    with chdir(home):
+        assert main(["distill", "lora.yaml"]) == 0
+    rows = metrics(home / "lora")
+    divergences = column(rows, "divergence")
+    assert one.code == 0 and divergences[0] == pytest.approx(metrics(home / "one")[0]["divergence"])
+    assert divergences[-1] < 0.9 * divergences[0]
+
+    base = AutoModelForCausalLM.from_pretrained(home / "model", dtype=torch.float32)
+    student = PeftModel.from_pretrained(base, home / "lora" / "model").eval()
+    teacher = AutoModelForCausalLM.from_pretrained(home / "teacher", dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(home / "model")
+    divergence, nll = [], []
+    for line in (home / "held_out.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        prompt, answer = (tokenizer.encode(row[name]) for name in ("prompt", "response"))
+        answer.append(tokenizer.eos_token_id)
+        tokens = torch.tensor([[*prompt, *answer]])
+        with torch.no_grad():
+            own, taught = (
+                model(tokens).logits[0, len(prompt) - 1 : -1, :32] for model in (student, teacher)
+            )
+        p, q = (taught / 2).log_softmax(-1), (own / 2).log_softmax(-1)
+        divergence += (p.exp() * (p - q)).sum(-1).tolist()
+        nll += torch.nn.functional.cross_entropy(
+            own, torch.tensor(answer), reduction="none"
+        ).tolist()
+    assert rows[-1]["eval/divergence"] == pytest.approx(np.mean(divergence), rel=1e-4)
+    assert rows[-1]["eval/nll"] == pytest.approx(np.mean(nll), rel=1e-4)
+    with chdir(home):
+        assert main(["merge", "lora/model", "--out", "merged", "--dtype", "float32"]) == 0
+        assert main(["eval", "lora", "--model", "merged"]) == 0
+    found = json.loads((home / "lora" / "eval.json").read_text())
+    assert found["nll"] == pytest.approx(np.mean(nll), rel=1e-4)
 
 
 def test_a_teacher_of_other_tokens_is_refused(home: Path) -> None:

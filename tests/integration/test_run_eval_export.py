@@ -164,6 +164,8 @@ def test_a_run_with_an_adapter_is_exported_and_measured(
         ("export lora --to model", "--to model is there already"),
         ("eval sft.yaml --data.eval.path gone.jsonl", "gone.jsonl"),
         ("eval lora", "no final model"),
+        ("eval runs/lora", "no config and no run.directory 'runs/lora'"),
+        ("eval stf.yaml", "Nearest: sft.yaml"),
     ],
 )
 def test_what_cannot_be_is_said(

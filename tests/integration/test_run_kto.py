@@ -1,5 +1,5 @@
 """`plimsoll kto` as a user starts it: it is the paper's training, however it is split over
-micro-batches and ranks, and whichever way the reference's log-probs come.
+micro-batches and ranks.
 
 The same training is written out in plain PyTorch and transformers: every sequence by itself, whole
 logits, torch's AdamW. Losses, KLs, gradient norms and the weights after all steps are compared.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,43 +16,16 @@ from typing import Any
 
 import pytest
 import torch
-from commands import metrics, run, write_config, write_task
+from commands import metrics, run
 from engine_reference import plain_policy
+from kto_cases import BETA, PRECOMPUTE, RATE, SEQUENCES, UNDESIRABLE, run_here, write_labelled
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
 from plimsoll.cli import main
-from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 
 pytestmark = pytest.mark.slow
-
-BETA, UNDESIRABLE = 0.5, 1.5
-SEQUENCES, STEPS, RATE = 5, 4, 0.003
-KTO: dict[str, Any] = {
-    "run": {"directory": "kto", "steps": STEPS, "eval_every": STEPS, "tensorboard": False},
-    "cluster": {"where": "local", "threads": 1},
-    "data": {
-        "train": {"path": "rows.jsonl", "prompt": "q", "response": "a", "label": "good"},
-        "eval": {"path": "pairs.jsonl", "prompt": "q", "chosen": "a", "rejected": "b"},
-        "chat_template": "none",
-        "max_tokens": 16,
-        "shuffle": False,
-    },
-    "batch": {"sequences": SEQUENCES, "micro_batch_tokens": 64},
-    "actor": {
-        "model": {"path": "model", "dtype": "float32"},
-        "optimizer": {"learning_rate": RATE, "eps": 1e-4, "weight_decay": 0.1},
-    },
-    "reference": {"model": {"path": "other", "dtype": "float32"}},
-    "algorithm": {"loss": {"options": {"beta": BETA, "undesirable_weight": UNDESIRABLE}}},
-}
-PRECOMPUTE = ("--reference_logprobs.precompute", "true")
-PAIRS = (
-    *("--data.train.path", "pairs.jsonl", "--data.train.response", "null"),
-    *("--data.train.label", "null", "--data.train.chosen", "a", "--data.train.rejected", "b"),
-)
 
 
 @dataclass(frozen=True)
@@ -76,33 +48,9 @@ class Plain:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, another one for the reference, rows with two neighbours of one prompt, and pairs."""
     home = tmp_path_factory.mktemp("labelled")
-    write_task(home)
-    shape = tiny_config("qwen2", True, vocab=32, hidden=64, heads=2, feed_forward=96)
-    shape.initializer_range = 0.1
-    write_tiny_model(home / "other", shape, 7, make_tokenizer())
-    questions = [f"{i}+{i * 7 % 10}{'=' * (1 + i % 3)}" for i in range(10)]
-    questions[3] = questions[2]
-    rows = [
-        {"q": questions[i % 10], "a": f" {i * i}#{i}", "good": (True, 1, False, 0)[i * 3 % 4]}
-        for i in range(SEQUENCES * STEPS)
-    ]
-    pairs = [{"q": row["q"], "a": row["a"], "b": f"#{row['a']}"} for row in rows[::2]]
-    for name, lines in (("rows", rows), ("pairs", pairs)):
-        (home / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    write_config(home, "kto", KTO)
-    batch = {"pairs": 3, "micro_batch_tokens": 64}
-    write_config(home, "dpo", {**KTO, "batch": batch, "algorithm": {}})
-    adapted = {**KTO["actor"], "adapter": {"rank": 4}}
-    write_config(home, "adapted", {**KTO, "actor": adapted, "reference": None})
+    write_labelled(home)
     return home
-
-
-def run_here(home: Path, directory: str, *flags: str, job: str = "kto", config: str = "kto") -> int:
-    """Run the job in this process; its exit code."""
-    with contextlib.chdir(home):
-        return main([job, f"{config}.yaml", "--run.directory", directory, *flags])
 
 
 def read_rows(home: Path) -> list[Row]:
@@ -209,46 +157,8 @@ def test_it_is_plain_kto_on_two_ranks_with_a_reference_that_scored_before(
     flags += ["--actor.zero.stage", "3", "--reference.stage", "3", *PRECOMPUTE]
     done = run(home, "kto", "kto.yaml", "--run.directory", "together", *flags)
     assert (done.code, done.err) == (0, "")
-    assert "the reference scored" in done.out
+    assert "the reference scores 56 of 56" in done.out
     assert_plain(home / "together", plain)
-
-
-@pytest.mark.parametrize(("job", "config"), [("kto", "kto"), ("dpo", "dpo"), ("kto", "adapted")])
-def test_stored_log_probs_are_the_live_ones_bit_for_bit(home: Path, job: str, config: str) -> None:
-    """Of KTO, of DPO, and of an actor with an adapter, whose reference it is without it; over two
-    epochs, held-out rows too."""
-    flags = (*PAIRS, "--run.steps", "6")
-    live, stored = f"{config}-live", f"{config}-stored"
-    assert run_here(home, live, *flags, job=job, config=config) == 0
-    assert run_here(home, stored, *flags, *PRECOMPUTE, job=job, config=config) == 0
-    assert metrics(home / live) == metrics(home / stored)
-    assert "eval/loss" in metrics(home / live)[-1]
-    assert "seconds/precompute" in (home / stored / "metrics.jsonl").read_text()
-
-
-def test_the_file_serves_other_runs_and_resumes_and_is_refused_where_it_is_of_other_numbers(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = (*PRECOMPUTE, "--reference_logprobs.path", "kept.parquet", "--run.save_every", "2")
-    assert run_here(home, "first", *flags) == 0
-    assert "log-probs are in kept.parquet" in capsys.readouterr().out
-    assert run_here(home, "second", *flags) == 0
-    assert "log-probs are those of kept.parquet" in capsys.readouterr().out
-    shutil.rmtree(home / "second" / "checkpoints" / "step-000004")
-    shutil.rmtree(home / "second" / "model")
-    assert run_here(home, "second", *flags, "--run.resume", "auto") == 0
-    assert "resumed after step 2" in capsys.readouterr().out
-    assert metrics(home / "first") == metrics(home / "second")
-    refused = {
-        "another reference than model": ("--reference.model.path", "model"),
-        "another reference than other in bfloat16": ("--reference.model.dtype", "bfloat16"),
-        "its rows, lengths or template are others": ("--batch.sequences", "4"),
-    }
-    for words, change in refused.items():
-        capsys.readouterr()
-        assert run_here(home, "refused", *flags, *change) == 2
-        assert words in capsys.readouterr().err
-        shutil.rmtree(home / "refused")
 
 
 def test_bad_labels_are_named_by_file_and_line(
@@ -266,3 +176,32 @@ def test_bad_labels_are_named_by_file_and_line(
     assert f"Every one of the {len(alike)} rows to learn from is labelled desirable" in (
         capsys.readouterr().err
     )
+
+
+def test_plimsoll_eval_measures_what_the_paper_says(home: Path) -> None:
+    """The accuracy by counting pairings of a desirable and an undesirable response."""
+    columns = {"path": "rows.jsonl", "response": "a", "label": "good", "limit": 17}
+    source = columns | {"chosen": "null", "rejected": "null"}
+    flags = [f"--data.eval.{name}={value}" for name, value in source.items()]
+    with contextlib.chdir(home):
+        assert main(["eval", "kto.yaml", "--out", "measured", *flags]) == 0
+    found = json.loads((home / "measured" / "eval.json").read_text())
+    rows = read_rows(home)[:17]
+    policy, reference = (plain_policy(home / name) for name in ("model", "other"))
+    wanted = {name: x.item() for name, x in plain_kto(policy, reference, rows).items()}
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+    with torch.no_grad():
+        good, bad = (
+            [
+                log_prob(policy, row.prompt, row.response)
+                - log_prob(reference, row.prompt, row.response)
+                for row in rows
+                if row.desirable is desirable
+            ]
+            for desirable in (True, False)
+        )
+    ahead = [a > b for a in good for b in bad]
+    assert len(good) != len(bad) and 0 < sum(ahead) < len(ahead)
+    assert found["accuracy"] == pytest.approx(sum(ahead) / len(ahead))
+    assert found["accuracy_low"] < found["accuracy"] < found["accuracy_high"]
+    assert found["rows"] == len(rows) == 17

@@ -12,7 +12,18 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from commands import PPO, SFT, Command, Outcome, column, metrics, run, write_config, write_task
+from commands import (
+    PPO,
+    SFT,
+    Command,
+    Outcome,
+    assert_reported,
+    column,
+    metrics,
+    run,
+    write_config,
+    write_task,
+)
 from ranks import RankProcesses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -104,6 +115,7 @@ def test_the_run_directory_is_complete(home: Path, job: str, whole: Outcome) -> 
     state = RunState.load(directory / "checkpoints" / kept[-1] / "state.json")
     assert state.step == settings["steps"]
     assert any((directory / "tensorboard").iterdir())
+    assert_reported(directory)
     assert not [path for path in directory.rglob("*") if is_temporary(path)]
 
 
@@ -233,3 +245,13 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(
         assert parquet.read_table(path) == parquet.read_table(other / "trajectories" / path.name)
     a, b = (load_file(d / "model" / "model.safetensors") for d in (one, other))
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_finished_run_learns_nothing_more(home: Path) -> None:
+    command = ("sft", "sft.yaml", "--run.directory", "done", "--run.steps", "2")
+    assert run(home, *command).code == 0
+    once = metrics(home / "done")
+    again = run(home, *command, "--run.resume", "auto")
+    assert again.code == 0
+    assert "no step is left of 2 (run.steps): only the model is written" in again.out
+    assert metrics(home / "done") == once

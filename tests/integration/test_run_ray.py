@@ -1,4 +1,4 @@
-"""Runs on Ray: two ranks and two vLLM engines; SFT on two ranks is SFT on one."""
+"""PPO on Ray: two ranks and two vLLM engines; a critic with ranks of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 import torch
 from commands import (
     PPO,
-    SFT,
     Command,
     Outcome,
     column,
@@ -129,24 +128,6 @@ def test_the_final_model_computes_the_same_in_vllm_and_in_transformers(home: Pat
             scores = plain(row[None]).logits[0, :-1].log_softmax(-1)
         expected = scores.gather(1, row[1:, None])[:, 0].numpy()
         np.testing.assert_allclose(log_probs, expected, atol=1e-4)
-
-
-def test_sft_on_two_ranks_is_sft_on_one(home: Path) -> None:
-    config = copy.deepcopy(SFT)
-    config["run"] |= {"steps": 6, "eval_every": 3, "save_every": None}
-    write_config(home, "sft", config)
-    one = run(home, "sft", "sft.yaml", "--run.directory", "one")
-    two = run(
-        home,
-        *("sft", "sft.yaml", "--run.directory", "two"),
-        *("--cluster.where", "ray", "--cluster.ranks", "2"),
-    )
-    assert (one.code, one.err, two.code, two.err) == (0, "", 0, "")
-    alone, together = metrics(home / "one"), metrics(home / "two")
-    assert len(alone) == len(together) == 6
-    for name in ("loss", "grad_norm", "eval/loss", "learning_rate", "epoch", "tokens"):
-        assert column(alone, name), name
-        np.testing.assert_allclose(column(together, name), column(alone, name), rtol=1e-4)
 
 
 def test_a_critic_with_ranks_of_its_own_learns_the_same(home: Path) -> None:

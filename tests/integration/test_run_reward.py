@@ -3,6 +3,7 @@ transformers and PPO read the same scores from it."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import signal
@@ -21,6 +22,8 @@ from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
 )
+
+from plimsoll.cli import main
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +106,7 @@ def test_held_out_accuracy_rises_well_above_chance(home: Path, whole: Outcome) -
     reported = run(home, "report", "rm")
     assert reported.code == 0
     assert "Calibration on held-out data" in (home / "rm" / "report.html").read_text()
+    assert_measured_alike(home, "rm")
 
 
 def test_transformers_gives_the_same_scores_one_by_one_and_padded(
@@ -191,3 +195,14 @@ def test_a_process_reward_model_scores_each_step(home: Path) -> None:
         right += ((scores > 0) == (labels > 0.5)).tolist()
     assert last["eval/loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert last["eval/accuracy"] == pytest.approx(np.mean(right))
+    assert_measured_alike(home, "prm")
+
+
+def assert_measured_alike(home: Path, directory: str) -> None:
+    """`plimsoll eval` finds of the run's model what the run's last evaluation found."""
+    with contextlib.chdir(home):
+        assert main(["eval", directory]) == 0
+    found = json.loads((home / directory / "eval.json").read_text())
+    seen = {n: x for n, x in metrics(home / directory)[-1].items() if n.startswith("eval/")}
+    assert {n: found[n.removeprefix("eval/")] for n in seen} == pytest.approx(seen, rel=1e-4)
+    assert (home / directory / "eval-calibration.png").read_bytes()[:4] == b"\x89PNG"

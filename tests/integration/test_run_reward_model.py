@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from commands import PPO, metrics, run, write_config, write_task
+from commands import PPO, assert_reported, metrics, run, write_config, write_task
 from transformers import AutoModelForSequenceClassification
 
 from plimsoll.model.load import load_tokenizer
@@ -61,6 +61,7 @@ def test_the_score_is_that_of_transformers_at_the_last_token(home: Path) -> None
     parts = last["reward/answer"] + 0.1 * last["reward/length"] + 3 * last["reward/reward_model"]
     assert last["reward"] == pytest.approx(parts, rel=1e-5)
     assert "eval/reward_model" in first
+    assert_reported(home / "judged")
 
 
 def test_a_model_without_a_score_head_is_refused(home: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +47,11 @@ def test_prompts_beyond_one_prefill_are_sampled_with_their_seeds(
         Prompt(i, rng.integers(len(ALPHABET), size=PROMPT_TOKENS), "") for i in range(PROMPTS)
     )
     request = Request(prompts, 1, SamplingConfig(max_new_tokens=NEW_TOKENS), seed=3)
-    first, second = asyncio.run(sampled(spec, request, 2))
+    with tempfile.TemporaryDirectory() as folder:  # a socket's path has to be short
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        first, second = asyncio.run(sampled(spec, request, 2))
+        assert not [path for path in Path(folder).rglob("*") if path.is_socket()]
+    assert not [x for x in gc.get_objects() if type(x).__name__ == "AsyncLLM"]  # it is closed
     assert [t.prompt.index for t in first] == list(range(PROMPTS))
     assert all(1 <= len(t.response_tokens) <= NEW_TOKENS for t in first)
     assert len({tuple(t.response_tokens) for t in first}) > PROMPTS // 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-_NORMAL_95 = 1.959964
+NORMAL_95 = 1.959964
 """The standard normal's 97.5 % quantile."""
 
 
@@ -15,7 +15,7 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     errors it stays within [0, 1] and is right near the ends and for few cases.
     """
     assert 0 <= share <= 1 and count > 0
-    z2 = _NORMAL_95**2 / count
+    z2 = NORMAL_95**2 / count
     middle = (share + z2 / 2) / (1 + z2)
     half = sqrt(share * (1 - share) * z2 + z2**2 / 4) / (1 + z2)
     return max(0.0, middle - half), min(1.0, middle + half)

@@ -211,8 +211,9 @@ def evaluate(words: list[str]) -> None:
         prog="plimsoll eval",
         usage="plimsoll eval CONFIG|RUN [--section.key VALUE ...] [options]",
         description="Measure a model on data.eval as the config's job does: likelihood (sft, "
-        "distill), preference accuracy (dpo), reward accuracy (rm), or the rewards of sampled "
-        "answers (ppo). Writes eval.json, and the answers to eval-answers.parquet.",
+        "distill), preference accuracy (dpo, kto), accuracy and calibration of scores (rm, prm), "
+        "or the rewards of sampled answers (ppo). Writes eval.json, and eval-calibration.png (rm, "
+        "prm) or the answers to eval-answers.parquet (ppo).",
         allow_abbrev=False,
     )
     parser.add_argument("source", metavar="CONFIG|RUN", help="a config, or a run.directory")

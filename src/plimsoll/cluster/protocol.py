@@ -42,7 +42,7 @@ class Cluster(Ranks, Protocol):
 
     @property
     def critics(self) -> Ranks:
-        """The critic's ranks: the same ones, or a group of its own."""
+        """The critic's ranks: this very object, or a group of its own."""
         ...
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:

@@ -12,6 +12,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskErr
 
 from plimsoll.cluster.blame import crash_in, failing_process, told, why_dead
 from plimsoll.cluster.ending import ending
+from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import Member, create_engine, create_ranks, look_at, members
 from plimsoll.cluster.ray_start import start_ray
 from plimsoll.cluster.seats import Seat, shared_seats
@@ -77,7 +78,8 @@ class RayCluster:
             self.close()
             raise
         self._actors = RankGroup(self._ranks[: config.ranks], self._wait)
-        self.critics = RankGroup(self._ranks[config.ranks :] or self._ranks, self._wait)
+        own = self._ranks[config.ranks :]
+        self.critics: Ranks = RankGroup(own, self._wait) if own else self
 
     def _start_members(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int
@@ -245,7 +247,8 @@ class RayCluster:
                 raise self._death(ended[0]) from error
             if not isinstance(error, RayTaskError):
                 raise self._died(member, _why(member, error)) from error
-            raise _failed(self._failing(error, member), cause) from error
+            first, why = self._failing(error, member), f"{type(cause).__name__}: {cause}"
+            raise PlimsollError(told(f"{first.name} failed", why, first.host.log)) from error
 
     def _failing(self, error: RayTaskError, caller: Member) -> Member:
         """Whose call failed first: another may have been given its result."""
@@ -285,11 +288,6 @@ def _share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Membe
 
 def _why(member: Member, error: RayError) -> str:
     return crash_in(member.host.log) or why_dead(str(error))
-
-
-def _failed(member: Member, cause: Exception) -> PlimsollError:
-    why = f"{type(cause).__name__}: {cause}"
-    return PlimsollError(told(f"{member.name} failed", why, member.host.log))
 
 
 def _no_answer(late: Sequence[Member], timeout: float | None) -> str:

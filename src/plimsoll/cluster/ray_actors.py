@@ -201,7 +201,7 @@ def _own_log() -> str:
 
 
 def _start_vllm(spec: EngineSpec) -> Any:
-    from plimsoll.rollout.vllm import VllmEngine, start_settings
+    from plimsoll.rollout.vllm import VllmEngine
 
     try:
         return VllmEngine(spec)
@@ -209,9 +209,23 @@ def _start_vllm(spec: EngineSpec) -> Any:
         # What goes wrong in the process that vLLM starts is only in the log that they share.
         cause = (isinstance(error, RuntimeError) and vllm_exception_in(_own_log())) or str(error)
         what = f"rollout engine {spec.index}: vLLM could not start"
-        why = f"{cause}\n  Settings: {start_settings(spec)}"
+        why = f"{cause}\n  Settings: {_start_settings(spec)}"
         if tells_of_shortage(cause):
             where: Literal["device", "host"] = "device" if spec.device == "cuda" else "host"
             incident = Incident(where, f"vLLM could not start: {why}", "rollout")
             raise OutOfMemory(what, incident) from error
         raise PlimsollError(told(what, why, _own_log())) from error
+
+
+def _start_settings(spec: EngineSpec) -> str:
+    """The settings that decide whether vLLM can start, by the keys that the user knows."""
+    memory = (
+        f"rollout.memory_share: {spec.rollout.memory_share}"
+        if spec.device == "cuda"
+        else f"rollout.cpu_kv_cache_gib: {spec.rollout.cpu_kv_cache_gib}"
+    )
+    return (
+        f"{memory}, rollout.max_sequences: {spec.rollout.max_sequences}, "
+        f"rollout.tensor_parallel: {spec.rollout.tensor_parallel}, longest prompt and response "
+        f"{spec.max_tokens} tokens, model {spec.model}"
+    )

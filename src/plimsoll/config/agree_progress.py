@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from plimsoll.config.engine import TrainedRole
+from plimsoll.config.evaluation import Names, evaluation_metrics, reports_more
 from plimsoll.config.jobs import JobConfig, PpoConfig
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Problem, show
+from plimsoll.config.run import BestConfig
 
 
 def evaluated(config: JobConfig) -> Iterator[Problem]:
@@ -20,6 +23,8 @@ def evaluated(config: JobConfig) -> Iterator[Problem]:
             code="best-without-eval",
             conflict=True,
         )
+    if config.run.best is not None and not reports_more(config):
+        yield from _best(config.run.best, evaluation_metrics(config))
     if isinstance(config, PpoConfig) and config.critic.ema is not None:
         yield Problem(
             "critic.ema",
@@ -27,6 +32,29 @@ def evaluated(config: JobConfig) -> Iterator[Problem]:
             "The average is for the final model, and the critic is not written as one.",
             "actor.ema, or leave critic.ema out",
             code="critic-ema",
+            conflict=True,
+        )
+
+
+def _best(best: BestConfig, reported: Names) -> Iterator[Problem]:
+    """What evaluations are compared by, and which way."""
+    if best.metric not in reported:
+        close = get_close_matches(best.metric, reported, n=3)
+        yield Problem(
+            "run.best.metric",
+            show(best.metric),
+            "Evaluations are compared by it (run.best), and this job's do not report it.",
+            f"did you mean {' or '.join(close)}?" if close else f"one of {', '.join(reported)}",
+            code="best-metric",
+        )
+    elif reported[best.metric] not in (None, best.goal):
+        yield Problem(
+            "run.best.goal",
+            best.goal,
+            f"It would keep the worst evaluation: the best {best.metric} is the "
+            f"{reported[best.metric]} (run.best.metric).",
+            f"run.best.goal: {reported[best.metric]}",
+            code="best-metric",
             conflict=True,
         )
 

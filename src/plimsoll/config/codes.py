@@ -12,6 +12,7 @@ SettingCode = Literal[
     "adapter-dropout",
     "adapter-separate",
     "adapter-targets",
+    "best-metric",
     "best-without-eval",
     "checkpointing-off",
     "critic-ranks",

@@ -13,4 +13,4 @@ class ReferenceLogprobsConfig(Settings):
     reference is then never in memory beside the actor and its optimizer."""
     path: str | None = None
     """The Parquet file with the numbers; default: reference-logprobs.parquet in the run directory.
-    One that is there is used, if it is of the same reference, rows and template."""
+    One that is there must be of the same reference; only what it lacks is scored, and added."""

@@ -6,13 +6,16 @@ from typing import Literal
 
 from plimsoll.config.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
 
+Goal = Literal["lowest", "highest"]
+"""Which value of a metric is the best."""
+
 
 class BestConfig(Settings):
     """Which evaluation is the best, what is done with its checkpoint, and when to stop early."""
 
     metric: str = "eval/loss"
-    """What evaluations are compared by: a name in metrics.jsonl."""
-    goal: Literal["lowest", "highest"] = "lowest"
+    """What evaluations are compared by: a name in metrics.jsonl that begins with `eval/`."""
+    goal: Goal = "lowest"
     """Which value is the best."""
     min_delta: NonNegativeFloat = 0.0
     """An evaluation is better if it is so by more than this."""

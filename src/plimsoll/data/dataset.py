@@ -240,6 +240,13 @@ def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:
 
 def _sample(data: DataConfig, field: str, sequence: Tokens) -> Sample:
     tokens, learned = sequence
+    first = int(np.argmax(learned))
+    if first >= data.max_tokens:
+        raise RowProblem(
+            field,
+            f"is first learned at token {first + 1:,}, beyond `data.max_tokens: {data.max_tokens}`"
+            f" (raise it)",
+        )
     if len(tokens) > data.max_tokens:
         _refuse_long(data, field, len(tokens))
         tokens, learned = tokens[: data.max_tokens], learned[: data.max_tokens]

@@ -154,6 +154,8 @@ def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
         values = json.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         return BadRow(file, line, "", _not_utf8(error))
+    except json.JSONDecodeError as error:
+        return BadRow(file, line, "", f"is not JSON: {error.msg}, at character {error.pos + 1}")
     except (ValueError, RecursionError) as error:
         return BadRow(file, line, "", f"is not JSON: {error}")
     if not isinstance(values, dict):

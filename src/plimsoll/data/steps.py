@@ -63,7 +63,7 @@ def labels_of(row: Row, columns: StepColumns) -> Floats:
     steps = len(list_of(row.values, columns.steps, "texts"))
     if len(labels) != steps:
         raise RowProblem(
-            columns.labels, f"has {len(labels)} labels, but `{columns.steps}` has {steps} steps"
+            columns.labels, f"is of length {len(labels)}, but `{columns.steps}` of length {steps}"
         )
     found = [_label(label, place) for place, label in _places(columns.labels, labels)]
     return np.array(found, dtype=np.float32)

@@ -65,6 +65,13 @@ def inject(module: PolicyModel | ValueModel, peft_config: Any, seed: int = 0) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         inject_adapter_in_model(peft_config, module.lm, ADAPTER)
+    if stacked := peft_config.target_parameters:
+        raise ConfigError(
+            f"adapter.targets: PEFT takes names of this model's MLPs ({type(module.lm).__name__}) "
+            f"for its stacked experts ({', '.join(sorted(stacked))}), and in each forward would "
+            "write the update of all of them out. Write names of attention's layers alone, such as "
+            "q_proj, k_proj, v_proj, o_proj."
+        )
     for name, parameter in module.named_parameters():
         if is_of_adapter(name):
             parameter.data = parameter.data.to(dtype)  # PEFT makes them fp32

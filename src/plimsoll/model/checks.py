@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
@@ -186,6 +186,12 @@ def logit_softcap(config: PreTrainedConfig) -> float | None:
 
 def check_frame(config: ModelConfig, hf_config: PreTrainedConfig, auto_class: Any) -> None:
     """Build the model without weights and refuse what packs or the head would compute wrongly."""
+    saved_as = "".join(hf_config.architectures or [])
+    if auto_class is AutoModelForCausalLM and saved_as.endswith("ForSequenceClassification"):
+        raise ConfigError(
+            f"The model {config.path!r} is a reward model ({saved_as}): its head gives scores, "
+            "and a language model is needed. Give the one that it was trained from, or another."
+        )
     with as_config_error(config.path, "architecture"), torch.device("meta"):
         frame: PreTrainedModel = auto_class.from_config(
             deepcopy(hf_config),

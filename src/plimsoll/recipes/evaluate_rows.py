@@ -1,4 +1,5 @@
-"""A frozen model measured on held-out rows that say what is right: likelihood, pairs, scores."""
+"""A frozen model measured on held-out rows that say what is right: likelihood,
+preferences, scores."""
 
 from __future__ import annotations
 
@@ -6,26 +7,46 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from math import exp
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 
-from plimsoll.algorithm.choice import preference_loss
+from plimsoll.algorithm.choice import preference_loss, reward_loss, unpaired_loss
+from plimsoll.algorithm.unpaired import kl_baseline
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.jobs import DistillConfig, DpoConfig, RmConfig, SftConfig
-from plimsoll.data.dataset import Loaded, load_pairs, load_samples
-from plimsoll.data.packing import pack, pack_pairs
+from plimsoll.config.jobs import (
+    ComparedJobConfig,
+    DataJobConfig,
+    DistillConfig,
+    DpoConfig,
+    KtoConfig,
+    PrmConfig,
+    RmConfig,
+    SftConfig,
+)
+from plimsoll.data.dataset import Loaded, load_pairs, load_responses, load_samples, load_steps
+from plimsoll.data.mismatched import mismatched
+from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
-from plimsoll.model.value import at_ends
+from plimsoll.recipes.kto import response_metrics
+from plimsoll.recipes.pairs import pack_rows
 from plimsoll.recipes.preference import pair_metrics, samples_of
-from plimsoll.recipes.reference import log_probs
-from plimsoll.recipes.reward_model import load_scored_pairs, margins_of, score_metrics
+from plimsoll.recipes.process_reward import process_metrics, score_steps
+from plimsoll.recipes.reward_model import (
+    load_scored_pairs,
+    margins_of,
+    score_metrics,
+    score_pairs,
+)
 from plimsoll.recipes.run_data import load_held_out
-from plimsoll.recipes.update import Packs, in_batch_order
-from plimsoll.records import Pair
+from plimsoll.recipes.update import log_probs
+from plimsoll.records import Floats
 from plimsoll.run.counter import counting
 
 T = TypeVar("T")
@@ -35,17 +56,19 @@ _ROWS = 64
 
 
 def measure_likelihood(config: SftConfig | DistillConfig, model: str) -> dict[str, float]:
-    """The mean negative log-likelihood (nats) and perplexity of the learned tokens."""
+    """The mean negative log-likelihood (nats) and perplexity of the learned tokens, by the names
+    that the job's evaluation has for them."""
     learned = config.algorithm.learned_tokens if isinstance(config, SftConfig) else "assistant"
     loaded = load_held_out(config, partial(load_samples, learned=learned))
     total, tokens = 0.0, sum(int(row.learned.sum()) for row in loaded.items)
     with closing(start_cluster(config.cluster, ())) as cluster:
         cluster.all(Worker.load_policy, "actor", _frozen(config, model), 1.0)
-        for rows in _parts(loaded, cluster):
+        for rows in _parts(loaded.items, cluster):
             packs = pack(rows, cluster.ranks, config.batch.micro_batch_tokens)
             total += sum(cluster.each(Worker.nll, [("actor", own) for own in packs]))
     mean = total / tokens
-    seen = {"loss": mean, "perplexity": exp(min(mean, 700.0)), "tokens": tokens}
+    name = "loss" if isinstance(config, SftConfig) else "nll"
+    seen = {name: mean, "perplexity": exp(min(mean, 700.0)), "tokens": tokens}
     return seen | _rows_of(loaded)
 
 
@@ -54,14 +77,13 @@ def measure_pairs(config: DpoConfig, model: str) -> dict[str, float]:
     config's reference, or with the model that training began with."""
     loss = preference_loss(config.algorithm.loss)
     loaded = load_held_out(config, load_pairs)
-    reference = config.reference or FrozenRole(model=config.actor.model)
     own, compared = [], []
     with closing(start_cluster(config.cluster, ())) as cluster:
         cluster.all(Worker.load_policy, "actor", _frozen(config, model), 1.0)
         if loss.needs_reference:
-            cluster.all(Worker.load_policy, "reference", reference, 1.0)
-        for pairs in _parts(loaded, cluster):
-            packs = _pack_pairs(config, pairs, cluster)
+            cluster.all(Worker.load_policy, "reference", _compared(config), 1.0)
+        for pairs in _parts(loaded.items, cluster):
+            packs = pack_rows(config, pairs, cluster)
             own.append(log_probs("actor", packs, cluster))
             if loss.needs_reference:
                 compared.append(log_probs("reference", packs, cluster))
@@ -70,38 +92,69 @@ def measure_pairs(config: DpoConfig, model: str) -> dict[str, float]:
     return pair_metrics(config, loss, np.concatenate(own), lengths, against) | _rows_of(loaded)
 
 
-def measure_scores(config: RmConfig, model: str) -> dict[str, float]:
-    """A reward model's loss on pairs and its metrics, the accuracy with its interval."""
+def measure_responses(config: KtoConfig, model: str) -> dict[str, float]:
+    """The loss on labelled responses and its metrics, the accuracy with its interval; compared as
+    pairs are, with the KL of all rows together."""
+    unpaired_loss(config.algorithm.loss)  # a wrong name or option ends it right here
+    loaded = load_held_out(config, load_responses)
+    samples = [row.sample for row in loaded.items]
+    others = mismatched(samples, config.data.max_tokens)
+    found = []
+    with closing(start_cluster(config.cluster, ())) as cluster:
+        cluster.all(Worker.load_policy, "actor", _frozen(config, model), 1.0)
+        cluster.all(Worker.load_policy, "reference", _compared(config), 1.0)
+        for part in _parts(list(zip(samples, others, strict=True)), cluster):
+            packs = pack(list(chain(*part)), cluster.ranks, config.batch.micro_batch_tokens)
+            own = log_probs("actor", packs, cluster)
+            found.append(own - log_probs("reference", packs, cluster))
+    logratios = np.concatenate(found)  # of a row, and of its prompt with another response
+    desirable_S = np.array([row.desirable for row in loaded.items])
+    kl = kl_baseline(torch.from_numpy(logratios[1::2]))
+    return response_metrics(config, logratios[::2], desirable_S, kl) | _rows_of(loaded)
+
+
+def measure_scores(config: RmConfig, model: str, output_png: Path) -> dict[str, float]:
+    """A reward model's loss on pairs and its metrics, the accuracy with its interval; draws the
+    calibration."""
+    reward_loss(config.algorithm.loss)  # a wrong name or option ends it right here
     loaded = load_held_out(config, load_scored_pairs)
     scores = []
     with closing(start_cluster(config.cluster, ())) as cluster:
         cluster.all(Worker.load_value, "actor", _frozen(config, model), config.run.seed)
-        for pairs in _parts(loaded, cluster):
-            packs = _pack_pairs(config, pairs, cluster)
-            found = cluster.each(Worker.values, [("actor", own, at_ends) for own in packs])
-            scores.append(in_batch_order(packs, found))
-    return score_metrics(config, np.concatenate(scores), margins_of(loaded.items)) | _rows_of(
-        loaded
-    )
+        for pairs in _parts(loaded.items, cluster):
+            scores.append(score_pairs(pack_rows(config, pairs, cluster), cluster))
+    margins = margins_of(loaded.items)
+    metrics = score_metrics(config, np.concatenate(scores), margins, output_png)
+    return metrics | _rows_of(loaded)
 
 
-def _pack_pairs(config: DpoConfig | RmConfig, pairs: Sequence[Pair], cluster: Cluster) -> Packs:
-    batch = config.batch
-    return pack_pairs(
-        pairs, cluster.ranks, batch.micro_batch_tokens, share_prompts=batch.share_prompts
-    )
+def measure_steps(config: PrmConfig, model: str, output_png: Path) -> dict[str, float]:
+    """A process reward model's loss on steps and its metrics, and those of whole solutions; draws
+    the calibration."""
+    loaded = load_held_out(config, load_steps)
+    scores: list[Floats] = []
+    with closing(start_cluster(config.cluster, ())) as cluster:
+        cluster.all(Worker.load_value, "actor", _frozen(config, model), config.run.seed)
+        for rows in _parts(loaded.items, cluster):
+            scores += score_steps(config, rows, cluster)
+    return process_metrics(scores, loaded.items, output_png) | _rows_of(loaded)
 
 
-def _frozen(config: SftConfig | DistillConfig | DpoConfig | RmConfig, path: str) -> FrozenRole:
+def _frozen(config: DataJobConfig, path: str) -> FrozenRole:
     """The model that is measured, divided as the actor is where its weights are."""
     own = {"path": path, "gradient_checkpointing": False}
     model = config.actor.model.model_copy(update=own)
     return FrozenRole(model=model, stage=3 if config.actor.zero.stage == 3 else 0)
 
 
-def _parts(loaded: Loaded[T], cluster: Cluster) -> Iterator[Sequence[T]]:
+def _compared(config: ComparedJobConfig) -> FrozenRole:
+    """What the model is compared with."""
+    return config.reference or FrozenRole(model=config.actor.model)
+
+
+def _parts(rows: Sequence[T], cluster: Cluster) -> Iterator[Sequence[T]]:
     """The rows, some at a time, while a bar shows how far they are."""
-    rows, size = loaded.items, _ROWS * cluster.ranks
+    size = _ROWS * cluster.ranks
     with counting("rows", len(rows), sys.stdout) as advance:
         for start in range(0, len(rows), size):
             part = rows[start : start + size]

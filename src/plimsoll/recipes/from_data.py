@@ -47,9 +47,12 @@ class Work(Generic[ConfigT, RowT]):
         """The rows from a position of the order on."""
         return [self.train[row] for row in self.order.indices(position, rows)]
 
-    def batches(self, rows_per_step: int) -> Iterator[list[RowT]]:
-        """What each step from the first that is still to be done will learn from."""
+    def looked_at(self, rows_per_step: int) -> Iterator[Sequence[RowT]]:
+        """The held-out rows, where the run evaluates, and those of each step that is still to be
+        done."""
         state = self.session.state
+        if self.config.run.eval_every is not None:
+            yield self.eval
         for step in range(self.config.run.steps - state.step):
             yield self.batch(state.data_position + step * rows_per_step, rows_per_step)
 

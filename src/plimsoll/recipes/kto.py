@@ -10,7 +10,7 @@ loss a mean over its responses: no split into packs, micro-batches or ranks chan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -20,6 +20,7 @@ import torch
 
 from plimsoll.algorithm.choice import unpaired_loss
 from plimsoll.algorithm.inputs import LabelCounts, UnpairedLossInputs
+from plimsoll.algorithm.separation import separation_interval, share_ahead
 from plimsoll.algorithm.unpaired import kl_baseline
 from plimsoll.config.jobs import KtoConfig
 from plimsoll.data.dataset import load_responses
@@ -29,14 +30,9 @@ from plimsoll.engine.objectives.unpaired import UnpairedObjective, UnpairedStrea
 from plimsoll.engine.worker import StepResult
 from plimsoll.errors import DataError
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
-from plimsoll.recipes.reference import (
-    Reference,
-    ScoringPhase,
-    ToScore,
-    load_compared,
-    log_probs,
-)
-from plimsoll.recipes.update import Packs, told, update
+from plimsoll.recipes.precompute import ToScore
+from plimsoll.recipes.reference import Reference, ScoringPhase, load_compared
+from plimsoll.recipes.update import Packs, log_probs, told, update
 from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Sample
 
 KtoWork = Work[KtoConfig, LabelledResponse]
@@ -57,12 +53,6 @@ class Responses:
     desirable_S: Bools
     matched: Scored
     mismatched: Scored
-
-    @property
-    def labels(self) -> LabelCounts:
-        """How many there are of each label."""
-        desirable = int(self.desirable_S.sum())
-        return LabelCounts(desirable, len(self.desirable_S) - desirable)
 
 
 def run_kto(config: KtoConfig) -> None:
@@ -95,13 +85,15 @@ def check_labels(rows: Sequence[LabelledResponse]) -> None:
         )
 
 
-def to_score(work: KtoWork) -> Iterator[ToScore]:
+def to_score(work: KtoWork) -> ToScore[Sample]:
     """Everything that the run will have the reference score."""
-    batches = work.batches(work.config.batch.sequences)
-    held_out = [list(work.eval)] if work.config.run.eval_every is not None else []
-    for batch in chain(held_out, batches):
-        for samples in both(work, batch):
-            yield ToScore(samples, partial(pack_samples, work, samples))
+    return ToScore(
+        lambda: chain.from_iterable(
+            both(work, rows) for rows in work.looked_at(work.config.batch.sequences)
+        ),
+        lambda sample: [sample],
+        partial(pack_samples, work),
+    )
 
 
 def both(work: KtoWork, batch: Sequence[LabelledResponse]) -> tuple[list[Sample], list[Sample]]:
@@ -134,7 +126,7 @@ def learn(
     with session.phase("score", cluster):
         kl = measured_kl(work, responses)
     counts = BatchCounts(sum(int(row.sample.learned.sum()) for row in batch), len(batch))
-    objective = UnpairedObjective(work.config.algorithm.loss, kl, responses.labels)
+    objective = UnpairedObjective(work.config.algorithm.loss, kl, counts_of(responses.desirable_S))
     packs, streams = responses.matched.packs, streams_of(responses)
     with session.phase("train_actor", cluster):
         return update("actor", cluster, packs, streams, counts, objective, rate)
@@ -156,12 +148,34 @@ def streams_of(responses: Responses) -> list[list[UnpairedStream]]:
 
 def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
     """The loss on the held-out rows and its metrics, as `eval/<name>`, with the KL of all of them
-    together."""
+    together, and the accuracy."""
     assert held_out is not None, "evaluated without run.eval_every"
     kl = measured_kl(work, held_out)
     policy_S = log_probs("actor", held_out.matched.packs, work.cluster)
-    logratios_S = torch.from_numpy(policy_S - held_out.matched.reference_S)
-    desirable_S = torch.from_numpy(held_out.desirable_S)
-    inputs = UnpairedLossInputs(logratios_S, desirable_S, kl, held_out.labels)
-    output = unpaired_loss(work.config.algorithm.loss)(inputs)
-    return {f"eval/{name}": value for name, value in told(output).items()}
+    logratios_S = policy_S - held_out.matched.reference_S
+    metrics = response_metrics(work.config, logratios_S, held_out.desirable_S, kl)
+    return {f"eval/{name}": value for name, value in metrics.items()}
+
+
+def response_metrics(
+    config: KtoConfig, logratios_S: Floats, desirable_S: Bools, kl: float
+) -> dict[str, float]:
+    """The loss on labelled responses and its metrics; where both labels are among them, the
+    desirable ones' `share_ahead` as the accuracy, with its 95 % confidence interval."""
+    counts = counts_of(desirable_S)
+    inputs = UnpairedLossInputs(
+        torch.from_numpy(logratios_S), torch.from_numpy(desirable_S), kl, counts
+    )
+    metrics = told(unpaired_loss(config.algorithm.loss)(inputs))
+    if not (counts.desirable and counts.undesirable):
+        return metrics
+    share = share_ahead(logratios_S[desirable_S], logratios_S[~desirable_S])
+    low, high = separation_interval(share, counts.desirable, counts.undesirable)
+    accuracy = {"accuracy": share, "accuracy_low": low, "accuracy_high": high}
+    return {"loss": metrics["loss"]} | accuracy | metrics  # in the order in which they are shown
+
+
+def counts_of(desirable_S: Bools) -> LabelCounts:
+    """How many responses there are of each label."""
+    desirable = int(desirable_S.sum())
+    return LabelCounts(desirable, len(desirable_S) - desirable)

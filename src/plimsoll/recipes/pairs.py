@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.algorithm.interval import wilson_interval
+from plimsoll.cluster.protocol import Ranks
 from plimsoll.config.jobs import DpoConfig, RmConfig
 from plimsoll.data.packing import pack_pairs
-from plimsoll.recipes.from_data import Work
 from plimsoll.recipes.update import Packs, told
 from plimsoll.records import Pair
 
 
-def pack_rows(work: Work[DpoConfig, Pair] | Work[RmConfig, Pair], pairs: Sequence[Pair]) -> Packs:
+def pack_rows(config: DpoConfig | RmConfig, pairs: Sequence[Pair], ranks: Ranks) -> Packs:
     """The packs of each rank, as the config's `batch` says."""
-    batch = work.config.batch
+    batch = config.batch
     return pack_pairs(
-        pairs, work.cluster.ranks, batch.micro_batch_tokens, share_prompts=batch.share_prompts
+        pairs, ranks.ranks, batch.micro_batch_tokens, share_prompts=batch.share_prompts
     )
 
 

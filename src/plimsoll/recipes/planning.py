@@ -27,7 +27,7 @@ from plimsoll.memory.machine.surroundings import Surroundings, read_surroundings
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import plan_text, problem_text, verdict_text
 from plimsoll.memory.plan.contents import make_job
-from plimsoll.memory.plan.plan import Plan, make_plan
+from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.plan.process_peaks import process_peaks
 from plimsoll.memory.plan.svg import draw_svg
@@ -47,21 +47,25 @@ def plan_job(config: JobConfig) -> Plan:
 
     Raises ConfigError for hardware, a calibration or a model's shape that is not known.
     """
-    return make_plan(config, *_ground(config))
+    return make_plan(config, _ground(config))
 
 
 def advise_job(config: JobConfig) -> Advice:
     """What would make it fit there, or faster. Raises as `plan_job`."""
-    return advise(config, *_ground(config))
+    return advise(config, _ground(config))
 
 
-def _ground(config: JobConfig) -> tuple[Hardware, Constants, int | None, Surroundings | None]:
-    """What a plan is made for: hardware, constants, free disk and surroundings."""
+def _ground(config: JobConfig) -> Ground:
+    """The machines that the config names; or this one, with its free disk and surroundings."""
     cluster = config.cluster
-    hardware, constants = hardware_of(cluster), constants_of(cluster)
-    if cluster.hardware is not None:
-        return hardware, constants, None, None
-    return hardware, constants, _free_disk(Path(config.run.directory)), surroundings_of(cluster)
+    ground = Ground(hardware_of(cluster), constants_of(cluster))
+    return ground if cluster.hardware is not None else _at_hand(config, ground)
+
+
+def _at_hand(config: JobConfig, ground: Ground) -> Ground:
+    """With what a run would meet here."""
+    free_disk, here = _free_disk(Path(config.run.directory)), surroundings_of(config.cluster)
+    return replace(ground, free_disk=free_disk, here=here)
 
 
 def plan_run(config: JobConfig) -> Plan | str:
@@ -72,22 +76,22 @@ def plan_run(config: JobConfig) -> Plan | str:
     there is no plan and the machine cannot do what the config asks for.
     """
     cluster = config.cluster
-    hardware, constants = hardware_of(cluster), constants_of(cluster)
-    here, free_disk = surroundings_of(cluster), _free_disk(Path(config.run.directory))
+    ground = _at_hand(config, Ground(hardware_of(cluster), constants_of(cluster)))
+    assert ground.here is not None
     if cluster.address is not None and cluster.hardware is None:
-        refuse_conflicts(here_rules(config, here))
+        refuse_conflicts(here_rules(config, ground.here))
         return (
             f"no plan of memory: what the cluster at {cluster.address} has is not said. Give "
             "cluster.hardware, such as 8xA100-80GB, and cluster.host_memory"
         )
     try:
-        plan = make_plan(config, hardware, constants, free_disk, here)
+        plan = make_plan(config, ground)
     except ConfigError as error:
-        refuse_conflicts(here_rules(config, here))
+        refuse_conflicts(here_rules(config, ground.here))
         return f"no plan of memory: {error}"
     if cluster.hardware is None or cluster.address is not None:
         return plan
-    lacking = _lacking(hardware.nodes[0], live_hardware().nodes[0], cluster)
+    lacking = _lacking(ground.hardware.nodes[0], live_hardware().nodes[0], cluster)
     return replace(plan, problems=(*plan.problems, *lacking))
 
 

@@ -10,10 +10,9 @@ responses of a pair are in the same pack.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import torch
@@ -27,14 +26,9 @@ from plimsoll.engine.objectives.preference import PreferenceObjective, Preferenc
 from plimsoll.engine.worker import StepResult
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.pairs import pack_rows, told_of_pairs
-from plimsoll.recipes.reference import (
-    Reference,
-    ToScore,
-    load_actor,
-    load_compared,
-    log_probs,
-)
-from plimsoll.recipes.update import Packs, update
+from plimsoll.recipes.precompute import ToScore
+from plimsoll.recipes.reference import Reference, load_actor, load_compared
+from plimsoll.recipes.update import Packs, log_probs, update
 from plimsoll.records import BatchCounts, Floats, Pair, Sample
 
 DpoWork = Work[DpoConfig, Pair]
@@ -69,11 +63,13 @@ def run_dpo(config: DpoConfig) -> None:
         )
 
 
-def to_score(work: DpoWork) -> Iterator[ToScore]:
+def to_score(work: DpoWork) -> ToScore[Pair]:
     """Everything that the run will have the reference score."""
-    held_out = [list(work.eval)] if work.config.run.eval_every is not None else []
-    for batch in chain(held_out, work.batches(work.config.batch.pairs)):
-        yield ToScore(samples_of(batch), partial(pack_rows, work, batch))
+    return ToScore(
+        lambda: work.looked_at(work.config.batch.pairs),
+        lambda pair: samples_of([pair]),
+        lambda pairs: pack_rows(work.config, pairs, work.cluster),
+    )
 
 
 def samples_of(batch: Sequence[Pair]) -> list[Sample]:
@@ -86,7 +82,7 @@ def learn(
 ) -> list[StepResult]:
     """Score the pairs with the reference, and take one optimizer step on all ranks."""
     cluster, algorithm = work.cluster, work.config.algorithm
-    samples, packs = samples_of(batch), pack_rows(work, batch)
+    samples, packs = samples_of(batch), pack_rows(work.config, batch, cluster)
     compared = None if reference is None else reference.log_probs(samples, packs, "score")
     streams = [
         [PreferenceStream(None if compared is None else compared[p.samples_S]) for p in own]
@@ -103,7 +99,7 @@ def hold_out(work: DpoWork, reference: Reference | None) -> HeldOut | None:
     nothing is evaluated."""
     if work.config.run.eval_every is None:
         return None
-    samples, packs = samples_of(work.eval), pack_rows(work, work.eval)
+    samples, packs = samples_of(work.eval), pack_rows(work.config, work.eval, work.cluster)
     lengths = np.array([sample.learned.sum() for sample in samples], dtype=np.float32)
     compared = None if reference is None else reference.log_probs(samples, packs, "eval")
     return HeldOut(packs, lengths, compared)

@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from plimsoll.algorithm.calibration import calibrate, sigmoid
+from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.algorithm.process_reward import process_loss
+from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import PrmConfig
 from plimsoll.data.dataset import load_steps
 from plimsoll.data.packing import pack
@@ -26,7 +30,7 @@ from plimsoll.model.value import at_marks
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.scoring import load_scorer, show_calibration
 from plimsoll.recipes.update import Packs, told, update
-from plimsoll.records import BatchCounts, LabelledSteps, from_packed, to_packed
+from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
 
 PrmWork = Work[PrmConfig, LabelledSteps]
 
@@ -47,7 +51,7 @@ def run_prm(config: PrmConfig) -> None:
 
 def learn(work: PrmWork, batch: Sequence[LabelledSteps], rate: float) -> list[StepResult]:
     """One optimizer step on all ranks."""
-    packs = pack_rows(work, batch)
+    packs = pack_rows(work.config, batch, work.cluster)
     labels = [row.labels for row in batch]
     streams = [[ProcessStream(to_packed(pack, labels)) for pack in own] for own in packs]
     with work.session.phase("train_actor", work.cluster):
@@ -57,24 +61,55 @@ def learn(work: PrmWork, batch: Sequence[LabelledSteps], rate: float) -> list[St
 
 
 def evaluate(work: PrmWork) -> dict[str, float]:
-    """The loss on the held-out steps and its metrics, as `eval/<name>`, with the calibration error;
-    draws the calibration."""
-    packs = pack_rows(work, work.eval)
-    found = work.cluster.each(Worker.values, [("actor", own, at_marks) for own in packs])
-    flat = [array for own in found for array in own]
-    per_row = from_packed([pack for own in packs for pack in own], flat, len(work.eval))
-    scores, labels = np.concatenate(per_row), np.concatenate([row.labels for row in work.eval])
-    counts = counts_of(work.eval)
-    output = process_loss(torch.from_numpy(scores), torch.from_numpy(labels), counts)
-    metrics = told(output)
-    calibration = calibrate(sigmoid(scores), labels)
-    metrics |= show_calibration(work.session, calibration, f"{len(scores):,} held-out steps")
+    """The loss on the held-out steps and its metrics, as `eval/<name>`, as `process_metrics`
+    tells them; draws the calibration."""
+    scores = score_steps(work.config, work.eval, work.cluster)
+    metrics = process_metrics(scores, work.eval, work.session.directory.calibration_path)
     return {f"eval/{name}": value for name, value in metrics.items()}
 
 
-def pack_rows(work: PrmWork, rows: Sequence[LabelledSteps]) -> Packs:
-    budget = work.config.batch.micro_batch_tokens
-    return pack([row.sample for row in rows], work.cluster.ranks, budget)
+def process_metrics(
+    scores: Sequence[Floats], rows: Sequence[LabelledSteps], output_png: Path
+) -> dict[str, float]:
+    """The loss on steps and its metrics, with the calibration error, and those of whole solutions;
+    draws the calibration. scores: of each row's steps."""
+    flat, labels = np.concatenate(scores), np.concatenate([row.labels for row in rows])
+    output = process_loss(torch.from_numpy(flat), torch.from_numpy(labels), counts_of(rows))
+    calibration = calibrate(sigmoid(flat), labels)
+    title = f"{len(flat):,} held-out steps"
+    return (
+        told(output)
+        | show_calibration(calibration, title, output_png)
+        | solution_metrics(scores, rows)
+    )
+
+
+def solution_metrics(scores: Sequence[Floats], rows: Sequence[LabelledSteps]) -> dict[str, float]:
+    """Whole solutions: one is right where each of its steps is, and taken to be right where its
+    lowest score is over 0. The share of which both or neither hold, with its 95 % confidence
+    interval, and the share that is right."""
+    taken = np.array([own.min() > 0 for own in scores])
+    right = np.array([row.labels.min() > 0.5 for row in rows])
+    share = float((taken == right).mean())
+    low, high = wilson_interval(share, len(rows))
+    return {
+        "solution_accuracy": share,
+        "solution_accuracy_low": low,
+        "solution_accuracy_high": high,
+        "right_solutions": float(right.mean()),
+    }
+
+
+def score_steps(config: PrmConfig, rows: Sequence[LabelledSteps], ranks: Cluster) -> list[Floats]:
+    """The scores of each row's steps."""
+    packs = pack_rows(config, rows, ranks)
+    found = ranks.each(Worker.values, [("actor", own, at_marks) for own in packs])
+    return from_packed(list(chain(*packs)), list(chain(*found)), len(rows))
+
+
+def pack_rows(config: PrmConfig, rows: Sequence[LabelledSteps], ranks: Cluster) -> Packs:
+    """The packs of each rank."""
+    return pack([row.sample for row in rows], ranks.ranks, config.batch.micro_batch_tokens)
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:

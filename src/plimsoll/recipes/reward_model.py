@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from plimsoll.algorithm.choice import reward_loss
 from plimsoll.algorithm.inputs import RewardLossInputs
 from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.reward import reward_objective
+from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import RmConfig
 from plimsoll.data.dataset import Loaded, load_pairs
@@ -71,7 +73,7 @@ def up_to_end(sample: Sample) -> Sample:
 def learn(work: RmWork, batch: Sequence[Pair], rate: float) -> list[StepResult]:
     """One optimizer step on all ranks."""
     cluster, algorithm = work.cluster, work.config.algorithm
-    packs = pack_rows(work, batch)
+    packs = pack_rows(work.config, batch, cluster)
     margins = margins_of(batch)
     streams = [[RewardStream(margins[pairs_of(pack)]) for pack in own] for own in packs]
     counts = BatchCounts(2 * len(batch), 2 * len(batch))
@@ -92,26 +94,28 @@ def pairs_of(pack: Pack) -> Sequence[int]:
 def evaluate(work: RmWork) -> dict[str, float]:
     """The loss on the held-out pairs and its metrics, as `eval/<name>`, with the accuracy's 95 %
     confidence interval and the calibration error; draws the calibration."""
-    packs = pack_rows(work, work.eval)
-    scores = read_scores(work, packs)
-    metrics = score_metrics(work.config, scores, margins_of(work.eval))
-    calibration = calibrate_pairs(in_pairs(torch.from_numpy(scores)).margin_P.numpy())
-    title = f"{len(work.eval):,} held-out pairs, each in both orders"
-    metrics |= show_calibration(work.session, calibration, title)
+    scores = score_pairs(pack_rows(work.config, work.eval, work.cluster), work.cluster)
+    picture = work.session.directory.calibration_path
+    metrics = score_metrics(work.config, scores, margins_of(work.eval), picture)
     return {f"eval/{name}": value for name, value in metrics.items()}
 
 
-def score_metrics(config: RmConfig, scores: Floats, margins: Floats) -> dict[str, float]:
-    """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval. scores: of
-    each sequence (chosen, rejected, chosen, ...); margins: of each pair."""
+def score_metrics(
+    config: RmConfig, scores: Floats, margins: Floats, output_png: Path
+) -> dict[str, float]:
+    """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval and the
+    calibration error; draws the calibration. scores: of each sequence (chosen, rejected, chosen,
+    ...); margins: of each pair."""
     pairs, algorithm = len(margins), config.algorithm
     by_pair = in_pairs(torch.from_numpy(scores))
     inputs = RewardLossInputs(by_pair, torch.from_numpy(margins), pairs)
     output = reward_objective(inputs, reward_loss(algorithm.loss), algorithm.centring)
-    return told_of_pairs(output, pairs)
+    calibration = calibrate_pairs(by_pair.margin_P.numpy())
+    title = f"{pairs:,} held-out pairs, each in both orders"
+    return told_of_pairs(output, pairs) | show_calibration(calibration, title, output_png)
 
 
-def read_scores(work: RmWork, packs: Packs) -> Floats:
-    """The score of each sequence of the batch, in its order."""
-    found = work.cluster.each(Worker.values, [("actor", own, at_ends) for own in packs])
+def score_pairs(packs: Packs, ranks: Cluster) -> Floats:
+    """The score of each sequence of a batch, in its order."""
+    found = ranks.each(Worker.values, [("actor", own, at_ends) for own in packs])
     return in_batch_order(packs, found)

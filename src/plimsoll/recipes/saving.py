@@ -54,6 +54,10 @@ def restore(session: Session, cluster: Cluster, roles: Sequence[Role]) -> None:
             Worker.load_checkpoint, role, (session.resumed / role).absolute()
         )
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
+    if session.state.step >= session.config.run.steps:
+        session.progress.note(
+            f"no step is left of {session.config.run.steps} (run.steps): only the model is written"
+        )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,7 +12,6 @@ from plimsoll.config.jobs import PrmConfig, RmConfig
 from plimsoll.engine.worker import Worker
 from plimsoll.model.load import load_tokenizer
 from plimsoll.recipes.from_data import RowT, Work
-from plimsoll.recipes.session import Session
 from plimsoll.records import Sample
 from plimsoll.run.reliability import draw_reliability
 
@@ -44,13 +44,13 @@ def padding_token(tokenizer: PreTrainedTokenizerBase, samples: Sequence[Sample])
     return None if token is None or token in read_at else int(token)
 
 
-def show_calibration(session: Session, calibration: Calibration, of_what: str) -> dict[str, float]:
-    """Draw it into the run directory; gives the calibration error as a metric."""
+def show_calibration(calibration: Calibration, of_what: str, output_png: Path) -> dict[str, float]:
+    """Draw it; gives the calibration error as a metric."""
     draw_reliability(
         calibration.predicted_K,
         calibration.observed_K,
         calibration.counts_K,
         f"{of_what}; calibration error {calibration.error:.3f}",
-        session.directory.calibration_path,
+        output_png,
     )
     return {"calibration_error": calibration.error}

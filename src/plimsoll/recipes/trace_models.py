@@ -25,7 +25,7 @@ from plimsoll.config.jobs import JobConfig, PpoConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.memory.price.activations import activation_items
-from plimsoll.memory.price.roles import activation_form
+from plimsoll.memory.price.computing import activation_form
 from plimsoll.memory.price.work import (
     HeadKind,
     RoleName,
@@ -147,13 +147,15 @@ def _window_period(config: PreTrainedConfig, shape: ModelShape, work: MicroBatch
     return next(alike, len(kinds))
 
 
-def _builder(form: TraceForm, config: PreTrainedConfig, work: MicroBatch) -> Callable[[int], _Step]:
+def _builder(
+    form: TraceForm, config: PreTrainedConfig, work: MicroBatch
+) -> Callable[[int], MicroBatchStep]:
     register_packed_attention()
 
-    def build(depth: int) -> _Step:
+    def build(depth: int) -> MicroBatchStep:
         with torch.device("meta"):
             module = _module(form, _of_depth(config, depth))
-        return _Step(module, work, form)
+        return MicroBatchStep(module, work, form)
 
     return build
 
@@ -206,7 +208,7 @@ def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueMod
 
 
 @dataclass(frozen=True)
-class _Step:
+class MicroBatchStep:
     """A forward and backward in three stretches: up to the loss, the layers, the embedding."""
 
     module: PolicyModel | ValueModel

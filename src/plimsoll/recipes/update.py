@@ -38,6 +38,12 @@ def update(
     )
 
 
+def log_probs(role: Role, packs: Packs, ranks: Ranks) -> Floats:
+    """The log-prob (nats) of the response of each sequence of a batch, in the batch's order."""
+    found = ranks.each(Worker.sequence_log_probs, [(role, own) for own in packs])
+    return in_batch_order(packs, found)
+
+
 def in_batch_order(packs: Packs, found: Sequence[Sequence[Floats]]) -> Floats:
     """Of arrays with a number for each sequence of a pack: those of the batch, fillers left out."""
     both = [

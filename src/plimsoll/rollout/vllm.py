@@ -29,6 +29,7 @@ ENGINE_ENDED = "its vLLM engine process ended"
 """What `watch` says."""
 
 _WATCH_SECONDS = 0.5
+_SOCKETS = "VLLM_RPC_BASE_PATH"
 
 
 def environment(spec: EngineSpec) -> dict[str, str]:
@@ -50,20 +51,6 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     return common | cpu
 
 
-def start_settings(spec: EngineSpec) -> str:
-    """The settings that decide whether vLLM can start, by the keys that the user knows."""
-    memory = (
-        f"rollout.memory_share: {spec.rollout.memory_share}"
-        if spec.device == "cuda"
-        else f"rollout.cpu_kv_cache_gib: {spec.rollout.cpu_kv_cache_gib}"
-    )
-    return (
-        f"{memory}, rollout.max_sequences: {spec.rollout.max_sequences}, "
-        f"rollout.tensor_parallel: {spec.rollout.tensor_parallel}, longest prompt and response "
-        f"{spec.max_tokens} tokens, model {spec.model}"
-    )
-
-
 class VllmEngine:
     """A `RolloutEngine` on vLLM's AsyncLLM."""
 
@@ -80,6 +67,9 @@ class VllmEngine:
         self._adapter: Any = None
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
         on_gpu = spec.device == "cuda"
+        # vLLM never removes the sockets between its processes.
+        self._sockets = tempfile.TemporaryDirectory(prefix="vllm-", dir=os.environ.get(_SOCKETS))
+        os.environ[_SOCKETS] = self._sockets.name
         self._llm: Any = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=spec.model,
@@ -245,12 +235,16 @@ class VllmEngine:
         raise WeightSyncError(f"rollout engine {self._spec.index}: vLLM took no adapter")
 
     async def watch(self) -> str:
-        while not self._llm.errored:
+        llm = self._llm
+        while not llm.errored:
             await asyncio.sleep(_WATCH_SECONDS)
         return ENGINE_ENDED
 
     async def stop(self) -> None:
         self._llm.shutdown()
+        self._sockets.cleanup()
+        del os.environ[_SOCKETS]
+        del self._llm  # which shuts down once more when it goes: too late at the interpreter's end
 
 
 def _adapter_settings(rank: int | None) -> dict[str, Any]:

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 Advance = Callable[[int], None]
+"""Takes how many more are done."""
 
 
 @contextmanager
 def counting(what: str, total: int, stream: TextIO) -> Iterator[Advance]:
-    """Within: a function that takes how many more are done."""
+    """Show a count while the block goes on."""
     if stream.isatty() and not (console := Console(file=stream)).is_dumb_terminal:
-        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console) as progress:
-            task = progress.add_task(what, total=total)
-            yield lambda more: progress.advance(task, more)
+        bar, advance = count_bar(what, total, console)
+        with bar:
+            yield advance
         return
-    yield _Lines(what, total, stream)
+    yield count_lines(what, total, lambda line: print(line, file=stream, flush=True))
 
 
-class _Lines:
-    def __init__(self, what: str, total: int, stream: TextIO) -> None:
-        self._what, self._total, self._stream = what, total, stream
-        self._done = 0
+def count_bar(what: str, total: int, console: Console) -> tuple[Progress, Advance]:
+    """A bar to show, and what moves it on."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console)
+    return bar, partial(bar.advance, bar.add_task(what, total=total))
 
-    def __call__(self, more: int) -> None:
-        before, self._done = self._done, self._done + more
-        if before * 10 // self._total < self._done * 10 // self._total:
-            print(f"{self._what} {self._done}/{self._total}", file=self._stream, flush=True)
+
+def count_lines(what: str, total: int, say: Callable[[str], None]) -> Advance:
+    """What says a line at every tenth."""
+    done = 0
+
+    def advance(more: int) -> None:
+        nonlocal done
+        before, done = done, done + more
+        if before * 10 // total < done * 10 // total:
+            say(f"{what} {done}/{total}")
+
+    return advance

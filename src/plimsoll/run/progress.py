@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from plimsoll.run.counter import Advance, count_bar, count_lines
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.numbers import duration_text
 from plimsoll.run.output import silence, tell
@@ -93,6 +95,9 @@ class Display(Protocol):
     def note(self, text: str) -> None:
         """Print a line that stays."""
 
+    def counting(self, what: str, total: int) -> AbstractContextManager[Advance]:
+        """Show a count while the block goes on."""
+
     def close(self) -> None:
         """Leave the terminal as it was."""
 
@@ -136,6 +141,11 @@ class Progress:
         """Print a line above the display."""
         self._display.note(text)
 
+    def counting(self, what: str, total: int) -> AbstractContextManager[Advance]:
+        """Show how far something is that comes before the steps; within: a function that takes how
+        many more are done."""
+        return self._display.counting(what, total)
+
 
 def _display_for(stream: TextIO) -> Display:
     # rich alone would also take FORCE_COLOR for a terminal, and write codes into log files.
@@ -166,6 +176,11 @@ class PlainDisplay:
         except BrokenPipeError:
             silence(self._stream.fileno())
             tell(_UNSEEN.format(pid=os.getpid()))
+
+    @contextmanager
+    def counting(self, what: str, total: int) -> Iterator[Advance]:
+        """Print a line at every tenth."""
+        yield count_lines(what, total, self.note)
 
     def close(self) -> None:
         """Nothing to restore."""
@@ -201,6 +216,14 @@ class LiveDisplay:
     def note(self, text: str) -> None:
         """Print a line above the block."""
         self._live.console.print(Text(text))
+
+    @contextmanager
+    def counting(self, what: str, total: int) -> Iterator[Advance]:
+        """A bar in the block's place, which is empty again afterwards."""
+        bar, advance = count_bar(what, total, self._live.console)
+        self._live.update(bar, refresh=True)
+        yield advance
+        self._live.update("")
 
     def close(self) -> None:
         """Leave the last block where it is, and the cursor under it."""

@@ -1,15 +1,17 @@
 """Log-probs of sequences that a model scored once, as Parquet: a row for each sequence.
 
 A sequence is known by a hash of its tokens and of which of them are learned, so a file serves every
-run that has the same sequences, in whatever order; the model is known by its fingerprint.
+run that has some of its sequences, in whatever order; the model is known by its fingerprint.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +20,9 @@ import xxhash
 from plimsoll.errors import ConfigError
 from plimsoll.records import Sample
 from plimsoll.run.files import whole_file
+
+WRITE_SECONDS = 30.0
+"""At most so much scoring is lost to a kill."""
 
 _KEY_BYTES = 16
 _ABOUT = b"plimsoll.stored_logprobs"
@@ -32,6 +37,49 @@ class StoredLogprobs:
 
     fingerprint: str
     logprobs: Mapping[bytes, float]
+
+
+class LogprobStore:
+    """Log-probs that grow, and their file; a context manager.
+
+    What is added within it goes to the file now and then, and at the end, however it comes; the
+    file is whole at any time. stored: what the file holds already.
+    """
+
+    def __init__(self, path: Path, stored: StoredLogprobs) -> None:
+        self._path = path
+        self._fingerprint = stored.fingerprint
+        self._logprobs = dict(stored.logprobs)
+        self._on_disk = len(self._logprobs)
+        self._written = time.monotonic()
+
+    @property
+    def logprobs(self) -> Mapping[bytes, float]:
+        """All, by `sequence_key`."""
+        return self._logprobs
+
+    def add(self, logprobs: Mapping[bytes, float]) -> None:
+        """Take what is new; a signal comes before or after all of it."""
+        self._logprobs.update(logprobs)
+        if time.monotonic() - self._written >= WRITE_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        if len(self._logprobs) > self._on_disk:
+            write_logprobs(self._path, StoredLogprobs(self._fingerprint, self._logprobs))
+        self._on_disk = len(self._logprobs)
+        self._written = time.monotonic()
+
+    def __enter__(self) -> LogprobStore:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._write()
 
 
 def sequence_key(sample: Sample) -> bytes:

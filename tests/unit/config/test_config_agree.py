@@ -27,6 +27,8 @@ actor: {model: {path: m}}
 LOCAL = "--cluster.where=local --rollout.engine=transformers"
 WSD = "--actor.optimizer.schedule"
 EVAL = "--data.eval.path=x --data.eval.prompt=q"
+EVERY = f"--run.eval_every=1 {EVAL}"
+BEST = "--run.best.metric=eval/reward"
 
 # (flags that contradict, the key that is told, exit code, flags that mend it)
 PPO_CASES = [
@@ -162,7 +164,9 @@ PPO_CASES = [
     ("--actor.ema.decay=0.9 --actor.zero.state_dtype=bfloat16", "actor.ema", 4, None),
     ("--actor.optimizer.decay_steps=1", "actor.optimizer.decay_steps", 4, f"{WSD}=wsd"),
     (f"{WSD}=wsd --actor.optimizer.decay_steps=4", "actor.optimizer.decay_steps", 2, None),
-    ("--run.best.patience=2", "run.best", 4, f"--run.eval_every=1 {EVAL}"),
+    (f"{BEST} --run.best.goal=highest", "run.best", 4, f"--run.eval_every=1 {EVAL}"),
+    (f"{EVERY} {BEST}", "run.best.goal", 4, "--run.best.goal=highest"),
+    (f"{EVERY} --run.best.patience=2", "run.best.metric", 2, "--run.best.metric=eval/answer"),
     ("--critic.optimizer.beta2=2", "critic.optimizer.beta2", 2, None),
     ("--algorithm.mini_batches=5", "algorithm.mini_batches", 2, "--batch.prompts=5"),
     ("--algorithm.critic_warmup_steps=3", "algorithm.critic_warmup_steps", 2, "--run.steps=4"),

@@ -49,7 +49,7 @@ def test_lines_that_cannot_be_read_are_bad_rows_in_their_place(tmp_path: Path) -
     assert [row.line for row in found] == [1, 2, 3, 4, 5, 6]
     assert [type(row) for row in found] == [Row, BadRow, BadRow, BadRow, BadRow, Row]
     problems = [row.problem for row in found if isinstance(row, BadRow)]
-    assert problems[0].startswith("is not JSON: Expecting value")
+    assert problems[0] == "is not JSON: Expecting value, at character 8"
     assert problems[1] == "is not UTF-8: byte 0xff at offset 7"
     assert problems[2] == "is a JSON list, not an object"
     assert problems[3].startswith("is not JSON: ")

@@ -126,7 +126,7 @@ def test_long_responses_are_refused_or_lose_their_last_steps(
 @pytest.mark.parametrize(
     ("change", "field", "told"),
     [
-        ({"l": [True]}, "l", "has 1 labels, but `s` has 2 steps"),
+        ({"l": [True]}, "l", "is of length 1, but `s` of length 2"),
         ({"l": [True, "yes"]}, "l[1]", "must be true or false, or a number from 0 to 1"),
         ({"l": [None, True]}, "l[0]", "must be true or false"),
         ({"l": [1, -1]}, "l[1]", "is -1, and a label is from 0"),

@@ -10,9 +10,8 @@ import pytest
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.which import load_any_config
 from plimsoll.memory.advise.advise import Advice, advise
-from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.plan.plan import Ground, Plan
 from plimsoll.memory.plan.problems import PlanProblem
-from plimsoll.memory.price.overheads import Constants
 from plimsoll.recipes.planning import hardware_of, plan_job
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
@@ -67,7 +66,7 @@ def errors(name: str) -> list[PlanProblem]:
 @cache
 def advice(name: str) -> Advice:
     job = config(name)
-    return advise(job, hardware_of(job.cluster), Constants())
+    return advise(job, Ground(hardware_of(job.cluster)))
 
 
 def offers(name: str) -> dict[str, tuple[str, float]]:

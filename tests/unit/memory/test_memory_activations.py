@@ -139,6 +139,46 @@ def test_a_wide_adapter_casts_every_input_that_it_reads() -> None:
     assert many - few == 32 * 4096 * (2 * 4 * 4096 - 2 * 4096 + 2 * 8 * 2)
 
 
+def test_magnitudes_keep_two_results_of_each_adapted_layer() -> None:
+    lora = AdapterForm(rank=8, targets=("q_proj", "up_proj"), element=2)
+    plain, dora = (
+        _bytes(replace(FULL, adapter=replace(lora, dora=on)))["device activations"]
+        for on in (False, True)
+    )
+    both = 32 * 4096 * 2 * 2 * (4096 + 11008)
+    assert dora - plain == pytest.approx(both, rel=0.03)  # not all of the last layer is at the top
+
+
+def test_magnitudes_with_dropout_keep_weights_of_4_bits_as_16() -> None:
+    dora = AdapterForm(rank=8, targets=("q_proj",), element=2, dropout=True, dora=True)
+    form = replace(FULL, adapter=dora)
+    plain, coded = (
+        _bytes(replace(form, quantized=on))["device activations"] for on in (False, True)
+    )
+    assert coded - plain == 32 * 2 * 4096 * 4096
+
+
+def test_magnitudes_write_an_update_and_an_identity_matrix_out() -> None:
+    """With few tokens that is the most: of `down`, 11,008 inputs and 4,096 outputs."""
+    few = MicroBatch(tokens=64, sequences=1, longest=64, learned=8)
+    dora = AdapterForm(rank=8, targets=("down_proj",), element=2, dora=True)
+    found = _bytes(replace(FULL, adapter=dora, checkpoint_every=1), few)
+    written = 2 * 11008 * (11008 + 3 * 4096)
+    assert written < found["device working set"] < 1.02 * written
+
+
+def test_phis_layer_by_hand() -> None:
+    """One layer norm that attention and MLP share, and an activation in six operations."""
+    found = _bytes(FULL, name="microsoft/phi-2")
+    hidden, inner, heads = 2560, 10240, 32
+    norm = 2 * hidden + 2 * 4 + 2 * hidden  # the input, mean and deviation, the output
+    attention = 2 * 3 * hidden + 2 * hidden + 4 * heads
+    activation = 2 * 4 * inner  # the input, half of it, tanh, one more than that
+    layer = norm + attention + activation + 2 * inner
+    last = 4096 * (2 * hidden + 2 * 4)
+    assert found["device activations"] == 32 * 4096 * layer + last
+
+
 def test_a_value_head_has_no_logits() -> None:
     found = _bytes(replace(FULL, head=ValueHead()))
     assert not [name for name in found if "logits" in name]

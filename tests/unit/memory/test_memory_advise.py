@@ -18,11 +18,12 @@ from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise, smallest_change
 from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
 from plimsoll.memory.advise.costs import speed_words
+from plimsoll.memory.advise.effects import EFFECTS, effect_of, effect_words
 from plimsoll.memory.advise.moves import grown, saving_moves, with_room
+from plimsoll.memory.advise.search import Site, saving_states
 from plimsoll.memory.machine.hardware import Hardware, parse_bytes, parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
-from plimsoll.memory.plan.plan import Plan, make_plan
-from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
 SFT = """\
@@ -67,7 +68,7 @@ def named_hardware(config: JobConfig) -> Hardware:
 
 
 def advised(config: JobConfig, hardware: Hardware) -> Advice:
-    return advise(config, hardware, Constants())
+    return advise(config, Ground(hardware))
 
 
 @cache
@@ -77,7 +78,7 @@ def scenario_advice(path: Path) -> Advice:
 
 
 def replanned(config: JobConfig, cards: str, host: int) -> Plan:
-    return make_plan(config, parse_cluster(cards, config.cluster.nodes, host), Constants())
+    return make_plan(config, Ground(parse_cluster(cards, config.cluster.nodes, host)))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
@@ -86,7 +87,7 @@ def test_a_suggestion_typed_as_flags_is_what_it_says(path: Path) -> None:
     clusters = [advice.smallest_cluster.suggestion] if advice.smallest_cluster else []
     for one in (*advice.suggestions, *clusters):
         again = load_any_config(str(path), one.flags.split())
-        plan = make_plan(again, named_hardware(again), Constants())
+        plan = make_plan(again, Ground(named_hardware(again)))
         assert plan.verdict == one.verdict
         assert max((s.peak.bytes for s in plan.devices), default=0) == one.device_bytes
         assert max(s.peak.bytes for s in plan.hosts) == one.host_bytes
@@ -179,8 +180,9 @@ def test_ranks_without_a_card_get_nodes_or_are_fewer() -> None:
 
 def test_an_implicit_reference_is_written_out_where_it_is_changed() -> None:
     config = read("dpo", DPO)
-    hardware = parse_cluster("2xA100-80GB", 1, 10**12)
-    offers = [one.flags for one in advised(config, hardware).suggestions]
+    site = Site(config, Ground(parse_cluster("2xA100-80GB", 1, 10**12)))
+    found = saving_states(site, site.root, ("none",))
+    offers = [" ".join(change.flag for change in state.changes) for state in found]
     moved = [flags for flags in offers if "reference." in flags]
     assert moved
     for flags in moved:
@@ -193,7 +195,7 @@ def test_narrow_states_are_proposed_where_no_update_is_lost(rate: str, proposed:
     text = SFT.replace("RANKS", "2").replace("NODES", "1").replace("MODEL", "Qwen/Qwen2-7B")
     text = text.replace("TOKENS", "512").replace("STAGE", "2").replace("CHECKPOINTING", "true")
     config = read("sft", f"{text}  optimizer: {{learning_rate: {rate}}}\n")
-    plan = make_plan(config, hardware := parse_cluster("2xRTX4090", 1, 10**11), Constants())
+    plan = make_plan(config, Ground(hardware := parse_cluster("2xRTX4090", 1, 10**11)))
     moves = [dict(move) for move in saving_moves(config, plan, hardware)]
     narrow = {"actor.zero.stage": 2, "actor.zero.state_dtype": "bfloat16"}
     assert (narrow in moves) == proposed
@@ -201,20 +203,82 @@ def test_narrow_states_are_proposed_where_no_update_is_lost(rate: str, proposed:
 
 def test_the_smallest_change_leaves_training_and_hardware_alone_where_it_can() -> None:
     config = sft(ranks=4, model="Qwen/Qwen2-7B", checkpointing=True, stage=3)
-    found = smallest_change(config, parse_cluster("4xRTX4090", 1, 256 * 10**9), Constants())
+    found = smallest_change(config, Ground(parse_cluster("4xRTX4090", 1, 256 * 10**9)))
     assert found is not None
     assert found.changes == (Change("actor.zero.optimizer_offload", "none", "cpu"),)
-    no_host = smallest_change(config, parse_cluster("4xRTX4090", 1, 60 * 10**9), Constants())
-    assert no_host is not None
-    assert no_host.changes == (Change("actor.adapter.rank", None, 16),)
+    no_host = smallest_change(config, Ground(parse_cluster("4xRTX4090", 1, 60 * 10**9)))
+    assert no_host is not None and no_host.effect == "rounding"
+    assert "adapter" not in no_host.flags
+    small = smallest_change(config, Ground(parse_cluster("4x12GB", 1, 60 * 10**9)))
+    assert small is not None and small.effect == "machines"
+
+
+FULL_RUN = """\
+run: {directory: out, steps: 10}
+data: {train: {path: x, prompt: q, response: a}, max_tokens: 2048}
+cluster: {where: local}
+batch: {sequences: 16, micro_batch_tokens: 8192}
+actor: {model: {path: Qwen/Qwen2.5-1.5B}, zero: {stage: 0}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("room", "effect"), [("40GB", "none"), ("30GB", "rounding"), ("10GB", "method")]
+)
+def test_a_full_parameter_run_out_of_memory_is_not_told_to_train_an_adapter_first(
+    room: str, effect: str
+) -> None:
+    """In one process, with too little host memory for Adam; an adapter would be the fastest."""
+    config, ground = read("sft", FULL_RUN), Ground(parse_cluster(room, 1, 24 * 10**9))
+    found, advice = smallest_change(config, ground), advise(config, ground)
+    assert found is not None and found.effect == effect
+    assert ("adapter" in found.flags) == (effect == "method")
+    assert any("adapter" in one.flags for one in advice.suggestions)
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_the_smallest_change_is_marked_among_the_suggestions(path: Path) -> None:
+    config, advice = load_any_config(str(path)), scenario_advice(path)
+    found = smallest_change(config, Ground(named_hardware(config)))
+    marked = [one for one in advice.suggestions if one.smallest]
+    assert [one.flags for one in marked] == ([found.flags] if found else [])
+    for one in advice.suggestions:
+        assert one.costs[0] == effect_words(one.changes)
+        least = min(advice.suggestions, key=lambda each: EFFECTS.index(each.effect))
+        assert not one.smallest or one.effect == least.effect
+
+
+def test_what_changes_do_to_what_is_learned() -> None:
+    same = (
+        Change("batch.micro_batch_tokens", 4096, 2048),
+        Change("actor.zero.stage", 2, 3),
+        Change("critic.zero.optimizer_offload", "none", "cpu"),
+        Change("rollout.memory_share", 0.9, 0.5),
+        Change("cluster.critic_ranks", None, 4),
+        Change("cluster.nodes", 4, 2),
+        Change("reference.model.quantization", None, "nf4"),  # the actor's, written out
+    )
+    rounded = (
+        Change("actor.zero.state_dtype", "float32", "bfloat16"),
+        Change("critic.optimizer.kind", "adamw", "adamw_8bit"),
+    )
+    more = Change("cluster.nodes", 1, 2)
+    other = Change("actor.adapter.rank", None, 16)
+    assert effect_of(()) == effect_of(same) == "none"
+    assert [effect_of((*same, one)) for one in rounded] == ["rounding", "rounding"]
+    assert effect_of((*rounded, more)) == "machines"
+    assert effect_words((*rounded, more)) == (
+        "what is learned stays the same but for rounding, on more machines"
+    )
+    assert effect_of((other, more)) == "method"
 
 
 def test_what_fits_needs_no_change_and_what_never_fits_has_none() -> None:
     roomy = parse_cluster("A100-80GB", 1, 10**12)
-    assert smallest_change(sft(), roomy, Constants()) is None
+    assert smallest_change(sft(), Ground(roomy)) is None
     hopeless = parse_cluster("1GB", 1, 10**9)
     config = sft(model="meta-llama/Llama-2-70b-hf")
-    assert smallest_change(config, hopeless, Constants()) is None
+    assert smallest_change(config, Ground(hopeless)) is None
     advice = advised(config, hopeless)
     assert advice == Advice((), None, False)
     assert advice_text(advice) == "nothing that was tried would fit"
@@ -266,12 +330,13 @@ def test_the_text_is_80_columns_and_the_json_has_the_agreed_keys(path: Path) -> 
     config = load_any_config(str(path))
     advice = scenario_advice(path)
     assert max(map(len, advice_text(advice).splitlines())) <= 80
-    plan = make_plan(config, named_hardware(config), Constants())
+    plan = make_plan(config, Ground(named_hardware(config)))
     values = plan_values(plan, advice)
     assert len(values["suggestions"]) == len(advice.suggestions)
-    agreed = {"changes", "flags", "verdict", "device_bytes", "host_bytes", "relative_seconds"}
+    agreed = {"changes", "flags", "effect", "smallest", "verdict", "device_bytes", "host_bytes"}
+    agreed |= {"relative_seconds", "costs"}
     for one in values["suggestions"]:
-        assert set(one) == {*agreed, "costs"}
+        assert set(one) == agreed
         assert all(set(change) == {"key", "from", "to"} for change in one["changes"])
     cluster = values["smallest_cluster"]
-    assert cluster is None or set(cluster) == {*agreed, "costs", "nodes"}
+    assert cluster is None or set(cluster) == {*agreed, "nodes"}

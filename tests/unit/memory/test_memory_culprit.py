@@ -11,9 +11,8 @@ from plimsoll.memory.items import Held, Item, Moment
 from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.culprit import find_culprit
 from plimsoll.memory.plan.layout import Slot
-from plimsoll.memory.plan.plan import Plan, make_plan
+from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.plan.stores import Store
-from plimsoll.memory.price.overheads import Constants
 
 DPO = """\
 run: {directory: out, steps: 10}
@@ -62,7 +61,7 @@ rollout: {engines: 1, tensor_parallel: 8, memory_share: 0.85}
 
 def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) -> Plan:
     config = validate(JOBS[job], read_tree(text, f"{job}.yaml"))
-    return make_plan(config, parse_cluster(cluster, nodes, host), Constants())
+    return make_plan(config, Ground(parse_cluster(cluster, nodes, host)))
 
 
 def dpo(tokens: int = 2048, checkpointing: str = "true", offload: str = "cpu") -> Plan:

@@ -18,7 +18,7 @@ from plimsoll.memory.items import Moment
 from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.contents import held_by, make_job
-from plimsoll.memory.plan.plan import Plan, make_plan
+from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.shapes.known_models import read_shape
 
@@ -45,7 +45,7 @@ def config(job: str, text: str) -> JobConfig:
 
 
 def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) -> Plan:
-    return make_plan(config(job, text), parse_cluster(cluster, nodes, host), Constants())
+    return make_plan(config(job, text), Ground(parse_cluster(cluster, nodes, host)))
 
 
 def sizes(found: Plan, phase: str) -> dict[str, int]:
@@ -110,10 +110,10 @@ def test_disk_that_is_too_small_is_a_problem() -> None:
     job = config("sft", SFT + "cluster: {where: local}\n")
     hardware = parse_cluster("A100-40GB", 1, None)
     needed = (3 * 12 + 2) * P
-    short = make_plan(job, hardware, Constants(), free_disk=needed - 1)
+    short = make_plan(job, Ground(hardware, free_disk=needed - 1))
     assert [problem.code for problem in short.problems] == ["disk-space"]
     assert short.verdict == "does not fit"
-    assert make_plan(job, hardware, Constants(), free_disk=needed).verdict == "fits"
+    assert make_plan(job, Ground(hardware, free_disk=needed)).verdict == "fits"
 
 
 def test_the_critic_on_its_own_ranks_is_on_its_own_cards() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.jobs import JobConfig, PpoConfig, SftConfig
 from plimsoll.memory.machine.hardware import parse_cluster
-from plimsoll.memory.plan.contents import make_job
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan.contents import held_by, make_job
+from plimsoll.memory.plan.plan import Ground, make_plan
 from plimsoll.memory.plan.process_peaks import process_peaks
 from plimsoll.memory.price.overheads import Constants
 
@@ -46,11 +47,46 @@ def ppo(**rollout: Any) -> PpoConfig:
     )
 
 
+def held_while_loading(config: JobConfig, cluster: str = "cpu") -> dict[str, dict[str, int]]:
+    """Of every process: what it is, from its start on, by item."""
+    job = make_job(config, parse_cluster(cluster, 1, 10**12), CONSTANTS)
+    return {
+        process.name: {
+            one.item.name: one.item.bytes
+            for one in held_by(job, process)
+            if one.item.role == "process" and one.moments == job.moments
+        }
+        for process in job.layout.processes
+    }
+
+
+def test_an_engine_of_vllm_is_a_front_a_core_and_workers_where_there_are_several() -> None:
+    each = CONSTANTS.vllm_process
+    on_cpu = ppo(engine="vllm").model_copy(update={"cluster": sft(ranks=1, device="cpu").cluster})
+    assert held_while_loading(on_cpu)["engine 0"]["interpreter and vLLM"] == 2 * each
+    found = held_while_loading(ppo(engine="vllm"), "4xA100-80GB")
+    assert found["engine 0"]["interpreter and vLLM"] == each
+    assert found["engine 0 worker 0"]["interpreter and vLLM"] == each  # in the core
+    found = held_while_loading(ppo(engine="vllm", tensor_parallel=2), "4xA100-80GB")
+    assert found["engine 0"]["interpreter and vLLM"] == 2 * each
+    assert found["engine 0 worker 1"]["interpreter and vLLM"] == each
+
+
+def test_a_process_that_trains_an_adapter_has_its_libraries() -> None:
+    plain = sft(where="local", device="cpu")
+    adapted = plain.model_copy(
+        update={"actor": TrainedRole.model_validate(MODEL | {"adapter": {"rank": 8}})}
+    )
+    name = "PEFT and bitsandbytes"
+    assert held_while_loading(adapted)["local"][name] == CONSTANTS.adapter_libraries
+    assert name not in held_while_loading(plain)["local"]
+
+
 def test_one_process_alone_is_its_host() -> None:
     hardware = parse_cluster("cpu", 1, 64 * 10**9)
     config = sft(where="local", device="cpu")
     found = process_peaks(make_job(config, hardware, CONSTANTS))
-    (host,) = make_plan(config, hardware, CONSTANTS).hosts
+    (host,) = make_plan(config, Ground(hardware, CONSTANTS)).hosts
     assert list(found) == ["local"]
     phases = {use.moment.phase: use.bytes for use in host.phases}
     assert {p: one.host for p, one in found["local"].items() if p != "eval"} == phases
@@ -75,7 +111,7 @@ def test_a_card_is_that_of_the_plan_with_all_that_is_on_it(placement: str) -> No
     share = {"placement": placement, "memory_share": 0.3}
     config = ppo(engines=2, **share, **({"sleep_level": 1} if placement == "shared" else {}))
     found = process_peaks(make_job(config, hardware, CONSTANTS))
-    plan = make_plan(config, hardware, CONSTANTS)
+    plan = make_plan(config, Ground(hardware, CONSTANTS))
     cards = {
         slot.card: {use.moment.phase: use for use in store.phases}
         for store in plan.devices
@@ -96,7 +132,7 @@ def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
         update={"cluster": sft(ranks=2, device="cpu").cluster}
     )
     found = process_peaks(make_job(config, hardware, CONSTANTS))
-    (host,) = make_plan(config, hardware, CONSTANTS).hosts
+    (host,) = make_plan(config, Ground(hardware, CONSTANTS)).hosts
     saving = next(use for use in host.phases if use.moment.phase == "save")
     ray = sum(i.bytes for i in saving.items if "Ray's own" in i.name or "object store" in i.name)
     assert sum(one["save"].host for one in found.values()) == saving.bytes - ray

@@ -12,8 +12,9 @@ from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.memory.items import Held, Moment
+from plimsoll.memory.price.computing import attention_of
 from plimsoll.memory.price.lifetimes import job_moments
-from plimsoll.memory.price.roles import adapter_tensors, attention_of, frozen_role, trained_role
+from plimsoll.memory.price.roles import adapter_tensors, frozen_role, trained_role
 from plimsoll.memory.shapes.known_models import read_shape
 from plimsoll.memory.shapes.shape import MicroBatch
 

@@ -63,6 +63,15 @@ CASES = [
     ),
     (
         "sft",
+        {"actor.model.path": "zai-org/GLM-4.5-Air", "actor.adapter.targets": ("all-linear",)},
+        "8xA100-80GB",
+        "adapter-targets",
+        "error",
+        ["stacked in one tensor", "some of q_proj, k_proj, v_proj, o_proj"],
+        {"actor.adapter.targets": ("q_proj", "o_proj")},
+    ),
+    (
+        "sft",
         {"actor.model.path": GEMMA, "actor.adapter.targets": ("embed_tokens",)},
         "8xA100-80GB",
         "adapter-targets",

@@ -13,28 +13,25 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.memory.advise.engine_speed import (
+    sampling_seconds,
+    sequences_at_once,
+    sync_seconds,
+    waking_seconds,
+)
+from plimsoll.memory.advise.rates import NETWORK, PCIE, UTILISATION, Rates, rates_of
 from plimsoll.memory.advise.recompute import ELEMENTWISE, recomputed
 from plimsoll.memory.advise.speed import (
-    NETWORK,
-    PCIE,
-    UTILISATION,
     Pass,
-    Rates,
-    active_parameters,
     adam_seconds,
     dequantise_seconds,
     exchange_seconds,
     forward_seconds,
     inputs_offload_seconds,
     passes,
-    rates_of,
-    sampling_seconds,
     scoring_seconds,
-    sequences_at_once,
     step_seconds,
-    sync_seconds,
     training_seconds,
-    waking_seconds,
     weights_offload_seconds,
 )
 from plimsoll.memory.machine.hardware import Node, find_card, parse_cluster
@@ -58,7 +55,7 @@ def role(**zero: object) -> TrainedRole:
 
 
 def test_a_forward_is_two_flops_a_parameter_and_attention() -> None:
-    assert active_parameters(QWEN) == L * LAYER + V * H
+    assert QWEN.active_parameters == L * LAYER + V * H
     attention = 2 * L * 100 * H
     expected = 1000 * (2 * (L * LAYER + V * H) + attention)
     assert forward_seconds(WORK, ONE) == pytest.approx(expected)
@@ -67,7 +64,7 @@ def test_a_forward_is_two_flops_a_parameter_and_attention() -> None:
 def test_of_experts_only_the_chosen_are_multiplied() -> None:
     mixtral = read_shape("mistralai/Mixtral-8x7B-v0.1")
     # 12.9B active of 46.7B, as its paper says (Jiang et al. 2024)
-    assert active_parameters(mixtral) == pytest.approx(12.9e9, rel=0.02)
+    assert mixtral.active_parameters == pytest.approx(12.9e9, rel=0.02)
 
 
 def test_training_is_three_forwards_four_with_checkpointing_and_two_with_an_adapter() -> None:

@@ -75,7 +75,8 @@ def test_gradients_exist_in_their_own_phase_only() -> None:
     counts = Counts(trained=1000, frozen=0, largest=10, element=2)
     form = StateForm(zero_states(counts, SIZES, "cuda"), "train_critic", MOMENTS)
     held = {one.item.name: one.moments for one in state_items("critic", form)}
-    own = {Moment("train_critic", i) for i in ("forward_backward", "backward", "reduce", "step")}
+    instants = ("forward_backward", "backward", "reduce", "norm", "step")
+    own = {Moment("train_critic", i) for i in instants}
     assert held["fp32 gradients"] == own
     assert held["copy to reduce"] == {Moment("train_critic", "reduce")}
     assert held["weights"] >= own | {Moment("train_actor", "step"), Moment("rollout", "generate")}

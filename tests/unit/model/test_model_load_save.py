@@ -340,6 +340,8 @@ def test_saved_value_model_loads_as_sequence_classification(
     torch.testing.assert_close(plain(tokens[None]).logits[0, 0], values[4], rtol=1e-5, atol=1e-6)
     again, same = values_of(tmp_path / "critic", seed=99)
     assert torch.equal(same, values) and torch.equal(again.lm.score.weight, model.lm.score.weight)
+    with pytest.raises(ConfigError, match=r"is a reward model \(Qwen2ForSeq.*\): its head"):
+        load_policy(model_settings(tmp_path / "critic"), CPU)
 
 
 def test_a_classifier_of_several_labels_is_refused(model_path: Path, tmp_path: Path) -> None:

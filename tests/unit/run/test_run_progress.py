@@ -94,7 +94,8 @@ def test_a_pipe_gets_no_control_codes(tmp_path: Path, variables: dict[str, str])
     )
     text = done.stdout.decode("ascii")
     assert not CONTROL.search(text)
-    assert text.count("\n") == 5 and "ppo step 3/3" in text
+    assert text.count("\n") == 7 and "ppo step 3/3" in text
+    assert "sequences scored 3/4\nsequences scored 4/4\n" in text
 
 
 def test_an_ascii_stream_takes_any_note(tmp_path: Path) -> None:
@@ -109,6 +110,9 @@ from pathlib import Path
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.progress import Progress, StepReport
 with Progress("ppo", 3, Path("runs/a")) as progress:
+    with progress.counting("sequences scored", 4) as advance:
+        advance(3)
+        advance(1)
     for step in (1, 2, 3):
         metrics = {"reward": 0.25 * step, "reward/math_answer": 0.5, "kl": 0.01, "loss": 1.5}
         seconds = {"rollout": 1.0, "score": 0.25, "train_actor": 0.75}
@@ -149,12 +153,13 @@ def test_a_terminal_gets_a_block_within_its_width(columns: int) -> None:
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
     lines = re.split(r"[\r\n]+", shown)
     assert max(map(len, lines)) <= columns
-    assert "ppo 3/3" in shown and "a note that stays" in shown
+    assert "ppo 3/3" in shown and "a note that stays" in shown and "scored" in shown
 
 
 def test_the_block_shows_values_speed_seconds_and_memory() -> None:
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_terminal(100))
     last = " ".join(shown[shown.rindex("ppo 3/3") :].split())
+    assert "0/4" in shown and "scored" not in last
     for part in (
         "0:00:00 left",
         "metrics reward 0.75 reward/math_answer 0.5 kl 0.01 loss 1.5",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from plimsoll.errors import ConfigError
 from plimsoll.records import Sample
 from plimsoll.run.stored_logprobs import (
+    LogprobStore,
     StoredLogprobs,
     read_logprobs,
     sequence_key,
@@ -46,6 +47,36 @@ def test_a_key_is_of_the_tokens_and_of_what_is_learned() -> None:
     others = [sample(5, 6), sample(6, 5, 7), sample(5, 6, 7, learned=(2,)), sample(5, 6, 7, 0)]
     assert sequence_key(one) == sequence_key(sample(5, 6, 7))
     assert len({sequence_key(each) for each in (one, *others)}) == 5
+
+
+def test_what_is_added_is_in_the_file_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a kill leaves is all but the last seconds' work."""
+    file = tmp_path / "logprobs.parquet"
+    numbers = {sequence_key(sample(0, i)): -0.5 * i for i in range(4)}
+    first, second, third, last = ({key: value} for key, value in numbers.items())
+    with LogprobStore(file, StoredLogprobs("of a model", first)) as store:
+        store.add(second)
+        assert not file.exists()
+        monkeypatch.setattr("plimsoll.run.stored_logprobs.WRITE_SECONDS", 0.0)
+        store.add(third)
+        assert read_logprobs(file) == StoredLogprobs("of a model", first | second | third)
+        store.add(last)
+    assert read_logprobs(file) == StoredLogprobs("of a model", numbers)
+
+
+def test_an_error_keeps_what_was_added_and_nothing_added_leaves_no_file(tmp_path: Path) -> None:
+    kept, none = tmp_path / "kept.parquet", tmp_path / "none.parquet"
+    numbers = {sequence_key(sample(0, 1)): -1.0}
+    for file, added in ((kept, numbers), (none, {})):
+        with (
+            pytest.raises(KeyboardInterrupt),
+            LogprobStore(file, StoredLogprobs("of a model", {})) as store,
+        ):
+            store.add(added)
+            raise KeyboardInterrupt
+    assert read_logprobs(kept).logprobs == numbers and not none.exists()
 
 
 @pytest.mark.parametrize("content", ["no Parquet", "another table"])

@@ -28,7 +28,8 @@ def _heading(advice: Advice) -> Iterator[str]:
 
 def _suggestions(advice: Advice) -> Iterator[str]:
     for number, suggestion in enumerate(advice.suggestions, 1):
-        yield _filled(f"{number}. {suggestion.verdict}: {_sizes(suggestion)}", "   ")
+        smallest = ", the smallest change" if suggestion.smallest else ""
+        yield _filled(f"{number}. {suggestion.verdict}{smallest}: {_sizes(suggestion)}", "   ")
         yield from (f"   {line}" for change in suggestion.changes for line in change.lines)
         yield from (_filled(f"     {cost}", "     ") for cost in suggestion.costs)
 

@@ -3,39 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import log
 
 from plimsoll.config.jobs import JobConfig
 from plimsoll.memory.advise.changes import Change, changes_between
 from plimsoll.memory.advise.costs import costs_of
+from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.moves import grown
 from plimsoll.memory.advise.search import Site, State, faster_states, in_order, saving_states
-from plimsoll.memory.machine.hardware import Hardware
-from plimsoll.memory.machine.surroundings import Surroundings
-from plimsoll.memory.plan.plan import BAND
-from plimsoll.memory.plan.stores import VERDICTS, Band, Verdict
-from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.plan.plan import Ground
+from plimsoll.memory.plan.stores import VERDICTS, Verdict
 
 _SHOWN = 8
 _MOST_NODES = 256
-_ALTERING = ("adapter.rank", "quantization")
+_ALIKE = 1.25
+"""Of two times: between which the number of changes decides, and not the estimate."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
     """Changes that make a config fit, or one that fits faster.
 
-    device_bytes, host_bytes: of the fullest card (0 without cards) and host at its peak.
-    relative_seconds: of a step, over those of the config as written: estimated, for ranking.
-    costs: in words.
+    effect: on what is learned. device_bytes, host_bytes: of the fullest card (0 without cards) and
+    host at its peak. relative_seconds: of a step, over those of the config as written: estimated,
+    for ranking. costs: in words. smallest: no other one asks for less.
     """
 
     changes: tuple[Change, ...]
+    effect: Effect
     verdict: Verdict
     device_bytes: int
     host_bytes: int
     relative_seconds: float
     costs: tuple[str, ...]
+    smallest: bool = False
 
     @property
     def flags(self) -> str:
@@ -43,10 +46,17 @@ class Suggestion:
         return " ".join(change.flag for change in self.changes)
 
     @property
-    def effort(self) -> int:
-        """How much it asks for: changes; other training or other hardware weighs more."""
-        heavy = [c for c in self.changes if c.key.endswith((*_ALTERING, "nodes"))]
-        return len(self.changes) + 2 * len(heavy) + VERDICTS.index(self.verdict)
+    def size(self) -> tuple[int, int, int, int, float]:
+        """How much it asks for: first by what it does to what is learned, then by its verdict, its
+        speed (roughly) and the number of its changes."""
+        speed = round(log(self.relative_seconds, _ALIKE))
+        return (
+            EFFECTS.index(self.effect),
+            VERDICTS.index(self.verdict),
+            speed,
+            len(self.changes),
+            self.relative_seconds,
+        )
 
 
 @dataclass(frozen=True)
@@ -68,47 +78,54 @@ class Advice:
     fits: bool
 
 
-def advise(
-    config: JobConfig,
-    hardware: Hardware,
-    constants: Constants,
-    free_disk: int | None = None,
-    here: Surroundings | None = None,
-    band: Band = BAND,
-) -> Advice:
+def advise(config: JobConfig, ground: Ground) -> Advice:
     """What would make a config fit, or where it does, what would make it faster and still fit.
 
-    Parameters, and errors, as `make_plan`'s. hardware: machines alike.
+    ground: of machines alike. Raises ConfigError as `make_plan`.
     """
-    site = Site(config, hardware, constants, free_disk, here, band, {})
+    site = Site(config, ground)
     root = site.root
     found = faster_states(site, root) if _fits(root) else saving_states(site, root)
-    ranked = sorted(_least_first(root, found)[:_SHOWN], key=lambda one: one.relative_seconds)
+    by_size = _smallest_first(root, found)
+    if by_size and not _fits(root):
+        by_size[0] = replace(by_size[0], smallest=True)
+    ranked = sorted(_of_each_effect(by_size), key=lambda one: one.relative_seconds)
     return Advice(tuple(ranked), _smallest_cluster(site, root), _fits(root))
 
 
-def smallest_change(
-    config: JobConfig,
-    hardware: Hardware,
-    constants: Constants,
-    free_disk: int | None = None,
-    here: Surroundings | None = None,
-    band: Band = BAND,
-) -> Suggestion | None:
+def smallest_change(config: JobConfig, ground: Ground) -> Suggestion | None:
     """The suggestion that asks for least; None where the config fits or nothing would make it fit.
 
-    What keeps the training and the hardware as they are is smaller than what does not.
+    What leaves what is learned as it is comes before what rounds it, that before more machines, and
+    last is what trains something else; among those alike the fastest. Raises as `advise`.
     """
-    site = Site(config, hardware, constants, free_disk, here, band, {})
+    site = Site(config, ground)
     if _fits(site.root):
         return None
-    return next(iter(_least_first(site.root, saving_states(site, site.root))), None)
+    for effect in EFFECTS:
+        if found := _smallest_first(site.root, saving_states(site, site.root, (effect,))):
+            return replace(found[0], smallest=True)
+    return None
 
 
-def _least_first(root: State, states: Iterable[State]) -> list[Suggestion]:
-    """Those that ask for least first."""
-    suggestions = [_suggestion(root, state) for state in states]
-    return sorted(suggestions, key=lambda one: (one.effort, one.relative_seconds))
+def _smallest_first(root: State, states: Iterable[State]) -> list[Suggestion]:
+    return sorted((_suggestion(root, state) for state in states), key=lambda one: one.size)
+
+
+def _of_each_effect(sorted_by_size: list[Suggestion]) -> list[Suggestion]:
+    """As many as are shown, by turns of each effect: those with the fewest changes, and what is
+    smallest of all."""
+    turns = [
+        (turn, suggestion)
+        for _, alike in groupby(sorted_by_size, key=lambda one: one.effect)
+        for turn, suggestion in enumerate(sorted(alike, key=_fewest))
+    ]
+    return [suggestion for _, suggestion in sorted(turns, key=lambda one: one[0])][:_SHOWN]
+
+
+def _fewest(one: Suggestion) -> tuple[bool, int, float]:
+    more = len(one.changes) + VERDICTS.index(one.verdict)
+    return not one.smallest, more, one.relative_seconds
 
 
 def _suggestion(root: State, state: State) -> Suggestion:
@@ -116,6 +133,7 @@ def _suggestion(root: State, state: State) -> Suggestion:
     changes = in_order(state.changes)
     return Suggestion(
         changes,
+        effect_of(changes),
         state.plan.verdict,
         max((store.peak.bytes for store in state.plan.devices), default=0),
         max(store.peak.bytes for store in state.plan.hosts),
@@ -133,7 +151,7 @@ def _smallest_cluster(site: Site, root: State) -> Cluster | None:
     def at(steps: int) -> State | None:
         nodes = {"cluster.nodes": site.config.cluster.nodes + steps}
         homeless = root.has("more-ranks-than-gpus")  # new ranks would leave as many without a card
-        move = nodes if homeless else grown(site.config, site.hardware, steps)
+        move = nodes if homeless else grown(site.config, site.ground.hardware, steps)
         return site.tried(frozenset(changes_between(site.config, move)))
 
     def enough(steps: int) -> bool:

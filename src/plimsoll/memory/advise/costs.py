@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from plimsoll.config.jobs import JobConfig
 from plimsoll.memory.advise.changes import Change
+from plimsoll.memory.advise.effects import effect_words
 from plimsoll.memory.advise.speed import trained_parameters
 from plimsoll.memory.price.work import trained_roles
 from plimsoll.memory.shapes.known_models import read_shape
@@ -18,11 +19,13 @@ _COSTS: dict[str, str] = {
     "gradient_checkpointing": "with true each layer is computed twice; with selective, only what "
     "is element by element",
     "checkpoint_every": "layers that are not checkpointed are computed once",
+    "head_chunk": "logits come in smaller pieces: the same loss",
     "activation_offload": "offloaded layer inputs cross PCIe in each forward and backward",
     "state_dtype": "updates below 1/512 of a weight are rounded away",
     "optimizer_offload": "on the CPU, Adam is bound by host memory and PCIe",
     "parameter_offload": "offloaded weights cross PCIe in each forward and backward",
     "gradient_dtype": "sums in bfloat16 lose small gradients over many micro-batches",
+    "kind": "moments in 8 bits are rounded to 256 values in each block",
     "quantization": "a base in 4 bits answers a little differently, and is unpacked at each use",
     "offload": "an offloaded model's weights cross PCIe when it scores",
     "stage": "a divided model is gathered for each micro-batch",
@@ -35,6 +38,8 @@ _COSTS: dict[str, str] = {
     "nodes": "other machines; between them the network is slower than the cards' link",
 }
 """By the end of a key; the first that matches."""
+_COSTLESS = ("none", "shared", "auto", 0, False)
+"""What is switched off costs nothing more."""
 
 
 def speed_words(relative: float) -> str:
@@ -47,10 +52,12 @@ def speed_words(relative: float) -> str:
 
 
 def costs_of(changed: JobConfig, changes: Sequence[Change], relative: float) -> tuple[str, ...]:
-    """Speed, and what else changes. changed: the config after the changes."""
-    ends = (_cost(change.key) for change in changes)
-    others = (cost for cost in ends if cost is not None)
-    return (speed_words(relative), *dict.fromkeys([*_adapter_costs(changed, changes), *others]))
+    """What becomes of what is learned, speed, and what else changes. changed: the config after
+    the changes."""
+    found = (_cost(change.key) for change in changes if change.after not in _COSTLESS)
+    others = (cost for cost in found if cost is not None)
+    further = dict.fromkeys([*_adapter_costs(changed, changes), *others])
+    return (effect_words(changes), speed_words(relative), *further)
 
 
 def _cost(key: str) -> str | None:
@@ -63,4 +70,4 @@ def _adapter_costs(changed: JobConfig, changes: Sequence[Change]) -> Iterator[st
         if f"{name}.adapter.rank" in keys:
             shape = read_shape(role.model.path)
             share = trained_parameters(role, shape) / shape.parameters
-            yield f"an adapter trains {share:.1%} of the {name}'s parameters, and may learn less"
+            yield f"an adapter trains {share:.2%} of the {name}'s parameters, and may learn less"

@@ -31,6 +31,8 @@ Move = Mapping[str, Value]
 """Dotted keys and what they become."""
 
 ADAPTER_RANK = 16
+_CHUNK = 256
+"""Rows of logits at once: fewer save little more."""
 LARGEST_SHARE = 0.9
 """Of a card, for vLLM: its own default."""
 
@@ -100,6 +102,15 @@ def _quantised(role: TrainedRole) -> Move:
     return {**_adapter(role), "model.quantization": "nf4"}
 
 
+def _smaller_chunks(role: TrainedRole) -> Move:
+    return {"model.head_chunk": min(_CHUNK, role.model.head_chunk)}
+
+
+def _moments_in_8_bits(role: TrainedRole) -> Move:
+    offloaded = role.zero.optimizer_offload == "cpu"
+    return {} if offloaded else {"optimizer.kind": "adamw_8bit"}
+
+
 def _narrow_gradients(role: TrainedRole) -> Move:
     wide = role.zero.stage > 0 and role.model.dtype == "bfloat16"
     return {"zero.gradient_dtype": "bfloat16"} if wide else {}
@@ -132,8 +143,10 @@ _TRAINED: tuple[TrainedMove, ...] = (
     lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 2},
     lambda _: {"model.gradient_checkpointing": "selective", "model.checkpoint_every": 1},
     _layer_inputs_on_host,
+    _smaller_chunks,
     _narrow_gradients,
     _narrow_states,
+    _moments_in_8_bits,
     lambda role: {"zero.stage": max(1, role.zero.stage), "zero.optimizer_offload": "cpu"},
     lambda _: {"zero.stage": 3, "zero.parameter_offload": "cpu"},
 )

@@ -5,20 +5,19 @@ on those configs that lack least. A plan is made of each, so its verdict is a pl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
 from plimsoll.config.jobs import JobConfig, PpoConfig
 from plimsoll.memory.advise.changes import Change, changed, changes_between
+from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.moves import Move, faster_moves, on_nodes, saving_moves
 from plimsoll.memory.advise.speed import step_seconds
 from plimsoll.memory.machine.hardware import Hardware
-from plimsoll.memory.machine.surroundings import Surroundings
 from plimsoll.memory.plan.contents import make_job
-from plimsoll.memory.plan.plan import Plan, make_plan
+from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.plan.stores import VERDICTS, Band, Store, likely_worst
-from plimsoll.memory.price.overheads import Constants
 
 _DEEPEST, _LEAST_DEEP = 5, 2
 """Moves on top of one another; fewer are tried even where one alone would do."""
@@ -76,12 +75,8 @@ class Site:
     """What is planned, on what; and what was tried already."""
 
     config: JobConfig
-    hardware: Hardware
-    constants: Constants
-    free_disk: int | None
-    here: Surroundings | None
-    band: Band
-    known: dict[frozenset[Change], State | None]
+    ground: Ground
+    known: dict[frozenset[Change], State | None] = field(default_factory=dict)
 
     @property
     def root(self) -> State:
@@ -105,8 +100,8 @@ class Site:
         config = changed(self.config, in_order(changes))
         if config is None:
             return None
-        hardware = on_nodes(self.hardware, config)
-        plan = make_plan(config, hardware, self.constants, self.free_disk, self.here, self.band)
+        hardware = on_nodes(self.ground.hardware, config)
+        plan = make_plan(config, replace(self.ground, hardware=hardware))
         return State(changes, config, hardware, plan)
 
 
@@ -114,15 +109,23 @@ Measure = Callable[[State], float]
 """What a search makes smaller, down to 0."""
 
 
-def saving_states(site: Site, root: State) -> list[State]:
-    """States that fit better than the config as written, none with a change too many."""
+def saving_states(site: Site, root: State, effects: Iterable[Effect] = EFFECTS) -> list[State]:
+    """States that fit better than the config as written, none with a change too many.
+
+    Each effect is searched by itself, with all that have less: what would be learned the same may
+    take several changes, where a single one of another method is enough.
+    """
 
     def moves(state: State) -> Iterator[Move]:
         return saving_moves(state.config, state.plan, state.hardware)
 
+    def lacking(state: State) -> float:
+        return state.lacking
+
     better = [
         _trimmed(site, state)
-        for state in _search(site, root, moves, lambda state: state.lacking)
+        for effect in effects
+        for state in _search(site, root, moves, lacking, effect)
         if state.rank < root.rank
     ]
     return _undominated(better)
@@ -134,24 +137,31 @@ def faster_states(site: Site, root: State) -> list[State]:
     def measure(state: State) -> float:
         return state.seconds if state.plan.verdict == "fits" else inf
 
-    found = _search(site, root, lambda state: faster_moves(state.config), measure)
+    found = _search(site, root, lambda state: faster_moves(state.config), measure, "none")
     return _undominated([s for s in found if measure(s) < _FASTER * root.seconds])
 
 
 def _search(
-    site: Site, root: State, moves: Callable[[State], Iterator[Move]], measure: Measure
+    site: Site,
+    root: State,
+    moves: Callable[[State], Iterator[Move]],
+    measure: Measure,
+    effect: Effect,
 ) -> list[State]:
-    """All states that measure less than those that they come from: of one move, of two, and of
-    more until some measure 0 or there are too many."""
+    """All states that measure less than those that they come from, and have at most that effect:
+    of one move, of two, and of more until some measure 0 or there are too many."""
     found: list[State] = []
-    frontier = [root]
+    frontier, seen = [root], {root.changes}
     for depth in range(1, _DEEPEST + 1):
         fresh = [
-            state for parent in frontier for state in _next(site, root, parent, moves, measure)
+            state
+            for parent in frontier
+            for state in _next(site, parent, moves(parent), seen, effect)
+            if not state.idles_beside(root) and measure(state) < measure(parent)
         ]
         found += fresh
         done = depth >= _LEAST_DEEP and any(state.rank < root.rank for state in found)
-        if done or len(site.known) >= site.most_plans:
+        if done or len(seen) >= site.most_plans:
             break
         frontier = sorted((state for state in fresh if measure(state) > 0), key=measure)[:_WIDTH]
     return found
@@ -159,30 +169,40 @@ def _search(
 
 def _next(
     site: Site,
-    root: State,
     parent: State,
-    moves: Callable[[State], Iterator[Move]],
-    measure: Measure,
+    moves: Iterable[Move],
+    seen: set[frozenset[Change]],
+    effect: Effect,
 ) -> Iterator[State]:
+    """What the moves make of a state, each once."""
     so_far = {change.key: change.after for change in parent.changes}
-    for move in moves(parent):
+    for move in moves:
         changes = frozenset(changes_between(site.config, {**so_far, **move}))
-        if changes in site.known or len(site.known) >= site.most_plans:
+        if changes in seen or len(seen) >= site.most_plans:
             continue
+        if EFFECTS.index(effect_of(changes)) > EFFECTS.index(effect):
+            continue
+        seen.add(changes)
         state = site.tried(changes)
-        if state is None or state.idles_beside(root):
-            continue
-        if measure(state) < measure(parent):
+        if state is not None:
             yield state
 
 
 def _trimmed(site: Site, state: State) -> State:
-    """Without the changes that it does as well without."""
-    for change in in_order(state.changes):
-        fewer = site.tried(state.changes - {change})
+    """Without the changes that it does as well without: of all roles together, or of one."""
+    singles = in_order(state.changes)
+    alike = {_of_any_role(change): set[Change]() for change in singles}
+    for change in singles:
+        alike[_of_any_role(change)].add(change)
+    for unwanted in (*alike.values(), *({change} for change in singles)):
+        fewer = site.tried(state.changes - unwanted)
         if fewer is not None and fewer.rank <= state.rank:
             state = fewer
     return state
+
+
+def _of_any_role(change: Change) -> str:
+    return change.key.partition(".")[2]
 
 
 def _undominated(states: Iterable[State]) -> list[State]:

@@ -12,10 +12,17 @@ from math import ceil
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.jobs import KtoConfig, PpoConfig
+from plimsoll.memory.advise.engine_speed import (
+    sampling_seconds,
+    sequences_at_once,
+    sync_seconds,
+    waking_seconds,
+)
+from plimsoll.memory.advise.rates import Rates, rates_of
 from plimsoll.memory.advise.recompute import recomputed
 from plimsoll.memory.machine.hardware import Node
 from plimsoll.memory.plan.contents import Job
-from plimsoll.memory.price.engines import Sampler, card_share
+from plimsoll.memory.price.engines import card_share
 from plimsoll.memory.price.roles import adapter_tensors
 from plimsoll.memory.price.work import (
     RoleName,
@@ -27,18 +34,6 @@ from plimsoll.memory.price.work import (
 )
 from plimsoll.memory.shapes.shape import ModelShape
 
-UTILISATION = 0.4
-"""Of a card's peak: 38 to 44 % were reached at 7B to 65B (PaLM, Chowdhery et al. 2022, table 3;
-Llama, Touvron et al. 2023, section 2.4)."""
-PCIE = 25e9
-"""Bytes a second and card, one direction: what copies reach of PCIe 4.0 x16's 32 GB/s."""
-HOST_MEMORY = 200e9
-"""Bytes a second of a node: half of the peak of 16 channels of DDR4-3200 (two sockets)."""
-NETWORK = 50e9
-"""Bytes a second between nodes, of each: 400 Gb/s, as AWS gives p4d machines."""
-CPU_FLOPS, CPU_MEMORY = 1e12, 50e9
-"""Of a rank without a card: bf16 products on two cores with AMX, and two channels of memory."""
-
 _ADAM_BYTES = 30.0
 """Of memory that a parameter's step touches: fp32 master, gradient and two moments read (16),
 master and moments written (12), the 16-bit weight written (2)."""
@@ -46,21 +41,6 @@ _NF4 = 0.52
 _ATTENTION = 2
 """FLOPs of a token, a position before it on average half of them seen, a layer and a dimension:
 2 products of 2 FLOPs (FlashAttention-2, Dao 2023, section 4.1, causal)."""
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What one rank can do in a second.
-
-    flops: of matrix products, as they are reached. memory: bytes of the card's. link: bytes to the
-    other ranks of its group. pcie: bytes to the host. host: bytes of its part of host memory.
-    """
-
-    flops: float
-    memory: float
-    link: float
-    pcie: float
-    host: float
 
 
 @dataclass(frozen=True)
@@ -77,32 +57,11 @@ class Pass:
     element: int
 
 
-def rates_of(node: Node, ranks: int, nodes: int) -> Rates:
-    """ranks: of a group. nodes: that it is spread over."""
-    sharing = max(1, ranks // nodes)
-    host = HOST_MEMORY / sharing
-    if not node.cards:
-        return Rates(CPU_FLOPS, CPU_MEMORY / sharing, CPU_MEMORY / sharing, host, host)
-    card = node.cards[0]
-    link = card.link_bandwidth if nodes == 1 else min(card.link_bandwidth, NETWORK)
-    return Rates(UTILISATION * card.bf16_flops, card.memory_bandwidth, link, PCIE, host)
-
-
-def active_parameters(shape: ModelShape) -> float:
-    """Those that a token is multiplied with: of experts only the chosen, the head, tied or not, and
-    no embedding."""
-    chosen = shape.experts_per_token / shape.experts if shape.experts else 1.0
-    linears = sum(
-        linear.parameters * (chosen if linear.stacked > 1 else 1.0) for linear in shape.linears
-    )
-    return linears + shape.embedding_parameters
-
-
 def forward_seconds(work: Pass, rates: Rates) -> float:
     """2 FLOPs a parameter and token (Kaplan et al. 2020, section 2.1), and attention's."""
     wide = shape_width(work.shape)
     attention = _ATTENTION * work.shape.layers * work.longest * wide
-    return work.tokens * (2 * active_parameters(work.shape) + attention) / rates.flops
+    return work.tokens * (2 * work.shape.active_parameters + attention) / rates.flops
 
 
 def shape_width(shape: ModelShape) -> int:
@@ -209,35 +168,6 @@ def scoring_seconds(role: TrainedRole | FrozenRole, work: Pass, rates: Rates) ->
         share = work.micro_batches / work.ranks if divided else 1.0
         seconds += share * weights / rates.pcie
     return seconds
-
-
-def sampling_seconds(sampler: Sampler, at_once: int, sequences: int, rates: Rates) -> float:
-    """An engine's responses. Each token of `at_once` sequences reads all weights and their KV
-    cache (Pope et al. 2022, section 2); prompts are a forward."""
-    waves = ceil(sequences / at_once)
-    new = sampler.rollout.sampling.max_new_tokens
-    cache = at_once * sampler.kv_token * (sampler.longest - new / 2)
-    decode = waves * new * (sampler.weights + cache) / rates.memory
-    prompts = sequences * (sampler.longest - new)
-    parallel = sampler.rollout.tensor_parallel
-    return decode + 2 * active_parameters(sampler.shape) * prompts / parallel / rates.flops
-
-
-def sequences_at_once(sampler: Sampler, cache: float, sequences: int) -> int:
-    """That an engine's KV cache (bytes of a card) has room for; one at least."""
-    room = int(cache // (sampler.kv_token * sampler.longest)) if cache > 0 else 1
-    return max(1, min(sampler.rollout.max_sequences, sequences, room))
-
-
-def waking_seconds(sampler: Sampler, rates: Rates) -> float:
-    """At sleep level 1 weights go to the host and come back; at level 2 the sync brings them."""
-    return (2 * sampler.weights if sampler.rollout.sleep_level == 1 else 0) / rates.pcie
-
-
-def sync_seconds(sent: float, rates: Rates) -> float:
-    """New weights leave one rank's card, pass through host memory, and reach each engine's card
-    (rollout/vllm.py); sent: bytes."""
-    return sent * (2 / rates.pcie + 2 / rates.host)
 
 
 def step_seconds(job: Job) -> float:

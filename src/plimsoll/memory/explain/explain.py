@@ -13,7 +13,7 @@ from plimsoll.memory.machine.hardware import Hardware, Node
 from plimsoll.memory.plan.contents import Job, make_job
 from plimsoll.memory.plan.layout import Process, Slot
 from plimsoll.memory.plan.peaks import Use, fullest
-from plimsoll.memory.plan.plan import make_plan
+from plimsoll.memory.plan.plan import Ground, make_plan
 from plimsoll.memory.plan.process_peaks import process_peaks, read_as
 from plimsoll.memory.plan.stores import Store
 from plimsoll.memory.price.overheads import Constants
@@ -80,7 +80,7 @@ def explain(
         items=scene.use.items[:_SHOWN],
         answers=four_answers(scene),
         room=room,
-        change=smallest_change(config, _with_room(hardware, scene.store, room), constants),
+        change=smallest_change(config, Ground(_with_room(hardware, scene.store, room), constants)),
     )
 
 
@@ -89,7 +89,8 @@ def scene_of(
 ) -> Scene:
     """What the plan has where memory ran out. Parameters and errors as `explain`'s."""
     assert incident.seen is not None
-    plan, job = make_plan(config, hardware, constants), make_job(config, hardware, constants)
+    ground = Ground(hardware, constants)
+    plan, job = make_plan(config, ground), make_job(config, hardware, constants)
     where: Where = incident.where if plan.devices else "host"
     stores = plan.devices if where == "device" else plan.hosts
     slots = [_on(process.slot, where) for process in _named(job, incident.seen.process)]

@@ -86,6 +86,8 @@ def _suggestion(one: Suggestion) -> dict[str, Any]:
     return {
         "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in one.changes],
         "flags": one.flags,
+        "effect": one.effect,
+        "smallest": one.smallest,
         "verdict": one.verdict,
         "device_bytes": one.device_bytes,
         "host_bytes": one.host_bytes,

@@ -140,11 +140,12 @@ def _contents(job: Job, process: Process) -> Iterator[Held]:
 def _process(job: Job, process: Process) -> Iterator[Held]:
     """What it is besides what it does, and what Ray's object store carries on its node."""
     cluster, sampler = job.config.cluster, job.sampler
-    groups = {"rank": cluster.ranks, "critic rank": cluster.critic_ranks or 1}
     parallel = sampler.rollout.tensor_parallel if sampler else 1
-    group = parallel if process.kind == "engine worker" else groups.get(process.kind, 1)
+    groups = {"rank": cluster.ranks, "critic rank": cluster.critic_ranks or 1}
+    groups |= {"engine": parallel, "engine worker": parallel}
+    group, adapted = groups.get(process.kind, 1), _has_adapter(job, process)
     vllm = sampler is not None and sampler.rollout.engine == "vllm"
-    for item in process_items(process, job.device, group, vllm, job.constants):
+    for item in process_items(process, job.device, group, vllm, adapted, job.constants):
         yield Held(item, job.moments)
     computing = frozenset(moment for moment in job.moments if moment.phase != "load")
     narrow = any(model.dtype == "bfloat16" for model in role_models(job.config).values())
@@ -153,6 +154,13 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     if process.kind == "ray" and sampler is not None:
         bucket = bucket_bytes(job.config, sampler.shape)
         yield from receiving_items("bucket in the object store", 1, bucket, job.moments)
+
+
+def _has_adapter(job: Job, process: Process) -> bool:
+    if process.kind not in ("local", "rank", "critic rank"):
+        return False
+    trained = trained_roles(job.config)
+    return any(name in trained and trained[name].adapter for name in hosted(job, process))
 
 
 def hosted(job: Job, process: Process) -> Iterator[RoleName]:

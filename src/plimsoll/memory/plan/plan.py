@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from plimsoll.config.jobs import JobConfig
@@ -22,9 +22,24 @@ from plimsoll.memory.rules.rules import find_conflicts
 BAND = Band(
     0.10,
     "a peak was at most 9.8 % above what was predicted on published GPU rows (worst "
-    "under-prediction 8.9 %, median 4.5 %: benchmarks/memory_accuracy.py); on CPU two of 43 "
-    "processes were further above, by 12 and 18 % (docs/performance.md)",
+    "under-prediction 8.9 %, median 4.0 %: benchmarks/memory_accuracy.py), and so it was of "
+    "processes on CPU (docs/performance.md)",
 )
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a plan is made on: the machines, and what is known of them.
+
+    free_disk: bytes free where the run directory will be; None where unknown. here: where the run
+    would start; None for other machines. band: how far predictions may be off.
+    """
+
+    hardware: Hardware
+    constants: Constants = field(default_factory=Constants)
+    free_disk: int | None = None
+    here: Surroundings | None = None
+    band: Band = BAND
 
 
 @dataclass(frozen=True)
@@ -54,29 +69,21 @@ class Plan:
         return max(found, key=VERDICTS.index)
 
 
-def make_plan(
-    config: JobConfig,
-    hardware: Hardware,
-    constants: Constants,
-    free_disk: int | None = None,
-    here: Surroundings | None = None,
-    band: Band = BAND,
-) -> Plan:
-    """Price a config on some hardware. Of models it reads the config.json, or shipped shapes.
+def make_plan(config: JobConfig, ground: Ground) -> Plan:
+    """Price a config. Of models it reads the config.json, or shipped shapes.
 
-    free_disk: bytes free where the run directory will be, where that is known. here: where the run
-    would start; None for other machines.
     Raises ConfigError for a model whose shape cannot be known.
     """
-    job = make_job(config, hardware, constants)
+    band, free_disk = ground.band, ground.free_disk
+    job = make_job(config, ground.hardware, ground.constants)
     kinds = {alike(job, process): process for process in job.layout.processes}
     contents = {kind: held_by(job, process) for kind, process in kinds.items()}
     devices = tuple(_stores(job, contents, "device"))
     hosts = tuple(_stores(job, contents, "host"))
     disk = disk_items(job)
     lacking = find_problems(job, (*devices, *hosts), disk, free_disk, band)
-    problems = (*find_conflicts(job, here), *lacking)
-    return Plan(band, devices, hosts, disk, free_disk, problems, constants)
+    problems = (*find_conflicts(job, ground.here), *lacking)
+    return Plan(band, devices, hosts, disk, free_disk, problems, ground.constants)
 
 
 def _stores(

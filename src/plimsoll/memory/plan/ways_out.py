@@ -40,7 +40,12 @@ def states_way_out(role: str, where: Where, config: JobConfig) -> str:
         ways.append("cluster.critic_ranks, so that actor and critic are on nodes of their own")
     if trained.adapter is None:
         ways.append(f"{role}.adapter")
-    return ", or ".join([*ways, "more cluster.nodes and cluster.ranks"])
+    return ", or ".join([*ways, _larger(config)])
+
+
+def _larger(config: JobConfig) -> str:
+    more = "more cluster.nodes and cluster.ranks"
+    return more if config.cluster.where == "ray" else f"cluster.where: ray with {more}"
 
 
 def _trained(role: str, config: JobConfig) -> TrainedRole:
@@ -59,7 +64,7 @@ def _frozen_model(role: str, where: Where, config: JobConfig) -> str:
         ways.append(f"{key}.stage: 3")
     if isinstance(config, ComparedJobConfig) and not config.reference_logprobs.precompute:
         ways.append("reference_logprobs.precompute: true")
-    return ", or ".join([*ways, "more cluster.nodes and cluster.ranks"])
+    return ", or ".join([*ways, _larger(config)])
 
 
 def _frozen(role: str, config: JobConfig) -> FrozenRole | None:

@@ -64,13 +64,14 @@ class AdapterForm:
 
     targets: last parts of module names, or ("all-linear",). element: bytes of its weights; where
     they are wider than the model's, each adapted linear casts its input to them. dropout: on its
-    input.
+    input. dora: magnitudes are learned too.
     """
 
     rank: int
     targets: tuple[str, ...]
     element: int
     dropout: bool = False
+    dora: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class ActivationForm:
     quantized: linear weights are in 4 bits, and one at a time is written out for use.
     compiled: torch.compile fuses element-wise chains, and saves only what is at their ends.
     inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
+    fp32_routing: experts' results are multiplied with fp32 weights, and so become fp32.
     """
 
     element: int
@@ -98,6 +100,7 @@ class ActivationForm:
     compiled: bool = False
     selective: bool = False
     inputs_on_host: bool = False
+    fp32_routing: bool = False
     device: Literal["cuda", "cpu"] = "cuda"
 
     def adapts(self, linear: str) -> bool:

@@ -21,15 +21,10 @@ from plimsoll.memory.price.activation_form import (
 )
 from plimsoll.memory.price.checkpoints import CheckpointedLayers, Part
 from plimsoll.memory.price.heap import small_bytes
-from plimsoll.memory.price.layer_steps import (
-    Step,
-    final_norm,
-    layer_steps,
-    saved_bytes,
-    scoring_summit,
-    summit,
-)
+from plimsoll.memory.price.layer_steps import final_norm, layer_steps
 from plimsoll.memory.price.masks import mask_bytes
+from plimsoll.memory.price.scoring_steps import scoring_summit
+from plimsoll.memory.price.steps import Step, saved_bytes, summit
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
 _FP32 = 4

@@ -8,8 +8,8 @@ from math import ceil
 from plimsoll.memory.items import Where
 from plimsoll.memory.price.activation_form import ActivationForm
 from plimsoll.memory.price.kept_products import kept_products
-from plimsoll.memory.price.layer_steps import SOURCE
 from plimsoll.memory.price.states import pinned_block
+from plimsoll.memory.price.steps import SOURCE
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
 

@@ -1,4 +1,5 @@
-"""What a trained role keeps beside weights and states: a moving average, and what is written."""
+"""What a trained role keeps beside weights and states: a moving average, 4-bit weights on their way
+through a step, and what is written."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterator
 
 from plimsoll.config.deepspeed import Device
 from plimsoll.memory.items import Where
+from plimsoll.memory.price.kept_codes import kept_codes
 from plimsoll.memory.price.states import Kept
 from plimsoll.memory.price.zero_states import Counts, ZeroSizes
 
@@ -29,6 +31,7 @@ def kept_beside(counts: Counts, sizes: ZeroSizes, device: Device, average: bool)
             where,
             "built",
         )
+    yield from kept_codes(counts, sizes)
     states = round((4 + counts.moments + each) * counts.trained / ranks)
     yield Kept(
         "checkpoint file",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plimsoll.memory.price.activation_form import ActivationForm
-from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
+from plimsoll.memory.shapes.shape import Linear, MicroBatch, ModelShape
 
 _LOG_SUM_EXP = 4  # bytes for each token and head
 
@@ -30,19 +30,24 @@ def kept_products(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> 
     """Experts' products are computed again, and so is attention whose scores are written out."""
     element, tokens = form.element, work.tokens
     attention = tokens * shape.heads * (element * shape.head_dim + _LOG_SUM_EXP)
+    linears = sum(_width(form, shape, one) * one.count // shape.layers for one in _plain(shape))
     return KeptProducts(
-        linears=tokens * sum(_widths(shape, form)),
+        linears=tokens * linears,
         attention=0 if shape.softcapped or form.attention == "eager" else attention,
         last=0 if shape.experts else element * tokens * shape.hidden,
     )
 
 
-def _widths(shape: ModelShape, form: ActivationForm) -> Iterator[int]:
-    """Bytes of a token's result in each linear and in each matrix of an adapter."""
-    for linear in shape.linears:
-        if linear.stacked > 1:
-            continue
-        yield form.element * linear.outputs
-        if form.adapter is not None and form.adapts(linear.name):
-            thin = form.adapter.rank < shape.hidden // 2  # then its second matrix is computed again
-            yield form.adapter.element * (form.adapter.rank + (0 if thin else linear.outputs))
+def _plain(shape: ModelShape) -> Iterator[Linear]:
+    return (linear for linear in shape.linears if linear.stacked == 1)
+
+
+def _width(form: ActivationForm, shape: ModelShape, linear: Linear) -> int:
+    """Bytes of a token's result in a linear layer and in each matrix of its adapter."""
+    adapter = form.adapter
+    if adapter is None or not form.adapts(linear.name):
+        return form.element * linear.outputs
+    again = adapter.dora and adapter.dropout  # on the thinned input
+    thin = adapter.rank < shape.hidden // 2  # then its second matrix is computed again
+    own = adapter.element * (adapter.rank + (0 if thin else linear.outputs))
+    return form.element * linear.outputs * (1 + again) + own

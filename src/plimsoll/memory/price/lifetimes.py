@@ -11,8 +11,8 @@ INSTANTS: dict[Phase, tuple[str, ...]] = {
     "precompute": ("read", "build", "forward"),
     "rollout": ("generate",),
     "score": ("forward",),
-    "train_critic": ("forward_backward", "backward", "reduce", "step"),
-    "train_actor": ("forward_backward", "backward", "reduce", "step"),
+    "train_critic": ("forward_backward", "backward", "reduce", "norm", "step"),
+    "train_actor": ("forward_backward", "backward", "reduce", "norm", "step"),
     "sync": ("gather",),
     "save": ("gather", "write"),
 }
@@ -30,9 +30,11 @@ Life = Literal[
     "building",
     "scoring",
     "computing",
+    "learning",
     "backward",
     "reducing",
     "training",
+    "norming",
     "stepping",
     "sending",
     "saving",
@@ -41,10 +43,11 @@ Life = Literal[
 """
 always: from the moment the role is loaded. built: from when its engine is built, after it was read.
 stepped: from the first optimizer step. loading: while it is read. building: while its engine is
-built. scoring: while it scores. computing: scoring, and forward and backward. backward: of its own
-training, from the first gradient on. reducing: when a bucket of gradients is first full and is
-reduced. training: forward, backward and step. stepping: its step. sending, saving: while weights
-are gathered to be sent, or saved. writing: while a checkpoint of states is written.
+built. scoring: while it scores. learning: forward and backward. computing: scoring and learning.
+backward: of its own training, from the first gradient on. reducing: when a bucket of gradients is
+first full and is reduced. training: forward, backward, norm and step. norming: while its gradient
+norm is taken, just before its step. stepping: its step. sending, saving: while weights are gathered
+to be sent, or saved. writing: while a checkpoint of states is written.
 """
 
 
@@ -92,6 +95,7 @@ def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> b
     read, build = _load_moments(role)
     own = phase is not None and moment.phase == phase
     backward = own and moment.instant in ("backward", "reduce")
+    learning = own and moment.instant not in ("norm", "step")
     match life:
         case "always":
             return moment in (read, build) or _later(role, moment)
@@ -106,13 +110,17 @@ def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> b
         case "scoring":
             return moment.phase == "score"
         case "computing":
-            return moment.phase == "score" or (own and moment.instant != "step")
+            return moment.phase == "score" or learning
+        case "learning":
+            return learning
         case "backward":
             return backward
         case "reducing":
             return own and moment.instant == "reduce"
         case "training":
             return own
+        case "norming":
+            return own and moment.instant == "norm"
         case "stepping":
             return own and moment.instant == "step"
         case "sending":

@@ -23,12 +23,14 @@ _SOURCES = {
     "cuda_context": "published: 0.5 to 1.8 GiB with kernels loaded; the middle",
     "nccl_communicator": "published: 0.5 to 0.7 GB a communicator",
     "allocator_gap": "published: reserved over allocated bytes, 5 to 7 %",
-    "worker_process": f"{_HERE}: resident after imports, joining and the first kernels, 404 MiB",
+    "worker_process": f"{_HERE}: resident before its first engine is made, 440 to 448 MB",
     "cuda_libraries": "published: host memory of a process with a CUDA context, 2 to 3 GB",
     "controller_process": f"{_HERE}: with torch, transformers and Ray, 457 to 515 MiB",
     "kernel_cache": f"{_HERE}: mallinfo2, what the heap holds besides tensors after two steps",
     "heap_holes": f"{_HERE}: mallinfo2, what the heap has free beside all tensors at their most",
-    "vllm_process": "measured: an actor with vLLM 0.32 (CPU build), without KV cache and weights",
+    "adapter_libraries": f"{_HERE}: what importing PEFT 0.21 adds, 55 MB",
+    "vllm_process": "measured: vLLM 0.32 (CPU build), after three batches and without KV cache and "
+    "weights: front 554 MB, core 635 MB",
     "ray_actor": f"{_HERE}: what Ray adds to a worker, 33 MiB, and its own pages",
     "ray_node": f"{_HERE}: gcs_server, raylet, agents and idle workers, 600 MiB",
 }
@@ -45,7 +47,9 @@ class Constants:
     the recipe. kernel_cache: of a process that computes on CPU: the kernels that it keeps
     (`KERNEL_LIMITS` in engine/process_group.py). heap_holes: of the same process, what its heap
     cannot use again between what lasts.
-    vllm_process: on CPU, of an engine without weights and KV cache. ray_actor: what Ray adds to
+    adapter_libraries: what PEFT, and bitsandbytes with it, add to a process that trains an adapter.
+    vllm_process: of an engine's front, of its core, and of each worker besides, without weights and
+    KV cache. ray_actor: what Ray adds to
     each worker. ray_node: Ray's own processes on a node, without the object store's contents.
     sources: where each is from, by name.
     """
@@ -53,12 +57,13 @@ class Constants:
     cuda_context: int = 1_180 * MIB
     nccl_communicator: int = 570 * MIB
     allocator_gap: float = 0.05
-    worker_process: int = 410 * MIB
+    worker_process: int = 425 * MIB
     cuda_libraries: int = 2_300 * MIB
     controller_process: int = 480 * MIB
     kernel_cache: int = 80 * MIB
     heap_holes: int = 140 * MIB
-    vllm_process: int = 1_400 * MIB
+    adapter_libraries: int = 52 * MIB
+    vllm_process: int = 570 * MIB
     ray_actor: int = 40 * MIB
     ray_node: int = 600 * MIB
     sources: Mapping[str, str] = field(

@@ -11,16 +11,25 @@ from plimsoll.memory.price.overheads import Constants
 
 
 def process_items(
-    process: Process, device: Device, group: int, vllm: bool, constants: Constants
+    process: Process, device: Device, group: int, vllm: bool, adapted: bool, constants: Constants
 ) -> Iterator[Item]:
-    """group: how many processes its communicator joins. vllm: whether engines run vLLM."""
-    yield from _on_host(process, vllm, constants)
+    """group: how many processes its communicator joins; of an engine's front, its workers'. vllm:
+    whether engines run vLLM. adapted: whether it trains an adapter."""
+    yield from _on_host(process, vllm, _with_core(process, device, group), constants)
+    if adapted:
+        yield _constant("PEFT and bitsandbytes", "host", "adapter_libraries", constants)
     if device == "cpu" or process.slot.card is None:
         return
     yield _constant("CUDA libraries", "host", "cuda_libraries", constants)
     yield _constant("CUDA context", "device", "cuda_context", constants)
     if group > 1:
         yield _constant("NCCL communicator", "device", "nccl_communicator", constants)
+
+
+def _with_core(process: Process, device: Device, group: int) -> int:
+    """An engine's front has its core beside it: the worker's own process, where there is one card
+    (vLLM: v1/executor/uniproc_executor.py)."""
+    return 2 if process.kind == "engine" and (device == "cpu" or group > 1) else 1
 
 
 def computing_items(
@@ -40,7 +49,9 @@ def computing_items(
         yield _constant("prepared kernels", "host", "kernel_cache", constants)
 
 
-def _on_host(process: Process, vllm: bool, constants: Constants) -> Iterator[Item]:
+def _on_host(
+    process: Process, vllm: bool, vllm_processes: int, constants: Constants
+) -> Iterator[Item]:
     match process.kind:
         case "local":
             yield _constant("interpreter and libraries", "host", "worker_process", constants)
@@ -49,7 +60,8 @@ def _on_host(process: Process, vllm: bool, constants: Constants) -> Iterator[Ite
         case "ray":
             yield _constant("Ray's own processes", "host", "ray_node", constants)
         case "engine" if vllm:
-            yield _constant("interpreter and vLLM", "host", "vllm_process", constants)
+            name = "interpreter and vLLM"
+            yield _constant(name, "host", "vllm_process", constants, vllm_processes)
             yield _constant("Ray in each process", "host", "ray_actor", constants)
         case "rank" | "critic rank" | "engine":
             yield _constant("interpreter and libraries", "host", "worker_process", constants)
@@ -58,7 +70,10 @@ def _on_host(process: Process, vllm: bool, constants: Constants) -> Iterator[Ite
             yield _constant("interpreter and vLLM", "host", "vllm_process", constants)
 
 
-def _constant(name: str, where: Where, constant: str, constants: Constants) -> Item:
-    size: int = getattr(constants, constant)
+def _constant(
+    name: str, where: Where, constant: str, constants: Constants, processes: int = 1
+) -> Item:
+    each: int = getattr(constants, constant)
     source = constants.sources[constant]
-    return Item("process", name, where, "process", size, f"{size:,} bytes a process", source)
+    words = f"{each:,} bytes a process" + (f" x {processes} processes" if processes > 1 else "")
+    return Item("process", name, where, "process", processes * each, words, source)

@@ -11,28 +11,26 @@ from plimsoll.config.deepspeed import Device, deepspeed_settings, frozen_setting
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.price.activation_form import (
-    ActivationForm,
-    AdapterForm,
-    Attention,
-    ChunkedHead,
-    Head,
-    NoHead,
-    TaughtHead,
-    ValueHead,
-)
+from plimsoll.memory.price.activation_form import TaughtHead
 from plimsoll.memory.price.activations import activation_items, backward_items
+from plimsoll.memory.price.computing import activation_form
 from plimsoll.memory.price.kept_beside import kept_beside
 from plimsoll.memory.price.lifetimes import TrainPhase, scoring_phase
+from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.on_cpu import made_on_cpu
 from plimsoll.memory.price.reduction import layers_left
 from plimsoll.memory.price.second_copy import second_copy
 from plimsoll.memory.price.states import Kept, StateForm, state_items
 from plimsoll.memory.price.transfers import leaving, loading
-from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.memory.price.work import HeadKind
 from plimsoll.memory.price.zero_states import Counts, ZeroSizes, weights, zero_states
-from plimsoll.memory.shapes.shape import MicroBatch, ModelShape, parameter_tensors, small_parameters
+from plimsoll.memory.shapes.shape import (
+    MicroBatch,
+    ModelShape,
+    Tensors,
+    parameter_tensors,
+    small_parameters,
+)
 
 _NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
 _NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them
@@ -67,6 +65,7 @@ def trained_role(
     kept = zero_states(counts, sizes, device)
     kept += tuple(kept_beside(counts, sizes, device, role.ema is not None))
     kept += tuple(second_copy(counts, role.zero.hpz_partition_size))
+    kept += tuple(norm_copies(counts, sizes, _trained_tensors(role, shape), device))
     if device == "cpu":
         kept += tuple(made_on_cpu(counts, sizes, role.optimizer))
     kept += tuple(loading(shape, counts, device))
@@ -180,6 +179,12 @@ def trained_counts(
     )
 
 
+def _trained_tensors(role: TrainedRole, shape: ModelShape) -> tuple[Tensors, ...]:
+    if role.adapter is None:
+        return parameter_tensors(shape)
+    return tuple(Tensors(e, count * e) for count, e in adapter_tensors(shape, role.adapter))
+
+
 def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int, int]]:
     """(how many, elements of each) of an adapter's matrices and DoRA's magnitudes."""
     tensors = []
@@ -238,49 +243,3 @@ def _whole_model(
             where="host",
             pinned=tensors.elements,
         )
-
-
-def activation_form(
-    model: ModelConfig,
-    adapter: AdapterConfig | None,
-    shape: ModelShape,
-    head: HeadKind,
-    device: Device,
-    entropy: bool,
-    scaled: bool,
-) -> ActivationForm:
-    """How a role's model is trained; parameters as `trained_role`'s."""
-    element = _element(model)
-    pair = None
-    if adapter is not None:
-        pair = AdapterForm(adapter.rank, adapter.targets, element, adapter.dropout > 0)
-    return ActivationForm(
-        element=element,
-        checkpoint_every=model.checkpoint_every if model.gradient_checkpointing else None,
-        attention=attention_of(model, shape, device),
-        head=_head(head, ChunkedHead(model.head_chunk, entropy, scaled)),
-        trained=True,
-        adapter=pair,
-        quantized=model.quantization != "none",
-        selective=model.gradient_checkpointing == "selective",
-        inputs_on_host=model.activation_offload == "cpu" and device == "cuda",
-        device=device,
-    )
-
-
-def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
-    match kind:
-        case "policy":
-            return policy
-        case "value":
-            return ValueHead()
-        case "states":
-            return NoHead()
-
-
-def attention_of(model: ModelConfig, shape: ModelShape, device: Device) -> Attention:
-    """With `auto` resolved, as model/load.py resolves it."""
-    if model.attention != "auto":
-        return model.attention
-    obstacles = against_varlen(device, None, model.dtype, shape.softcapped, shape.head_dim)
-    return "sdpa" if any(obstacles) else "varlen"

@@ -10,8 +10,7 @@ Read in its source, and checked against the tensors that its engines really hold
 - stage 3 keeps its share of accumulated gradients always, and copies one sub-group of it for the
   step (zero/stage3.py, _setup_for_real_optimizer, _prepare_fp32_grad_for_sub_group);
 - stage 3 on one rank uses its weights where they lie and gathers nothing;
-- with states in bfloat16 stage 3 would let the weights be their own masters, but compares a device
-  with its name, and copies them (zero/stage3.py, _create_fp32_partitions).
+- stage 3 with states in bfloat16 copies the weights as masters (its _create_fp32_partitions).
 """
 
 from __future__ import annotations
@@ -134,22 +133,26 @@ def _trained(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
         yield from _stage_0(counts)
     elif sizes.stage == 3:
         yield from _stage_3(counts, sizes)
-    elif _is_bf16_optimizer(counts, sizes):
+    elif is_bf16_optimizer(counts, sizes):
         yield from _stage_1_bf16(counts, sizes)
     else:
         yield from _stage_1_and_2(counts, sizes)
 
 
-def _is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
-    """runtime/engine.py, _do_optimizer_sanity_check."""
+def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
+    """Whether DeepSpeed takes that one (runtime/engine.py, _do_optimizer_sanity_check)."""
     wide = counts.element == 2 and sizes.accumulate == 4
     return sizes.stage == 1 and wide and not sizes.offload
 
 
+def is_compact(counts: Counts, sizes: ZeroSizes) -> bool:
+    """Whether a rank's gradients are added up in fp32 (_use_compact_grad_partition_buffer)."""
+    return counts.element == 2 and sizes.accumulate == 4
+
+
 def _stage_0(counts: Counts) -> Iterator[Kept]:
     states = partial(_of_trained, counts, _STAGE0)
-    own = states("gradients", counts.element, life="training")
-    yield replace(own, block=counts.largest)
+    yield replace(states("gradients", counts.element, life="training"), block=counts.largest)
     if counts.element == 4:
         yield states("moments", counts.moments, life="stepped")
         copied = min(counts.trained, _ALLREDUCE)
@@ -159,6 +162,7 @@ def _stage_0(counts: Counts) -> Iterator[Kept]:
     yield states("moments", counts.moments, life="built")
     wide = states("fp32 gradients", 4, life="stepping")
     yield replace(wide, block=counts.largest)
+    yield states("gradients of a dry step", counts.element + 4, life="building")
 
 
 def _stage_1_bf16(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
@@ -179,10 +183,11 @@ def _stage_1_and_2(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
     if sizes.offload:
         yield from _staging(counts, sizes)
     if sizes.stage == 1:
-        each = sizes.accumulate
+        each, bucket = sizes.accumulate, sizes.bucket
         yield states("gradients", each, life="training")
-        yield Kept("reduce bucket", "elements", sizes.bucket, each, _STAGE12, life="training")
-        yield states("share of gradients", sizes.master, sizes.ranks, life="stepping")
+        yield Kept("reduce bucket", "elements", bucket, each, _STAGE12, life="training")
+        share = states("share of gradients", each, sizes.ranks, life="norming")
+        yield share if sizes.offload else replace(share, each=sizes.master, life="stepping")
     else:
         yield from _stage_2_gradients(counts, sizes)
     yield _reduce_copy(counts, sizes, _STAGE12)
@@ -196,13 +201,11 @@ def _stage_2_gradients(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
     of = "in tensors larger than a bucket"
     yield Kept("reduce bucket", "elements", bucket, each, _STAGE12, life="backward")
     yield Kept("oversized gradients", of, oversized, each, _STAGE12, sizes.ranks, life="backward")
-    if each == 2 and sizes.accumulate == 4:
+    if is_compact(counts, sizes):
         yield states("fp32 gradients", 4, sizes.ranks, life="training")
         if sizes.master < 4 and not sizes.offload:
             yield states("narrowed gradients", sizes.master, sizes.ranks, life="stepping")
         yield _widened(counts, sizes, _STAGE12)
-        normed = min(counts.largest, -(-counts.trained // sizes.ranks))
-        yield Kept("norm of a gradient", _LARGEST, normed, 8, _STAGE12, life="stepping")
     elif sizes.offload and sizes.master < 4:
         return  # they are added up in those of the optimizer
     elif sizes.offload:
@@ -226,7 +229,7 @@ def _stage_3(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
     else:
         copied = min(share, sizes.sub_group)
         yield states(name, each, sizes.ranks, life="built")
-        wide = sizes.master + (each if each > sizes.master else 0)  # flattened, then narrowed
+        wide = sizes.master + (each if each != sizes.master else 0)  # flattened, then cast
         yield Kept("copy of a sub-group", "gradients", copied, wide, _STAGE3, life="stepping")
     yield Kept("reduce bucket", "elements", sizes.bucket, counts.element, _STAGE3, life="built")
     yield _reduce_copy(counts, sizes, _STAGE3)
@@ -261,8 +264,7 @@ def _staging(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
     each = counts.element
     yield _of_trained(counts, _STAGE12, "staging buffer", each, sizes.ranks, "host", "built", share)
     buffer = Kept("gradient buffer", _LARGEST, counts.largest, each, _STAGE12, life="built")
-    yield buffer
-    yield replace(buffer, where="host", pinned=counts.largest if sizes.pinned else 0)
+    yield from (buffer, replace(buffer, where="host", pinned=counts.largest if sizes.pinned else 0))
 
 
 def _of_trained(

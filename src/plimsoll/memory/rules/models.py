@@ -13,6 +13,10 @@ from plimsoll.memory.shapes.shape import ModelShape
 
 _ALL_LINEAR = "all-linear"
 _EMBEDDINGS = "embed_tokens"
+_MLP = {"gate_proj", "up_proj", "down_proj"}
+_RENAMED_EXPERTS = ("glm4_moe", "qwen3_moe")
+"""Families whose experts had these names in transformers 4, where PEFT goes on to find them
+(peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe)."""
 
 
 def model_rules(job: Job) -> Iterator[PlanProblem]:
@@ -64,14 +68,26 @@ def _targets(job: Job) -> Iterator[PlanProblem]:
                     f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
                     "an adapter",
                     obstacle,
-                    f"some of {', '.join(shape.adapter_targets)}; or all-linear",
+                    _instead(shape),
                 )
+
+
+def _instead(shape: ModelShape) -> str:
+    fit = [one for one in shape.adapter_targets if not _against_target(shape, one)]
+    whole = "" if _against_target(shape, _ALL_LINEAR) else "; or all-linear"
+    return f"some of {', '.join(fit)}{whole}"
 
 
 def _against_target(shape: ModelShape, target: str) -> str:
     """Why a target cannot be; "" where it can."""
     if target == _EMBEDDINGS:
         return "it is also the output head (tie_word_embeddings)" if shape.tied else ""
+    mistaken = shape.family in _RENAMED_EXPERTS and _MLP & {*shape.adapter_targets}
+    if mistaken and target in (_ALL_LINEAR, *_MLP):
+        return (
+            "PEFT would take it for the model's experts, which are stacked in one tensor, and in "
+            "each forward write the update of all of them out"
+        )
     if target in (_ALL_LINEAR, *shape.adapter_targets):
         return ""
     if any(linear.name == target for linear in shape.linears):

@@ -96,6 +96,16 @@ class ModelShape:
         return self.value_parameters - self.hidden + self.head_parameters
 
     @property
+    def active_parameters(self) -> float:
+        """Those that a token is multiplied with: of experts only the chosen, the head, tied or not,
+        and no embedding."""
+        chosen = self.experts_per_token / self.experts if self.experts else 1.0
+        linears = sum(
+            linear.parameters * (chosen if linear.stacked > 1 else 1.0) for linear in self.linears
+        )
+        return linears + self.embedding_parameters
+
+    @property
     def value_parameters(self) -> int:
         """Of the same decoder with a value (or reward) head of one label instead of the head."""
         decoder = self.embedding_parameters + self.linear_parameters + self.other_parameters

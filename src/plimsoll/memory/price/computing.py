@@ -1,0 +1,67 @@
+"""From a role's config to how its forward and backward are computed."""
+
+from __future__ import annotations
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.deepspeed import Device
+from plimsoll.config.model import ModelConfig
+from plimsoll.memory.price.activation_form import (
+    ActivationForm,
+    AdapterForm,
+    Attention,
+    ChunkedHead,
+    Head,
+    NoHead,
+    ValueHead,
+)
+from plimsoll.memory.price.varlen import against_varlen
+from plimsoll.memory.price.work import HeadKind
+from plimsoll.memory.shapes.shape import ModelShape
+
+
+def activation_form(
+    model: ModelConfig,
+    adapter: AdapterConfig | None,
+    shape: ModelShape,
+    head: HeadKind,
+    device: Device,
+    entropy: bool,
+    scaled: bool,
+) -> ActivationForm:
+    """How a role's model is trained; parameters as `roles.trained_role`'s."""
+    element = 2 if model.dtype == "bfloat16" else 4
+    pair = None
+    if adapter is not None:
+        dropout = adapter.dropout > 0
+        pair = AdapterForm(adapter.rank, adapter.targets, element, dropout, adapter.dora)
+    return ActivationForm(
+        element=element,
+        checkpoint_every=model.checkpoint_every if model.gradient_checkpointing else None,
+        attention=attention_of(model, shape, device),
+        head=_head(head, ChunkedHead(model.head_chunk, entropy, scaled)),
+        trained=True,
+        adapter=pair,
+        quantized=model.quantization != "none",
+        selective=model.gradient_checkpointing == "selective",
+        inputs_on_host=model.activation_offload == "cpu" and device == "cuda",
+        fp32_routing=shape.family == "glm4_moe",  # as transformers has it
+        device=device,
+    )
+
+
+def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
+    match kind:
+        case "policy":
+            return policy
+        case "value":
+            return ValueHead()
+        case "states":
+            return NoHead()
+
+
+def attention_of(model: ModelConfig, shape: ModelShape, device: Device) -> Attention:
+    """With `auto` resolved, as model/load.py resolves it."""
+    if model.attention != "auto":
+        return model.attention
+    obstacles = against_varlen(device, None, model.dtype, shape.softcapped, shape.head_dim)
+    return "sdpa" if any(obstacles) else "varlen"

@@ -1,0 +1,70 @@
+"""4-bit weights under ZeRO-3: what every rank holds between the forward and the backward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from engine_cases import VOCAB, Setting, make_batch, sft_step, zero_stage
+from ranks import RankProcesses
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.deepspeed import Device, zero_settings
+from plimsoll.config.engine import ZeroConfig
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.worker import Worker
+from plimsoll.memory.price.kept_codes import kept_codes
+from plimsoll.memory.price.zero_states import Counts, ZeroSizes
+from plimsoll.memory.trace import LiveBytes
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+
+pytestmark = pytest.mark.slow
+
+_NOTHING_STAYS = {
+    "stage3_max_live_parameters": 1,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_param_persistence_threshold": 0,
+}
+
+
+def held_after_the_decoder(place: Place, model: Path) -> tuple[int, int]:
+    """Bytes that a forward left, with every layer checkpointed; and parameters in 4 bits."""
+
+    def settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
+        return zero_settings(zero, device) | _NOTHING_STAYS
+
+    setting = Setting(
+        zero_stage(3),
+        dtype="bfloat16",
+        checkpointing=True,
+        adapter=AdapterConfig(rank=4),
+        quantization="nf4",
+    )
+    worker = Worker(place)
+    with patch("plimsoll.config.deepspeed.zero_settings", settings):
+        worker.load_policy("actor", setting.role(model), temperature=1.0)
+    lm = worker._policy("actor").lm
+    held: list[int] = []
+    with LiveBytes() as live:
+        hook = lm.get_decoder().register_forward_hook(lambda *_: held.append(live.now))
+        sft_step(worker, place, make_batch((20, 30, 20, 30), 1), 100, 1e-3)
+        hook.remove()
+    coded = (p for p in lm.parameters() if hasattr(p, "quant_state"))
+    return held[0], sum(p.quant_state.shape.numel() for p in coded)
+
+
+def test_every_rank_holds_all_codes_until_the_backward(
+    tmp_path: Path, two_ranks: RankProcesses
+) -> None:
+    config = tiny_config("qwen2", True, vocab=VOCAB, hidden=256, feed_forward=768, layers=4)
+    write_tiny_model(tmp_path, config, seed=0, tokenizer=make_tokenizer())
+    for held, quantized in two_ranks.run(held_after_the_decoder, tmp_path):
+        counts = Counts(trained=1, frozen=0, largest=1, element=2, quantized=quantized)
+        sizes = ZeroSizes(stage=3, ranks=2, accumulate=4, bucket=1, live=1)
+        (kept,) = kept_codes(counts, sizes)
+        inputs = 4 * 2 * 50 * 256  # of the checkpointed layers
+        assert kept.bytes == pytest.approx(quantized / 2, abs=4)
+        assert held == pytest.approx(kept.bytes + inputs, rel=0.1)

@@ -1,0 +1,55 @@
+"""SFT on two ranks is SFT on one, also where a run goes on with fewer ranks, and then with more."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import SFT, column, metrics, run, write_config, write_task
+from safetensors.torch import load_file
+
+from plimsoll.cli import main
+from plimsoll.run.rows import read_rows
+
+pytestmark = pytest.mark.slow
+
+PARTS = ((5, 2, 2), (10, 1, 0), (15, 2, 3))
+"""Until which step with how many ranks, on Ray, at which ZeRO stage. A step takes 7 of 16 rows, so
+each part ends within an epoch."""
+
+
+def test_a_run_goes_on_with_fewer_ranks_and_with_more(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    config = copy.deepcopy(SFT)
+    config["run"] |= {"steps": PARTS[-1][0], "eval_every": 5, "save_every": None}
+    config["actor"]["optimizer"] = {"learning_rate": 0.003, "warmup_steps": 4}
+    write_config(tmp_path, "sft", config)
+    with contextlib.chdir(tmp_path):
+        assert main(["sft", "sft.yaml", "--run.directory", "whole"]) == 0
+    done = 0
+    for steps, ranks, stage in PARTS:
+        flags = f"--run.directory moved --run.resume auto --run.steps {steps} "
+        flags += f"--cluster.where ray --cluster.ranks {ranks} --actor.zero.stage {stage}"
+        outcome = run(tmp_path, "sft", "sft.yaml", *flags.split())
+        assert (outcome.code, outcome.err) == (0, "")
+        assert (f"resumed after step {done} from" in outcome.out) == (done > 0)
+        done = steps
+    check_same_steps(tmp_path)
+    one, other = (load_file(tmp_path / d / "model/model.safetensors") for d in ("whole", "moved"))
+    start = load_file(tmp_path / "model/model.safetensors")
+    for name, tensor in one.items():
+        assert (other[name] - tensor).norm() < 1e-3 * (tensor - start[name]).norm(), name
+
+
+def check_same_steps(home: Path) -> None:
+    whole, moved = metrics(home / "whole"), metrics(home / "moved")
+    assert [row["step"] for row in moved] == [row["step"] for row in whole]
+    for name in ("loss", "grad_norm", "eval/loss", "learning_rate", "epoch", "tokens"):
+        assert column(whole, name), name
+        np.testing.assert_allclose(column(moved, name), column(whole, name), rtol=1e-4)
+    ledger = read_rows(home / "moved" / "ledger.jsonl")
+    on_two = {row["step"] for row in ledger if row["process"] == "rank 1"}
+    assert on_two == {*range(1, 6), *range(11, 16)}
