@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
+from plimsoll.engine.extensions import await_build
 
 
 def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
@@ -20,6 +21,7 @@ def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimize
     if role.zero.optimizer_offload == "cpu":
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
+        await_build("cpu_adam")
         offloaded: torch.optim.Optimizer = DeepSpeedCPUAdam(
             groups,
             lr=0.0,
