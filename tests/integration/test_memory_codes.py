@@ -1,4 +1,4 @@
-"""4-bit weights under ZeRO-3: what every rank holds between the forward and the backward."""
+"""4-bit weights under ZeRO-3: between the forward and the backward no rank holds all of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from plimsoll.config.deepspeed import Device, zero_settings
 from plimsoll.config.engine import ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
-from plimsoll.memory.price.kept_codes import kept_codes
-from plimsoll.memory.price.zero_states import Counts, ZeroSizes
 from plimsoll.memory.trace import LiveBytes
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
@@ -56,15 +54,10 @@ def held_after_the_decoder(place: Place, model: Path) -> tuple[int, int]:
     return held[0], sum(p.quant_state.shape.numel() for p in coded)
 
 
-def test_every_rank_holds_all_codes_until_the_backward(
+def test_gathered_codes_do_not_stay_until_the_backward(
     tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
     config = tiny_config("qwen2", True, vocab=VOCAB, hidden=256, feed_forward=768, layers=4)
     write_tiny_model(tmp_path, config, seed=0, tokenizer=make_tokenizer())
     for held, quantized in two_ranks.run(held_after_the_decoder, tmp_path):
-        counts = Counts(trained=1, frozen=0, largest=1, element=2, quantized=quantized)
-        sizes = ZeroSizes(stage=3, ranks=2, accumulate=4, bucket=1, live=1)
-        (kept,) = kept_codes(counts, sizes)
-        inputs = 4 * 2 * 50 * 256  # of the checkpointed layers
-        assert kept.bytes == pytest.approx(quantized / 2, abs=4)
-        assert held == pytest.approx(kept.bytes + inputs, rel=0.1)
+        assert 0 < held < quantized / 2 / 4

@@ -29,7 +29,7 @@ from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel
-from plimsoll.model.quantization import keep_codes_as_they_are, quantization_settings
+from plimsoll.model.quantization import multiply_by_codes, quantization_settings
 from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.value import ValueModel, initialise_score
 
@@ -192,7 +192,7 @@ def _load(
         )
     checks.check_loaded(config.path, report, may_be_new)
     lm.config.architectures = [type(lm).__name__]
-    keep_codes_as_they_are(lm)
+    multiply_by_codes(lm)
     checkpoint_layers(lm, config)
     return lm.train(), set(report["missing_keys"])
 

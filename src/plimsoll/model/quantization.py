@@ -9,10 +9,12 @@ blocks. The codes are stored *as* the model's dtype (two, or four, bytes of code
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from plimsoll.config.model import ModelConfig
@@ -42,13 +44,45 @@ def quantization_settings(config: ModelConfig, device: torch.device) -> dict[str
     return {"quantization_config": settings, "device_map": {"": device}}
 
 
-def keep_codes_as_they_are(lm: PreTrainedModel) -> None:
-    """Forbid bitsandbytes to lay weights out anew when a CPU scores: training on them, dividing
-    them or reading them would then be wrong.
+def multiply_by_codes(lm: PreTrainedModel) -> None:
+    """Have the quantised layers compute as `_ByCodes`, in place of bitsandbytes' own forward, which
+    also lays weights out anew when a CPU scores: training on them, dividing them or reading them
+    would then be wrong.
     """
     for module in lm.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+        if _scales(getattr(module, "weight", None)) is not None:
+            module.forward = partial(_forward, module)
+
+
+def _forward(layer: Any, input_TI: Tensor) -> Tensor:
+    output: Tensor = _ByCodes.apply(input_TI.to(layer.compute_dtype), layer.weight, layer.bias)
+    return output.to(input_TI.dtype)
+
+
+class _ByCodes(torch.autograd.Function):
+    """x W^T + b with W in 4 bits and, as b, frozen.
+
+    From forward to backward it keeps the parameter itself, which ZeRO-3 fills again. bitsandbytes'
+    MatMul4Bit keeps a view of the codes that were gathered: so every rank would hold all of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, input_TI: Tensor, codes: Any, bias_O: Tensor | None) -> Tensor:
+        from bitsandbytes import matmul_4bit
+
+        ctx.save_for_backward(codes)
+        ctx.scales = codes.quant_state
+        output_TO: Tensor = matmul_4bit(input_TI, codes, bias=bias_O, quant_state=ctx.scales)
+        return output_TO
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient_TO: Tensor) -> tuple[Tensor, None, None]:
+        from bitsandbytes.functional import dequantize_4bit
+
+        (codes,) = ctx.saved_tensors
+        weight_OI = dequantize_4bit(codes, ctx.scales).to(gradient_TO.dtype)
+        return gradient_TO @ weight_OI, None, None
 
 
 def dequantised(parameter: nn.Parameter) -> Tensor:
@@ -70,6 +104,6 @@ def plain_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(parameter.ds_shape if hasattr(parameter, "ds_shape") else parameter.shape)
 
 
-def _scales(parameter: nn.Parameter) -> Any:
+def _scales(parameter: nn.Parameter | None) -> Any:
     """bitsandbytes' `quant_state`; None where the parameter is not quantised."""
     return getattr(parameter, "quant_state", None)

@@ -1,5 +1,4 @@
-"""What a trained role keeps beside weights and states: a moving average, 4-bit weights on their way
-through a step, and what is written."""
+"""What a trained role keeps beside weights and states: a moving average, and what is written."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ from collections.abc import Iterator
 
 from plimsoll.config.deepspeed import Device
 from plimsoll.memory.items import Where
-from plimsoll.memory.price.kept_codes import kept_codes
 from plimsoll.memory.price.states import Kept
 from plimsoll.memory.price.zero_states import Counts, ZeroSizes
 
@@ -31,7 +29,6 @@ def kept_beside(counts: Counts, sizes: ZeroSizes, device: Device, average: bool)
             where,
             "built",
         )
-    yield from kept_codes(counts, sizes)
     states = round((4 + counts.moments + each) * counts.trained / ranks)
     yield Kept(
         "checkpoint file",

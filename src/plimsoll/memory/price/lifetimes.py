@@ -30,7 +30,6 @@ Life = Literal[
     "building",
     "scoring",
     "computing",
-    "learning",
     "backward",
     "reducing",
     "training",
@@ -43,7 +42,7 @@ Life = Literal[
 """
 always: from the moment the role is loaded. built: from when its engine is built, after it was read.
 stepped: from the first optimizer step. loading: while it is read. building: while its engine is
-built. scoring: while it scores. learning: forward and backward. computing: scoring and learning.
+built. scoring: while it scores. computing: scoring, and forward and backward.
 backward: of its own training, from the first gradient on. reducing: when a bucket of gradients is
 first full and is reduced. training: forward, backward, norm and step. norming: while its gradient
 norm is taken, just before its step. stepping: its step. sending, saving: while weights are gathered
@@ -95,7 +94,6 @@ def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> b
     read, build = _load_moments(role)
     own = phase is not None and moment.phase == phase
     backward = own and moment.instant in ("backward", "reduce")
-    learning = own and moment.instant not in ("norm", "step")
     match life:
         case "always":
             return moment in (read, build) or _later(role, moment)
@@ -110,9 +108,7 @@ def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> b
         case "scoring":
             return moment.phase == "score"
         case "computing":
-            return moment.phase == "score" or learning
-        case "learning":
-            return learning
+            return moment.phase == "score" or (own and moment.instant not in ("norm", "step"))
         case "backward":
             return backward
         case "reducing":
