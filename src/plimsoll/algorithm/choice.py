@@ -34,13 +34,14 @@ from plimsoll.errors import ConfigError
 
 _PACKAGE = "plimsoll.algorithm"
 _FUNCTIONS = {
-    "policy_loss": "loss",
-    "preference_loss": "loss",
-    "reward_loss": "loss",
-    "unpaired_loss": "loss",
-    "advantage": "estimate",
-    "divergence": "compare",
+    "policy_loss": ("loss", "algorithm.policy_loss"),
+    "preference_loss": ("loss", "algorithm.loss"),
+    "reward_loss": ("loss", "algorithm.loss"),
+    "unpaired_loss": ("loss", "algorithm.loss"),
+    "advantage": ("estimate", "algorithm.advantage"),
+    "divergence": ("compare", "algorithm.divergence"),
 }
+"""Of each package the function in each of its files, and the key that chooses one."""
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,17 @@ def resolve(
     Raises ConfigError for a name, option or option's value that cannot be used, and for a
     function that does not take just these positional arguments.
     """
-    function = resolve_choice(choice, f"{_PACKAGE}.{package}", _FUNCTIONS[package])
+    name, key = _FUNCTIONS[package]
+    try:
+        function = resolve_choice(choice, f"{_PACKAGE}.{package}", name)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError as error:
         raise ConfigError(
-            f"{choice.name!r} cannot be called as a function of {package}: {error}. It must take "
-            f"its {' and '.join(arguments)} as the only positional "
+            f"{key}: {choice.name!r} cannot be called as a function of {package}: {error}. It must "
+            f"take its {' and '.join(arguments)} as the only positional "
             f"{'argument' if len(arguments) == 1 else 'arguments'}, and its options by keyword."
         ) from error
     return function

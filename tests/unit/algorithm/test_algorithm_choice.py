@@ -145,10 +145,16 @@ def test_bounds_are_checked_before_anything_runs(dual_clip: float) -> None:
 
 
 def test_a_misspelt_name_gets_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"No policy_loss is called 'clp'.*mean 'clip'"):
+    with pytest.raises(ConfigError, match=r"^algorithm\.policy_loss: No .* 'clp'.*mean 'clip'"):
         policy_loss(Choice(name="clp"))
-    with pytest.raises(ConfigError, match=r"No advantage is called 'gea'.*Known: .*gae"):
+    with pytest.raises(ConfigError, match=r"^algorithm\.advantage: No .*'gea'.*: .*gae"):
         advantage(Choice(name="gea"))
+
+
+def test_the_key_that_chose_it_is_named() -> None:
+    wrong = Choice(name="dpo", options={"beat": 0.1})
+    with pytest.raises(ConfigError, match=r"^algorithm\.loss: 'dpo' has no option 'beat'.*'beta'"):
+        preference_loss(wrong)
 
 
 def test_a_resolved_loss_crosses_processes() -> None:
