@@ -170,14 +170,9 @@ def predicted_tensors(config: JobConfig) -> tuple[Phase, int]:
     job = make_job(config, hardware_of(cluster), constants_of(cluster))
     (process,) = job.layout.processes
     uses, rest = uses_of(held_by(job, process)), _untouched(config)
-    sizes = [_tensors(use) + rest * _has_bucket(use) for use in uses]
+    sizes = [use.allocated + rest * _has_bucket(use) for use in uses]
     largest = max(sizes)
     return uses[sizes.index(largest)].moment.phase, largest
-
-
-def _tensors(use: Use) -> int:
-    """Without the holes in the heap that tensors have left, which the plan counts beside them."""
-    return use.allocated - sum(one.bytes for one in use.items if one.name == "holes left by norms")
 
 
 def _has_bucket(use: Use) -> bool:

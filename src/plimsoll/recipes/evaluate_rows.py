@@ -21,7 +21,6 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
 from plimsoll.config.engine import FrozenRole
 from plimsoll.config.jobs import (
-    ComparedJobConfig,
     DataJobConfig,
     DistillConfig,
     DpoConfig,
@@ -44,6 +43,7 @@ from plimsoll.recipes.reward_model import (
     score_metrics,
     score_pairs,
 )
+from plimsoll.recipes.roles import compared_role
 from plimsoll.recipes.run_data import load_held_out
 from plimsoll.recipes.update import log_probs
 from plimsoll.records import Floats
@@ -81,7 +81,9 @@ def measure_pairs(config: DpoConfig, model: str) -> dict[str, float]:
     with closing(start_cluster(config.cluster, ())) as cluster:
         cluster.all(Worker.load_policy, "actor", _frozen(config, model), 1.0)
         if loss.needs_reference:
-            cluster.all(Worker.load_policy, "reference", _compared(config), 1.0)
+            cluster.all(
+                Worker.load_policy, "reference", compared_role(config.reference, config.actor), 1.0
+            )
         for pairs in _parts(loaded.items, cluster):
             packs = pack_rows(config, pairs, cluster)
             own.append(log_probs("actor", packs, cluster))
@@ -102,7 +104,9 @@ def measure_responses(config: KtoConfig, model: str) -> dict[str, float]:
     found = []
     with closing(start_cluster(config.cluster, ())) as cluster:
         cluster.all(Worker.load_policy, "actor", _frozen(config, model), 1.0)
-        cluster.all(Worker.load_policy, "reference", _compared(config), 1.0)
+        cluster.all(
+            Worker.load_policy, "reference", compared_role(config.reference, config.actor), 1.0
+        )
         for part in _parts(list(zip(samples, others, strict=True)), cluster):
             packs = pack(list(chain(*part)), cluster.ranks, config.batch.micro_batch_tokens)
             own = log_probs("actor", packs, cluster)
@@ -145,11 +149,6 @@ def _frozen(config: DataJobConfig, path: str) -> FrozenRole:
     own = {"path": path, "gradient_checkpointing": False}
     model = config.actor.model.model_copy(update=own)
     return FrozenRole(model=model, stage=3 if config.actor.zero.stage == 3 else 0)
-
-
-def _compared(config: ComparedJobConfig) -> FrozenRole:
-    """What the model is compared with."""
-    return config.reference or FrozenRole(model=config.actor.model)
 
 
 def _parts(rows: Sequence[T], cluster: Cluster) -> Iterator[Sequence[T]]:

@@ -18,6 +18,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, Interrupted
 from plimsoll.model.fingerprint import model_fingerprint
 from plimsoll.recipes.from_data import Work
+from plimsoll.recipes.roles import compared_role
 from plimsoll.recipes.update import Packs, log_probs
 from plimsoll.records import Sample
 from plimsoll.run.stored_logprobs import LogprobStore, StoredLogprobs, read_logprobs, sequence_key
@@ -53,7 +54,7 @@ def precompute(work: Work[ConfigT, RowT], to_score: ToScore[UnitT]) -> Mapping[b
     """
     session, given = work.session, work.config.reference_logprobs.path
     path = session.directory.reference_logprobs_path if given is None else Path(given)
-    role = work.config.reference or FrozenRole(model=work.config.actor.model)
+    role = compared_role(work.config.reference, work.config.actor)
     store = LogprobStore(path, _stored(path, role))
     keys = {key for batch in to_score.batches() for unit in batch for key in to_score.keys(unit)}
     missing = len(keys - store.logprobs.keys())

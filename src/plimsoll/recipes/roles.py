@@ -18,5 +18,10 @@ def load_reference(
     if given is None and actor.adapter is not None:
         cluster.all(Worker.score_without_adapter, "actor", "reference")
     else:
-        role = given or FrozenRole(model=actor.model)
+        role = compared_role(given, actor)
         cluster.all(Worker.load_policy, "reference", role, temperature)
+
+
+def compared_role(given: FrozenRole | None, actor: TrainedRole) -> FrozenRole:
+    """What the actor is compared with, as a model of its own."""
+    return given or FrozenRole(model=actor.model)

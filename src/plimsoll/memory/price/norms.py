@@ -74,7 +74,8 @@ def _holes(tensors: Sequence[Tensors], sizes: ZeroSizes) -> Kept:
     [(piece, elements)] = together.most_common(1) or [(0, 0)]
     of = f"of the {elements // max(1, piece):,} gradients of {piece:,} elements"
     holes = _norming("holes left by norms", elements, _DOUBLE)
-    return replace(holes, of=of, ranks=sizes.ranks, block=piece, source="glibc, bug 30723")
+    source = "glibc, bug 30723"
+    return replace(holes, of=of, ranks=sizes.ranks, block=piece, source=source, level="process")
 
 
 def _norming(name: str, elements: int, each: int) -> Kept:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plimsoll.memory.items import Held, Item, Moment, Where
+from plimsoll.memory.items import Held, Item, Level, Moment, Where
 from plimsoll.memory.price.heap import small_bytes
 from plimsoll.memory.price.lifetimes import Life, TrainPhase, lifetime
 
@@ -21,6 +21,7 @@ class Kept:
         allocator rounds every block up to a power of two.
     block: elements of the largest tensor among them; 0: they are one.
     of: what the elements are, for the formula.
+    level: `process` for what such tensors leave behind, and torch does not count.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Kept:
     life: Life = "always"
     pinned: int = 0
     block: int = 0
+    level: Level = "allocated"
 
     @property
     def small(self) -> int:
@@ -85,7 +87,7 @@ def _item(role: str, kept: Kept) -> Item:
         role=role,
         name=kept.name,
         where=kept.where,
-        level="allocated",
+        level=kept.level,
         bytes=kept.bytes,
         formula=kept.formula,
         source=kept.source,
