@@ -40,7 +40,7 @@ lint: setup
 
 bench: setup
 	for name in head packing shared_prompts memory_runs; do $(BIN)/python benchmarks/$$name.py || exit 1; done
-	$(if $(PEAKS),$(BIN)/python benchmarks/memory_accuracy.py $(PEAKS))
+	$(BIN)/python benchmarks/memory_accuracy.py benchmarks/peaks_of_others.csv $(PEAKS)
 
 setup: $(STAMP)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from peak_models import trained_parameters
 from peak_rows import Row
+from peak_states import trained_parameters
 
 
 def deepspeed_estimate(row: Row) -> float:
@@ -26,7 +26,7 @@ def closed_form(row: Row) -> float:
     fp32, or one chunk of them.
     """
     shape, trained = row.shape, trained_parameters(row)
-    base = 0.5 if row.quantization in ("nf4", "gptq") else 2
+    base = 0.5 if row.quantization in ("nf4", "nf4 twice", "gptq") else 2
     frozen = base * shape.parameters if row.adapter else 0
     ranks = row.ranks if row.strategy in ("zero3", "fsdp") else 1
     layer = 2 if row.checkpointed else 34

@@ -95,7 +95,7 @@ def _compare(
         module = _module(role.model.dtype, adapted)
         counts = replace(_counts(module), moments=moment_bytes(role))
         sizes = zero_sizes(deepspeed_settings(role, "cpu", 1), 1)
-        plan = (*zero_states(counts, sizes, "cpu"), *norm_copies(counts, sizes, (), "cpu"))
+        plan = (*zero_states(counts, sizes, "cpu"), *norm_copies(counts, sizes, "cpu"))
         engine = ZeroEngine(module, role, place)
         _backward(engine)
         engine.step(1e-4)

@@ -115,6 +115,14 @@ def assert_nothing_left(command: Command) -> None:
     wait_for(lambda: not command.processes(), "the end of all processes of the run", PROMISED)
 
 
+def assert_own_heap(command: Command) -> None:
+    """What computes on CPU has jemalloc (config/allocator.py)."""
+    actors = [one.pid for kind in ("RankActor", "EngineActor") for one in command.find(kind)]
+    assert len(actors) == 2
+    for pid in actors:
+        assert "libjemalloc" in Path(f"/proc/{pid}/maps").read_text()
+
+
 @pytest.mark.parametrize(
     ("kind", "phase", "engine", "name", "why"),
     [
@@ -147,6 +155,7 @@ def test_a_killed_process_ends_the_run_with_its_name(
 
 def test_a_second_signal_ends_a_run_on_ray_at_once(run_until: RunUntil) -> None:
     command = run_until("training", "transformers", 1)
+    assert_own_heap(command)
     command.process.send_signal(signal.SIGTERM)
     wait_for(lambda: command.errors, "the answer to the first signal")
     os.killpg(command.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal

@@ -18,6 +18,7 @@ from plimsoll import __version__
 from plimsoll.cli.jobs import distill, dpo, kto, ppo, prm, rm, sft
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
+from plimsoll.config.allocator import begin_anew
 from plimsoll.config.threads import waiting
 from plimsoll.errors import ConfigError, PlimsollError
 
@@ -57,9 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. arguments: default sys.argv[1:]."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    if not debug and arguments is None:  # the process is ours
-        sys.excepthook = _show_unexpected
-        os.environ.update(waiting())
+    if arguments is None:  # the process is ours
+        _prepare(words, debug)
     try:
         _dispatch([word for word in words if word != "--debug"])
     except PlimsollError as error:
@@ -73,6 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ReaderGone:
         return _READER_GONE
     return 0
+
+
+def _prepare(words: list[str], debug: bool) -> None:
+    if words and words[0] in _COMPUTING:
+        begin_anew()
+        os.environ.update(waiting())
+    if not debug:
+        sys.excepthook = _show_unexpected
 
 
 def _dispatch(words: list[str]) -> None:
@@ -108,6 +116,7 @@ _COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
     "merge": merge,
     "export": export,
 }
+_COMPUTING = _COMMANDS.keys() - {"plan", "report", "calibrate", "doctor"}
 
 
 def _show_unexpected(

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import (
 
 from plimsoll.cluster.blame import tells_of_shortage, told, vllm_exception_in, why_dead
 from plimsoll.cluster.seats import Seat
+from plimsoll.config.allocator import preloading
 from plimsoll.config.threads import waiting
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.shortage import telling_shortage
@@ -126,6 +127,8 @@ class EngineActor:
 def create_ranks(count: int, device: str, threads: int) -> list[Any]:
     """Ask Ray for the actors of a group of training ranks; on GPUs, on as few nodes as can be."""
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device} | waiting()
+    if device == "cpu":
+        environment |= preloading()
     actor = ray.remote(
         num_cpus=0, concurrency_groups={"watch": 1}, runtime_env={"env_vars": environment}
     )(RankActor)
@@ -138,19 +141,22 @@ def create_ranks(count: int, device: str, threads: int) -> list[Any]:
 
 def create_engine(spec: EngineSpec, device: str, seat: Seat | None = None) -> Any:
     """Ask Ray for the actor of one engine; seat: cards of ranks that it shares, where it does."""
-    from plimsoll.rollout.vllm import environment
+    from plimsoll.rollout.vllm import environment as vllm_environment
 
+    environment = vllm_environment(spec)
+    if device == "cpu" and spec.rollout.engine == "transformers":
+        environment |= preloading()
     actor = ray.remote(num_cpus=0, max_concurrency=10_000)(EngineActor)
     if seat is None:
         gpus = spec.rollout.tensor_parallel if device == "cuda" else 0
-        placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment(spec)})
+        placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment})
     else:
         # Ray has given the cards to the ranks, and would not give them again.
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(seat.cards)}
         placed = actor.options(
             num_gpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node_id, soft=False),
-            runtime_env={"env_vars": environment(spec) | visible},
+            runtime_env={"env_vars": environment | visible},
         )
     return placed.remote(spec)
 

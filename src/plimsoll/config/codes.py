@@ -64,6 +64,7 @@ PlanCode = Literal[
     "no-gpu",
     "nodes-without-cluster",
     "offload-without-gpu",
+    "no-jemalloc",
     "package-version",
     "sequence-over-positions",
     "sleep-expandable-segments",

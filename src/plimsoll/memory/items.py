@@ -53,7 +53,6 @@ class Item:
     formula: in words with the numbers put in, such as
         "2 bytes x 7,615,616,512 parameters / 8 ranks".
     source: where the formula is from: a paper, a file of a project, a measurement.
-    small: bytes of it in blocks that a heap keeps when they are freed (price/heap.py).
     """
 
     role: str
@@ -63,7 +62,6 @@ class Item:
     bytes: int
     formula: str
     source: str
-    small: int = 0
 
     def __post_init__(self) -> None:
         assert self.bytes >= 0, self

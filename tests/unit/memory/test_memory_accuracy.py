@@ -73,6 +73,8 @@ STATES = (
     ({"dtype": "pure bf16", "optimizer": "SGD"}, 4),
     ({"dtype": "pure bf16", "optimizer": "8-bit AdamW"}, 6),
     ({"dtype": "pure bf16", "optimizer": "PagedAdamW8bit"}, 4),
+    ({"dtype": "bf16-true"}, 8),
+    ({"dtype": "bfloat16 weights, no amp"}, 8),
     ({"dtype": "bf16 amp"}, 18),
     ({"dtype": "bf16", "optimizer": "Lion fused"}, 14),
 )
@@ -86,6 +88,100 @@ def test_states_of_a_whole_copy(tmp_path: Path) -> None:
         assert least - 0.1 < predicted(text, f"a-{i}") < most + 0.1, row
 
 
+LINEARS = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336)
+LORA = {"peft": "lora r8 (query, value)", "dtype": "bf16-true"}
+
+
+def test_four_and_eight_bits_by_their_kind(tmp_path: Path) -> None:
+    kinds = {
+        "qlora bnb.nf4 r8 (query)": 0.5 + 4 / 64,
+        "qlora bnb.nf4-dq r8 (query)": 0.5 + 1 / 64 + 4 / (64 * 256),
+        "lora rank 8 (q_proj) on int8 (gptq)": 1 + 3 / 128,
+    }
+    rows = ({"id": f"a-{i}", "peft": peft, "dtype": "bf16-true"} for i, peft in enumerate(kinds))
+    text = run(tmp_path, *rows, {"id": "a-9", **LORA})
+    for i, each in enumerate(kinds.values()):
+        saved = (2 - each) * LINEARS / 1e9
+        # The largest weight is written out for use.
+        written = 2 * 4096 * 14336 / 1e9
+        gap = predicted(text, "a-9") - predicted(text, f"a-{i}")
+        assert gap == pytest.approx(saved - written, abs=0.15)
+
+
+def test_adapters_are_on_the_linears_that_are_named(tmp_path: Path) -> None:
+    names = ("(query, value)", "(q_proj, v_proj)", "(q_proj, v_proj, output_proj and mlp)", "")
+    rows = ({"id": f"a-{i}", "peft": f"lora r512 {n}"} for i, n in enumerate(names))
+    text = run(tmp_path, *rows)
+    few, same, more, every = (predicted(text, f"a-{i}") for i in range(4))
+    assert few == same
+    # 16 bytes of fp32 weights, gradients and moments; keys are the only others.
+    parameters = 32 * 512 * (2 * 4096 + 3 * (4096 + 14336))
+    assert more - few == pytest.approx(16 * parameters / 1e9, abs=0.3)
+    assert every - more == pytest.approx(16 * 32 * 512 * (4096 + 1024) / 1e9, abs=0.3)
+
+
+def test_offloaded_shards_are_on_the_host(tmp_path: Path) -> None:
+    divided = {"strategy": "fsdp2", "n_gpus": "2", "dtype": "fp32 params, bf16 compute"}
+    offload = {"id": "a-2", "offload": "parameters and optimizer to cpu (CPUOffloadPolicy)"}
+    text = run(tmp_path, divided, divided | offload)
+    assert predicted(text) - predicted(text, "a-2") > 16 * PARAMETERS / 2 / 1e9 - 5
+
+
+def test_flat_parameters_have_gradients_of_frozen_weights(tmp_path: Path) -> None:
+    litgpt = {"source": "Lightning-AI/litgpt@1:README", "strategy": "FSDP", "n_gpus": "2", **LORA}
+    single = {"id": "a-2", "notes": "max_memory_allocated; no gradient accumulation"}
+    text = run(tmp_path, litgpt, litgpt | single)
+    assert predicted(text) - predicted(text, "a-2") == pytest.approx(2 * PARAMETERS / 1e9, abs=0.2)
+
+
+WORDS = 4096 * 128_256  # logits of 4,096 tokens
+STREAM = 2 * 4096 * 4096 * 32  # what checkpoints of 4,096 tokens keep
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "gap"),
+    [
+        # The loss of whole logits, and one that makes their gradient in place.
+        ({}, {"notes": "max_memory_allocated; FastKernels"}, 4 * WORDS),
+        ({"seq_len": "8192"}, {"seq_len": "4096"}, 12 * WORDS + STREAM),
+        # Embedding, head, norms and what the layers add to are fp32; the loss has one more copy.
+        (
+            {"peft": "qlora r8 (query)", "dtype": "bf16"},
+            {"notes": "max_memory_allocated; without PEFT's preparation"},
+            2 * 2 * EMBEDDING + STREAM + 4 * WORDS,
+        ),
+    ],
+)
+def test_a_loss_and_a_stream_by_hand(
+    tmp_path: Path, one: dict[str, str], other: dict[str, str], gap: int
+) -> None:
+    base = {"dtype": "pure bf16", "optimizer": "SGD", "seq_len": "4096"} | one
+    text = run(tmp_path, base, base | other | {"id": "a-2"})
+    assert predicted(text) - predicted(text, "a-2") == pytest.approx(gap / 1e9, abs=0.25)
+
+
+def test_fsdp_keeps_reentrant_checkpoints_and_their_gradients(tmp_path: Path) -> None:
+    frozen = {"strategy": "FSDP", "n_gpus": "2", "seq_len": "16384", **LORA}
+    fused = {"notes": "GB; max_memory_allocated; Liger fused linear cross entropy"}
+    trainer = {"id": "a-2", "source": "foundation-model-stack/fms-acceleration@1:refs"}
+    text = run(tmp_path, frozen | fused, frozen | fused | trainer)
+    assert predicted(text, "a-2") - predicted(text) == pytest.approx(4 * STREAM / 1e9, abs=0.1)
+
+
+def test_buckets_by_the_hidden_size(tmp_path: Path) -> None:
+    zero = {"strategy": "zero3", "n_gpus": "8", "optimizer": "AdamW (DeepSpeed)", "dtype": "bf16"}
+    text = run(tmp_path, zero, zero | {"id": "a-2", "strategy": "zero3 (buckets auto)"})
+    smaller = 2 * 2 * (500_000_000 - 4096**2) + 2 * (50_000_000 - 0.9 * 4096**2)
+    assert predicted(text) - predicted(text, "a-2") >= smaller / 1e9 - 0.1
+
+
+def test_lengths_that_vary_are_a_group_of_their_own(tmp_path: Path) -> None:
+    notes = "GiB; max_memory_reserved; samples of 91 to 19548 tokens"
+    text = run(tmp_path, {"id": "a-1", "notes": notes}, {"id": "a-2"})
+    assert "someone/else: reserved, lengths vary\n" in text
+    assert "someone/else: allocated\n" in text
+
+
 def test_sharding_divides_by_the_ranks(tmp_path: Path) -> None:
     one, eight = (
         run(tmp_path, {"strategy": "fsdp2", "n_gpus": n, "gpu": "B200"}) for n in ("1", "8")
@@ -93,9 +189,30 @@ def test_sharding_divides_by_the_ranks(tmp_path: Path) -> None:
     assert predicted(one) - predicted(eight) > 16 * PARAMETERS * 7 / 8e9 - 5
 
 
+SAME = (
+    ("seq_len", "4096", "4k"),
+    ("seq_len", "4096", "4,096"),
+    ("grad_ckpt", "full", "reentrant"),
+    ("grad_ckpt", "no", "disabled"),
+    ("strategy", "zero3", "ds_z3_config"),
+    ("strategy", "zero2", "DeepSpeed stage 2"),
+    ("dtype", "bf16", "bf16 params, fp32 master weights"),
+    ("peft", "lora r16", "LoRA (lora_r: 16)"),
+    ("model", "Qwen2.5-7B", "qwen 2.5 7b"),
+)
+
+
+@pytest.mark.parametrize(("column", "one", "other"), SAME)
+def test_one_thing_in_two_ways(tmp_path: Path, column: str, one: str, other: str) -> None:
+    text = run(tmp_path, {column: one}, {column: other, "id": "a-2"})
+    assert predicted(text) == predicted(text, "a-2")
+
+
 def test_gib_and_gb_are_told_apart(tmp_path: Path) -> None:
-    rows = ({"id": "a-1"}, {"id": "a-2", "notes": "GiB, max_memory_allocated"})
-    text = run(tmp_path, *rows)
+    gib = "GiB, max_memory_allocated"
+    rows = ({"id": "a-1"}, {"id": "a-2", "notes": gib})
+    text = run(tmp_path, *rows, {"id": "a-3", "reported_peak_gb_per_gpu": "102400 MiB"})
+    assert re.search(r"^a-3 +107\.4 ", text, re.MULTILINE)
     assert re.search(r"^a-1 +100\.0 ", text, re.MULTILINE)
     assert re.search(r"^a-2 +107\.4 ", text, re.MULTILINE)
 
@@ -114,6 +231,9 @@ UNKNOWN = (
     ("grad_ckpt", "selective"),
     ("flash_attn", "perhaps"),
     ("optimizer", "Muon"),
+    ("optimizer", "galore_adamw"),
+    ("optimizer", "4-bit AdamW"),
+    ("peft", "adalora r8"),
     ("reported_peak_gb_per_gpu", "plenty"),
     ("task", "ppo"),
 )
@@ -153,6 +273,15 @@ def test_no_file_and_no_columns(tmp_path: Path) -> None:
     bare = tmp_path / "bare.csv"
     bare.write_text("id,source\n1,2\n")
     assert "has no column" in output(str(bare), code=2)
+
+
+def test_the_shipped_rows_are_read_but_for_what_their_sources_leave_open() -> None:
+    text = output(str(BENCHMARK.with_name("peaks_of_others.csv")), "--rows")
+    left_out = set(re.findall(r"^  (\S+): \w+ = ", text, re.MULTILINE))
+    selective = {f"titan-00{n}" for n in (1, 2, 4, 5)}
+    assert left_out == {"torchtune-001", "torchtune-012", "torchtune-014", "titan-003"} | selective
+    ids = re.findall(r"^(\w+(?:-\w+)?-\d{3}) +\S+ +[\d.]+ ", text, re.MULTILINE)
+    assert len(ids) == len(set(ids)) == 276 - len(left_out)
 
 
 def test_the_published_rows_are_within_the_aim() -> None:

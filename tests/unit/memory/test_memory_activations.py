@@ -17,7 +17,8 @@ from plimsoll.memory.price.activation_form import (
     UnfusedHead,
     ValueHead,
 )
-from plimsoll.memory.price.activations import activation_items
+from plimsoll.memory.price.activations import activation_items, backward_items
+from plimsoll.memory.shapes.families import shape_from_config
 from plimsoll.memory.shapes.known_models import known_models, read_shape
 from plimsoll.memory.shapes.shape import MicroBatch
 
@@ -246,6 +247,18 @@ def test_windows_and_bounded_scores_need_masks_of_their_own() -> None:
         ("mistralai/Mistral-7B-v0.1", 1024): 0,
         ("mistralai/Mistral-7B-v0.1", 8192): 2 * 8192**2,
     }
+
+
+@pytest.mark.parametrize("adapter", [None, AdapterForm(8, ("all-linear",), 4, dropout=True)])
+@pytest.mark.parametrize("name", [LLAMA.name, "Qwen/Qwen3-30B-A3B"])
+def test_what_is_left_is_a_model_of_so_many_layers(name: str, adapter: AdapterForm | None) -> None:
+    form, at = replace(FULL, adapter=adapter), Moment("train_actor", "reduce")
+    whole = read_shape(name)
+    for layers in (1, 2, whole.layers):
+        alone = shape_from_config({**known_models()[name], "num_hidden_layers": layers}, name)
+        assert backward_items("actor", whole, WORK, form, at, layers) == backward_items(
+            "actor", alone, WORK, form, at, layers
+        )
 
 
 @given(

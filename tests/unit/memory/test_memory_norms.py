@@ -11,22 +11,16 @@ from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.states import Kept, StateForm, state_items
 from plimsoll.memory.price.zero_states import Counts, ZeroSizes
-from plimsoll.memory.shapes.shape import Tensors
 
 COUNTS = Counts(trained=10_000_000, frozen=0, largest=6_000_000, element=2)
 SIZES = ZeroSizes(stage=2, ranks=1, accumulate=4, bucket=1000)
-TENSORS = (
-    Tensors(6_000_000, 6_000_000),  # 48 MB in double, of which the system gets all back
-    Tensors(1_000_000, 3_000_000),
-    Tensors(500_000, 1_000_000),
-)
 
 
 def copies(
     counts: Counts = COUNTS, cpu: bool = False, **sizes: object
 ) -> dict[str, tuple[str, int]]:
     changed = replace(SIZES, **sizes)  # type: ignore[arg-type]
-    made = norm_copies(counts, changed, TENSORS, "cpu" if cpu else "cuda")
+    made = norm_copies(counts, changed, "cpu" if cpu else "cuda")
     return {one.name: (one.where, one.bytes) for one in made}
 
 
@@ -61,23 +55,14 @@ def test_offloaded_stage_3_copies_parts_of_a_huge_gradient() -> None:
     assert copies(huge, stage=3)["norm of a gradient"][1] == 8 * 6 * 10**8
 
 
-def test_on_cpu_copies_of_the_size_that_takes_most_stay_side_by_side() -> None:
-    found = copies(cpu=True)
-    assert found["norm of a gradient"] == ("host", 48_000_000)
-    assert found["holes left by norms"] == ("host", 8 * 3_000_000)
-    assert copies(cpu=True, ranks=2)["holes left by norms"] == ("host", 8 * 1_500_000)
-    assert copies(cpu=True, ranks=2, stage=3)["holes left by norms"] == ("host", 8 * 3_000_000)
-
-
-def test_the_heap_keeps_the_holes_and_gives_back_large_copies() -> None:
-    small = {one.name: one.small for one in norm_copies(COUNTS, SIZES, TENSORS, "cpu")}
-    assert small == {"norm of a gradient": 0, "holes left by norms": 24_000_000}
+def test_on_cpu_the_copies_are_the_host_s() -> None:
+    assert copies(cpu=True) == {"norm of a gradient": ("host", 48_000_000)}
 
 
 def test_the_norm_is_taken_before_the_step() -> None:
     moments = job_moments(("actor",), frozenset[Phase]({"train_actor"}))
     step = Kept("copy", "gradients", 10, 4, "", life="stepping")
-    form = StateForm((*norm_copies(COUNTS, SIZES, TENSORS, "cuda"), step), "train_actor", moments)
+    form = StateForm((*norm_copies(COUNTS, SIZES, "cuda"), step), "train_actor", moments)
     held = {one.item.name: one.moments for one in state_items("actor", form)}
     assert held["norm of a gradient"] == {Moment("train_actor", "norm")}
     assert held["copy"] == {Moment("train_actor", "step")}

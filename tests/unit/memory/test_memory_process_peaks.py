@@ -133,6 +133,9 @@ def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
     )
     found = process_peaks(make_job(config, hardware, CONSTANTS))
     (host,) = make_plan(config, Ground(hardware, CONSTANTS)).hosts
-    saving = next(use for use in host.phases if use.moment.phase == "save")
-    ray = sum(i.bytes for i in saving.items if "Ray's own" in i.name or "object store" in i.name)
-    assert sum(one["save"].host for one in found.values()) == saving.bytes - ray
+    for use in host.phases:
+        ray = sum(i.bytes for i in use.items if "Ray's own" in i.name or "object store" in i.name)
+        processes = sum(one[use.moment.phase].host for one in found.values())
+        assert processes >= use.bytes - ray
+        if use.moment.phase != "save":  # in which rank 0 is at its fullest before the others are
+            assert processes == use.bytes - ray

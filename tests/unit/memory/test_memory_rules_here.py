@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,14 @@ def test_four_bit_weights_that_only_bytes_can_store(
     assert ("four-bit-storage" in found) == refused
     if refused:
         assert ".to is not supported" in found["four-bit-storage"].why
+
+
+def test_training_on_cpu_without_jemalloc_is_told() -> None:
+    bare = Surroundings("", {}, (), jemalloc=False)
+    assert conflicts("sft", {}, here=bare)["no-jemalloc"].severity == "warning"
+    assert "no-jemalloc" not in conflicts("sft", {}, here=replace(bare, jemalloc=True))
+    assert "no-jemalloc" not in conflicts("sft", {}, here=replace(bare, free_bytes=(10**9,)))
+    assert "no-jemalloc" not in conflicts("sft", {"cluster.device": "cuda"}, here=bare)
 
 
 SLEEP = {"rollout.placement": "shared", "rollout.sleep_level": 1}

@@ -61,6 +61,15 @@ def test_narrow_accumulation_saves_two_bytes_at_stage_3() -> None:
     assert sum(seventy_billion(stage=3, accumulate=2).values()) == 18 * 70
 
 
+@pytest.mark.parametrize(("stage", "elements"), [(2, 500), (3, 300)])
+def test_what_is_widened_is_a_rank_s_share(stage: int, elements: int) -> None:
+    """Of all gradients together, which may hold a tensor whole; at stage 3 of each."""
+    counts = Counts(trained=1000, frozen=0, largest=600, element=2)
+    sizes = ZeroSizes(stage, 2, 4, 100, sub_group=10**9)
+    made = {one.name: one.bytes for one in zero_states(counts, sizes, "cuda")}
+    assert made["widened gradient"] == 4 * elements
+
+
 def test_moments_come_with_the_first_step() -> None:
     counts = Counts(trained=1000, frozen=0, largest=10, element=2)
     form = StateForm(zero_states(counts, SIZES, "cuda"), "train_actor", MOMENTS)

@@ -89,6 +89,7 @@ CARDS: tuple[Card, ...] = (
     _card("B200", 182_630, 180, (10, 0), (2250, 7700, 900), "pytorch/ao#4002"),
     _card("L40S", 45_486, 48, (8, 9), (362, 864, 32), "stepfun-ai/Step-Video-T2V#8"),
     _card("A10", 22_587, 24, (8, 6), (125, 600, 32), "logs: an A10G, 24 GB by the same driver"),
+    _card("A10G", 22_587, 24, (8, 6), (70, 600, 32), "logs: as the A10"),
     _card("A6000", 48_670, 48, (8, 6), (155, 768, 32), "logs: 47.53 to 47.54 GiB"),
     _card("RTX3090", 24_064, 24, (8, 6), (71, 936, 32), "XChenZ/havatar#6"),
     _card("RTX4090", 24_084, 24, (8, 9), (165, 1008, 32), "Soul-AILab/SoulX-FlashTalk#5"),

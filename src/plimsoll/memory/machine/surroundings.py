@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plimsoll.config.allocator import is_chosen, library
 from plimsoll.memory.machine.nvidia import live_cards, visible_cards
 from plimsoll.memory.machine.versions import PACKAGES, installed_version
 
@@ -17,12 +18,14 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 class Surroundings:
     """allocator: the settings of torch's CUDA allocator, with the variable that has them, such as
     PYTORCH_ALLOC_CONF=expandable_segments:True; "" where none are set. versions: of the installed
-    packages among `versions.PACKAGES`. free_bytes: of each GPU that a run would see.
+    packages among `versions.PACKAGES`. free_bytes: of each GPU that a run would see. jemalloc:
+    whether a process here can begin with it, or with another heap that LD_PRELOAD names.
     """
 
     allocator: str
     versions: Mapping[str, str]
     free_bytes: tuple[int, ...]
+    jemalloc: bool = True
 
 
 def read_surroundings() -> Surroundings:
@@ -33,6 +36,7 @@ def read_surroundings() -> Surroundings:
         allocator_settings(os.environ),
         {name: version for name, version in found.items() if version is not None},
         tuple(card.free_bytes for card in cards),
+        jemalloc=library() is not None or is_chosen(),
     )
 
 

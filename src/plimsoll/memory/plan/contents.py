@@ -21,7 +21,6 @@ from plimsoll.memory.price.engines import (
     sleep_items,
     transformers_items,
 )
-from plimsoll.memory.price.heap import kept_by_heap
 from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.price.processes import computing_items, process_items
@@ -121,8 +120,7 @@ def held_by(job: Job, process: Process) -> tuple[Held, ...]:
     own = tuple(_contents(job, process))
     if job.device == "cuda":
         return own
-    moved = tuple(replace(one, item=replace(one.item, where="host")) for one in own)
-    return (*moved, *kept_by_heap(moved))
+    return tuple(replace(one, item=replace(one.item, where="host")) for one in own)
 
 
 def _contents(job: Job, process: Process) -> Iterator[Held]:

@@ -20,7 +20,6 @@ from plimsoll.memory.price.activation_form import (
     ValueHead,
 )
 from plimsoll.memory.price.checkpoints import CheckpointedLayers, Part
-from plimsoll.memory.price.heap import small_bytes
 from plimsoll.memory.price.layer_steps import final_norm, layer_steps
 from plimsoll.memory.price.masks import mask_bytes
 from plimsoll.memory.price.scoring_steps import scoring_summit
@@ -52,11 +51,24 @@ def backward_items(
     """What is held of it where the last of the first `left` layers is undone."""
     if left == 0:
         return ()
-    windows = shape.sliding_layers * left // shape.layers
-    lower = replace(shape, layers=left, sliding_layers=windows)
+    lower = _lower(shape, left)
     micro_batch = _MicroBatch(lower, work, form)
     parts = (_MicroBatch(shape, work, form).masks(), *micro_batch.at_layer())
     return tuple(micro_batch.held(role, at, parts))
+
+
+def _lower(shape: ModelShape, layers: int) -> ModelShape:
+    """The first so many layers of it."""
+
+    def share(count: int) -> int:
+        return count * layers // shape.layers
+
+    return replace(
+        shape,
+        layers=layers,
+        sliding_layers=share(shape.sliding_layers),
+        linears=tuple(replace(linear, count=share(linear.count)) for linear in shape.linears),
+    )
 
 
 @dataclass(frozen=True)
@@ -69,12 +81,9 @@ class _MicroBatch:
 
     def held(self, role: str, moment: Moment, parts: tuple[Part, ...]) -> Iterator[Held]:
         """Those that are not empty, as a role's items."""
-        widest = self.work.tokens * max(self.shape.intermediate, 2 * self.shape.hidden)
         for part in parts:
-            small = small_bytes(part.bytes, part.block or self.form.element * widest)
             item = Item(
-                *(role, part.name, part.where, "allocated", part.bytes, part.formula, part.source),
-                small=small,
+                *(role, part.name, part.where, "allocated", part.bytes, part.formula, part.source)
             )
             if part.bytes:
                 yield Held(item, frozenset({moment}))
@@ -180,7 +189,7 @@ class _MicroBatch:
             count = 0
         words = f"{count} x {element} bytes x {vocabulary:,} x {hidden:,} {what}"
         table = element * vocabulary * hidden
-        return Part("embedding gradients in flight", count * table, words, block=table)
+        return Part("embedding gradients in flight", count * table, words)
 
     def _head(self) -> tuple[Part, ...]:
         """From the last hidden states to the loss, and back where it is trained."""
@@ -217,7 +226,7 @@ class _MicroBatch:
         source = "model/token_logprobs.py"
         return (
             self._head_inputs(self.work.learned, element),
-            Part("logits chunk", logits, words, source, block=element * rows * vocabulary),
+            Part("logits chunk", logits, words, source),
         )
 
     def _taught(self, head: TaughtHead) -> tuple[Part, ...]:
@@ -261,7 +270,6 @@ class _MicroBatch:
             self._head_inputs(tokens, self.form.element),
             Part(
                 *("logits", each * tokens * vocabulary, words, source),
-                block=self.form.element * tokens * vocabulary,
             ),
         )
 

@@ -15,14 +15,13 @@ from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
 @dataclass(frozen=True)
 class Part:
-    """An item before it has a role. block: bytes of its largest tensor; 0: as those of a layer."""
+    """An item before it has a role."""
 
     name: str
     bytes: int
     formula: str
     source: str = SOURCE
     where: Where = "device"
-    block: int = 0
 
 
 @dataclass(frozen=True)

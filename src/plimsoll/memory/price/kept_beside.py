@@ -38,5 +38,4 @@ def kept_beside(counts: Counts, sizes: ZeroSizes, device: Device, average: bool)
         "engine/checkpoint.py: write_rows",
         where="host",
         life="writing",
-        block=4 * counts.largest,
     )

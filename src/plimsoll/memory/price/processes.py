@@ -44,7 +44,6 @@ def computing_items(
     ranks = ("local", "rank", "critic rank")
     if device != "cpu" or process.kind not in (ranks if vllm else (*ranks, "engine")):
         return
-    yield _constant("holes in the heap", "host", "heap_holes", constants)
     if narrow:
         yield _constant("prepared kernels", "host", "kernel_cache", constants)
 

@@ -27,7 +27,6 @@ from plimsoll.memory.price.zero_states import Counts, ZeroSizes, weights, zero_s
 from plimsoll.memory.shapes.shape import (
     MicroBatch,
     ModelShape,
-    Tensors,
     parameter_tensors,
     small_parameters,
 )
@@ -65,7 +64,7 @@ def trained_role(
     kept = zero_states(counts, sizes, device)
     kept += tuple(kept_beside(counts, sizes, device, role.ema is not None))
     kept += tuple(second_copy(counts, role.zero.hpz_partition_size))
-    kept += tuple(norm_copies(counts, sizes, _trained_tensors(role, shape), device))
+    kept += tuple(norm_copies(counts, sizes, device))
     if device == "cpu":
         kept += tuple(made_on_cpu(counts, sizes, role.optimizer))
     kept += tuple(loading(shape, counts, device))
@@ -177,12 +176,6 @@ def trained_counts(
         moments=moments,
         small=small + sum(c * e for c, e in pairs if e <= sizes.persistence),
     )
-
-
-def _trained_tensors(role: TrainedRole, shape: ModelShape) -> tuple[Tensors, ...]:
-    if role.adapter is None:
-        return parameter_tensors(shape)
-    return tuple(Tensors(e, count * e) for count, e in adapter_tensors(shape, role.adapter))
 
 
 def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int, int]]:

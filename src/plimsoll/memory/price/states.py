@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from plimsoll.memory.items import Held, Item, Level, Moment, Where
-from plimsoll.memory.price.heap import small_bytes
+from plimsoll.memory.items import Held, Item, Moment, Where
 from plimsoll.memory.price.lifetimes import Life, TrainPhase, lifetime
 
 
@@ -19,9 +18,7 @@ class Kept:
         with a block of elements. ranks: over how many they are divided.
     pinned: elements of each block of page-locked host memory (0: ordinary memory); PyTorch's
         allocator rounds every block up to a power of two.
-    block: elements of the largest tensor among them; 0: they are one.
     of: what the elements are, for the formula.
-    level: `process` for what such tensors leave behind, and torch does not count.
     """
 
     name: str
@@ -33,13 +30,6 @@ class Kept:
     where: Where = "device"
     life: Life = "always"
     pinned: int = 0
-    block: int = 0
-    level: Level = "allocated"
-
-    @property
-    def small(self) -> int:
-        """Bytes that a heap keeps when they are freed."""
-        return small_bytes(self.bytes, math.ceil(self.block * self.each) or self.bytes)
 
     @property
     def bytes(self) -> int:
@@ -87,11 +77,10 @@ def _item(role: str, kept: Kept) -> Item:
         role=role,
         name=kept.name,
         where=kept.where,
-        level=kept.level,
+        level="allocated",
         bytes=kept.bytes,
         formula=kept.formula,
         source=kept.source,
-        small=kept.small,
     )
 
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from plimsoll.config.deepspeed import Device
 from plimsoll.memory.items import Where
-from plimsoll.memory.price.heap import LARGEST_KEPT
 from plimsoll.memory.price.states import Kept
 from plimsoll.memory.price.zero_states import Counts, ZeroSizes
-from plimsoll.memory.shapes.shape import ModelShape, small_parameters
+from plimsoll.memory.shapes.shape import ModelShape
 
 _SAVE_BUCKET = 2**30  # bytes: engine/export.py
 
@@ -25,7 +24,6 @@ def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Kept]
             *("weights to quantise", read, counts.quantized, counts.element, source),
             where="host",
             life="loading",
-            block=1,
         )
     yield Kept(
         "copy while loading",
@@ -59,7 +57,4 @@ def leaving(
     source = "engine/weights.py: make_bucket"
     yield Kept("bucket of weights", "bytes", bucket, 1, source, where="host", life="sending")
     source = "engine/worker.py: save_model collects on rank 0"
-    saved = Kept("model to save", "bytes", sent, 1, source, where="host", life="saving")
-    small = min(sent, counts.element * small_parameters(shape, LARGEST_KEPT // counts.element))
-    yield replace(saved, elements=sent - small)
-    yield replace(saved, elements=small, block=1)
+    yield Kept("model to save", "bytes", sent, 1, source, where="host", life="saving")

@@ -152,7 +152,7 @@ def is_compact(counts: Counts, sizes: ZeroSizes) -> bool:
 
 def _stage_0(counts: Counts) -> Iterator[Kept]:
     states = partial(_of_trained, counts, _STAGE0)
-    yield replace(states("gradients", counts.element, life="training"), block=counts.largest)
+    yield states("gradients", counts.element, life="training")
     if counts.element == 4:
         yield states("moments", counts.moments, life="stepped")
         copied = min(counts.trained, _ALLREDUCE)
@@ -161,7 +161,7 @@ def _stage_0(counts: Counts) -> Iterator[Kept]:
     yield states("fp32 masters", 4, life="built")
     yield states("moments", counts.moments, life="built")
     wide = states("fp32 gradients", 4, life="stepping")
-    yield replace(wide, block=counts.largest)
+    yield wide
     yield states("gradients of a dry step", counts.element + 4, life="building")
 
 
@@ -289,7 +289,7 @@ def _incoming(counts: Counts, each: int, source: str) -> Kept:
 
 def _widened(counts: Counts, sizes: ZeroSizes, source: str) -> Kept:
     """A rank's share of one reduced gradient, as it is added to those that are accumulated."""
-    share = -(-counts.trained // sizes.ranks)
+    share = -(-(counts.largest if sizes.stage == 3 else counts.trained) // sizes.ranks)
     largest = min(counts.largest, share)
     return Kept("widened gradient", _LARGEST, largest, sizes.accumulate, source, life="reducing")
 

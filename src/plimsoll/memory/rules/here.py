@@ -20,6 +20,7 @@ def here_rules(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
     """What cannot work here, or was never tried."""
     yield from _versions(config, here)
     yield from _storage(config, here)
+    yield from _heap(config, here)
     if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
         yield from _expandable(config, here)
 
@@ -76,6 +77,20 @@ def _storage(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
             "runs end with `.to is not supported for 4-bit or 8-bit models`",
             f"bitsandbytes {_STORAGE} or newer (Plimsoll then stores them in model.dtype), or "
             "stage 2 (0 for a frozen role)",
+        )
+
+
+def _heap(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
+    """Of processes that compute on CPU."""
+    elsewhere = config.cluster.device == "cuda" or config.cluster.address is not None
+    if not (here.jemalloc or here.free_bytes or elsewhere):
+        yield PlanProblem(
+            "no-jemalloc",
+            "warning",
+            "this machine's ray package has no core/libjemalloc.so",
+            "training on CPU then uses the system's heap, which may hold a quarter more than the "
+            "plan says (glibc before 2.39 cannot use again all that was freed)",
+            "Ray's own wheel for Linux; or set LD_PRELOAD to a jemalloc or tcmalloc of your own",
         )
 
 

@@ -1,0 +1,61 @@
+"""What the projects that published peaks do where a row does not say it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Project:
+    """What a project's code does where a row does not say it.
+
+    deepspeed: strategy `single` still runs DeepSpeed ZeRO-2 where all weights are trained, or
+    where they are quantised. bucket: elements of its DeepSpeed buckets. dropout: of adapters.
+    routed_copies: bf16 copies of every routed row of a mixture of experts that its own code makes
+    besides those of transformers, and as many more where experts have adapters.
+    untied: its own model code keeps embedding and head apart where they are tied.
+    fused_gelu: an MLP without a gate keeps its first result alone, where transformers' keeps four.
+    logit: bytes of each where the loss is highest. transformers' Llama until 4.44 has fp32 logits,
+    what the loss reads of them, and its log-softmax.
+    reentrant: its checkpoints are, so that FSDP, which waits for the gradient of what frozen
+    weights read, keeps every checkpoint and its gradient until the backward ends.
+    quantized_inputs: its bitsandbytes (0.41) keeps the input of every 4-bit linear.
+    flat_gradients: its FSDP makes one parameter of each block, frozen weights and all, so that its
+    gradient is as large; whole on each rank until the step, where gradients are accumulated.
+    """
+
+    deepspeed: bool = False
+    bucket: int = 500_000_000
+    dropout: bool = False
+    routed_copies: tuple[int, int] = (0, 0)
+    untied: bool = False
+    fused_gelu: bool = False
+    logit: int = 12
+    reentrant: bool = False
+    quantized_inputs: bool = False
+    flat_gradients: bool = False
+
+
+PROJECTS = {
+    # finetune.py, finetune/*.sh and ds_config_zero2.json
+    "QwenLM/Qwen": Project(deepspeed=True, bucket=200_000_000, dropout=True),
+    # trainer/models/layers/moe.py, after torchtitan: gathered, padded, permuted and unpermuted
+    # rows, and an fp32 product with the scores; multi_moe.py: each adapter's result beside them
+    "PrimeIntellect-ai/prime-rl": Project(routed_copies=(6, 2), logit=16),
+    # finetune/lora.py and full.py (no_backward_sync), lit_gpt/model.py, utils.py:
+    # chunked_cross_entropy; bitsandbytes 0.41.1, autograd/_functions.py: MatMul4Bit
+    "Lightning-AI/litgpt": Project(
+        dropout=True,
+        untied=True,
+        fused_gelu=True,
+        logit=8,
+        quantized_inputs=True,
+        flat_gradients=True,
+    ),
+    # swift/llm/utils/argument.py: lora_dropout_p
+    "modelscope/ms-swift": Project(dropout=True),
+    # train.py: lora_dropout, reentrant_checkpointing
+    "AnswerDotAI/fsdp_qlora": Project(dropout=True, reentrant=True),
+    # transformers' Trainer
+    "foundation-model-stack/fms-acceleration": Project(reentrant=True),
+}

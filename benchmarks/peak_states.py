@@ -1,0 +1,175 @@
+"""Weights, gradients and states of a published row's framework."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from peak_projects import Project
+from peak_rows import Adapter, Row
+from plimsoll.memory.price.lifetimes import Life
+from plimsoll.memory.price.norms import norm_copies
+from plimsoll.memory.price.states import Kept
+from plimsoll.memory.price.zero_states import Counts, ZeroSizes, zero_states
+from plimsoll.memory.shapes.shape import ModelShape, parameter_tensors
+
+_QUANTIZED = {
+    "nf4": 0.5 + 4 / 64,
+    "nf4 twice": 0.5 + 1 / 64 + 4 / (64 * 256),
+    "gptq": 0.5 + 2.5 / 128,
+    "gptq 8": 1 + 3 / 128,
+    "int8": 1.0,
+    "none": 2.0,
+}
+"""Bytes of a linear's weight with its scales: NF4 in blocks of 64, whose scales may be quantised
+again in blocks of 256; GPTQ in groups of 128."""
+
+
+def states(row: Row, project: Project) -> Iterator[Kept]:
+    """All that one rank keeps on its device beside activations."""
+    if row.reference:
+        ranks = row.ranks if row.strategy in ("zero3", "fsdp") else 1
+        yield Kept("reference", "parameters", row.shape.parameters, 2, "", ranks)
+    if stage := zero_stage(row, project):
+        yield from _zero(row, project, stage)
+    elif row.strategy == "fsdp":
+        yield from _fsdp(row, project)
+    else:
+        yield from _whole(row)
+
+
+def zero_stage(row: Row, project: Project) -> int:
+    """0 where it is not DeepSpeed."""
+    if row.strategy.startswith("zero"):
+        return int(row.strategy[-1])
+    full = row.adapter is None or row.quantization != "none"
+    return 2 if project.deepspeed and full and row.strategy == "single" else 0
+
+
+def _adapter_parameters(shape: ModelShape, adapter: Adapter) -> int:
+    """Of one on every linear layer that is no expert."""
+    everywhere = "all-linear" in adapter.targets
+    chosen = [x for x in shape.linears if x.stacked == 1]
+    chosen = [x for x in chosen if everywhere or x.name in adapter.targets]
+    return adapter.rank * sum(x.count * (x.inputs + x.outputs) for x in chosen)
+
+
+def _ends(shape: ModelShape) -> int:
+    return shape.embedding_parameters + shape.head_parameters
+
+
+def trained_parameters(row: Row) -> int:
+    """Of the whole model, or of all adapters beside each other."""
+    if row.adapter is None:
+        return row.shape.parameters
+    ends = _ends(row.shape) if row.adapter.ends else 0
+    return row.adapter.together * _adapter_parameters(row.shape, row.adapter) + ends
+
+
+def _base(row: Row, element: float, ends: float) -> float:
+    """Bytes of all frozen weights of a model with an adapter."""
+    linear = row.shape.linear_parameters
+    rest = row.shape.parameters - linear
+    if row.quantization == "none":
+        return element * (linear + rest)
+    return _QUANTIZED[row.quantization] * linear + ends * rest
+
+
+def _zero(row: Row, project: Project, stage: int) -> Iterator[Kept]:
+    """DeepSpeed with 16-bit gradients, as Trainer's integration sets it up."""
+    shape, ranks = row.shape, row.ranks
+    bucket, prefetch, persistence = bucket_sizes(row, project)
+    element = 4 if row.precision == "fp32" else 2
+    tensors = [t for t in parameter_tensors(shape) if row.adapter is None]
+    counts = Counts(
+        trained=trained_parameters(row),
+        frozen=0,
+        largest=max((t.elements for t in tensors), default=0),
+        element=element,
+        moments=row.moments,
+        oversized=sum(t.parameters for t in tensors if t.elements > bucket),
+    )
+    sizes = ZeroSizes(
+        stage=stage,
+        ranks=ranks,
+        accumulate=element,
+        bucket=2 * bucket,  # overlap_comm, which Trainer's examples turn on, has two
+        prefetch=prefetch,
+        live=1_000_000_000,
+        persistence=persistence,
+        sub_group=1_000_000_000,
+        offload=row.optimizer_offload,
+        offload_weights=row.weight_offload and stage == 3,
+    )
+    made = (*zero_states(counts, sizes, "cuda"), *norm_copies(counts, sizes, "cuda"))
+    yield from (one for one in made if one.where == "device")
+    if row.adapter is not None:
+        base = int(_base(row, element, element))
+        yield Kept("base", "bytes", base, 1, "", ranks if stage == 3 else 1)
+        if stage == 3 and ranks > 1:
+            live = min(shape.parameters, max(sizes.live, shape.largest_parameter))
+            yield _plain("live parameters", live, element, "computing")
+
+
+def bucket_sizes(row: Row, project: Project) -> tuple[int, int, int]:
+    """Elements that are reduced and fetched at once, and of the largest that is kept whole
+    (transformers/integrations/deepspeed.py, trainer_config_finalize)."""
+    if row.auto_buckets:
+        square = row.shape.hidden**2
+        return square, int(0.9 * square), 10 * row.shape.hidden
+    return project.bucket, 50_000_000, 100_000
+
+
+def _fsdp(row: Row, project: Project) -> Iterator[Kept]:
+    """Weights divided, gathered block by block in 16 bits or quantised; embedding and head with the
+    root. Offloaded, all that is divided is on the host."""
+    shape, ranks, count = row.shape, row.ranks, trained_parameters(row)
+    wide = 2 if row.precision == "pure" else 4
+    frozen = 4 if row.precision in ("fp32", "fp32 weights") else 2
+    base = int(_base(row, frozen, frozen)) if row.adapter else 0
+    if not row.weight_offload:
+        yield Kept("base", "bytes", base, 1, "", ranks)
+        yield from _trained_states(row, count, wide, ranks)
+    block = int(_QUANTIZED[row.quantization] * shape.linear_parameters / shape.layers)
+    root = 2 * _ends(shape)
+    yield _plain("gathered root and two blocks", root + 2 * block, 1, "computing")
+    if ranks > 1 and row.metric != "allocated":  # on a stream whose freed memory others cannot use
+        yield _plain("gather buffer", max(root, block), 1, "computing")
+    if row.adapter is None:
+        yield _plain("gradients of a block, to reduce", block // 2, 2 + wide, "backward")
+    if project.flat_gradients and row.accumulates:
+        yield _plain("gradients of flat parameters", shape.parameters, wide, "training")
+
+
+def _whole(row: Row) -> Iterator[Kept]:
+    """A copy on every rank. Autocast keeps fp32 weights, and casts of them until the backward's
+    end; beside an adapter the base stays in 16 bits, and what is trained of it as it was."""
+    adapter = row.adapter
+    if adapter is None:
+        wide = 2 if row.precision == "pure" else 4
+        yield from _trained_states(row, trained_parameters(row), wide, 1)
+        if row.precision == "mixed":
+            yield _plain("autocast's copies", row.shape.parameters, 2, "computing")
+    else:
+        element = 4 if row.precision == "fp32" else 2
+        yield Kept("base", "bytes", int(_base(row, element, 4 if row.prepared else 2)), 1, "")
+        pairs = adapter.together * _adapter_parameters(row.shape, adapter)
+        yield from _trained_states(row, pairs, 2 if row.precision == "pure" else 4, 1)
+        if adapter.ends:
+            yield from _trained_states(row, _ends(row.shape), element, 1)
+    if row.strategy == "ddp" and row.ranks > 1:
+        yield _plain("DDP's buckets", trained_parameters(row), 4, "training")
+
+
+def _trained_states(row: Row, count: int, wide: int, ranks: int) -> Iterator[Kept]:
+    """Weights, gradients and moments in one dtype; foreach AdamW makes one more copy."""
+    yield Kept("weights", "trained", count, wide, "", ranks, life="built")
+    kept = count if row.keeps_gradients else row.shape.largest_parameter
+    yield Kept("gradients", "trained", kept, wide, "", ranks, life="training")
+    moments = row.moments * wide / 4 if row.moments > 2 else row.moments
+    yield Kept("moments", "trained", count, moments, "", ranks, life="stepped")
+    if row.foreach and row.moments > 2:
+        yield Kept("square roots", "trained", count, wide, "", ranks, life="stepping")
+
+
+def _plain(name: str, elements: int, each: float, life: Life = "always") -> Kept:
+    return Kept(name, "parameters", elements, each, "", life=life)

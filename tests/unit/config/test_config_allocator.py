@@ -1,0 +1,91 @@
+"""The heap that processes which train on CPU begin with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from plimsoll.config import allocator
+from plimsoll.config.allocator import SETTINGS, library, preloading
+
+pytestmark = pytest.mark.skipif(library() is None, reason="Ray came without jemalloc here")
+no_cards = pytest.mark.skipif(allocator._NVIDIA.exists(), reason="this machine has NVIDIA's driver")
+
+_BEGIN = """
+import os, sys
+from pathlib import Path
+from plimsoll.config.allocator import begin_anew
+begin_anew()
+maps = Path("/proc/self/maps").read_text()
+print(sys.argv[1:], "libjemalloc" in maps, repr(os.environ.get("LD_PRELOAD")))
+"""
+
+
+def begun(*words: str, **environment: str) -> str:
+    command = [sys.executable, "-c", _BEGIN, *words]
+    clean = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    done = subprocess.run(command, env=clean | environment, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout.strip()
+
+
+@no_cards
+def test_a_process_begins_anew_once_and_its_children_do_not() -> None:
+    assert begun("a b", "--key") == "['a b', '--key'] True None"
+
+
+@no_cards
+def test_what_else_was_preloaded_still_is() -> None:
+    other = "/lib/x86_64-linux-gnu/libm.so.6"
+    if not os.path.exists(other):
+        pytest.skip("no libm where Debian has it")
+    assert begun(LD_PRELOAD=other) == f"[] True {other!r}"
+    assert preloading({"LD_PRELOAD": other})["LD_PRELOAD"] == f"{library()}:{other}"
+
+
+def test_a_heap_that_somebody_chose_stays() -> None:
+    assert preloading({"LD_PRELOAD": "/usr/lib/libtcmalloc_minimal.so.4"}) == {}
+    assert preloading({}) == {"LD_PRELOAD": str(library()), "MALLOC_CONF": SETTINGS}
+    assert preloading({"MALLOC_CONF": "narenas:1"})["MALLOC_CONF"] == "narenas:1"
+
+
+@pytest.mark.parametrize("why", ["no library", "NVIDIA's driver"])
+def test_nothing_begins_anew_without_need(
+    why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(os, "execve", lambda *_: pytest.fail("began anew"))
+    if why == "no library":
+        monkeypatch.setattr(allocator, "library", lambda: None)
+        assert preloading({}) == {}
+    else:
+        monkeypatch.setattr(allocator, "_NVIDIA", tmp_path)
+    allocator.begin_anew()
+
+
+_FREED = """
+import time, torch
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+tensors = [torch.ones(2**20) for _ in range(64)]
+kept = [tensor[:16].clone() for tensor in tensors]  # small ones between them, which last
+full = resident()
+del tensors
+until = time.monotonic() + 30
+while resident() > full - 240 * 2**20 and time.monotonic() < until:
+    time.sleep(0.1)
+print(full - resident() > 240 * 2**20, len(kept))
+"""
+
+
+def test_the_system_soon_gets_back_what_tensors_free() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FREED],
+        env=os.environ | preloading({}),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["True", "64"], done.stderr
