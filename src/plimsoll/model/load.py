@@ -29,7 +29,7 @@ from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel
-from plimsoll.model.quantization import multiply_by_codes, quantization_settings
+from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
 from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.value import ValueModel, initialise_score
 
@@ -193,6 +193,8 @@ def _load(
     checks.check_loaded(config.path, report, may_be_new)
     lm.config.architectures = [type(lm).__name__]
     multiply_by_codes(lm)
+    if config.quantization != "none" and device.type == "cpu":
+        leave_files(lm)
     checkpoint_layers(lm, config)
     return lm.train(), set(report["missing_keys"])
 

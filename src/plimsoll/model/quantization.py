@@ -44,6 +44,15 @@ def quantization_settings(config: ModelConfig, device: torch.device) -> dict[str
     return {"quantization_config": settings, "device_map": {"": device}}
 
 
+def leave_files(lm: PreTrainedModel) -> None:
+    """Copy what is not in 4 bits out of the checkpoint's files: one weight that is still mapped
+    from them keeps all pages in the process that were read to be quantised.
+    """
+    for parameter in lm.parameters():
+        if _scales(parameter) is None:
+            parameter.data = parameter.data.clone()
+
+
 def multiply_by_codes(lm: PreTrainedModel) -> None:
     """Have the quantised layers compute as `_ByCodes`, in place of bitsandbytes' own forward, which
     also lays weights out anew when a CPU scores: training on them, dividing them or reading them

@@ -266,3 +266,15 @@ def test_an_adapter_of_another_model_is_refused(written: Path, tmp_path: Path) -
     config = read_adapter_config(tmp_path / "more")
     with pytest.raises(ConfigError, match=r"only on one side"):
         load_adapter(load(path), config, tmp_path / "more")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_a_quantised_model_lets_go_of_its_files(quantization: str, tmp_path: Path) -> None:
+    """Plain weights stay mapped; in 4 bits one of them would keep all the others' pages."""
+    write_tiny_model(tmp_path, tiny_config("qwen2", False), 0, make_tokenizer())
+    settings = {"path": str(tmp_path), "dtype": "float32", "quantization": quantization}
+    module = load_policy(ModelConfig.model_validate(settings), CPU, cast=False)
+    mapped = str(tmp_path) in Path("/proc/self/maps").read_text()
+    del module  # it lived until here
+    assert mapped == (quantization == "none")
