@@ -52,16 +52,21 @@ def preloading(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 def begin_anew() -> None:
     """Run this process's own command line once more, in its place, with jemalloc.
 
-    Does not return, unless the process already has what `preloading` gives, that is nothing, or
-    this machine has NVIDIA's driver: what is trained there does not live in the heap.
+    Does not return, unless the process already has what `preloading` gives, that is nothing, this
+    machine has NVIDIA's driver (what is trained there does not live in the heap), or a debugger
+    would lose the process.
     """
     before = os.environ.pop(_BEFORE, None)
     if before is not None:
         del os.environ["LD_PRELOAD"]
         os.environ.update({"LD_PRELOAD": before} if before else {})
         return
-    needed = {} if _NVIDIA.exists() else preloading()
-    if needed:
+    needed = preloading()
+    if needed and not _NVIDIA.exists() and not _is_debugged():
         mark = {_BEFORE: os.environ.get("LD_PRELOAD", "")}
         command = [sys.executable, *sys.orig_argv[1:]]
         os.execve(sys.executable, command, os.environ | needed | mark)
+
+
+def _is_debugged() -> bool:
+    return sys.gettrace() is not None or "debugpy" in sys.modules

@@ -53,7 +53,7 @@ def test_a_heap_that_somebody_chose_stays() -> None:
     assert preloading({"MALLOC_CONF": "narenas:1"})["MALLOC_CONF"] == "narenas:1"
 
 
-@pytest.mark.parametrize("why", ["no library", "NVIDIA's driver"])
+@pytest.mark.parametrize("why", ["no library", "NVIDIA's driver", "a debugger"])
 def test_nothing_begins_anew_without_need(
     why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -61,6 +61,8 @@ def test_nothing_begins_anew_without_need(
     if why == "no library":
         monkeypatch.setattr(allocator, "library", lambda: None)
         assert preloading({}) == {}
+    elif why == "a debugger":
+        monkeypatch.setattr(sys, "gettrace", lambda: print)
     else:
         monkeypatch.setattr(allocator, "_NVIDIA", tmp_path)
     allocator.begin_anew()
