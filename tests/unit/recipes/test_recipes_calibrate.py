@@ -106,7 +106,10 @@ def test_engines_on_cpu_tell_of_vllm_where_they_ran_it(tmp_path: Path) -> None:
 
 
 def test_no_constant_gets_below_nothing(tmp_path: Path) -> None:
-    assert fitted(tmp_path, on_cpu(tmp_path / "a", -490 * MB))["worker_process"] == 0
+    assert (
+        fitted(tmp_path, on_cpu(tmp_path / "a", -SHIPPED.worker_process - MB))["worker_process"]
+        == 0
+    )
 
 
 def test_the_file_has_provenance_and_is_what_the_plan_reads(tmp_path: Path) -> None:
