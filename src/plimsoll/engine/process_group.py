@@ -13,7 +13,7 @@ import torch.distributed as dist
 from plimsoll.config.deepspeed import Device
 from plimsoll.errors import ConfigError
 
-KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+_KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 """How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, of about
 1 MB each. Packs hardly ever have the same shape twice, and either would keep 1,024; the layers and
 sequences of one pack have about a hundred."""
@@ -55,6 +55,11 @@ def choose_device(asked: str) -> Device:
     return "cuda" if asked == "cuda" else "cpu"
 
 
+def kernel_limits() -> dict[str, str]:
+    """For the environment of a process that computes on CPU, unless this one's says otherwise."""
+    return {name: os.environ.get(name, value) for name, value in _KERNEL_LIMITS.items()}
+
+
 def free_port() -> int:
     """A TCP port that is free now."""
     with socket.socket() as probe:
@@ -74,8 +79,7 @@ def prepare_environment(place: Place) -> None:
         "DS_ACCELERATOR": place.device,
         "TOKENIZERS_PARALLELISM": "false",
     }
-    for name, value in KERNEL_LIMITS.items():
-        os.environ.setdefault(name, value)
+    os.environ |= kernel_limits()
     torch.set_num_threads(place.threads)
 
 

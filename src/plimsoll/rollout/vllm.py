@@ -15,6 +15,7 @@ import numpy as np
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.config.threads import waiting
 from plimsoll.engine.export import AdapterFiles
+from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
 from plimsoll.memory.meter import read_host
@@ -44,6 +45,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     if spec.device == "cuda":
         return common
     cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.threads)}
+    cpu |= kernel_limits()
     if spec.rollout.tensor_parallel == 1:
         # The model lives in the engine's own process. vLLM would give it another, which takes as
         # long again to start, only to bind its threads to cores; ours float.

@@ -139,3 +139,13 @@ def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
         assert processes >= use.bytes - ray
         if use.moment.phase != "save":  # in which rank 0 is at its fullest before the others are
             assert processes == use.bytes - ray
+
+
+def test_what_computes_on_cpu_keeps_prepared_kernels() -> None:
+    job = make_job(ppo(engine="vllm"), parse_cluster("cpu", 1, 64 * 10**9), CONSTANTS)
+    keeping = {
+        process.kind
+        for process in job.layout.processes
+        if "prepared kernels" in {one.item.name for one in held_by(job, process)}
+    }
+    assert keeping == {"rank", "engine"}

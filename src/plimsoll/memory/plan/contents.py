@@ -147,7 +147,7 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
         yield Held(item, job.moments)
     computing = frozenset(moment for moment in job.moments if moment.phase != "load")
     narrow = any(model.dtype == "bfloat16" for model in role_models(job.config).values())
-    for item in computing_items(process, job.device, vllm, narrow, job.constants):
+    for item in computing_items(process, job.device, narrow, job.constants):
         yield Held(item, computing)
     if process.kind == "ray" and sampler is not None:
         bucket = bucket_bytes(job.config, sampler.shape)

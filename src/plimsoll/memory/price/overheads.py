@@ -45,7 +45,7 @@ class Constants:
     share of the latter. worker_process: resident memory of a training rank without tensors.
     cuda_libraries: what CUDA adds to that. controller_process: the same of the process that runs
     the recipe. kernel_cache: of a process that computes on CPU: the kernels that it keeps
-    (`KERNEL_LIMITS` in engine/process_group.py).
+    (`kernel_limits` in engine/process_group.py).
     adapter_libraries: what PEFT, and bitsandbytes with it, add to a process that trains an adapter.
     vllm_process: of an engine's front, of its core, and of each worker besides, without weights and
     KV cache. ray_actor: what Ray adds to

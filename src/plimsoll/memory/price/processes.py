@@ -33,18 +33,14 @@ def _with_core(process: Process, device: Device, group: int) -> int:
 
 
 def computing_items(
-    process: Process, device: Device, vllm: bool, narrow: bool, constants: Constants
+    process: Process, device: Device, narrow: bool, constants: Constants
 ) -> Iterator[Item]:
-    """What a process that computes on CPU holds besides, from its first forward on; of a vLLM
-    engine it is part of the process.
+    """What a process that computes on CPU holds besides, from its first forward on.
 
     narrow: it computes in 16 bits. Products of fp32 are not prepared by shape: a new one hardly
         costs anything.
     """
-    ranks = ("local", "rank", "critic rank")
-    if device != "cpu" or process.kind not in (ranks if vllm else (*ranks, "engine")):
-        return
-    if narrow:
+    if device == "cpu" and narrow and process.kind not in ("recipe", "ray"):
         yield _constant("prepared kernels", "host", "kernel_cache", constants)
 
 
