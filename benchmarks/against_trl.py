@@ -32,7 +32,7 @@ import torch
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from plimsoll.run.ledger import read_ledger
+from plimsoll.run.ledger import memory_use, read_ledger
 
 HERE = Path(__file__).parent
 STEP = {"sft": 32, "dpo": 16, "rm": 16}
@@ -189,7 +189,7 @@ def run_plimsoll(case: Case, home: Path) -> Iterator[Found]:
 def _ledger_peak(ledger: Path) -> int:
     """A run resets the kernel's mark in every phase, so that the process's last one is of the end
     alone; its ledger has them all."""
-    return max(row.measured.host for row in read_ledger(ledger) if row.process == "local")
+    return memory_use(read_ledger(ledger))["local"].measured
 
 
 def _config(case: Case, rows: Path, directory: Path) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from plimsoll.memory.price.activation_form import (
     UnfusedHead,
 )
 from plimsoll.memory.price.activations import activation_items, backward_items
+from plimsoll.memory.price.division import ZeroSizes
 from plimsoll.memory.price.lifetimes import Life
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.price.reduction import layers_left
 from plimsoll.memory.price.states import kept_bytes
-from plimsoll.memory.price.zero_states import ZeroSizes
 from plimsoll.memory.shapes.shape import MicroBatch
 
 _HUGGING_FACE = 16  # bytes of a logit where the loss is highest: as `UnfusedHead` counts

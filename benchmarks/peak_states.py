@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from peak_projects import Project
 from peak_rows import Adapter, Row
+from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.lifetimes import Life
 from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.states import Kept
-from plimsoll.memory.price.zero_states import Counts, ZeroSizes, zero_states
+from plimsoll.memory.price.zero_states import zero_states
 from plimsoll.memory.shapes.shape import ModelShape, parameter_tensors
 
 _QUANTIZED = {

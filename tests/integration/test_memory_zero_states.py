@@ -15,11 +15,12 @@ from plimsoll.config.deepspeed import deepspeed_settings
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
 from plimsoll.engine.zero import ZeroEngine
+from plimsoll.memory.price.division import Counts
 from plimsoll.memory.price.lifetimes import Life
 from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.roles import moment_bytes, zero_sizes
 from plimsoll.memory.price.states import kept_bytes
-from plimsoll.memory.price.zero_states import Counts, zero_states
+from plimsoll.memory.price.zero_states import zero_states
 from plimsoll.memory.trace import LiveBytes
 
 pytestmark = pytest.mark.slow

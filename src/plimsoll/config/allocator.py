@@ -59,7 +59,8 @@ def begin_anew() -> None:
     before = os.environ.pop(_BEFORE, None)
     if before is not None:
         del os.environ["LD_PRELOAD"]
-        os.environ.update({"LD_PRELOAD": before} if before else {})
+        if before:
+            os.environ["LD_PRELOAD"] = before
         return
     needed = preloading()
     if needed and not _NVIDIA.exists() and not _is_debugged():

@@ -6,10 +6,10 @@ import pytest
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.memory.items import Held, Moment
+from plimsoll.memory.price.division import ZeroSizes
 from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.reduction import layers_left
 from plimsoll.memory.price.roles import trained_role
-from plimsoll.memory.price.zero_states import ZeroSizes
 from plimsoll.memory.shapes.known_models import read_shape
 from plimsoll.memory.shapes.shape import MicroBatch
 

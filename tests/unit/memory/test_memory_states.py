@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.memory.items import Moment
+from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.lifetimes import job_moments, lifetime
 from plimsoll.memory.price.states import Kept, StateForm, kept_bytes, pinned_block, state_items
-from plimsoll.memory.price.zero_states import Counts, ZeroSizes, zero_states
+from plimsoll.memory.price.zero_states import zero_states
 
 MOMENTS = job_moments(
     ("actor", "critic", "reference"),

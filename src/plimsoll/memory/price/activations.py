@@ -268,9 +268,7 @@ class _MicroBatch:
         source = "transformers' ForCausalLMLoss; 14.6-17.4 bytes by published rows"
         return (
             self._head_inputs(tokens, self.form.element),
-            Part(
-                *("logits", each * tokens * vocabulary, words, source),
-            ),
+            Part("logits", each * tokens * vocabulary, words, source),
         )
 
     def _value(self) -> Part:

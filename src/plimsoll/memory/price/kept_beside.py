@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from plimsoll.config.deepspeed import Device
 from plimsoll.memory.items import Where
+from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.states import Kept
-from plimsoll.memory.price.zero_states import Counts, ZeroSizes
 
 CHECKPOINT_FILE = 2**28
 """Bytes of states that are put together at once for a checkpoint."""

@@ -6,8 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from plimsoll.config.deepspeed import Device
+from plimsoll.memory.price.division import (
+    Counts,
+    ZeroSizes,
+    is_bf16_optimizer,
+    is_compact,
+    largest_share,
+)
 from plimsoll.memory.price.states import Kept
-from plimsoll.memory.price.zero_states import Counts, ZeroSizes, is_bf16_optimizer, is_compact
 
 _DOUBLE = 8
 _AT_ONCE = 250_000_000  # elements: zero/stage3.py, _constant_buffered_norm2
@@ -27,17 +33,10 @@ def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Ke
 
 
 def _copy(counts: Counts, sizes: ZeroSizes) -> Kept:
-    piece = _piece(counts.largest, sizes)
-    if sizes.stage < 3:
-        piece = min(piece, -(-counts.trained // sizes.ranks))
-    elif sizes.offload:
+    piece = largest_share(counts, sizes)
+    if sizes.stage == 3 and sizes.offload:
         piece = min(piece, _AT_ONCE)
     return _norming("norm of a gradient", piece, _DOUBLE)
-
-
-def _piece(elements: int, sizes: ZeroSizes) -> int:
-    """Of a tensor's gradient on one rank: stage 3 divides every tensor, the others all of them."""
-    return -(-elements // sizes.ranks) if sizes.stage == 3 else elements
 
 
 def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Kept]:
@@ -45,8 +44,7 @@ def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[
     if not sizes.offload:
         return
     if sizes.stage == 3 and device == "cuda":
-        piece = _piece(counts.largest, sizes)
-        yield _norming("gradient from the host", piece, sizes.accumulate)
+        yield _norming("gradient from the host", largest_share(counts, sizes), sizes.accumulate)
     if sizes.stage < 3 and not is_compact(counts, sizes):
         yield _norming("gradient from the host", counts.largest, counts.element)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.engine import OptimizerConfig
+from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.states import Kept
-from plimsoll.memory.price.zero_states import Counts, ZeroSizes
 
 _FP32 = 4
 _WRITTEN_OUT = 5  # both moments, the scaled gradient, a square root and its quotient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from plimsoll.memory.price.zero_states import ZeroSizes
+from plimsoll.memory.price.division import ZeroSizes
 from plimsoll.memory.shapes.shape import ModelShape
 
 

@@ -14,6 +14,7 @@ from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.price.activation_form import TaughtHead
 from plimsoll.memory.price.activations import activation_items, backward_items
 from plimsoll.memory.price.computing import activation_form
+from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.kept_beside import kept_beside
 from plimsoll.memory.price.lifetimes import TrainPhase, scoring_phase
 from plimsoll.memory.price.norms import norm_copies
@@ -23,7 +24,7 @@ from plimsoll.memory.price.second_copy import second_copy
 from plimsoll.memory.price.states import Kept, StateForm, state_items
 from plimsoll.memory.price.transfers import leaving, loading
 from plimsoll.memory.price.work import HeadKind
-from plimsoll.memory.price.zero_states import Counts, ZeroSizes, weights, zero_states
+from plimsoll.memory.price.zero_states import weights, zero_states
 from plimsoll.memory.shapes.shape import (
     MicroBatch,
     ModelShape,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.memory.price.division import Counts
 from plimsoll.memory.price.states import Kept
-from plimsoll.memory.price.zero_states import Counts
 
 
 def second_copy(counts: Counts, ranks: int) -> Iterator[Kept]:

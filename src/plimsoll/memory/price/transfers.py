@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from plimsoll.config.deepspeed import Device
 from plimsoll.memory.items import Where
+from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.states import Kept
-from plimsoll.memory.price.zero_states import Counts, ZeroSizes
 from plimsoll.memory.shapes.shape import ModelShape
 
 _SAVE_BUCKET = 2**30  # bytes: engine/export.py

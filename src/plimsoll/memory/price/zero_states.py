@@ -16,11 +16,18 @@ Read in its source, and checked against the tensors that its engines really hold
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from plimsoll.config.deepspeed import Device
 from plimsoll.memory.items import Where
+from plimsoll.memory.price.division import (
+    Counts,
+    ZeroSizes,
+    is_bf16_optimizer,
+    is_compact,
+    largest_share,
+)
 from plimsoll.memory.price.lifetimes import Life
 from plimsoll.memory.price.states import Kept
 
@@ -30,50 +37,6 @@ _BF16 = "DeepSpeed 0.19.8, runtime/bf16_optimizer.py"
 _STAGE0 = "DeepSpeed 0.19.8, runtime/fp16/unfused_optimizer.py and runtime/engine.py"
 _LARGEST = "of the largest tensor"
 _ALLREDUCE = 500_000_000  # elements: DeepSpeedEngine.buffered_allreduce_fallback
-
-
-@dataclass(frozen=True)
-class ZeroSizes:
-    """The settings of a role's engine that memory depends on, elements where not said otherwise.
-
-    offload, offload_weights: of the optimizer, and of the weights (stage 3), to pinned or plain
-    host memory. accumulate: bytes of an accumulated gradient. master: of a master, and of the
-    gradient that its optimizer reads.
-    """
-
-    stage: int
-    ranks: int
-    accumulate: int
-    bucket: int
-    prefetch: int = 0
-    live: int = 0
-    persistence: int = 0
-    sub_group: int = 0
-    offload: bool = False
-    offload_weights: bool = False
-    pinned: bool = False
-    master: int = 4
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Elements of one role's parameters, and their bytes.
-
-    trained, frozen: with and without gradients; not what is in 4 bits. quantized: in 4 bits.
-    scales: bytes of quantisation scales per such parameter. small: in tensors below the
-    persistence threshold. largest: of the largest trained tensor. oversized: in trained tensors
-    larger than a bucket. element: bytes of a weight. moments: bytes of both Adam moments.
-    """
-
-    trained: int
-    frozen: int
-    largest: int
-    element: int
-    moments: float = 8.0
-    quantized: int = 0
-    scales: float = 0.0
-    small: int = 0
-    oversized: int = 0
 
 
 def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Kept, ...]:
@@ -139,17 +102,6 @@ def _trained(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
         yield from _stage_1_and_2(counts, sizes)
 
 
-def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
-    """Whether DeepSpeed takes that one (runtime/engine.py, _do_optimizer_sanity_check)."""
-    wide = counts.element == 2 and sizes.accumulate == 4
-    return sizes.stage == 1 and wide and not sizes.offload
-
-
-def is_compact(counts: Counts, sizes: ZeroSizes) -> bool:
-    """Whether a rank's gradients are added up in fp32 (_use_compact_grad_partition_buffer)."""
-    return counts.element == 2 and sizes.accumulate == 4
-
-
 def _stage_0(counts: Counts) -> Iterator[Kept]:
     states = partial(_of_trained, counts, _STAGE0)
     yield states("gradients", counts.element, life="training")
@@ -160,8 +112,7 @@ def _stage_0(counts: Counts) -> Iterator[Kept]:
         return
     yield states("fp32 masters", 4, life="built")
     yield states("moments", counts.moments, life="built")
-    wide = states("fp32 gradients", 4, life="stepping")
-    yield wide
+    yield states("fp32 gradients", 4, life="stepping")
     yield states("gradients of a dry step", counts.element + 4, life="building")
 
 
@@ -289,8 +240,7 @@ def _incoming(counts: Counts, each: int, source: str) -> Kept:
 
 def _widened(counts: Counts, sizes: ZeroSizes, source: str) -> Kept:
     """A rank's share of one reduced gradient, as it is added to those that are accumulated."""
-    share = -(-(counts.largest if sizes.stage == 3 else counts.trained) // sizes.ranks)
-    largest = min(counts.largest, share)
+    largest = largest_share(counts, sizes)
     return Kept("widened gradient", _LARGEST, largest, sizes.accumulate, source, life="reducing")
 
 
