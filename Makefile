@@ -9,7 +9,8 @@
 #   make lock     the lock files anew from pyproject.toml
 #
 # PEAKS=FILE.csv has `make bench` hold the plan against a file of published memory peaks, too.
-# TEST_WORKERS=1 runs the tests one after the other (2 at a time by default; more need more memory).
+# TEST_WORKERS=1 runs the tests one after the other (2 at a time by default; more need more memory);
+# files go to the workers in their order, the long ones of tests/integration first.
 # BACKEND=gpu installs the CUDA build of vLLM instead of the CPU build.
 
 PYTHON ?= python3
@@ -25,8 +26,8 @@ demo: setup
 	$(BIN)/plimsoll demo
 
 test: setup
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not alone" && \
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" && \
+	$(BIN)/python -m pytest -m alone $$(grep -rl mark.alone tests --include=*.py)
 
 test-gpu: setup
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -m gpu \
@@ -49,7 +50,7 @@ setup: $(STAMP)
 $(STAMP): requirements/$(BACKEND).txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 13) else \
 	  f"Plimsoll needs Python 3.11 or 3.12, and $(PYTHON) is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
-	@echo "setting up .venv (about 4 GB; a few minutes)"
+	@echo "setting up .venv (about 4 GB, with BACKEND=gpu 9 GB; a few minutes)"
 	$(PYTHON) -m venv --clear .venv
 	$(PIP) torch==2.13.0
 	$(PIP) --no-deps -r requirements/$(BACKEND).txt

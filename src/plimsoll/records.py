@@ -183,6 +183,11 @@ class BatchCounts:
     tokens: int
     sequences: int
 
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> BatchCounts:
+        """Of a step that learns from these samples."""
+        return cls(sum(int(sample.learned.sum()) for sample in samples), len(samples))
+
 
 def leaders(shared_S: Ints) -> Ints:
     """For each sequence of a pack, which sequence its first tokens are of: itself, or the nearest

@@ -62,7 +62,9 @@ def write_labelled(home: Path) -> None:
     write_config(home, "adapted", {**KTO, "actor": adapted, "reference": None})
 
 
-def run_here(home: Path, directory: str, *flags: str, job: str = "kto", config: str = "kto") -> int:
+def train_here(
+    home: Path, directory: str, *flags: str, job: str = "kto", config: str = "kto"
+) -> int:
     """Run the job in this process; its exit code."""
     with contextlib.chdir(home):
         return main([job, f"{config}.yaml", "--run.directory", directory, *flags])

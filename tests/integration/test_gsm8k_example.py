@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from commands import run_here
 from transformers import AutoModelForCausalLM
 
 PROJECT = Path(__file__).parents[2]
@@ -28,15 +29,6 @@ pytestmark = [
 ]
 
 
-def run(home: Path, *words: str) -> str:
-    """Run Python with these words in `home`; returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, *words], cwd=home, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def metrics(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
@@ -46,17 +38,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the example ran: prepare.py, two steps of SFT, one of PPO in one process."""
     home = tmp_path_factory.mktemp("gsm8k")
     prepare = ["--vocabulary", "2048", "--hidden", "64", "--layers", "2"]
-    run(home, str(EXAMPLE / "prepare.py"), "--data", str(DATA), "--out", str(RUNS), *prepare)
-    plimsoll = ["-m", "plimsoll"]
+    script = [str(EXAMPLE / "prepare.py"), "--data", str(DATA), "--out", str(RUNS), *prepare]
+    subprocess.run([sys.executable, *script], cwd=home, check=True, timeout=240)
     sft = ["--run.steps", "2", "--batch.sequences", "8", "--data.train.limit", "64"]
     sft += ["--actor.optimizer.warmup_steps", "0"]
-    run(home, *plimsoll, "sft", str(EXAMPLE / "sft.yaml"), *sft)
+    learned = run_here(home, "sft", str(EXAMPLE / "sft.yaml"), *sft)
+    assert learned.code == 0, learned.err
     ppo = ["--cluster.where", "local", "--rollout.engine", "transformers"]
     ppo += ["--run.steps", "1", "--run.eval_every", "1", "--batch.prompts", "4"]
     ppo += ["--data.train.limit", "16", "--data.eval.limit", "4"]
     ppo += ["--rollout.sampling.max_new_tokens", "16", "--data.over_long", "truncate"]
     ppo += ["--actor.optimizer.warmup_steps", "0"]
-    run(home, *plimsoll, "ppo", str(EXAMPLE / "ppo.yaml"), *ppo)
+    learned = run_here(home, "ppo", str(EXAMPLE / "ppo.yaml"), *ppo)
+    assert learned.code == 0, learned.err
     return home
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import PPO, SFT, Outcome, run, write_config, write_task
+from commands import PPO, SFT, Outcome, run, run_here, write_config, write_task
 
 from plimsoll.run.ledger import LedgerRow, read_ledger
 
@@ -103,7 +103,7 @@ def test_a_resumed_run_has_each_row_once(home: Path, sft: Outcome) -> None:
         shutil.rmtree(folder)
     before = read_ledger(again / "ledger.jsonl")
     flags = ["--run.directory", "again", "--run.resume", "auto"]
-    outcome = run(home, "sft", "sft.yaml", *flags)
+    outcome = run_here(home, "sft", "sft.yaml", *flags)
     assert outcome.code == 0, outcome.err
     rows = read_ledger(again / "ledger.jsonl")
     new = expected({4: ["data", "load"]}, ["local", "node 0"])
@@ -112,7 +112,7 @@ def test_a_resumed_run_has_each_row_once(home: Path, sft: Outcome) -> None:
 
 
 def test_the_report_shows_predicted_and_measured(home: Path, sft: Outcome) -> None:
-    outcome = run(home, "report", "sft")
+    outcome = run_here(home, "report", "sft")
     assert outcome.code == 0, outcome.err
     lines = [line for line in outcome.out.splitlines() if line.startswith(("local", "node"))]
     assert all(len(line) <= 80 for line in lines)
@@ -127,7 +127,7 @@ def test_the_report_shows_predicted_and_measured(home: Path, sft: Outcome) -> No
 
 
 def test_a_calibrated_plan_meets_the_run_and_says_so(home: Path, sft: Outcome) -> None:
-    outcome = run(home, "calibrate", "sft", "--out", "mine.json")
+    outcome = run_here(home, "calibrate", "sft", "--out", "mine.json")
     assert outcome.code == 0, outcome.err
     stored = json.loads((home / "mine.json").read_text())
     assert list(stored) == ["worker_process"]
@@ -141,7 +141,8 @@ def test_a_calibrated_plan_meets_the_run_and_says_so(home: Path, sft: Outcome) -
     for row in saving:
         assert row.predicted is not None
         assert row.measured.host == pytest.approx(row.predicted.host, rel=0.15)
-    shown = run(home, "sft", "sft.yaml", *flags[:2], "--run.directory", "other", "--dry-run")
+    dry = ("--run.directory", "other", "--dry-run")
+    shown = run_here(home, "sft", "sft.yaml", *flags[:2], *dry)
     assert "calibrated: worker_process, calibrated" in shown.out
 
 
@@ -151,6 +152,7 @@ def test_every_process_of_a_cluster_is_read_and_a_leak_in_a_reward_is_named(home
         "run": {"directory": "leaky", "steps": 42},
         "cluster": {"where": "ray", "ranks": 2} | CPU,
         "rewards": {"leak": {"name": "leaky:grow"}},
+        "algorithm": {"mini_batches": 1, "epochs": 1},
     }
     write_config(home, "leaky", PPO | changes)
     outcome = run(home, "ppo", "leaky.yaml")
@@ -165,5 +167,5 @@ def test_every_process_of_a_cluster_is_read_and_a_leak_in_a_reward_is_named(home
     assert [(process, phase) for process, _, phase in leaks] == [("recipe", "rollout")]
     per_step = 12 * 2**20 / 1e6  # 6 prompts, 2 responses
     assert float(leaks[0][1]) == pytest.approx(per_step, rel=0.1)
-    again = run(home, "report", "leaky")
+    again = run_here(home, "report", "leaky")
     assert "Leak: recipe holds" in again.out

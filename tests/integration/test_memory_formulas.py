@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.memory.price.work import HeadKind
+from plimsoll.memory.shapes.known_models import read_fields
 from plimsoll.memory.shapes.shape import MicroBatch
 from plimsoll.recipes.trace_models import TraceForm, trace_form
 
@@ -55,6 +58,14 @@ def _with_adapter(path: str, **model: Any) -> TraceForm:
 @pytest.mark.parametrize("path", MODELS)
 def test_training_a_policy(path: str, checkpointed: bool) -> None:
     found = trace_form(_form(path, gradient_checkpointing=checkpointed), WORK)
+    assert abs(found.error) < WITHIN, found
+
+
+def test_norms_of_queries_and_keys_where_a_config_asks_for_them(tmp_path: Path) -> None:
+    """As GLM-4.5 has them, and its smaller one has not."""
+    _, air = read_fields("zai-org/GLM-4.5-Air")
+    (tmp_path / "config.json").write_text(json.dumps({**air, "use_qk_norm": True}))
+    found = trace_form(_form(str(tmp_path)), WORK)
     assert abs(found.error) < WITHIN, found
 
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import PPO, run, write_config
+from commands import PPO, run, run_here, write_config
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def test_every_role_is_traced_and_agrees(home: Path) -> None:
 
 
 def test_the_table_names_roles_and_errors(home: Path) -> None:
-    found = run(home, *ON_A10)
+    found = run_here(home, *ON_A10)
     lines = found.out.splitlines()
     start = lines.index("activations of one micro-batch, traced on fake tensors")
     rows = [line.split() for line in lines[start + 2 :] if line]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import ray
@@ -14,7 +15,10 @@ from ray.cluster_utils import Cluster
 
 from plimsoll.cluster.ray import _share_cards
 from plimsoll.cluster.ray_actors import Member, create_ranks, members
+from plimsoll.cluster.start import run_device
+from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.errors import ConfigError
 from plimsoll.rollout.protocol import EngineSpec
 
 pytestmark = pytest.mark.slow
@@ -41,6 +45,19 @@ def groups(two_nodes: None) -> tuple[list[Member], list[Member]]:
         members("training rank", create_ranks(4, "cuda", 1), timeout=120),
         members("critic rank", create_ranks(3, "cuda", 1), timeout=120),
     )
+
+
+def test_a_joined_cluster_is_computed_on_where_its_gpus_are(
+    two_nodes: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever this machine has: it may be the head, without a GPU."""
+    devices: list[Literal["auto", "cuda", "cpu"]] = ["auto", "cuda", "cpu"]
+    joined = [ClusterConfig(address="joined", device=device) for device in devices]
+    assert [run_device(config) for config in joined] == ["cuda", "cuda", "cpu"]
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    assert run_device(joined[0]) == "cpu"
+    with pytest.raises(ConfigError, match="Ray counts no GPU in the cluster at joined"):
+        run_device(joined[1])
 
 
 def test_a_group_of_ranks_is_on_one_node_and_each_has_a_card(

@@ -11,7 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import PPO, SFT, Command, column, metrics, run, wait_for, write_config, write_task
+from commands import (
+    PPO,
+    SFT,
+    Command,
+    column,
+    metrics,
+    run,
+    run_here,
+    wait_for,
+    write_config,
+    write_task,
+)
 from safetensors.torch import load_file
 from test_run_pairs import DPO, write_pairs
 
@@ -91,28 +102,25 @@ def test_sft_with_an_adapter_resumes_and_merges(home: Path) -> None:
     config["actor"] |= {"adapter": ADAPTER | {"targets": ["q_proj", "down_proj"]}}
     config["actor"]["model"]["quantization"] = "nf4"
     write_config(home, "sft", config)
-    straight = run(home, "sft", "sft.yaml")
-    assert (straight.code, straight.err) == (0, "")
-    half = ["--run.directory", "half"]
-    assert (
-        run(home, "sft", "sft.yaml", *half, "--run.steps", "2", "--run.eval_every", "2").code == 0
-    )
-    resumed = run(home, "sft", "sft.yaml", *half, "--run.resume", "auto")
-    assert (resumed.code, resumed.err) == (0, "")
+    straight = run_here(home, "sft", "sft.yaml")
+    half = ["sft", "sft.yaml", "--run.directory", "half"]
+    begun = run_here(home, *half, "--run.steps", "2", "--run.eval_every", "2")
+    resumed = run_here(home, *half, "--run.resume", "auto")
+    assert [one.code for one in (straight, begun, resumed)] == [0, 0, 0], resumed.err
     assert (
         column(metrics(home / "sft"), "eval/loss")[-1]
         == column(metrics(home / "half"), "eval/loss")[-1]
     )
 
-    merged = run(
+    merged = run_here(
         home,
         *("merge", "sft/model", "--out", "merged", "--dtype", "float32"),
         *("--quantization", "nf4"),
     )
-    assert (merged.code, merged.err) == (0, "")
+    assert merged.code == 0, merged.err
     first = load_file(home / "model" / "model.safetensors")
     result = load_file(home / "merged" / "model.safetensors")
     assert result.keys() == first.keys()
     assert torch.equal(result["model.norm.weight"], first["model.norm.weight"])
-    again = run(home, "merge", "sft/model", "--out", "merged")
+    again = run_here(home, "merge", "sft/model", "--out", "merged")
     assert again.code == 2 and "merged is there already" in again.err

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from commands import PPO, SFT, run, write_config, write_task
+from commands import PPO, SFT, write_config, write_task
 from peft import PeftModel
 from safetensors.torch import load_file
 from test_run_pairs import DPO, write_pairs
@@ -132,8 +132,7 @@ def test_a_run_with_an_adapter_is_exported_and_measured(
     config["run"] = {"directory": "lora", "steps": 2}
     config["actor"]["adapter"] = {"rank": 4, "alpha": 8.0}
     write_config(home, "lora", config)
-    outcome = run(home, "sft", "lora.yaml")
-    assert (outcome.code, outcome.err) == (0, "")
+    assert main(["sft", "lora.yaml"]) == 0
 
     assert main(["export", "lora", "--to", "adapter"]) == 0
     saved = load_file(home / "lora" / "model" / "adapter_model.safetensors")
@@ -162,6 +161,7 @@ def test_a_run_with_an_adapter_is_exported_and_measured(
     [
         ("export model --to x", "neither a run with a checkpoint"),
         ("export lora --to model", "--to model is there already"),
+        ("export lora --to ~/model", "/model is there already"),
         ("eval sft.yaml --data.eval.path gone.jsonl", "gone.jsonl"),
         ("eval lora", "no final model"),
         ("eval runs/lora", "no config and no run.directory 'runs/lora'"),
@@ -169,8 +169,13 @@ def test_a_run_with_an_adapter_is_exported_and_measured(
     ],
 )
 def test_what_cannot_be_is_said(
-    home: Path, words: str, said: str, capsys: pytest.CaptureFixture[str]
+    home: Path,
+    words: str,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("HOME", str(home))
     write_config(home, "sft", SFT)
     if words == "eval lora":
         (home / "begun").mkdir()

@@ -18,7 +18,7 @@ import pytest
 import torch
 from commands import metrics, run
 from engine_reference import plain_policy
-from kto_cases import BETA, PRECOMPUTE, RATE, SEQUENCES, UNDESIRABLE, run_here, write_labelled
+from kto_cases import BETA, PRECOMPUTE, RATE, SEQUENCES, UNDESIRABLE, train_here, write_labelled
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoTokenizer
@@ -145,7 +145,7 @@ def test_the_steps_are_what_they_should_be(home: Path, plain: Plain) -> None:
 @pytest.mark.parametrize("budget", ["16", "64"])
 def test_it_is_plain_kto_however_it_is_split(home: Path, plain: Plain, budget: str) -> None:
     directory = f"budget-{budget}"
-    assert run_here(home, directory, "--batch.micro_batch_tokens", budget) == 0
+    assert train_here(home, directory, "--batch.micro_batch_tokens", budget) == 0
     assert_plain(home / directory, plain)
 
 
@@ -167,12 +167,12 @@ def test_bad_labels_are_named_by_file_and_line(
     good = (home / "rows.jsonl").read_text().splitlines()
     bad = json.dumps({"q": "1+1=", "a": " 2", "good": "yes"})
     (home / "bad.jsonl").write_text("\n".join([*good, bad]) + "\n")
-    assert run_here(home, "bad", "--data.train.path", "bad.jsonl") == 2
+    assert train_here(home, "bad", "--data.train.path", "bad.jsonl") == 2
     told = f"bad.jsonl:{len(good) + 1}: good: must be true, false, 1 or 0, but is text"
     assert told in capsys.readouterr().err
     alike = [line for line in good if json.loads(line)["good"]]
     (home / "alike.jsonl").write_text("\n".join(alike) + "\n")
-    assert run_here(home, "alike", "--data.train.path", "alike.jsonl") == 2
+    assert train_here(home, "alike", "--data.train.path", "alike.jsonl") == 2
     assert f"Every one of the {len(alike)} rows to learn from is labelled desirable" in (
         capsys.readouterr().err
     )

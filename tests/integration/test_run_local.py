@@ -21,6 +21,7 @@ from commands import (
     column,
     metrics,
     run,
+    run_here,
     write_config,
     write_task,
 )
@@ -249,9 +250,23 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(
 
 def test_a_finished_run_learns_nothing_more(home: Path) -> None:
     command = ("sft", "sft.yaml", "--run.directory", "done", "--run.steps", "2")
-    assert run(home, *command).code == 0
+    assert run_here(home, *command).code == 0
     once = metrics(home / "done")
-    again = run(home, *command, "--run.resume", "auto")
+    again = run_here(home, *command, "--run.resume", "auto")
     assert again.code == 0
     assert "no step is left of 2 (run.steps): only the model is written" in again.out
+    assert "other settings" not in again.out
     assert metrics(home / "done") == once
+
+
+def test_a_run_goes_on_with_other_settings_where_its_checkpoint_takes_them(home: Path) -> None:
+    command = ("sft", "sft.yaml", "--run.directory", "changed", "--run.resume", "auto")
+    assert run_here(home, *command, "--run.steps", "2").code == 0
+    written = (home / "changed" / "config.yaml").read_text()
+    refused = run_here(home, *command, "--run.steps", "3", "--actor.adapter.rank", "2")
+    assert refused.code == 2 and "another adapter" in refused.err
+    assert (home / "changed" / "config.yaml").read_text() == written
+    changed = run_here(home, *command, "--run.steps", "3", "--run.seed", "7")
+    assert changed.code == 0
+    assert "with other settings than before: run.seed: 0 -> 7, run.steps: 2 -> 3\n" in changed.out
+    assert "seed: 7" in (home / "changed" / "config.yaml").read_text()

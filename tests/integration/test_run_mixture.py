@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SFT, metrics, run, write_config, write_task
+from commands import SFT, metrics, run_here, write_config, write_task
 
 from plimsoll.run.state import RunState
 
@@ -49,13 +49,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_mixture_with_noise_resumes_bit_for_bit(home: Path) -> None:
-    whole = run(home, "sft", "sft.yaml")
+    whole = run_here(home, "sft", "sft.yaml")
     assert whole.code == 0, whole.err
     shutil.copytree(home / "whole", home / "again")
     for step in (4, 6):
         shutil.rmtree(home / "again" / "checkpoints" / f"step-{step:06d}")
     shutil.rmtree(home / "again" / "model")
-    resumed = run(home, "sft", "sft.yaml", "--run.directory=again", "--run.resume=must")
+    resumed = run_here(home, "sft", "sft.yaml", "--run.directory=again", "--run.resume=must")
     assert resumed.code == 0, resumed.err
 
     rows = metrics(home / "whole")

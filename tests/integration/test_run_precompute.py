@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import metrics
-from kto_cases import PAIRS, PRECOMPUTE, STEPS, run_here, write_labelled
+from kto_cases import PAIRS, PRECOMPUTE, STEPS, train_here, write_labelled
 
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.engine.worker import Role
@@ -35,8 +35,8 @@ def test_stored_log_probs_are_the_live_ones_bit_for_bit(home: Path, job: str, co
     epochs, held-out rows too."""
     flags = (*PAIRS, "--run.steps", "6")
     live, stored = f"{config}-live", f"{config}-stored"
-    assert run_here(home, live, *flags, job=job, config=config) == 0
-    assert run_here(home, stored, *flags, *PRECOMPUTE, job=job, config=config) == 0
+    assert train_here(home, live, *flags, job=job, config=config) == 0
+    assert train_here(home, stored, *flags, *PRECOMPUTE, job=job, config=config) == 0
     assert metrics(home / live) == metrics(home / stored)
     assert "eval/loss" in metrics(home / live)[-1]
     assert "seconds/precompute" in (home / stored / "metrics.jsonl").read_text()
@@ -46,14 +46,14 @@ def test_the_file_serves_other_runs_and_resumes_and_is_refused_to_another_refere
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = (*PRECOMPUTE, "--reference_logprobs.path", "kept.parquet", "--run.save_every", "2")
-    assert run_here(home, "first", *flags) == 0
+    assert train_here(home, "first", *flags) == 0
     told = "the reference scores 56 of 56 sequences; their log-probs go to kept.parquet"
     assert told in capsys.readouterr().out
-    assert run_here(home, "second", *flags) == 0
+    assert train_here(home, "second", *flags) == 0
     assert "log-probs are those of kept.parquet" in capsys.readouterr().out
     shutil.rmtree(home / "second" / "checkpoints" / "step-000004")
     shutil.rmtree(home / "second" / "model")
-    assert run_here(home, "second", *flags, "--run.resume", "auto") == 0
+    assert train_here(home, "second", *flags, "--run.resume", "auto") == 0
     assert "resumed after step 2" in capsys.readouterr().out
     assert metrics(home / "first") == metrics(home / "second")
     refused = {
@@ -62,7 +62,7 @@ def test_the_file_serves_other_runs_and_resumes_and_is_refused_to_another_refere
     }
     for words, change in refused.items():
         capsys.readouterr()
-        assert run_here(home, "refused", *flags, *change) == 2
+        assert train_here(home, "refused", *flags, *change) == 2
         assert words in capsys.readouterr().err
         shutil.rmtree(home / "refused")
 
@@ -93,15 +93,15 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> Scorer:
 def test_another_order_of_rows_has_only_what_is_new_scored(home: Path, scorer: Scorer) -> None:
     """New are prompts with other responses. The rows are the same, and all that is held out."""
     shared = (*PRECOMPUTE, "--reference_logprobs.path", "any-order.parquet")
-    assert run_here(home, "in-order", *shared) == 0
+    assert train_here(home, "in-order", *shared) == 0
     before = read_logprobs(home / "any-order.parquet").logprobs
     scorer.sequences.clear()
     other = ("--data.shuffle", "true", "--batch.sequences", "7")
-    assert run_here(home, "other-order", *shared, *other) == 0
+    assert train_here(home, "other-order", *shared, *other) == 0
     after = read_logprobs(home / "any-order.parquet").logprobs
     assert before.items() < after.items()
     assert len(scorer.sequences) == STEPS and max(scorer.sequences) <= 7
-    assert run_here(home, "other-live", *other) == 0
+    assert train_here(home, "other-live", *other) == 0
     for row, want in zip(metrics(home / "other-order"), metrics(home / "other-live"), strict=True):
         assert row == pytest.approx(want, rel=1e-4, abs=1e-6)
 
@@ -113,16 +113,16 @@ def test_scoring_that_is_interrupted_goes_on_where_it_was(
     """Bit for bit, and nothing is scored twice."""
     flags = (*PAIRS, *PRECOMPUTE, "--run.steps", "6", "--run.eval_every", "null")
     whole, stopped = home / f"{job}-whole", home / f"{job}-stopped"
-    assert run_here(home, whole.name, *flags, job=job, config=job) == 0
+    assert train_here(home, whole.name, *flags, job=job, config=job) == 0
     at_once = [*scorer.sequences]
     scorer.sequences.clear()
     scorer.interrupted = 3
-    assert run_here(home, stopped.name, *flags, job=job, config=job) == 130
+    assert train_here(home, stopped.name, *flags, job=job, config=job) == 130
     kept = Path(stopped.name) / "reference-logprobs.parquet"
     told = f"stopped while the reference scored, as asked; what it scored is in {kept}. To go on: "
     assert f"error: {told}run the same command\n" in capsys.readouterr().err
     assert scorer.sequences == at_once[:3] and not (stopped / "metrics.jsonl").exists()
-    assert run_here(home, stopped.name, *flags, job=job, config=job) == 0
+    assert train_here(home, stopped.name, *flags, job=job, config=job) == 0
     assert scorer.sequences == at_once
     assert read_logprobs(home / kept) == read_logprobs(whole / kept.name)
     assert metrics(stopped) == metrics(whole)

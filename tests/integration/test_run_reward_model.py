@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from commands import PPO, assert_reported, metrics, run, write_config, write_task
+from commands import PPO, assert_reported, metrics, run_here, write_config, write_task
 from transformers import AutoModelForSequenceClassification
 
 from plimsoll.model.load import load_tokenizer
@@ -40,8 +40,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_score_is_that_of_transformers_at_the_last_token(home: Path) -> None:
     write_config(home, "judged", judged_ppo("judged", stage=3))
-    outcome = run(home, "ppo", "judged.yaml")
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = run_here(home, "ppo", "judged.yaml")
+    assert outcome.code == 0, outcome.err
     table = parquet.read_table(home / "judged" / "trajectories" / "step-000001.parquet").to_pylist()
     judge = AutoModelForSequenceClassification.from_pretrained(
         home / "judge", num_labels=1, dtype=torch.bfloat16
@@ -68,6 +68,6 @@ def test_a_model_without_a_score_head_is_refused(home: Path) -> None:
     config = judged_ppo("headless")
     config["reward_model"]["role"]["model"]["path"] = "model"
     write_config(home, "headless", config)
-    outcome = run(home, "ppo", "headless.yaml")
+    outcome = run_here(home, "ppo", "headless.yaml")
     assert outcome.code == 2
     assert "score.weight" in outcome.err

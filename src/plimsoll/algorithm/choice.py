@@ -2,16 +2,13 @@
 
 A new one is one new file and one config value: a file in policy_loss/, preference_loss/,
 reward_loss/ or unpaired_loss/ with a function `loss`, in divergence/ with a function `compare`, or
-in advantage/ with a function `estimate` and the constant NEEDS_VALUES; or, outside of Plimsoll, any
-function by import path. A preference
-loss that compares with a reference takes it as its second positional parameter. An estimator by
-import path that needs no critic says so with an attribute: `my_function.needs_values = False`.
+in advantage/ with a function `estimate`; or, outside of Plimsoll, any function by import path. A
+preference loss that compares with a reference takes it as its second positional parameter.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,14 +39,6 @@ _FUNCTIONS = {
     "divergence": ("compare", "algorithm.divergence"),
 }
 """Of each package the function in each of its files, and the key that chooses one."""
-
-
-@dataclass(frozen=True)
-class AdvantageEstimator:
-    """An advantage estimator, and whether it reads a critic's values."""
-
-    estimate: Callable[[AdvantageInputs], Advantages]
-    needs_values: bool
 
 
 @dataclass(frozen=True)
@@ -87,14 +76,9 @@ def divergence(choice: Choice) -> Callable[[DivergenceInputs], DivergenceOutput]
     return resolve(choice, "divergence")
 
 
-def advantage(choice: Choice) -> AdvantageEstimator:
+def advantage(choice: Choice) -> Callable[[AdvantageInputs], Advantages]:
     """The advantage estimator of the config, its options bound. Errors: see `resolve`."""
-    estimate = resolve(choice, "advantage")
-    if ":" in choice.name:
-        needs_values = vars(estimate.func).get("needs_values", True)
-    else:
-        needs_values = importlib.import_module(estimate.func.__module__).NEEDS_VALUES
-    return AdvantageEstimator(estimate=estimate, needs_values=needs_values)
+    return resolve(choice, "advantage")
 
 
 def resolve(

@@ -190,19 +190,19 @@ class AdvantageInputs:
     """A whole batch of sequences, for an advantage estimator.
 
     rewards_L: the reward of each learned token (see token_rewards).
-    values_L: the critic's values, or None for an estimator that needs none.
+    values_L: the critic's values.
     cu_learned: int, shape [S + 1].
     prompt_S: int, which prompt each sequence answers; equal for the responses of one group.
     """
 
     rewards_L: Tensor
-    values_L: Tensor | None
+    values_L: Tensor
     cu_learned: Tensor
     prompt_S: Tensor
 
     def __post_init__(self) -> None:
         assert self.rewards_L.ndim == 1
-        assert self.values_L is None or self.values_L.shape == self.rewards_L.shape
+        assert self.values_L.shape == self.rewards_L.shape
         assert self.cu_learned.shape == (len(self.prompt_S) + 1,)
 
 

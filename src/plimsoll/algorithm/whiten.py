@@ -8,16 +8,13 @@ from torch import Tensor
 _EPS = 1e-8
 
 
-def whiten(values_L: Tensor, shift_mean: bool = True) -> Tensor:
+def whiten(values_L: Tensor) -> Tensor:
     """(x - mean) / sqrt(variance + 1e-8), with the population's variance (divided by L).
 
-    shift_mean: False puts the mean back, so that only the scale changes.
-
-    Values that are all alike, a single one included, have nothing to scale by: they become 0
-    (or the mean, without the shift). No values give no values.
+    Values that are all alike, a single one included, have nothing to scale by: they become 0. No
+    values give no values.
     """
     if len(values_L) == 0:
         return values_L.clone()
     variance, mean = torch.var_mean(values_L, correction=0)
-    whitened_L = (values_L - mean) * torch.rsqrt(variance + _EPS)
-    return whitened_L if shift_mean else whitened_L + mean
+    return (values_L - mean) * torch.rsqrt(variance + _EPS)

@@ -4,6 +4,7 @@ doctor, merge.
 
 from __future__ import annotations
 
+from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,10 @@ def demo(words: list[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--directory", default="runs/demo", help="where all is written (%(default)s)"
+        "--directory",
+        type=expanduser,
+        default="runs/demo",
+        help="where all is written (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of task, model and runs (%(default)s)")
     options = parser.parse_args(words)
@@ -32,7 +36,7 @@ def demo(words: list[str]) -> None:
     run_demo(options.directory, options.seed)
 
 
-def plan(words: list[str]) -> None:
+def _plan_parser() -> Parser:
     parser = Parser(
         prog="plimsoll plan",
         usage="plimsoll plan CONFIG.yaml [--section.key VALUE ...] [options]",
@@ -56,13 +60,16 @@ def plan(words: list[str]) -> None:
         help="check the activations by a forward and backward on fake tensors; takes PyTorch "
         "and some seconds for each role",
     )
+    return parser
 
+
+def plan(words: list[str]) -> None:
     from json import dumps
 
     from plimsoll.config.flags import split_flags
 
     rest, flags = split_flags(words)
-    options = parser.parse_args(rest)
+    options = _plan_parser().parse_args(rest)
 
     from plimsoll.config.which import load_any_config
     from plimsoll.recipes.planning import (
@@ -121,7 +128,12 @@ def calibrate(words: list[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run.directory")
-    parser.add_argument("--out", default="calibration.json", help="the file to write (%(default)s)")
+    parser.add_argument(
+        "--out",
+        type=expanduser,
+        default="calibration.json",
+        help="the file to write (%(default)s)",
+    )
     options = parser.parse_args(words)
 
     from plimsoll.recipes.calibrate import calibrate
@@ -156,7 +168,7 @@ def merge(words: list[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("adapter", help="the adapter's directory, such as runs/NAME/model")
-    parser.add_argument("--out", required=True, help="the directory to write")
+    parser.add_argument("--out", type=expanduser, required=True, help="the directory to write")
     parser.add_argument("--base", help="the model to merge into; default: as the adapter says")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument(
@@ -191,7 +203,13 @@ def export(words: list[str]) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("source", metavar="RUN|CHECKPOINT", help="a run.directory, or a checkpoint")
-    parser.add_argument("--to", required=True, metavar="DIRECTORY", help="the directory to write")
+    parser.add_argument(
+        "--to",
+        type=expanduser,
+        required=True,
+        metavar="DIRECTORY",
+        help="the directory to write",
+    )
     parser.add_argument(
         "--dtype", choices=["bfloat16", "float32"], help="of the weights; default: the run's"
     )
@@ -221,7 +239,10 @@ def evaluate(words: list[str]) -> None:
         "--model", help="what to measure; default: the final model of RUN, or the config's actor"
     )
     parser.add_argument(
-        "--out", metavar="DIRECTORY", help="where to write; default: the run.directory"
+        "--out",
+        type=expanduser,
+        metavar="DIRECTORY",
+        help="where to write; default: the run.directory",
     )
 
     from plimsoll.config.flags import split_flags

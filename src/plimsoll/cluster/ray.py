@@ -16,9 +16,10 @@ from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import Member, create_engine, create_ranks, look_at, members
 from plimsoll.cluster.ray_start import start_ray
 from plimsoll.cluster.seats import Seat, shared_seats
+from plimsoll.cluster.start import run_device
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
-from plimsoll.engine.process_group import Place, choose_device
+from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
 from plimsoll.memory.explain.incident import OutOfMemory, Sighting
 from plimsoll.memory.machine.node_state import NodeState, read_node
@@ -64,7 +65,6 @@ class RayCluster:
     def __init__(self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int) -> None:
         self.ranks = config.ranks
         self.engines = len(specs)
-        self._owns_ray = config.address is None
         self._watches: dict[Any, Member] = {}
         self._ranks: list[Member] = []
         self._engines: list[Member] = []
@@ -84,7 +84,7 @@ class RayCluster:
     def _start_members(
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int
     ) -> None:
-        device, patience = choose_device(config.device), config.start_timeout
+        device, patience = run_device(config), config.start_timeout
         actors = create_ranks(config.ranks, device, threads)
         critics = create_ranks(config.critic_ranks or 0, device, threads)
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
@@ -103,7 +103,11 @@ class RayCluster:
             member.actor.start.remote(place): member
             for group in groups
             for member, place in zip(group, _places(group, device, threads), strict=True)
-        } | {m.actor.start.remote(): m for m in self._engines}
+        }
+        if shared:  # vLLM takes for its own what the ranks put on its card while it measures
+            self._wait(starting, timeout=patience)
+            starting = {}
+        starting |= {m.actor.start.remote(): m for m in self._engines}
         results = self._wait(starting, timeout=patience)
         self._responses_per_request = int(results[-1]) if engines else 0
         self._watch(self._engines)
@@ -206,8 +210,7 @@ class RayCluster:
             ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
         for member in (*self._engines, *self._ranks):
             ray.kill(member.actor)
-        if self._owns_ray:
-            ray.shutdown()
+        ray.shutdown()  # of a joined cluster, only this run's part: Ray then frees its GPUs
 
     def _wait(self, calls: Mapping[Any, Member], timeout: float | None = None) -> list[Any]:
         """The results of all calls, in their order."""

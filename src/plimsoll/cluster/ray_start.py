@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -9,17 +10,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import ray
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
 
 from plimsoll.cluster.address import knock
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.deepspeed import Device
 from plimsoll.errors import ConfigError
 
 
 def start_ray(config: ClusterConfig) -> None:
-    """Start Ray on this machine, or join `cluster.address`.
+    """Start Ray on this machine, or join `cluster.address`; once.
 
     Raises ConfigError where nothing answers there.
     """
+    if ray.is_initialized():
+        return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray prints its reports of dead workers whatever log_to_driver says; ours name them.
@@ -27,6 +34,7 @@ def start_ray(config: ClusterConfig) -> None:
     try:
         if config.address is not None and config.address != "auto":
             knock(config.address)
+            _bring_token()
         with _signal_handler_kept():
             ray.init(
                 address=config.address or "local",
@@ -39,8 +47,32 @@ def start_ray(config: ClusterConfig) -> None:
             raise
         raise ConfigError(
             f"cluster.address: no Ray cluster answers at {config.address!r} ({error}). Write "
-            "host:port of its head node, or leave it out to run on this machine alone."
+            "host:port of its head node, with the head's ~/.ray/auth_token on this machine too, or "
+            "leave it out to run on this machine alone."
         ) from error
+
+
+def joined_device(config: ClusterConfig) -> Device:
+    """Of a run on the cluster that it joins, by the GPUs that Ray counts there: this machine, which
+    may be the cluster's head, need not have one.
+
+    Raises ConfigError for CUDA that was asked for and is not there.
+    """
+    start_ray(config)
+    has_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    if config.device == "cuda" and not has_gpus:
+        raise ConfigError(
+            "cluster.device: cuda was asked for, and Ray counts no GPU in the cluster at "
+            f"{config.address}. Write `cpu`, or join machines with GPUs to it (`ray start`)."
+        )
+    return "cuda" if has_gpus and config.device != "cpu" else "cpu"
+
+
+def _bring_token() -> None:
+    """`ray start` turns token authentication on wherever Ray has ever made a token, and Ray brings
+    the token by itself only to clusters that it finds itself (`auto`). Others do not mind it."""
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it tells of the token
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 @contextmanager

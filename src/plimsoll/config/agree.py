@@ -16,7 +16,6 @@ from plimsoll.config.agree_sources import (
     rl_source,
     sft_source,
     step_source,
-    without_margin,
 )
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
@@ -51,12 +50,10 @@ def check_agreement(config: JobConfig, origins: Origins = MappingProxyType({})) 
             refuse(_sequences(config, sft_source), origins)
         case DistillConfig():
             refuse(_distill(config), origins)
-        case RmConfig():
-            refuse(_pairs(config), origins)
         case PrmConfig():
             refuse(_sequences(config, step_source), origins)
-        case DpoConfig():
-            refuse(_dpo(config), origins)
+        case DpoConfig() | RmConfig():
+            refuse(_pairs(config), origins)
         case KtoConfig():
             refuse(_sequences(config, labelled_source), origins)
         case PpoConfig():
@@ -78,17 +75,12 @@ def _sequences(
     yield from _budget(config, config.data.max_tokens, "data.max_tokens")
 
 
-def _dpo(config: DpoConfig) -> Iterator[Problem]:
-    yield from _pairs(config)
-    for name, source in config.data.sources().items():
-        yield from without_margin(name, source)
-
-
 def _pairs(config: DpoConfig | RmConfig) -> Iterator[Problem]:
+    margin = ("margin",) if isinstance(config, RmConfig) else ()
     yield from _common(config)
     yield from _role("actor", config.actor, config.run.steps)
     for name, source in config.data.sources().items():
-        yield from pair_source(name, source)
+        yield from pair_source(name, source, *margin)
     why = "two sequences of data.max_tokens each, which stay together"
     yield from _budget(config, 2 * config.data.max_tokens, why, what="pair")
 
@@ -112,6 +104,14 @@ def _common(config: JobConfig) -> Iterator[Problem]:
     yield from _cluster(config.cluster)
     yield from evaluated(config)
     yield from memory_levers(config)
+    if config.data.step_separator != "\n" and not isinstance(config, PrmConfig):
+        yield Problem(
+            "data.step_separator",
+            show(config.data.step_separator),
+            "Only the rows of a process reward model (plimsoll prm) have steps.",
+            "leave data.step_separator out",
+            code="data-columns",
+        )
     if config.cluster.critic_ranks is not None and not isinstance(config, PpoConfig):
         yield Problem(
             "cluster.critic_ranks",
@@ -141,49 +141,49 @@ def _common(config: JobConfig) -> Iterator[Problem]:
 def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.where != "local":
         return
-    if cluster.critic_ranks is not None:
-        yield Problem(
-            "cluster.critic_ranks",
-            str(cluster.critic_ranks),
-            "cluster.where: local is this one process, which the critic shares.",
-            "cluster.where: ray, or leave cluster.critic_ranks out",
-            code="local-one-process",
-            conflict=True,
-        )
-    if cluster.ranks > 1:
-        yield Problem(
-            "cluster.ranks",
-            str(cluster.ranks),
-            "cluster.where: local is this one process, so there is one rank.",
-            "cluster.where: ray, or cluster.ranks: 1",
-            code="local-one-process",
-            conflict=True,
-        )
-    if cluster.nodes > 1:
-        yield Problem(
-            "cluster.nodes",
-            str(cluster.nodes),
-            "cluster.where: local is this one process, on this machine.",
-            "cluster.where: ray, or cluster.nodes: 1",
-            code="local-one-process",
-            conflict=True,
-        )
-    if cluster.address is not None:
-        yield Problem(
-            "cluster.address",
-            show(cluster.address),
-            "cluster.where: local starts no Ray, so there is no cluster to join.",
-            "cluster.where: ray, or leave cluster.address out",
-            code="local-one-process",
-            conflict=True,
-        )
+    own, ranks, nodes, address = cluster.critic_ranks, cluster.ranks, cluster.nodes, cluster.address
+    if own is not None:
+        yield _on_ray("critic_ranks", str(own), "is this one process, which the critic shares")
+    if ranks > 1:
+        yield _on_ray("ranks", str(ranks), "is this one process, so there is one rank", "1")
+    if nodes > 1:
+        yield _on_ray("nodes", str(nodes), "is this one process, on this machine", "1")
+    if address is not None:
+        yield _on_ray("address", show(address), "starts no Ray, so there is no cluster to join")
+
+
+def _on_ray(key: str, value: str, why: str, instead: str | None = None) -> Problem:
+    """Of a key of the cluster that one process cannot do."""
+    other = f"leave cluster.{key} out" if instead is None else f"cluster.{key}: {instead}"
+    return Problem(
+        f"cluster.{key}",
+        value,
+        f"cluster.where: local {why}.",
+        f"cluster.where: ray, or {other}",
+        code="local-one-process",
+        conflict=True,
+    )
 
 
 def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
     """One trained role; updates: the optimizer steps of the whole run."""
-    zero, optimizer = role.zero, role.optimizer
     yield from adapted(name, role)
     yield from scheduled(name, role, updates)
+    yield from _offload(name, role)
+    yield from _gradient_dtype(name, role)
+    for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
+        if value >= 1:
+            yield Problem(
+                f"{name}.optimizer.{beta}",
+                str(value),
+                "Adam's moving averages forget nothing at 1, and grow without bound above it.",
+                "a number below 1, such as 0.9",
+                code="optimizer-value",
+            )
+
+
+def _offload(name: str, role: TrainedRole) -> Iterator[Problem]:
+    zero = role.zero
     if zero.parameter_offload == "cpu" and zero.stage != 3:
         yield Problem(
             f"{name}.zero.parameter_offload",
@@ -203,7 +203,7 @@ def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
             code="offload-stage",
             conflict=True,
         )
-    if zero.optimizer_offload == "cpu" and optimizer.kind == "adamw_8bit":
+    if zero.optimizer_offload == "cpu" and role.optimizer.kind == "adamw_8bit":
         yield Problem(
             f"{name}.zero.optimizer_offload",
             "cpu",
@@ -213,17 +213,6 @@ def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
             code="adamw-8bit-offload",
             conflict=True,
         )
-    yield from _gradient_dtype(name, role)
-    for beta in ("beta1", "beta2"):
-        value = optimizer.beta1 if beta == "beta1" else optimizer.beta2
-        if value >= 1:
-            yield Problem(
-                f"{name}.optimizer.{beta}",
-                str(value),
-                "Adam's moving averages forget nothing at 1, and grow without bound above it.",
-                "a number below 1, such as 0.9",
-                code="optimizer-value",
-            )
 
 
 def _gradient_dtype(name: str, role: TrainedRole) -> Iterator[Problem]:

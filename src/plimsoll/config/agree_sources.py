@@ -10,9 +10,15 @@ from collections.abc import Iterator
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.problems import Problem, show
 
+_COLUMNS = (
+    *("messages", "prompt", "response", "text", "chosen", "rejected"),
+    *("margin", "steps", "labels", "label", "reference"),
+)
+
 
 def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Conversations: `messages`, or `prompt` with `response`; or documents: `text`."""
+    yield from _unread(name, source, "messages", "prompt", "response", "text")
     if source.text is not None:
         yield from _only_text(name, source)
         return
@@ -52,20 +58,27 @@ def _only_text(name: str, source: SourceConfig) -> Iterator[Problem]:
             )
 
 
-def _no_text(name: str, source: SourceConfig, job: str) -> Iterator[Problem]:
-    if source.text is not None:
-        yield Problem(
-            f"{name}.text",
-            show(source.text),
-            f"Plain text is learned by SFT; {job} are not read from it.",
-            f"leave {name}.text out",
-            code="data-columns",
-        )
+def _unread(name: str, source: SourceConfig, *read: str) -> Iterator[Problem]:
+    """Columns that are given, and that the job does not look at."""
+    for column in _COLUMNS:
+        value = getattr(source, column)
+        if value is not None and column not in read:
+            yield Problem(
+                f"{name}.{column}",
+                show(value),
+                f"This job does not look at it; of the columns it reads {', '.join(read)}.",
+                f"leave {name}.{column} out",
+                code="data-columns",
+            )
 
 
 def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Prompts: `messages` or `prompt`."""
-    yield from _no_text(name, source, "prompts")
+    yield from _unread(name, source, "messages", "prompt", "reference")
+    yield from _prompts(name, source)
+
+
+def _prompts(name: str, source: SourceConfig) -> Iterator[Problem]:
     if source.messages is not None and source.prompt is not None:
         yield Problem(
             f"{name}.messages",
@@ -84,9 +97,9 @@ def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
         )
 
 
-def pair_source(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Pairs: `chosen` and `rejected`, with `prompt` or without."""
-    yield from _no_text(name, source, "pairs")
+def pair_source(name: str, source: SourceConfig, *more: str) -> Iterator[Problem]:
+    """Pairs: `chosen` and `rejected`, with `prompt` or without, and more columns of a job."""
+    yield from _unread(name, source, "prompt", "chosen", "rejected", *more)
     for column, value in (("chosen", source.chosen), ("rejected", source.rejected)):
         if value is None:
             yield Problem(
@@ -105,27 +118,6 @@ def pair_source(name: str, source: SourceConfig) -> Iterator[Problem]:
             "the column with the worse response",
             code="data-columns",
         )
-    for column, value in (("messages", source.messages), ("response", source.response)):
-        if value is not None:
-            yield Problem(
-                f"{name}.{column}",
-                show(value),
-                "Pairs are not read from it, but from their chosen and rejected columns.",
-                f"leave {name}.{column} out",
-                code="data-columns",
-            )
-
-
-def without_margin(name: str, source: SourceConfig) -> Iterator[Problem]:
-    """Pairs for a job whose losses take no margins."""
-    if source.margin is not None:
-        yield Problem(
-            f"{name}.margin",
-            show(source.margin),
-            "Only the losses of a reward model (plimsoll rm) take margins of pairs.",
-            f"leave {name}.margin out",
-            code="data-columns",
-        )
 
 
 def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
@@ -133,9 +125,10 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     whose responses are labelled by being chosen or rejected."""
     if source.label is None and (source.chosen is not None or source.rejected is not None):
         yield from pair_source(name, source)
-        yield from without_margin(name, source)
         return
-    yield from _no_text(name, source, "labelled responses")
+    yield from _unread(
+        name, source, "messages", "prompt", "response", "label", "chosen", "rejected"
+    )
     if source.label is None:
         yield Problem(
             f"{name}.label",
@@ -168,7 +161,8 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 def step_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Labelled steps: a prompt, `steps` and `labels`."""
-    yield from rl_source(name, source)
+    yield from _unread(name, source, "messages", "prompt", "steps", "labels")
+    yield from _prompts(name, source)
     for column, value in (("steps", source.steps), ("labels", source.labels)):
         if value is None:
             yield Problem(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -15,6 +16,8 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 FlipRate = Annotated[float, Field(ge=0, lt=0.5)]
 """A share of wrong labels: at a half, labels say nothing."""
+WrittenPath = Annotated[str, AfterValidator(expanduser)]
+"""A place on the disk; `~` is the home directory."""
 
 OptionValue = bool | int | float | str | None
 """What an option of a pluggable function may be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.base import PositiveFloat, PositiveInt, Settings
+from plimsoll.config.base import PositiveFloat, PositiveInt, Settings, WrittenPath
 
 
 class ClusterConfig(Settings):
@@ -13,7 +13,7 @@ class ClusterConfig(Settings):
     where: Literal["local", "ray"] = "ray"
     """local: everything in this process, one rank, no Ray; ray: rank actors and engine actors."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes CUDA when there is a GPU."""
+    """auto takes CUDA when there is a GPU, here or in the Ray cluster that is joined."""
     ranks: PositiveInt = 1
     """Training ranks (data parallel): one per GPU, or CPU processes."""
     critic_ranks: PositiveInt | None = None
@@ -26,7 +26,7 @@ class ClusterConfig(Settings):
     hand."""
     host_memory: str | None = None
     """Each machine's host memory, for the plan, such as 1TB; default: the machine at hand."""
-    calibration: str | None = None
+    calibration: WrittenPath | None = None
     """A file that `plimsoll calibrate` wrote: constants of the plan, measured on runs of yours."""
     threads: PositiveInt | None = None
     """CPU threads of each rank and engine; default: the machine's cores divided among them."""

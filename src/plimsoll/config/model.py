@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 from plimsoll.config.base import PositiveInt, Settings
+
+Dtype = Literal["bfloat16", "float32"]
+ELEMENT_BYTES: Mapping[Dtype, int] = MappingProxyType({"bfloat16": 2, "float32": 4})
 
 
 class ModelConfig(Settings):
@@ -12,7 +17,7 @@ class ModelConfig(Settings):
 
     path: str
     """A directory in Hugging Face format, or a name on the model hub."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     """The dtype of weights and activations; the optimizer keeps fp32 masters of bfloat16
     weights."""
     quantization: Literal["none", "nf4"] = "none"
@@ -34,3 +39,8 @@ class ModelConfig(Settings):
     """Learned tokens whose logits exist at once; the head's memory is head_chunk * vocabulary."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Leave off unless you have read that code."""
+
+    @property
+    def element(self) -> int:
+        """Bytes of a weight that is not in 4 bits, and of an activation."""
+        return ELEMENT_BYTES[self.dtype]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -71,8 +72,13 @@ def _where(problem: Problem, origins: Origins) -> str:
 
 def show(value: object) -> str:
     """A value as one line of YAML, cut where it is very long."""
+    if isinstance(value, str) and "\n" in value:
+        return _cut(json.dumps(value, ensure_ascii=False))
     text = yaml.safe_dump(
         value, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False
     )
-    line = " ".join(text.removesuffix("...\n").split())
+    return _cut(" ".join(text.removesuffix("...\n").split()))
+
+
+def _cut(line: str) -> str:
     return line if len(line) <= _LONGEST_VALUE else line[:_LONGEST_VALUE] + " ..."

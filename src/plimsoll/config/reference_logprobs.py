@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.config.base import Settings
+from plimsoll.config.base import Settings, WrittenPath
 
 
 class ReferenceLogprobsConfig(Settings):
@@ -11,6 +11,6 @@ class ReferenceLogprobsConfig(Settings):
     precompute: bool = False
     """Score all that the run will see before the actor is loaded, and keep the numbers: the
     reference is then never in memory beside the actor and its optimizer."""
-    path: str | None = None
+    path: WrittenPath | None = None
     """The Parquet file with the numbers; default: reference-logprobs.parquet in the run directory.
     One that is there must be of the same reference; only what it lacks is scored, and added."""

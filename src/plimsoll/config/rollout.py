@@ -11,6 +11,7 @@ from plimsoll.config.base import (
     Settings,
     Share,
 )
+from plimsoll.config.model import Dtype
 
 
 class SamplingConfig(Settings):
@@ -65,7 +66,7 @@ class RolloutConfig(Settings):
     """Size of the KV cache on CPU, GiB per engine."""
     max_sequences: PositiveInt = 256
     """Sequences that one engine works on at once."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: Dtype = "bfloat16"
     """The dtype of the engine's weights."""
     sampling: SamplingConfig = SamplingConfig()
     """How responses are sampled for training."""

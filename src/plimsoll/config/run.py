@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.base import NonNegativeFloat, NonNegativeInt, PositiveInt, Settings
+from plimsoll.config.base import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Settings,
+    WrittenPath,
+)
 
 Goal = Literal["lowest", "highest"]
 """Which value of a metric is the best."""
@@ -29,7 +35,7 @@ class BestConfig(Settings):
 class RunConfig(Settings):
     """The run directory and its habits."""
 
-    directory: str
+    directory: WrittenPath
     """Where everything of the run is written."""
     seed: NonNegativeInt = 0
     """Seeds data order, sampling and initialisation of new heads."""

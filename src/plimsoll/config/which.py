@@ -42,11 +42,16 @@ def load_any_config(path: str, flags: Sequence[str] = ()) -> JobConfig:
     return load_config(JOBS[_job_of(path, flags)], path, flags)
 
 
+def named_job(text: str) -> str | None:
+    """The job that the first line of a config's text names, as config.yaml of a run does."""
+    named = re.match(r"#\s*(\w+)", text)
+    return named[1] if named and named[1] in JOBS else None
+
+
 def _job_of(path: str, flags: Sequence[str]) -> str:
     text = read_config_text(path)
-    named = re.match(r"#\s*(\w+)", text)
-    if named and named[1] in JOBS:
-        return named[1]
+    if named := named_job(text):
+        return named
     tree = apply_flags(read_tree(text, path), parse_flags(flags))
     problems = {job: len(list(schema_problems(model, tree))) for job, model in JOBS.items()}
     fewest = min(problems.values())

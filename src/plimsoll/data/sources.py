@@ -117,7 +117,7 @@ def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
     only those of the split, so that nobody trains on the test set by accident."""
     words = {file: re.split(r"[-_.]", file.name)[0] for file in files}
     mine = [file for file in files if words[file] == split]
-    if not mine and SPLIT_WORDS & set(words.values()):
+    if not mine and (split != "train" or SPLIT_WORDS & set(words.values())):
         raise ConfigError(
             f"No file of {path} belongs to the split `{split}`; there are"
             f" {', '.join(file.name for file in files)}: set `split`, or name one file as `path`."
@@ -146,7 +146,10 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
         with gzip.open(path) as unpacked:
             yield from unpacked
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} cannot be unpacked: {error} Copy the file again.") from error
+        raise ConfigError(
+            f"{path} cannot be unpacked: {str(error).rstrip('.')}. Copy the file again; or, if it "
+            f"is not compressed, rename it to {path.stem}."
+        ) from error
 
 
 def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
@@ -218,6 +221,8 @@ def _read_saved(path: Path, split: str) -> Iterator[Row | BadRow]:
                 f"{path} has no split `{split}`; it has {', '.join(saved)}.{nearest(split, saved)}"
             )
         saved = saved[split]
+    elif split not in ("train", str(saved.split)):
+        raise ConfigError(f"{path} is one data set, without the split `{split}`: leave it out.")
     return _arrow_rows(str(path), saved.with_format("arrow").iter(BATCH_ROWS))
 
 

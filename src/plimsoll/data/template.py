@@ -33,7 +33,6 @@ from plimsoll.data.pieces import (
     close_last,
     join_plain,
     learn_whole,
-    readable,
     with_end,
     without_tail,
 )
@@ -57,6 +56,7 @@ class Template:
     begin: the token that plain text begins with, where the tokenizer wants one (a chat template
         writes its own).
     specials: the tokenizer's special tokens, as text.
+    vocabulary: tokens from this number on are refused; None where the model's is not known.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -64,25 +64,11 @@ class Template:
     system: str | None
     begin: int | None
     specials: tuple[str, ...]
-
-    def prompt(self, messages: Messages) -> tuple[Ints, str]:
-        """What is sampled from: the tokens, generation prompt included, and the readable text.
-
-        Raises DataError when the template refuses the messages.
-        """
-        tokens, _ = self.tokenize([self.render_prompt(messages)])[0]
-        return tokens, readable(messages)
-
-    def conversation(self, messages: Messages) -> tuple[Ints, Bools]:
-        """What is trained on: tokens and whether each is learned, both of shape [n].
-
-        Only assistant turns are learned, with the token that ends each. Raises DataError when
-        the template refuses the messages, ConfigError when it does not show where turns are.
-        """
-        return self.tokenize([self.render_conversation(messages)])[0]
+    vocabulary: int | None = None
 
     def render_prompt(self, messages: Messages) -> tuple[Piece, ...]:
-        """The pieces of a prompt: not learned, ready for the assistant's turn."""
+        """The pieces of a prompt: not learned, ready for the assistant's turn. Raises DataError
+        when the template refuses the messages."""
         turns = self._with_system(messages)
         if self.jinja is None:
             return join_plain(turns)
@@ -90,7 +76,9 @@ class Template:
         return (Piece(text),)
 
     def render_conversation(self, messages: Messages) -> tuple[Piece, ...]:
-        """The pieces of a conversation, with the assistant's turns learned."""
+        """The pieces of a conversation, with the assistant's turns learned, and the token that ends
+        each. Raises DataError when the template refuses the messages, ConfigError when it does not
+        show where turns are."""
         turns = self._with_system(messages)
         if self.jinja is None:
             return close_last(join_plain(turns))
@@ -112,7 +100,7 @@ class Template:
     def plain(self) -> Template:
         """The template of the same tokenizer for documents: nothing is put around them but the
         tokens that begin and end a text; ConfigError as `make_template`."""
-        return make_template(self.tokenizer, "none", None)
+        return replace(make_template(self.tokenizer, "none", None), vocabulary=self.vocabulary)
 
     def render_answer(self, prompt: Messages, answer: Messages) -> tuple[Piece, ...]:
         """The pieces of a prompt and of what answers it: as `render_conversation` of both, but the
@@ -209,7 +197,19 @@ class Template:
         if self.begin is not None and (len(tokens) == 0 or tokens[0] != self.begin):
             tokens, learned = np.insert(tokens, 0, self.begin), np.insert(learned, 0, False)
         learned[:1] = False
+        self._check_embedded(tokens)
         return tokens, learned
+
+    def _check_embedded(self, tokens: Ints) -> None:
+        largest = int(tokens.max(initial=0))
+        if self.vocabulary is not None and largest >= self.vocabulary:
+            raise ConfigError(
+                f"The tokenizer {self.tokenizer.name_or_path} gives the token {largest} "
+                f"(`{self.tokenizer.convert_ids_to_tokens(largest)}`), and the model knows those "
+                f"below {self.vocabulary} (vocab_size of its config.json): take the tokenizer "
+                f"that belongs to the model, or enlarge the model with `resize_token_embeddings` "
+                f"of transformers, and save both into one directory."
+            )
 
 
 def make_template(

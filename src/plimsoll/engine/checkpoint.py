@@ -23,11 +23,10 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.masters import Part
 from plimsoll.engine.steps import Steps
 from plimsoll.errors import ConfigError
-from plimsoll.run.files import write_whole
+from plimsoll.memory.price.kept_beside import CHECKPOINT_FILE
+from plimsoll.run.files import explained, write_whole
 
 _FORM = "form.json"
-_FILE_BYTES = 2**28
-"""Of one file, which is put together in host memory."""
 
 Rows = Mapping[str, Sequence[Tensor]]
 """By what they are (master, exp_avg, ...): a flat tensor for each master of the rank."""
@@ -119,7 +118,12 @@ def _why_not(form: Form) -> str:
 def write_rows(rows: Rows, parts: Sequence[Part], directory: Path, rank: int) -> None:
     """Write this rank's stretches."""
     for number, tensors in enumerate(_files(_stretches(rows, parts))):
-        save_file(tensors, directory / f"rank-{rank:05d}-{number:05d}.safetensors")
+        _write(tensors, directory / f"rank-{rank:05d}-{number:05d}.safetensors")
+
+
+def _write(tensors: dict[str, Tensor], path: Path) -> None:
+    with explained(path):
+        save_file(tensors, path)
 
 
 def _stretches(rows: Rows, parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
@@ -127,7 +131,7 @@ def _stretches(rows: Rows, parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]
     for kind, tensors in rows.items():
         for part in parts:
             row = tensors[part.master]
-            most = _FILE_BYTES // row.element_size()
+            most = CHECKPOINT_FILE // row.element_size()
             for skip in range(0, part.size, most):
                 size = min(most, part.size - skip)
                 name = f"{kind}/{part.start + skip}/{part.name}"
@@ -136,11 +140,11 @@ def _stretches(rows: Rows, parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]
 
 def _files(stretches: Iterator[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
-    room = _FILE_BYTES
+    room = CHECKPOINT_FILE
     for name, stretch in stretches:
         if tensors and stretch.nbytes > room:
             yield tensors
-            tensors, room = {}, _FILE_BYTES
+            tensors, room = {}, CHECKPOINT_FILE
         tensors[name] = stretch.to("cpu", copy=True)
         room -= stretch.nbytes
     if tensors:
@@ -224,7 +228,7 @@ def write_blocks(states: Sequence[Mapping[str, object]], directory: Path, rank: 
         for name, value in state.items()
         if isinstance(value, Tensor)
     }
-    save_file(tensors, directory / _blocks(rank))
+    _write(tensors, directory / _blocks(rank))
 
 
 def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:

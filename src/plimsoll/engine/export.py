@@ -11,12 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import plain_weights, plan_buckets
+from plimsoll.memory.price.transfers import SAVE_BUCKET
 from plimsoll.model.adapter_files import adapter_bytes, save_adapter
 from plimsoll.model.policy import PolicyModel, save_hf
 from plimsoll.model.value import ValueModel
-
-_BUCKET = 2**30
-"""Bytes of weights that are gathered at once."""
 
 
 def write_model(
@@ -24,7 +22,7 @@ def write_model(
 ) -> None:
     """Write a Hugging Face directory, gathered bucket by bucket to rank 0's host memory."""
     state: dict[str, Tensor] = {}
-    for names in plan_buckets(engine, _BUCKET):
+    for names in plan_buckets(engine, SAVE_BUCKET):
         with plain_weights(engine, names) as weights:
             if rank == 0:
                 state |= {name: t.to("cpu", copy=True) for name, t in weights().items()}

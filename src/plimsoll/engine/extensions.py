@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 
-from torch.utils.cpp_extension import _get_build_directory
-
 from plimsoll.errors import PlimsollError
+
+# On a machine with nvcc and no GPU it tells whoever imports it so.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 MOST_SECONDS = 600.0
 """That compiling may take; it takes about one minute."""
@@ -19,6 +21,8 @@ def await_build(name: str) -> None:
 
     Raises PlimsollError where the other's lock is older than compiling takes.
     """
+    from torch.utils.cpp_extension import _get_build_directory
+
     lock = Path(_get_build_directory(name, verbose=False), "lock")
     while (age := _age(lock)) is not None:
         if age > MOST_SECONDS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -16,40 +16,7 @@ from plimsoll.records import BatchCounts, Pack
 S = TypeVar("S")
 
 
-def learn(
-    engine: TrainedEngine,
-    packs: Sequence[Pack],
-    streams: Sequence[S],
-    counts: BatchCounts,
-    objective: Objective[S],
-    device: torch.device,
-) -> dict[str, float]:
-    """Add up the packs' gradients; gives the rank's share of the loss and its metrics. streams: one
-    per pack. counts: of the step, over all ranks."""
-    totals: dict[str, float] = {}
-    for output in _outputs(engine, packs, streams, counts, objective, device):
-        engine.backward(output.loss)
-        _add(totals, output)
-    return totals
-
-
-def measure(
-    engine: Engine,
-    packs: Sequence[Pack],
-    streams: Sequence[S],
-    counts: BatchCounts,
-    objective: Objective[S],
-    device: torch.device,
-) -> dict[str, float]:
-    """As `learn`, without gradients."""
-    totals: dict[str, float] = {}
-    with engine.scoring():
-        for output in _outputs(engine, packs, streams, counts, objective, device):
-            _add(totals, output)
-    return totals
-
-
-def _outputs(
+def losses(
     engine: Engine,
     packs: Sequence[Pack],
     streams: Sequence[S],
@@ -57,8 +24,28 @@ def _outputs(
     objective: Objective[S],
     device: torch.device,
 ) -> Iterator[LossOutput]:
+    """Of each pack as it is asked for. streams: one per pack. counts: of the step, over all
+    ranks."""
     for pack, stream in zip(packs, streams, strict=True):
         yield objective.loss(engine, PackTensors.from_pack(pack, device), stream, counts)
+
+
+def learn(engine: TrainedEngine, outputs: Iterable[LossOutput]) -> dict[str, float]:
+    """Add up the packs' gradients; gives the rank's share of the loss and its metrics."""
+    totals: dict[str, float] = {}
+    for output in outputs:
+        engine.backward(output.loss)
+        _add(totals, output)
+    return totals
+
+
+def measure(engine: Engine, outputs: Iterable[LossOutput]) -> dict[str, float]:
+    """As `learn`, without gradients."""
+    totals: dict[str, float] = {}
+    with engine.scoring():
+        for output in outputs:
+            _add(totals, output)
+    return totals
 
 
 def _add(totals: dict[str, float], output: LossOutput) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -100,8 +101,16 @@ def join(place: Place) -> torch.device:
     # Its shared-memory collectives for CPU take half a minute of g++ at first use and are meant for
     # inference; gloo serves training.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if place.device == "cuda":
+        ask_cuda_for_free_memory(deepspeed.accelerator.get_accelerator())
     deepspeed.init_distributed(dist_init_required=False)
     return place.torch_device
+
+
+def ask_cuda_for_free_memory(accelerator: Any) -> None:
+    """DeepSpeed 0.19.8 asks NVML, by the numbers in CUDA_VISIBLE_DEVICES: with UUIDs there, ZeRO 1
+    and 2 end with a ValueError (accelerator/cuda_accelerator.py, zero/stage_1_and_2.py)."""
+    accelerator.available_memory = lambda device=None: torch.cuda.mem_get_info(device)[0]
 
 
 def leave() -> None:

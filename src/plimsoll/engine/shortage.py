@@ -12,7 +12,11 @@ from plimsoll.memory.explain.incident import Incident, OutOfMemory
 from plimsoll.run.memory import process_bytes
 from plimsoll.run.readings import Footprint, Share
 
-_CPU = re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory")
+_CPU = re.compile(
+    r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|could not create a primitive$"
+)
+"""Of torch's allocator, and of oneDNN, which gets no memory for a kernel's code: what it cannot
+compute at all it says of a primitive *descriptor*."""
 _CARD = re.compile(
     r"CUDA (?:error|failure \d+).*out of memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
@@ -59,10 +63,13 @@ def _is_of_card(error: RuntimeError | MemoryError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or _CARD.search(str(error)) is not None
 
 
-def footprint(device: torch.device) -> Footprint:
-    """What this process holds now."""
+def footprint(device: torch.device) -> Footprint | None:
+    """What this process holds now. None of a card that it never used, as in front of an engine that
+    has a process of its own: a context, made to look, would take more of a card that is full."""
     if device.type != "cuda":
         return Footprint(process_bytes())
+    if not torch.cuda.is_initialized():
+        return None
     free, whole = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     return Footprint(process_bytes(), allocated, torch.cuda.memory_reserved(device), whole - free)

@@ -17,7 +17,7 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.frozen import FrozenEngine
 from plimsoll.engine.meter import read_memory
-from plimsoll.engine.micro_batches import learn, measure
+from plimsoll.engine.micro_batches import learn, losses, measure
 from plimsoll.engine.objectives.distillation import DistillationObjective
 from plimsoll.engine.objectives.objective import Objective
 from plimsoll.engine.process_group import Place, join, leave
@@ -175,8 +175,8 @@ class Worker:
         step, over all ranks."""
         engine = self._trained(role)
         self._seed_step(role, engine)
-        metrics = learn(engine, packs, streams, counts, objective, self._device)
-        return StepResult(metrics, engine.step(rate))
+        outputs = losses(engine, packs, streams, counts, objective, self._device)
+        return StepResult(learn(engine, outputs), engine.step(rate))
 
     def teach(self, packs: Sequence[Pack]) -> None:
         """Have the teacher read the packs that the actor is given next."""
@@ -197,7 +197,8 @@ class Worker:
         self, packs: Sequence[Pack], counts: BatchCounts, objective: DistillationObjective
     ) -> dict[str, float]:
         """This rank's share of the loss and metrics of what the teacher made of these packs."""
-        return measure(self._engine("actor"), packs, self._taught, counts, objective, self._device)
+        engine = self._engine("actor")
+        return measure(engine, losses(engine, packs, self._taught, counts, objective, self._device))
 
     def _seed_step(self, role: Role, engine: TrainedEngine) -> None:
         """What is drawn in a step (dropout) depends on seed, step and rank alone, so that a run

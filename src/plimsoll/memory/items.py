@@ -9,7 +9,7 @@ never a sum over them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 Where = Literal["device", "host", "disk"]
 
@@ -22,16 +22,7 @@ that a process holds (interpreter, libraries, thread pools, caches)."""
 Phase = Literal[
     "precompute", "load", "rollout", "score", "train_critic", "train_actor", "sync", "save"
 ]
-PHASES: tuple[Phase, ...] = (
-    "precompute",
-    "load",
-    "rollout",
-    "score",
-    "train_critic",
-    "train_actor",
-    "sync",
-    "save",
-)
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,6 @@ def _of_child(pid: int) -> tuple[int, int]:
 
 def _peak_and_now(pid: int | None) -> tuple[int, int]:
     held = process_bytes(pid)
-    peak = process_peak_bytes(pid).bytes
+    peak = process_peak_bytes(pid)
     reset_process_peak(pid)
     return max(peak, held), held

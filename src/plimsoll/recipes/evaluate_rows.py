@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import chain
-from math import exp
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 
 from plimsoll.algorithm.choice import preference_loss, reward_loss, unpaired_loss
+from plimsoll.algorithm.nll import perplexity
 from plimsoll.algorithm.unpaired import kl_baseline
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
@@ -46,7 +46,7 @@ from plimsoll.recipes.reward_model import (
 from plimsoll.recipes.roles import compared_role
 from plimsoll.recipes.run_data import load_held_out
 from plimsoll.recipes.update import log_probs
-from plimsoll.records import Floats
+from plimsoll.records import BatchCounts, Floats
 from plimsoll.run.counter import counting
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def measure_likelihood(config: SftConfig | DistillConfig, model: str) -> dict[st
     that the job's evaluation has for them."""
     learned = config.algorithm.learned_tokens if isinstance(config, SftConfig) else "assistant"
     loaded = load_held_out(config, partial(load_samples, learned=learned))
-    total, tokens = 0.0, sum(int(row.learned.sum()) for row in loaded.items)
+    total, tokens = 0.0, BatchCounts.of(loaded.items).tokens
     with closing(start_cluster(config.cluster, ())) as cluster:
         cluster.all(Worker.load_policy, "actor", _frozen(config, model), 1.0)
         for rows in _parts(loaded.items, cluster):
@@ -68,7 +68,7 @@ def measure_likelihood(config: SftConfig | DistillConfig, model: str) -> dict[st
             total += sum(cluster.each(Worker.nll, [("actor", own) for own in packs]))
     mean = total / tokens
     name = "loss" if isinstance(config, SftConfig) else "nll"
-    seen = {name: mean, "perplexity": exp(min(mean, 700.0)), "tokens": tokens}
+    seen = {name: mean, "perplexity": perplexity(mean), "tokens": tokens}
     return seen | _rows_of(loaded)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import JobConfig
+from plimsoll.config.model import Dtype
 from plimsoll.config.which import load_any_config
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.errors import ConfigError
@@ -30,8 +30,6 @@ from plimsoll.model.policy import PolicyModel
 from plimsoll.model.value import ValueModel
 from plimsoll.recipes.merge import load_plain, write_plain
 from plimsoll.run.directory import RunDirectory
-
-Dtype = Literal["bfloat16", "float32"]
 
 
 @dataclass(frozen=True)

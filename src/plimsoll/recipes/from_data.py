@@ -82,7 +82,7 @@ def learn_from_data(
     """The loop: draw, learn, evaluate, report, save; then write the model.
 
     tokens: how many a row holds. learn: one optimizer step on the rows at a learning rate.
-    evaluate: what is seen of the held-out rows, as `eval/<name>`.
+    evaluate: what is seen of the held-out rows, by name; written as `eval/<name>`.
     """
     config, session, cluster = work.config, work.session, work.cluster
     with session.phase("load", cluster):
@@ -96,7 +96,7 @@ def learn_from_data(
         metrics = step_metrics(results, rate) | epoch_metrics(work.order, state.data_position)
         if session.due(config.run.eval_every, state.step):
             with session.phase("eval", cluster), averaged(session, cluster):
-                metrics |= evaluate()
+                metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             state = evaluated(session, state, metrics)
         session.report(state.step, metrics, sum(tokens(row) for row in batch))
         save_when_due(session, cluster, ["actor"], state)

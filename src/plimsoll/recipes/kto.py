@@ -125,7 +125,7 @@ def learn(
     responses = score(work, reference, batch, "score")
     with session.phase("score", cluster):
         kl = measured_kl(work, responses)
-    counts = BatchCounts(sum(int(row.sample.learned.sum()) for row in batch), len(batch))
+    counts = BatchCounts.of([row.sample for row in batch])
     objective = UnpairedObjective(work.config.algorithm.loss, kl, counts_of(responses.desirable_S))
     packs, streams = responses.matched.packs, streams_of(responses)
     with session.phase("train_actor", cluster):
@@ -147,14 +147,13 @@ def streams_of(responses: Responses) -> list[list[UnpairedStream]]:
 
 
 def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
-    """The loss on the held-out rows and its metrics, as `eval/<name>`, with the KL of all of them
-    together, and the accuracy."""
+    """The loss on the held-out rows and its metrics, with the KL of all of them together, and the
+    accuracy."""
     assert held_out is not None, "evaluated without run.eval_every"
     kl = measured_kl(work, held_out)
     policy_S = log_probs("actor", held_out.matched.packs, work.cluster)
     logratios_S = policy_S - held_out.matched.reference_S
-    metrics = response_metrics(work.config, logratios_S, held_out.desirable_S, kl)
-    return {f"eval/{name}": value for name, value in metrics.items()}
+    return response_metrics(work.config, logratios_S, held_out.desirable_S, kl)
 
 
 def response_metrics(

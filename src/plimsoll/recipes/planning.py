@@ -34,6 +34,7 @@ from plimsoll.memory.plan.svg import draw_svg
 from plimsoll.memory.plan.table import gigabytes
 from plimsoll.memory.price.overheads import Constants, read_constants
 from plimsoll.memory.rules.here import here_rules
+from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprint
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ def _ground(config: JobConfig) -> Ground:
 
 def _at_hand(config: JobConfig, ground: Ground) -> Ground:
     """With what a run would meet here."""
-    free_disk, here = _free_disk(Path(config.run.directory)), surroundings_of(config.cluster)
-    return replace(ground, free_disk=free_disk, here=here)
+    free_disk = _free_disk(RunDirectory(Path(config.run.directory)))
+    return replace(ground, free_disk=free_disk, here=surroundings_of(config.cluster))
 
 
 def plan_run(config: JobConfig) -> Plan | str:
@@ -198,11 +199,12 @@ def plan_svg(plan: Plan, title: str) -> str:
     return draw_svg(f"{title}: {plan.verdict}", (*plan.devices, *plan.hosts))
 
 
-def _free_disk(directory: Path) -> int:
-    """Where the directory is or will be."""
-    absolute = directory.absolute()
+def _free_disk(run: RunDirectory) -> int:
+    """Where the run is or will be. What a run that is there has saved counts as free: it is among
+    what a run that goes on keeps, or replaces."""
+    absolute = run.path.absolute()
     existing = next(path for path in (absolute, *absolute.parents) if path.exists())
-    return shutil.disk_usage(existing).free
+    return shutil.disk_usage(existing).free + run.saved_bytes()
 
 
 def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[PlanProblem]:

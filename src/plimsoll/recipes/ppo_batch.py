@@ -106,7 +106,7 @@ def pack_batch(
     minis = []
     for members in np.split(shuffled, config.algorithm.mini_batches):
         samples = [_sample(trajectories[i]) for i in members]
-        counts = BatchCounts(sum(int(s.learned.sum()) for s in samples), len(samples))
+        counts = BatchCounts.of(samples)
         packs = pack(samples, ranks, budget)
         critic_packs = packs if critic_ranks == ranks else pack(samples, critic_ranks, budget)
         minis.append(MiniBatch(members, packs, critic_packs, counts))
@@ -186,7 +186,7 @@ def estimate_advantages(
         cu_learned=cu_learned,
         prompt_S=torch.tensor([t.prompt.index for t in batch.trajectories]),
     )
-    found = advantage(algorithm.advantage).estimate(inputs)
+    found = advantage(algorithm.advantage)(inputs)
     advantages_L = found.advantages_L
     if algorithm.whiten_advantages:
         advantages_L = whiten(advantages_L)

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
-from plimsoll.cluster.start import start_cluster, thread_count
+from plimsoll.cluster.start import run_device, start_cluster, thread_count
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.data.dataset import Loaded, load_prompts
 from plimsoll.data.order import Portion
 from plimsoll.data.template import Template
-from plimsoll.engine.process_group import choose_device
 from plimsoll.engine.worker import Role, Worker
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.recipes.roles import load_reference
@@ -71,7 +70,7 @@ def start(config: PpoConfig, prompts: Iterable[Prompt]) -> Cluster:
     new = max(
         s.max_new_tokens for s in (config.rollout.sampling, config.eval_sampling) if s is not None
     )
-    device = choose_device(config.cluster.device)
+    device = run_device(config.cluster)
     if device == "cpu" and config.rollout.sleep_level > 0:
         raise SettingsConflict(
             f"rollout.sleep_level is {config.rollout.sleep_level}, and this run is on CPU "

@@ -27,7 +27,8 @@ from plimsoll.engine.worker import StepResult
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.pairs import pack_rows, told_of_pairs
 from plimsoll.recipes.precompute import ToScore
-from plimsoll.recipes.reference import Reference, load_actor, load_compared
+from plimsoll.recipes.reference import Reference, load_compared
+from plimsoll.recipes.roles import load_actor
 from plimsoll.recipes.update import Packs, log_probs, update
 from plimsoll.records import BatchCounts, Floats, Pair, Sample
 
@@ -88,7 +89,7 @@ def learn(
         [PreferenceStream(None if compared is None else compared[p.samples_S]) for p in own]
         for own in packs
     ]
-    counts = BatchCounts(sum(int(sample.learned.sum()) for sample in samples), len(samples))
+    counts = BatchCounts.of(samples)
     objective = PreferenceObjective(algorithm.loss, algorithm.nll_weight)
     with work.session.phase("train_actor", cluster):
         return update("actor", cluster, packs, streams, counts, objective, rate)
@@ -106,12 +107,10 @@ def hold_out(work: DpoWork, reference: Reference | None) -> HeldOut | None:
 
 
 def evaluate(work: DpoWork, loss: PreferenceLoss, held_out: HeldOut | None) -> dict[str, float]:
-    """The loss on the held-out pairs and its metrics, as `eval/<name>`, with the accuracy's 95 %
-    confidence interval."""
+    """The loss on the held-out pairs and its metrics, with the accuracy's 95 % interval."""
     assert held_out is not None, "evaluated without run.eval_every"
     logprobs = log_probs("actor", held_out.packs, work.cluster)
-    metrics = pair_metrics(work.config, loss, logprobs, held_out.lengths, held_out.reference)
-    return {f"eval/{name}": value for name, value in metrics.items()}
+    return pair_metrics(work.config, loss, logprobs, held_out.lengths, held_out.reference)
 
 
 def pair_metrics(

@@ -30,13 +30,13 @@ from plimsoll.config.jobs import (
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.reference import needs_reference
-from plimsoll.config.run import RunConfig
+from plimsoll.config.which import JOBS, named_job
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.sources import SUFFIXES
 from plimsoll.memory.price.work import longest_written, trained_roles
 from plimsoll.recipes.model_files import check_missing, check_model, read_model_json
 from plimsoll.recipes.ppo_inputs import check_heads, check_rewards
-from plimsoll.run.directory import resume_problems
+from plimsoll.run.directory import RunDirectory, resume_problems
 
 _SAVED_DATASET = ("dataset_dict.json", "state.json")
 
@@ -51,7 +51,7 @@ def check_inputs(config: JobConfig, origins: Origins = MappingProxyType({})) -> 
 
 
 def _problems(config: JobConfig) -> Iterator[Problem]:
-    yield from _run_directory(config.run)
+    yield from _run_directory(config)
     for name, source in config.data.sources().items():
         yield from _source(name, source)
     models = _models(config)
@@ -81,8 +81,8 @@ def _models(config: JobConfig) -> dict[str, ModelConfig]:
     return models
 
 
-def _run_directory(run: RunConfig) -> Iterator[Problem]:
-    path = Path(run.directory)
+def _run_directory(config: JobConfig) -> Iterator[Problem]:
+    run, path = config.run, Path(config.run.directory)
     shown = show(run.directory)
     existing = next(p for p in [path, *path.absolute().parents] if p.exists())
     if not existing.is_dir():
@@ -93,6 +93,21 @@ def _run_directory(run: RunConfig) -> Iterator[Problem]:
         yield Problem("run.directory", shown, why, "choose another directory")
     else:
         yield from resume_problems(run)
+        yield from _other_job(config)
+
+
+def _other_job(config: JobConfig) -> Iterator[Problem]:
+    """A run that goes on with the checkpoint of another job."""
+    held = RunDirectory(Path(config.run.directory))
+    if config.run.resume == "never" or held.latest_checkpoint() is None:
+        return
+    told = held.config_path.read_text(encoding="utf-8") if held.config_path.is_file() else ""
+    before = named_job(told)
+    if before is not None and not isinstance(config, JOBS[before]):
+        why = f"It holds a run of `plimsoll {before}`, which only that command can go on with."
+        instead = "choose another run.directory; to begin with that run's model, give its model/ "
+        instead += "as actor.model.path"
+        yield Problem("run.directory", show(config.run.directory), why, instead)
 
 
 def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
@@ -102,6 +117,9 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
     if source.name is not None and path.exists():
         why = f"Only data sets of the hub have configurations, and {path} is here."
         yield Problem(f"{key}.name", show(source.name), why, f"leave {key}.name out")
+    if source.split != "train" and path.is_file():
+        why = f"{path} is one file, all of which is read: it has no splits."
+        yield Problem(f"{key}.split", show(source.split), why, f"leave {key}.split out")
     if path.is_dir():
         saved = any((path / name).is_file() for name in _SAVED_DATASET)
         if not saved and not any(_is_data(file) for file in path.iterdir()):

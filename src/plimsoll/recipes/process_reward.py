@@ -61,11 +61,10 @@ def learn(work: PrmWork, batch: Sequence[LabelledSteps], rate: float) -> list[St
 
 
 def evaluate(work: PrmWork) -> dict[str, float]:
-    """The loss on the held-out steps and its metrics, as `eval/<name>`, as `process_metrics`
-    tells them; draws the calibration."""
+    """The loss on the held-out steps and its metrics, as `process_metrics` tells them; draws the
+    calibration."""
     scores = score_steps(work.config, work.eval, work.cluster)
-    metrics = process_metrics(scores, work.eval, work.session.directory.calibration_path)
-    return {f"eval/{name}": value for name, value in metrics.items()}
+    return process_metrics(scores, work.eval, work.session.directory.calibration_path)
 
 
 def process_metrics(

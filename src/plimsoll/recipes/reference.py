@@ -12,10 +12,9 @@ import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import ComparedJobConfig
-from plimsoll.engine.worker import Worker
 from plimsoll.recipes.from_data import Work
 from plimsoll.recipes.precompute import ToScore, precompute
-from plimsoll.recipes.roles import load_reference
+from plimsoll.recipes.roles import load_actor, load_reference
 from plimsoll.recipes.session import Session
 from plimsoll.recipes.update import Packs, log_probs
 from plimsoll.records import Floats, Sample
@@ -76,10 +75,3 @@ def load_compared(work: Work[ConfigT, RowT], to_score: ToScore[UnitT]) -> Refere
         with session.phase("load", cluster):
             load_reference(cluster, config.reference, config.actor, 1.0)
     return reference
-
-
-def load_actor(work: Work[ConfigT, RowT]) -> None:
-    """Load what learns on all ranks."""
-    actor, seed = work.config.actor, work.config.run.seed
-    with work.session.phase("load", work.cluster):
-        work.cluster.all(Worker.load_policy, "actor", actor, 1.0, seed)

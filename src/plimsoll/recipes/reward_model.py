@@ -92,12 +92,11 @@ def pairs_of(pack: Pack) -> Sequence[int]:
 
 
 def evaluate(work: RmWork) -> dict[str, float]:
-    """The loss on the held-out pairs and its metrics, as `eval/<name>`, with the accuracy's 95 %
-    confidence interval and the calibration error; draws the calibration."""
+    """The loss on the held-out pairs and its metrics, with the accuracy's 95 % confidence interval
+    and the calibration error; draws the calibration."""
     scores = score_pairs(pack_rows(work.config, work.eval, work.cluster), work.cluster)
     picture = work.session.directory.calibration_path
-    metrics = score_metrics(work.config, scores, margins_of(work.eval), picture)
-    return {f"eval/{name}": value for name, value in metrics.items()}
+    return score_metrics(work.config, scores, margins_of(work.eval), picture)
 
 
 def score_metrics(

@@ -1,10 +1,18 @@
-"""The reference, loaded in one place for every job that compares the actor with one."""
+"""The roles that several jobs load: the actor, and the reference that it is compared with."""
 
 from __future__ import annotations
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.worker import Worker
+from plimsoll.recipes.from_data import ConfigT, RowT, Work
+
+
+def load_actor(work: Work[ConfigT, RowT]) -> None:
+    """Load the policy that learns from data on all ranks."""
+    actor, seed = work.config.actor, work.config.run.seed
+    with work.session.phase("load", work.cluster):
+        work.cluster.all(Worker.load_policy, "actor", actor, 1.0, seed)
 
 
 def load_reference(

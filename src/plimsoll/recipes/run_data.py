@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig
@@ -13,6 +13,7 @@ from plimsoll.data.order import MixedOrder, Portion
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError
 from plimsoll.model.load import load_tokenizer
+from plimsoll.recipes.model_files import read_model_json
 from plimsoll.recipes.session import Session
 
 T = TypeVar("T")
@@ -66,7 +67,9 @@ def run_template(config: JobConfig) -> Template:
     data, model = config.data, config.actor.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     only_text = all(source.text is not None for source in data.sources().values())
-    return make_template(tokenizer, "none" if only_text else data.chat_template, data.system)
+    form = "none" if only_text else data.chat_template
+    vocabulary = read_model_json(model.path).get("vocab_size")
+    return replace(make_template(tokenizer, form, data.system), vocabulary=vocabulary)
 
 
 def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.engine.worker import Role, Worker
-from plimsoll.recipes.session import Session
+from plimsoll.recipes.resuming import changed_settings
+from plimsoll.recipes.session import Session, config_text
 from plimsoll.run.best import after_evaluation, is_patience_out
 from plimsoll.run.files import whole_directory
 from plimsoll.run.state import RunState
@@ -54,10 +55,21 @@ def restore(session: Session, cluster: Cluster, roles: Sequence[Role]) -> None:
             Worker.load_checkpoint, role, (session.resumed / role).absolute()
         )
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
+    _go_on_with(session, config_text(session.job, session.config))
     if session.state.step >= session.config.run.steps:
         session.progress.note(
             f"no step is left of {session.config.run.steps} (run.steps): only the model is written"
         )
+
+
+def _go_on_with(session: Session, settings: str) -> None:
+    """Keep the settings that the run goes on with, now that its checkpoint takes them: config.yaml
+    is of what the checkpoint holds."""
+    file = session.directory.config_path
+    before = file.read_text(encoding="utf-8") if file.is_file() else settings
+    if changes := changed_settings(before, settings):
+        session.progress.note(f"with other settings than before: {', '.join(changes)}")
+    session.directory.write_config(settings)
 
 
 @contextmanager

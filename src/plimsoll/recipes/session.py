@@ -154,7 +154,8 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         directory = stack.enter_context(open_run(config.run))
         latest = directory.latest_checkpoint()
         state = RunState.load(latest[1] / "state.json") if latest else _FRESH
-        directory.write_config(f"# {job}\n{dump_config(config)}")
+        if latest is None:
+            directory.write_config(config_text(job, config))
         plan, predicted = plan_run(config), predicted_peaks(config)
         if not isinstance(plan, str):
             directory.write_plan(plan_json(plan), plan_svg(plan, job))
@@ -188,6 +189,11 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         )
         stack.callback(session.write_rest)
         yield session
+
+
+def config_text(job: str, config: JobConfig) -> str:
+    """What config.yaml holds: the job, and every setting."""
+    return f"# {job}\n{dump_config(config)}"
 
 
 def step_metrics(results: Sequence[StepResult], rate: float) -> dict[str, float]:

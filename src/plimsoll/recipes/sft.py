@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from math import exp
 
 import numpy as np
 
+from plimsoll.algorithm.nll import perplexity
 from plimsoll.config.jobs import SftConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
@@ -21,6 +21,7 @@ from plimsoll.engine.objectives.nll import NllObjective
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
+from plimsoll.recipes.roles import load_actor
 from plimsoll.recipes.update import update
 from plimsoll.records import BatchCounts, Pack, Sample
 
@@ -31,8 +32,7 @@ def run_sft(config: SftConfig) -> None:
     """Run the job that the config describes; resumes where `run.resume` says so."""
     load = partial(load_samples, learned=config.algorithm.learned_tokens)
     with open_work("sft", config, load) as work:
-        with work.session.phase("load", work.cluster):
-            work.cluster.all(Worker.load_policy, "actor", config.actor, 1.0, config.run.seed)
+        load_actor(work)
         learn_from_data(
             work,
             config.batch.sequences,
@@ -45,7 +45,7 @@ def run_sft(config: SftConfig) -> None:
 def learn(work: SftWork, batch: Sequence[Sample], rate: float) -> list[StepResult]:
     """One optimizer step on all ranks."""
     packs = pack(batch, work.cluster.ranks, work.config.batch.micro_batch_tokens)
-    counts = BatchCounts(sum(int(sample.learned.sum()) for sample in batch), len(batch))
+    counts = BatchCounts.of(batch)
     step = work.session.steps_done + 1
     streams = [[noise(work.config, step, pack) for pack in own] for own in packs]
     with work.session.phase("train_actor", work.cluster):
@@ -69,4 +69,4 @@ def evaluate(work: SftWork) -> dict[str, float]:
     packs = pack(work.eval, work.cluster.ranks, work.config.batch.micro_batch_tokens)
     total = sum(work.cluster.each(Worker.nll, [("actor", own) for own in packs]))
     mean = total / sum(int(sample.learned.sum()) for sample in work.eval)
-    return {"eval/loss": mean, "eval/perplexity": exp(min(mean, 700.0))}
+    return {"loss": mean, "perplexity": perplexity(mean)}

@@ -43,7 +43,8 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         **waiting(),
     }
     if spec.device == "cuda":
-        return common
+        # Its sampler serves no seeds and no processed log-probs, so it would only be compiled.
+        return common | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.threads)}
     cpu |= kernel_limits()
     if spec.rollout.tensor_parallel == 1:
@@ -164,9 +165,18 @@ class VllmEngine:
             await self._llm.sleep(self._spec.rollout.sleep_level)
             self._asleep = True
 
+    async def _wake(self, tags: list[str] | None = None) -> None:
+        try:
+            await self._llm.wake_up(tags)
+        except Exception as error:
+            if self._llm.errored:
+                raise
+            # As torch raises it: most likely the card is full, which only the text tells.
+            raise RuntimeError(str(error)) from error
+
     async def begin_sync(self, names: tuple[str, ...]) -> None:
         if self._asleep:
-            await self._llm.wake_up(["weights"])
+            await self._wake(["weights"])
         await self._rpc("plimsoll_begin", list(names))
 
     async def receive(self, bucket: WeightBucket) -> None:
@@ -180,7 +190,7 @@ class VllmEngine:
     async def finish_sync(self, version: int) -> None:
         await self._rpc("plimsoll_finish")
         if self._asleep:
-            await self._llm.wake_up(["kv_cache"])
+            await self._wake(["kv_cache"])
             self._asleep = False
         await self._forget_prefixes()
         self._version = version
@@ -213,7 +223,7 @@ class VllmEngine:
         from vllm.lora.request import LoRARequest
 
         if self._asleep:
-            await self._llm.wake_up()
+            await self._wake()
             self._asleep = False
         with tempfile.TemporaryDirectory(dir=_shared_memory(len(files.weights))) as directory:
             Path(directory, CONFIG).write_bytes(files.config)

@@ -35,7 +35,7 @@ class WeightReceiver:
         """Announce the tensors of a sync."""
         self.plimsoll_arrivals = Arrivals(tuple(names))
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            initialize_layerwise_reload(self.model_runner.model)
+            initialize_layerwise_reload(self.model_runner.get_model())
 
     def plimsoll_receive(self, file: str, tensors: list[list[Any]]) -> None:
         """Load the tensors that lie one behind the other in a file in shared memory."""
@@ -46,7 +46,7 @@ class WeightReceiver:
         for tensor in sent:
             self.plimsoll_arrivals.take(tensor, pieces[tensor.name])
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            self.model_runner.model.load_weights(
+            self.model_runner.get_model().load_weights(
                 (name, piece.to(self.device)) for name, piece in pieces.items()
             )
 
@@ -58,4 +58,4 @@ class WeightReceiver:
         """Check that all came, then put the new weights to use."""
         self.plimsoll_arrivals.complete()
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            finalize_layerwise_reload(self.model_runner.model, self.model_config)
+            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)

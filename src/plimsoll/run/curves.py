@@ -42,11 +42,6 @@ class Panel:
 
 
 SECONDS_PANEL = Panel("Time of a step by phase", ("seconds/",), "seconds", stacked=True)
-SFT_PANELS = (
-    Panel("Loss", ("loss", "eval/loss"), "nats per token"),
-    Panel("Speed", ("tokens_per_second",), "tokens/s"),
-    SECONDS_PANEL,
-)
 PPO_PANELS = (
     Panel("Reward", ("reward", "reward/"), "per response"),
     Panel("Held out", ("eval/",), "per response or token"),

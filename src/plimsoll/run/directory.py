@@ -12,16 +12,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
-from plimsoll.records import Trajectory
-from plimsoll.run import trajectories as trajectory_files
 from plimsoll.run.files import is_temporary, remove_directory, write_whole
 from plimsoll.run.lock import lock_directory
 from plimsoll.run.rows import Row, append_row, append_rows, keep_rows_until, write_rows
+
+if TYPE_CHECKING:
+    from plimsoll.records import Trajectory  # imports NumPy: not for a plan
 
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")
 
@@ -153,8 +154,10 @@ class RunDirectory:
         advantages_mean: Sequence[float] | None,
     ) -> None:
         """Write the trajectories of a step; advantages_mean: each one's mean advantage."""
+        from plimsoll.run.trajectories import write_trajectories  # imports Arrow: not for a plan
+
         path = self.trajectories_path(step)
-        trajectory_files.write_trajectories(path, step, trajectories, advantages_mean)
+        write_trajectories(path, step, trajectories, advantages_mean)
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
         """The last step that has a whole checkpoint, and where it is.
@@ -170,9 +173,11 @@ class RunDirectory:
             if step != best_step:
                 remove_directory(path)
 
-    def is_complete(self) -> bool:
-        """Whether the run came to its end: the final model is there."""
-        return self.model_path.is_dir()
+    def saved_bytes(self) -> int:
+        """What checkpoints and final model take on the disk, bytes."""
+        saved = (path for _, path in _by_step(self.path / "checkpoints"))
+        items = (item for folder in (*saved, self.model_path) for item in folder.rglob("*"))
+        return sum(item.stat().st_size for item in items if item.is_file())
 
     def holds_run(self) -> bool:
         """Whether a run got anywhere here; one that was refused before its first step did not."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plimsoll.errors import PlimsollError
@@ -30,6 +31,7 @@ _CANNOT_WRITE = {
     errno.EEXIST,
     errno.ENAMETOOLONG,
 }
+_RUST_NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 def is_temporary(path: Path) -> bool:
@@ -54,10 +56,10 @@ def whole_file(path: Path) -> Iterator[Path]:
     On an error the sibling is removed and the old file, if any, stays as it was.
     """
     partial = _sibling(path)
-    with _explained(path):
+    with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _explained(path):
+        with explained(path):
             yield partial
             _sync(partial)
             partial.replace(path)
@@ -71,14 +73,19 @@ def whole_directory(path: Path) -> Iterator[Path]:
     """Give a temporary sibling directory to fill, which takes the directory's place at success.
 
     On an error it is removed with what is in it. A directory that was there before is replaced;
-    it is put aside just before the new one takes its name.
+    it is put aside just before the new one takes its name. Whoever may read the directory may read
+    its files: safetensors writes them for their owner alone, whatever the umask.
     """
     partial = _sibling(path)
     try:
-        with _explained(path):
+        with explained(path):
             partial.mkdir(parents=True)
             yield partial
+            readable = partial.stat().st_mode & 0o666
             for item in (*partial.rglob("*"), partial):
+                if item.is_file():
+                    with suppress(OSError):  # a file system without rights
+                        item.chmod(readable)
                 _sync(item)
             aside = _put_aside(path)
             partial.replace(path)
@@ -101,17 +108,28 @@ def _put_aside(path: Path) -> Path:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turn a failure of the file system into an error that says what to do."""
+def explained(path: Path) -> Iterator[None]:
+    """Turn a failure of the file system into a PlimsollError that says what to do."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in _CANNOT_WRITE:  # not of the disk: a connection, a time limit
+    except PlimsollError:
+        raise
+    except Exception as error:
+        if _number(error) not in _CANNOT_WRITE:  # not of the disk: a connection, a time limit
             raise
         raise PlimsollError(
             f"Cannot write {path}: {error}. Nothing of it was kept. "
-            f"Free disk space or correct the rights, or choose another run.directory."
+            f"Free disk space or correct the rights, or choose another directory."
         ) from error
+
+
+def _number(error: Exception) -> int | None:
+    """The system's number of what failed. safetensors and tokenizers, which are written in Rust,
+    raise exceptions of their own kinds that have it in their text alone."""
+    if isinstance(error, OSError):
+        return error.errno
+    told = _RUST_NUMBER.search(str(error))
+    return int(told[1]) if told else None
 
 
 def _sibling(path: Path) -> Path:

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import resource
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import psutil
 
 _RESET_PEAK = "5"  # proc(5): resets the process's high-water mark
-
-
-@dataclass(frozen=True)
-class PeakBytes:
-    """The largest resident set of a process.
-
-    source: `VmHWM` is the peak since the last successful `reset_process_peak`; `ru_maxrss` is
-        the peak of the whole life of this process, whatever was reset, and is all that there is
-        where the system has no /proc; `now` is then all that is known of another process.
-    """
-
-    bytes: int
-    source: Literal["VmHWM", "ru_maxrss", "now"]
 
 
 def process_bytes(pid: int | None = None) -> int:
@@ -31,17 +16,20 @@ def process_bytes(pid: int | None = None) -> int:
     return int(psutil.Process(pid).memory_info().rss)
 
 
-def process_peak_bytes(pid: int | None = None) -> PeakBytes:
-    """The largest resident set of a process (default: this one), and since when."""
+def process_peak_bytes(pid: int | None = None) -> int:
+    """The largest resident set of a process (default: this one) since the last successful
+    `reset_process_peak`. Where the system has no /proc: of this process in its whole life, whatever
+    was reset; of another one as it is now.
+    """
     status = _proc(pid) / "status"
     if status.exists():
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
-                return PeakBytes(int(line.split()[1]) * 1024, "VmHWM")
+                return int(line.split()[1]) * 1024
     if pid is not None:
-        return PeakBytes(process_bytes(pid), "now")
+        return process_bytes(pid)
     unit = 1 if sys.platform == "darwin" else 1024
-    return PeakBytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, "ru_maxrss")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def reset_process_peak(pid: int | None = None) -> bool:

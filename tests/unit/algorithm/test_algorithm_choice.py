@@ -60,11 +60,15 @@ from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
 def rewards_alone(inputs: AdvantageInputs) -> Advantages:
     return Advantages(inputs.rewards_L, inputs.rewards_L)
 
-rewards_alone.needs_values = False
-
-def says_nothing(inputs: AdvantageInputs) -> Advantages:
-    return Advantages(inputs.rewards_L, inputs.rewards_L)
 """
+
+
+INPUTS = AdvantageInputs(
+    rewards_L=torch.tensor([0.0, 1.0]),
+    values_L=torch.tensor([0.5, 0.5]),
+    cu_learned=torch.tensor([0, 2]),
+    prompt_S=torch.tensor([0]),
+)
 
 
 def policy_inputs() -> PolicyLossInputs:
@@ -80,25 +84,20 @@ def policy_inputs() -> PolicyLossInputs:
 def test_the_defaults_of_the_config_resolve() -> None:
     algorithm = PpoAlgorithm()
     assert policy_loss(algorithm.policy_loss)(policy_inputs()).loss.item() == pytest.approx(-2)
-    assert advantage(algorithm.advantage).needs_values
+    found = advantage(algorithm.advantage)(INPUTS)
+    assert found.advantages_L.tolist() == pytest.approx([0.95 * 0.5, 0.5])
 
 
 def test_options_reach_the_function() -> None:
-    inputs = AdvantageInputs(
-        rewards_L=torch.tensor([0.0, 1.0]),
-        values_L=torch.tensor([0.5, 0.5]),
-        cu_learned=torch.tensor([0, 2]),
-        prompt_S=torch.tensor([0]),
-    )
     estimator = advantage(Choice(name="gae", options={"gamma": 1, "gae_lambda": 0.0}))
-    assert estimator.estimate(inputs).advantages_L.tolist() == pytest.approx([0.0, 0.5])
+    assert estimator(INPUTS).advantages_L.tolist() == pytest.approx([0.0, 0.5])
 
 
 def test_every_file_of_the_packages_resolves() -> None:
     for module in pkgutil.iter_modules(policy_loss_package.__path__):
         policy_loss(Choice(name=module.name))
     for module in pkgutil.iter_modules(advantage_package.__path__):
-        assert advantage(Choice(name=module.name)).needs_values in (True, False)
+        advantage(Choice(name=module.name))
 
 
 def test_a_new_loss_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +133,8 @@ def test_a_new_preference_loss_says_by_its_parameters_whether_it_needs_a_referen
 def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_new_advantage.py").write_text(NEW_ADVANTAGE)
     monkeypatch.syspath_prepend(tmp_path)
-    assert not advantage(Choice(name="my_new_advantage:rewards_alone")).needs_values
-    assert advantage(Choice(name="my_new_advantage:says_nothing")).needs_values
+    estimator = advantage(Choice(name="my_new_advantage:rewards_alone"))
+    assert estimator(INPUTS).advantages_L.tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("dual_clip", [1.0, 0.5])

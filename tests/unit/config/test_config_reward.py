@@ -38,6 +38,8 @@ CASES = [
     (PrmConfig, "--data.train.labels=null", "data.train.labels", 2, "--data.train.labels=k"),
     (PrmConfig, "--data.train.prompt=null", "data.train.prompt", 2, "--data.train.prompt=q"),
     (PrmConfig, "--data.train.messages=m", "data.train.messages", 2, ""),
+    (PrmConfig, "--data.train.response=r", "data.train.response", 2, ""),
+    (RmConfig, "--data.train.label=l", "data.train.label", 2, ""),
     (PrmConfig, "--run.eval_every=1", "run.eval_every", 4, ""),
     (
         PrmConfig,

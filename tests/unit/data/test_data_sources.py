@@ -133,6 +133,15 @@ def test_files_named_after_splits_are_not_mixed(tmp_path: Path) -> None:
         rows(tmp_path, "dev")
 
 
+def test_a_split_that_files_are_not_named_after_is_not_taken_for_all_of_them(
+    tmp_path: Path,
+) -> None:
+    write_lines(tmp_path / "one.jsonl", {"q": 1})
+    assert len(rows(tmp_path)) == 1
+    with pytest.raises(ConfigError, match=r"belongs to the split `test`"):
+        rows(tmp_path, "test")
+
+
 def test_the_limit_counts_bad_rows_too(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text('{"q": 1}\nbroken\n{"q": 2}\n')
@@ -142,6 +151,8 @@ def test_the_limit_counts_bad_rows_too(tmp_path: Path) -> None:
 def test_a_saved_data_set(tmp_path: Path) -> None:
     made = datasets.Dataset.from_dict({"q": ["one", "two", "three"]})
     made.select([2, 0]).save_to_disk(str(tmp_path / "one"))
+    with pytest.raises(ConfigError, match="without the split `test`"):
+        rows(tmp_path / "one", "test")
     assert rows(tmp_path / "one") == [
         Row(str(tmp_path / "one"), 1, {"q": "three"}),
         Row(str(tmp_path / "one"), 2, {"q": "one"}),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
+from plimsoll.data.pieces import readable
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Bools, Ints
@@ -45,13 +46,23 @@ def by_hand(tokenizer: Tokenizer, marked: Marked) -> tuple[list[int], list[bool]
     return tokens, learned
 
 
+def conversation(template: Template, turns: list[dict[str, str]]) -> tuple[Ints, Bools]:
+    """Tokens and whether each is learned."""
+    return template.tokenize([template.render_conversation(turns)])[0]
+
+
+def prompt(template: Template, turns: list[dict[str, str]]) -> tuple[Ints, str]:
+    """Its tokens, and the text that a person reads."""
+    return template.tokenize([template.render_prompt(turns)])[0][0], readable(turns)
+
+
 def same(found: tuple[Ints, Bools], tokenizer: Tokenizer, marked: Marked) -> bool:
     assert found[0].dtype == np.int64 and found[1].dtype == np.bool_
     return (found[0].tolist(), found[1].tolist()) == by_hand(tokenizer, marked)
 
 
 def test_every_assistant_turn_is_learned_with_the_token_that_ends_it(tokenizer: Tokenizer) -> None:
-    found = make_template(tokenizer, None, None).conversation(TURNS)
+    found = conversation(make_template(tokenizer, None, None), TURNS)
     expected = [
         ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
         ("yo<|im_end|>", True),
@@ -83,7 +94,7 @@ def test_generation_marks_are_used_and_end_with_the_turn(
     jinja = MARKS.replace("INSIDE", f"{{{{ {inside!r} }}}}").replace(
         "AFTER", f"{{{{ {after!r} }}}}"
     )
-    found = make_template(tokenizer, jinja, None).conversation(TURNS)
+    found = conversation(make_template(tokenizer, jinja, None), TURNS)
     expected = [
         ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
         (learned, True),
@@ -100,19 +111,19 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tokenizer: Tokenizer)
         {**turn, "content": f"hm</think>{turn['content']}"} if i % 2 else turn
         for i, turn in enumerate(TURNS)
     ]
-    assert template.conversation(thinking[:2])[1].sum() == len("hm</think>yo") + 1
+    assert conversation(template, thinking[:2])[1].sum() == len("hm</think>yo") + 1
     with pytest.raises(ConfigError, match=r"rewrites earlier turns.*'hm</think>yo.*'yo<.*gener"):
-        template.conversation(thinking)
+        conversation(template, thinking)
 
 
 def test_a_prompt_ends_where_the_assistant_begins(tokenizer: Tokenizer) -> None:
-    tokens, text = make_template(tokenizer, None, None).prompt(TURNS[:1])
+    tokens, text = prompt(make_template(tokenizer, None, None), TURNS[:1])
     assert tokenizer.decode(tokens) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     assert text == "hi"
 
 
 def test_a_long_prompt_is_readable(tokenizer: Tokenizer) -> None:
-    _, text = make_template(tokenizer, None, None).prompt(TURNS[:3])
+    _, text = prompt(make_template(tokenizer, None, None), TURNS[:3])
     assert text == "user: hi\n\nassistant: yo\n\nuser: bye"
 
 
@@ -131,10 +142,10 @@ def test_what_is_learned_goes_on_from_what_is_sampled_from(
         make_template(tokenizer, None, "Be brief."),
         make_template(base_tokenizer, "none", None),
     ):
-        prompt, _ = template.prompt(turns[:1])
-        tokens, learned = template.conversation(turns)
-        n = len(prompt)
-        assert tokens[:n].tolist() == prompt.tolist() and not learned[:n].any()
+        begun, _ = prompt(template, turns[:1])
+        tokens, learned = conversation(template, turns)
+        n = len(begun)
+        assert tokens[:n].tolist() == begun.tolist() and not learned[:n].any()
         end = template.tokenizer.eos_token or ""
         assert same((tokens[learned], learned[learned]), template.tokenizer, [(answer + end, True)])
 
@@ -146,25 +157,25 @@ def test_the_system_message_is_put_before_conversations_that_have_none(
     own = {"role": "system", "content": "Be long."}
     start = "<|im_start|>system\n"
     for messages, system in ((TURNS[:1], "Be brief."), ([own, *TURNS[:1]], "Be long.")):
-        text = str(tokenizer.decode(template.prompt(messages)[0]))
+        text = str(tokenizer.decode(prompt(template, messages)[0]))
         assert text.startswith(f"{start}{system}<|im_end|>") and text.count(start) == 1
-    assert template.prompt(TURNS[:1])[1] == "hi"
+    assert prompt(template, TURNS[:1])[1] == "hi"
 
 
 def test_plain_text_joins_contents_and_ends_once(base_tokenizer: Tokenizer) -> None:
-    found = make_template(base_tokenizer, "none", None).conversation(TURNS)
+    found = conversation(make_template(base_tokenizer, "none", None), TURNS)
     expected = [("<s>hi", False), ("yo", True), ("bye", False), ("no</s>", True)]
     assert same(found, base_tokenizer, expected)
 
 
 def test_plain_text_stops_after_the_last_assistant_turn(base_tokenizer: Tokenizer) -> None:
-    found = make_template(base_tokenizer, "none", None).conversation(TURNS[:3])
+    found = conversation(make_template(base_tokenizer, "none", None), TURNS[:3])
     assert same(found, base_tokenizer, [("<s>hi", False), ("yo</s>", True)])
 
 
 def test_the_first_token_is_never_learned(tokenizer: Tokenizer) -> None:
     """No token begins a text by itself here, and the assistant speaks first."""
-    found = make_template(tokenizer, "none", None).conversation(TURNS[1:2])
+    found = conversation(make_template(tokenizer, "none", None), TURNS[1:2])
     assert same(found, tokenizer, [("y", False), ("o<|im_end|>", True)])
 
 
@@ -172,13 +183,17 @@ def test_the_beginning_is_not_doubled(base_tokenizer: Tokenizer) -> None:
     plain = make_template(base_tokenizer, "none", None)
     chat = make_template(base_tokenizer, "{{ bos_token }}{{ messages[0].content }}", None)
     spelled_out = [{"role": "user", "content": "<s>hi"}]
-    for tokens, _ in (plain.prompt(TURNS[:1]), chat.prompt(TURNS[:1]), plain.prompt(spelled_out)):
+    for tokens, _ in (
+        prompt(plain, TURNS[:1]),
+        prompt(chat, TURNS[:1]),
+        prompt(plain, spelled_out),
+    ):
         assert base_tokenizer.decode(tokens) == "<s>hi"
 
 
 def test_a_template_from_a_file(tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "mine.jinja").write_text("{{ messages[0].content }}!", encoding="utf-8")
-    tokens, _ = make_template(tokenizer, str(tmp_path / "mine.jinja"), None).prompt(TURNS[:1])
+    tokens, _ = prompt(make_template(tokenizer, str(tmp_path / "mine.jinja"), None), TURNS[:1])
     assert tokenizer.decode(tokens) == "hi!"
     with pytest.raises(ConfigError, match=r"nor `none`.* Did you mean `mine\.jinja`\?"):
         make_template(tokenizer, str(tmp_path / "mien.jinja"), None)
@@ -202,9 +217,9 @@ def test_what_the_template_refuses_is_a_data_error(tokenizer: Tokenizer) -> None
         tokenizer, "{{ raise_exception('Roles must alternate') }}", None
     )
     with pytest.raises(DataError, match="is refused by the chat template: Roles must alternate"):
-        strict.prompt(TURNS[:1])
+        prompt(strict, TURNS[:1])
     with pytest.raises(DataError, match="begins with the assistant's turn"):
-        make_template(tokenizer, None, None).conversation(TURNS[1:])
+        conversation(make_template(tokenizer, None, None), TURNS[1:])
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,10 @@ def test_what_is_divided_anew_is_what_was_written(
 ) -> None:
     weights = {f"layer/{i}.weight": torch.randn(size) for i, size in enumerate(sizes)}
     squares = {name: weight**2 for name, weight in weights.items()}
-    with TemporaryDirectory() as home, patch("plimsoll.engine.checkpoint._FILE_BYTES", file_bytes):
+    with (
+        TemporaryDirectory() as home,
+        patch("plimsoll.engine.checkpoint.CHECKPOINT_FILE", file_bytes),
+    ):
         kind, ranks = before
         for rank in range(ranks):
             row, parts = DIVISIONS[kind](weights, ranks, rank)

@@ -37,10 +37,25 @@ def test_torch_says_how_much_was_asked_for() -> None:
         torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be reported"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("NCCL error: unhandled cuda error\nCuda failure 2 'out of memory'"),
+        RuntimeError("could not create a primitive"),  # as seen under `ulimit -v`
     ],
 )
 def test_what_others_than_torchs_allocator_cannot_have(error: RuntimeError) -> None:
     assert caught(error).asked is None
+
+
+@pytest.mark.skipif(torch.cuda.is_initialized(), reason="this process has a context on a card")
+def test_the_process_in_front_of_an_engine_tells_of_the_card_and_does_not_touch_it() -> None:
+    """What vLLM says where it cannot wake: cumem_allocator.cpp, in the engine's own process."""
+    error = RuntimeError("Call to wake_up method failed: CUDA Error: out of memory at cumem.cpp:62")
+    with (
+        pytest.raises(OutOfMemory) as raised,
+        telling_shortage(torch.device("cuda"), lambda: "rollout"),
+    ):
+        raise error
+    incident = raised.value.incident
+    assert (incident.where, incident.role, incident.held) == ("device", "rollout", None)
+    assert not torch.cuda.is_initialized()
 
 
 def test_python_says_nothing() -> None:
@@ -57,7 +72,11 @@ def test_what_the_system_really_does_not_give() -> None:
 
 
 def test_other_errors_pass() -> None:
-    for error in (RuntimeError("Expected all tensors on one device"), ValueError("memory")):
+    for error in (
+        RuntimeError("Expected all tensors on one device"),
+        RuntimeError("could not create a primitive descriptor for a matmul primitive"),
+        ValueError("memory"),
+    ):
         with pytest.raises(type(error)) as raised, telling_shortage(CPU, lambda: None):
             raise error
         assert raised.value is error

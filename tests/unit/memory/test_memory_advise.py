@@ -19,7 +19,7 @@ from plimsoll.memory.advise.advise import Advice, advise, smallest_change
 from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
 from plimsoll.memory.advise.costs import speed_words
 from plimsoll.memory.advise.effects import EFFECTS, effect_of, effect_words
-from plimsoll.memory.advise.moves import grown, saving_moves, with_room
+from plimsoll.memory.advise.moves import filled, grown, saving_moves, with_room
 from plimsoll.memory.advise.search import Site, saving_states
 from plimsoll.memory.machine.hardware import Hardware, parse_bytes, parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
@@ -168,6 +168,32 @@ def test_a_local_run_has_no_larger_cluster() -> None:
     advice = advised(config, parse_cluster("RTX4090", 1, 10**12))
     assert advice.smallest_cluster is None and advice.suggestions
     assert not any("cluster." in one.flags for one in advice.suggestions)
+    assert advice_text(advice).endswith("as written it fits on no number of these machines")
+
+
+def test_cards_that_are_free_are_taken_before_other_machines() -> None:
+    config = sft(model="Qwen/Qwen2-7B", checkpointing=True)
+    advice = advised(config, parse_cluster("8xA100-80GB", 1, 10**12))
+    by_flags = {one.flags: one for one in advice.suggestions}
+    one = by_flags["--cluster.ranks 8"]
+    assert (one.verdict, one.effect) == ("fits", "machines")
+    assert "what is learned stays the same, on more cards" in one.costs
+    cluster = advice.smallest_cluster
+    assert cluster is not None and cluster.nodes == 1
+    assert cluster.suggestion.flags == "--cluster.ranks 8"
+    assert grown(config, parse_cluster("8xA100-80GB", 1, None), 1)["cluster.ranks"] == 16
+    small = sft(model="Qwen/Qwen2.5-0.5B", checkpointing=True)
+    faster = advised(small, parse_cluster("8xA100-80GB", 1, 10**12)).suggestions
+    assert any(one.flags == "--cluster.ranks 8" for one in faster)
+
+
+def test_free_cards_are_filled_as_far_as_there_is_work_for_them() -> None:
+    eight = parse_cluster("8xA100-80GB", 1, None)
+    few = changed(sft(), [Change("batch.sequences", 64, 4)])
+    assert few is not None
+    assert filled(few, eight) == {"cluster.ranks": 4}
+    assert filled(sft(ranks=8), eight) == {}
+    assert filled(sft(ranks=9), eight) == {}
 
 
 def test_ranks_without_a_card_get_nodes_or_are_fewer() -> None:

@@ -9,7 +9,7 @@ from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.price.division import ZeroSizes
 from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.reduction import layers_left
-from plimsoll.memory.price.roles import trained_role
+from plimsoll.memory.price.roles import RoleWork, trained_role
 from plimsoll.memory.shapes.known_models import read_shape
 from plimsoll.memory.shapes.shape import MicroBatch
 
@@ -73,7 +73,8 @@ def role(**settings: object) -> tuple[Held, ...]:
     model = {"path": "Qwen/Qwen2.5-7B"} | settings.pop("model", {})  # type: ignore[operator]
     trained = TrainedRole.model_validate({"model": model, **settings})
     work = MicroBatch(tokens=512, sequences=2, longest=256, learned=512)
-    return trained_role("actor", trained, SHAPE, "policy", work, 1, "cpu", "train_actor", MOMENTS)
+    own = RoleWork("actor", SHAPE, "policy", work, 1, "cpu", MOMENTS)
+    return trained_role(trained, own, "train_actor")
 
 
 def role_moments() -> dict[str, frozenset[Moment]]:

@@ -17,8 +17,10 @@ from plimsoll.errors import ConfigError
 from plimsoll.memory.items import Moment
 from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
+from plimsoll.memory.plan.as_text import verdict_text
 from plimsoll.memory.plan.contents import held_by, make_job
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
+from plimsoll.memory.plan.table import gigabytes
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.shapes.known_models import read_shape
 
@@ -124,12 +126,38 @@ def test_the_critic_on_its_own_ranks_is_on_its_own_cards() -> None:
     assert [len(store.slots) for store in found.devices] == [2, 1, 1]
 
 
+def test_an_adapter_that_goes_by_itself_is_all_that_goes_to_the_engines() -> None:
+    text = PPO.replace(
+        "zero: {stage: 3}}\ncritic", "adapter: {rank: 8, targets: [q_proj]}}\ncritic"
+    )
+    shape = read_shape("Qwen/Qwen2.5-1.5B")
+    for how, bucket in (("separate", 2 * shape.layers * 8 * 2 * shape.hidden), ("merged", 2**28)):
+        engine = f"rollout: {{memory_share: 0.5, sync: {{adapter: {how}}}}}\n"
+        host = plan("ppo", text + engine + "cluster: {ranks: 1}\n", "2xA100-80GB").hosts[0]
+        [sync] = [use for use in host.phases if use.moment.phase == "sync"]
+        sent = {item.name: item.bytes for item in sync.items}
+        tied = 0 if how == "separate" else 2 * shape.embedding_parameters
+        bucket = max(bucket, tied)  # the largest tensor
+        assert sent["bucket of weights"] == sent["file in shared memory"] == bucket + tied
+        assert sent["received weights"] == 2 * (bucket + tied)
+
+
+def test_nodes_that_hold_the_same_are_one_host() -> None:
+    text = PPO + "cluster: {ranks: 4, critic_ranks: 8, nodes: 5}\n"
+    text += "rollout: {engines: 2, tensor_parallel: 4, memory_share: 0.5}\n"
+    hosts = plan("ppo", text, "4xA100-80GB", nodes=5).hosts
+    assert [[slot.node for slot in host.slots] for host in hosts] == [[0], [1, 2], [3, 4]]
+
+
 def test_who_finds_no_card_is_a_problem_with_a_way_out() -> None:
     found = plan("ppo", PPO + "cluster: {ranks: 4}\n", "4xA100-80GB")
     assert found.verdict == "does not fit"
     problem = next(p for p in found.problems if p.code == "more-ranks-than-gpus")
     assert "needs 5 GPUs" in problem.what and "engine 0" in problem.what
     assert "rollout.placement: shared" in problem.fix
+    [alone] = plan("sft", SFT + "cluster: {ranks: 4}\n", "2xA100-80GB").problems
+    assert alone.code == problem.code and alone.why == "every rank has a card of its own"
+    assert alone.fix == "fewer cluster.ranks, or more cluster.nodes"
 
 
 def test_cards_that_are_not_there_are_a_problem() -> None:
@@ -239,6 +267,15 @@ def test_more_ranks_never_make_a_card_fuller_at_stage_3() -> None:
     for item in ("actor weights", "actor moments", "actor fp32 masters"):
         found = [one[item] for one in peaks]
         assert found == sorted(found, reverse=True) and found[0] == 8 * found[-1]
+
+
+def test_a_host_of_unknown_memory_is_said_not_to_be_judged() -> None:
+    job = config("sft", SFT + "cluster: {where: local}\n")
+    unknown = make_plan(job, Ground(parse_cluster("A100-40GB", 1, None)))
+    known = make_plan(job, Ground(parse_cluster("A100-40GB", 1, 10**12)))
+    needed = gigabytes(known.hosts[0].peak.bytes)
+    line = f"host memory: {needed} GB, not judged: give --host-memory"
+    assert line in verdict_text(unknown) and "not judged" not in verdict_text(known)
 
 
 def test_a_model_of_unknown_shape_has_no_plan() -> None:

@@ -82,6 +82,19 @@ def test_a_process_that_trains_an_adapter_has_its_libraries() -> None:
     assert name not in held_while_loading(plain)["local"]
 
 
+def test_the_process_that_writes_trajectories_has_their_libraries() -> None:
+    assert writers(ppo(engines=1)) == ["recipe"]
+    assert writers(sft()) == []
+
+
+def writers(config: JobConfig) -> list[str]:
+    job = make_job(config, parse_cluster("4xA100-80GB", 1, 10**12), CONSTANTS)
+    items = (
+        (one.name, held.item.name) for one in job.layout.processes for held in held_by(job, one)
+    )
+    return [process for process, item in items if item == "pyarrow and pandas"]
+
+
 def test_one_process_alone_is_its_host() -> None:
     hardware = parse_cluster("cpu", 1, 64 * 10**9)
     config = sft(where="local", device="cpu")
@@ -99,7 +112,8 @@ def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
     config = ppo(engines=1, tensor_parallel=2)
     found = process_peaks(make_job(config, hardware, CONSTANTS))
     assert list(found) == ["recipe", "rank 0", "rank 1", "engine 0"]
-    assert found["recipe"]["score"].host == CONSTANTS.controller_process
+    recipe = CONSTANTS.controller_process + CONSTANTS.trajectory_libraries
+    assert found["recipe"]["score"].host == recipe
     assert found["recipe"]["score"].device is None
     assert found["rank 0"]["sync"].host > found["rank 1"]["sync"].host  # which collects no weights
     assert found["rank 0"]["eval"] == found["rank 0"]["rollout"]

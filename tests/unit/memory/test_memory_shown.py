@@ -90,7 +90,10 @@ def test_the_picture_is_svg_with_a_bar_for_every_stack_and_the_line() -> None:
 def test_every_item_has_a_kind() -> None:
     assert kind_of(item("rollout", "KV cache", 1)) == "rollout engines"
     assert kind_of(item("process", "allocator gap", 1)) == "processes"
-    assert kind_of(item("actor", "gradients in flight", 1)) == "activations"
+    assert kind_of(item("actor", "attention masks", 1)) == "activations"
+    assert kind_of(item("actor", "checkpoint file", 1)) == "buffers"
+    for name in ("gradients in flight", "embedding gradients in flight", "widened gradient"):
+        assert kind_of(item("actor", name, 1)) == "gradients"
     assert kind_of(item("actor", "accumulated gradients", 1)) == "gradients"
     assert kind_of(item("actor", "fp32 masters", 1)) == "optimizer states"
     assert kind_of(item("actor", "reduce bucket", 1)) == "buffers"

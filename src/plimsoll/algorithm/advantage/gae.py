@@ -9,8 +9,6 @@ from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
 from plimsoll.algorithm.sequences import last_tokens, lengths, sequence_of_token
 from plimsoll.config.base import Probability
 
-NEEDS_VALUES = True
-
 
 def estimate(
     inputs: AdvantageInputs, *, gamma: Probability = 1.0, gae_lambda: Probability = 0.95
@@ -23,7 +21,6 @@ def estimate(
     response stopped by itself or was cut. Returns are advantages + values.
     """
     values_L = inputs.values_L
-    assert values_L is not None, "gae needs values"
     next_values_L = values_L.roll(-1)
     next_values_L[last_tokens(inputs.cu_learned)] = 0.0
     deltas_L = inputs.rewards_L + gamma * next_values_L - values_L

@@ -38,6 +38,8 @@ def _cluster(advice: Advice) -> Iterator[str]:
     """How many nodes the config as written needs."""
     cluster = advice.smallest_cluster
     if cluster is None:
+        if advice.suggestions and not advice.fits:
+            yield "as written it fits on no number of these machines"
         return
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)}"
     yield f"smallest cluster on which it fits as written: {nodes}"

@@ -11,7 +11,7 @@ from plimsoll.config.jobs import JobConfig
 from plimsoll.memory.advise.changes import Change, changes_between
 from plimsoll.memory.advise.costs import costs_of
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
-from plimsoll.memory.advise.moves import grown
+from plimsoll.memory.advise.moves import filled, grown
 from plimsoll.memory.advise.search import Site, State, faster_states, in_order, saving_states
 from plimsoll.memory.plan.plan import Ground
 from plimsoll.memory.plan.stores import VERDICTS, Verdict
@@ -143,15 +143,18 @@ def _suggestion(root: State, state: State) -> Suggestion:
 
 
 def _smallest_cluster(site: Site, root: State) -> Cluster | None:
-    """Nodes are doubled until the config as written fits, or has ranks without work, and then
-    halved in."""
+    """First ranks on cards that are free; then nodes are doubled until the config as written fits,
+    or has ranks without work, and then halved in."""
     if site.config.cluster.where == "local":
         return None
+    hardware = site.ground.hardware
 
     def at(steps: int) -> State | None:
         nodes = {"cluster.nodes": site.config.cluster.nodes + steps}
         homeless = root.has("more-ranks-than-gpus")  # new ranks would leave as many without a card
-        move = nodes if homeless else grown(site.config, site.ground.hardware, steps)
+        move = nodes if homeless else grown(site.config, hardware, steps)
+        if steps == 0 and not _fits(root):
+            move = filled(site.config, hardware)
         return site.tried(frozenset(changes_between(site.config, move)))
 
     def enough(steps: int) -> bool:

@@ -9,7 +9,7 @@ from plimsoll.memory.advise.changes import Change
 
 Effect = Literal["none", "rounding", "machines", "method"]
 """none: the same result on the same machines. rounding: the same training with coarser numbers.
-machines: the same result, on more machines. method: other training."""
+machines: the same result, on more machines or cards. method: other training."""
 
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 """The least first: the order in which changes are advised."""
@@ -30,8 +30,14 @@ def effect_words(changes: Collection[Change]) -> str:
     if "method" in effects:
         return "what is learned changes"
     rounded = " but for rounding" if "rounding" in effects else ""
-    more = ", on more machines" if "machines" in effects else ""
-    return f"what is learned stays the same{rounded}{more}"
+    return f"what is learned stays the same{rounded}{_where(changes)}"
+
+
+def _where(changes: Iterable[Change]) -> str:
+    grown = {change.key for change in changes if _effect(change) == "machines"}
+    if "cluster.nodes" in grown:
+        return ", on more machines"
+    return ", on more cards" if grown else ""
 
 
 def _effect(change: Change) -> Effect:
@@ -40,7 +46,7 @@ def _effect(change: Change) -> Effect:
         return "method"
     if learns and change.key.endswith(_ROUNDING):
         return "rounding"
-    if change.key == "cluster.nodes" and _grows(change):
+    if change.key in ("cluster.nodes", "cluster.ranks") and _grows(change):
         return "machines"
     return "none"
 

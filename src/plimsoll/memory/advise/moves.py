@@ -11,16 +11,18 @@ from dataclasses import replace
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.jobs import ComparedJobConfig, JobConfig, PpoConfig
-from plimsoll.memory.advise.changes import Value, changed, changes_between, value_at
+from plimsoll.memory.advise.changes import Value, changed, changes_between
 from plimsoll.memory.items import Item
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.layout import lay_out
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.stores import Store, likely_worst
+from plimsoll.memory.plan.ways_out import written_reference
 from plimsoll.memory.price.work import (
     frozen_roles,
     longest_sequence,
     sequences_together,
+    step_sequences,
     trained_roles,
 )
 from plimsoll.memory.rules.cards import key_of
@@ -52,13 +54,32 @@ def saving_moves(config: JobConfig, plan: Plan, hardware: Hardware) -> Iterator[
         yield from _cluster_moves(config, hardware)
 
 
-def faster_moves(config: JobConfig) -> Iterator[Move]:
-    """Those that need more memory, and less time."""
+def faster_moves(config: JobConfig, hardware: Hardware) -> Iterator[Move]:
+    """Those that need more memory, or more cards, and less time."""
     for factor in (2, 4):
         yield {"batch.micro_batch_tokens": factor * config.batch.micro_batch_tokens}
     for trained in _FASTER:
         yield _of_trained(config, trained)
     yield _of_frozen(config, lambda _: {"offload": "none"})
+    if config.cluster.where == "ray":
+        yield filled(config, hardware)
+
+
+def filled(config: JobConfig, hardware: Hardware) -> Move:
+    """Ranks on the cards that the run leaves free, as far as each gets a sequence (or pair); where
+    the critic has ranks of its own, none."""
+    cluster = config.cluster
+    work = step_sequences(config) // sequences_together(config)
+    ranks = min(cluster.ranks + _free_cards(config, hardware), work)
+    more = cluster.critic_ranks is None and ranks > cluster.ranks
+    return {"cluster.ranks": ranks} if more else {}
+
+
+def _free_cards(config: JobConfig, hardware: Hardware) -> int:
+    cards = [len(hardware.nodes[0].cards)] * config.cluster.nodes
+    if config.cluster.device == "cpu" or not any(cards):
+        return 0
+    return max(0, sum(cards) - lay_out(config, cards).cards_needed)
 
 
 def grown(config: JobConfig, hardware: Hardware, steps: int) -> Move:
@@ -66,11 +87,12 @@ def grown(config: JobConfig, hardware: Hardware, steps: int) -> Move:
     of ranks at a step."""
     cluster, cards = config.cluster, len(hardware.nodes[0].cards)
     each = cards or max(1, cluster.ranks // cluster.nodes)
-    ranks = {"cluster.ranks": cluster.ranks + steps * each}
     if cluster.critic_ranks is None:
-        return {**ranks, "cluster.nodes": cluster.nodes + steps}
+        ranks = cluster.ranks + _free_cards(config, hardware) + steps * each
+        ranks = ranks if steps > 0 else min(ranks, cluster.ranks)
+        return {"cluster.ranks": ranks, "cluster.nodes": cluster.nodes + steps}
     return {
-        **ranks,
+        "cluster.ranks": cluster.ranks + steps * each,
         "cluster.critic_ranks": cluster.critic_ranks + steps * each,
         "cluster.nodes": cluster.nodes + 2 * steps,
     }
@@ -186,18 +208,9 @@ def _of_frozen(config: JobConfig, move: FrozenMove) -> Move:
         key = key_of(name)
         made = {f"{key}.{option}": value for option, value in move(role).items()}
         if changes_between(config, made) and name == "reference":
-            made |= _written_reference(config)
+            made |= written_reference(config)
         found |= made
     return found
-
-
-def _written_reference(config: JobConfig) -> Move:
-    """The model of a reference that the config leaves to its default, the actor's."""
-    if value_at(config, "reference.model.path") is not None:
-        return {}
-    own = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of what learns
-    fields = config.actor.model.model_dump(exclude_defaults=True, exclude=own)
-    return {f"reference.model.{key}": value for key, value in fields.items()}
 
 
 def _engine_moves(config: PpoConfig, plan: Plan, hardware: Hardware) -> Iterator[Move]:
@@ -254,9 +267,10 @@ def _is_engine(item: Item) -> bool:
 
 
 def _cluster_moves(config: JobConfig, hardware: Hardware) -> Iterator[Move]:
-    """More ranks on another node; as many as there are cards; nodes for all; the critic on ranks
-    of its own."""
+    """Ranks on cards that are free; more on another node; as many as there are cards; nodes for
+    all; the critic on ranks of its own."""
     cluster, cards = config.cluster, len(hardware.nodes[0].cards)
+    yield filled(config, hardware)
     yield grown(config, hardware, 1)
     if not cards:
         return

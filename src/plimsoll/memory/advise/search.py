@@ -137,7 +137,10 @@ def faster_states(site: Site, root: State) -> list[State]:
     def measure(state: State) -> float:
         return state.seconds if state.plan.verdict == "fits" else inf
 
-    found = _search(site, root, lambda state: faster_moves(state.config), measure, "none")
+    def moves(state: State) -> Iterator[Move]:
+        return faster_moves(state.config, state.hardware)
+
+    found = _search(site, root, moves, measure, "machines")
     return _undominated([s for s in found if measure(s) < _FASTER * root.seconds])
 
 

@@ -198,7 +198,7 @@ def _work(job: Job, name: RoleName, epochs: int) -> Pass:
         micro_batches=updates * ceil(own / config.batch.micro_batch_tokens),
         updates=updates,
         ranks=ranks,
-        element=2 if role_models(config)[name].dtype == "bfloat16" else 4,
+        element=role_models(config)[name].element,
     )
 
 

@@ -113,8 +113,9 @@ def find_card(name: str) -> Card:
         both = " or ".join(card.name for card in found)
         raise ConfigError(f"The card {name!r} is made with more than one size. Write {both}.")
     folded = {_fold(known): known for known in _BY_NAME}
+    folded |= {_model_and_size(known)[0]: known for known in _BY_NAME}  # the size left out
     close = [folded[match] for match in difflib.get_close_matches(_fold(name), folded, n=2)]
-    near = f" Did you mean {' or '.join(close)}?" if close else ""
+    near = f" Did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
     raise ConfigError(
         f"No card is called {name!r}.{near} Known: {', '.join(_BY_NAME)}, and cpu. Any other card "
         f"is given by its bytes, such as 24GB or 22.5GiB."
@@ -206,10 +207,12 @@ def _cards_of(text: str) -> tuple[Card, ...]:
     count, name = (found[1], found[2].strip()) if found else ("1", text.strip())
     if name.lower() == "cpu" and count == "1":
         return ()
-    if name.lower() == "cpu" or not count.isdecimal() or not 1 <= int(count) <= _MOST_CARDS:
+    odd = name.lower() == "cpu" or re.search(r"^\d+\s*[x×*]|,", name, re.IGNORECASE)
+    if odd or not count.isdecimal() or not 1 <= int(count) <= _MOST_CARDS:
         raise ConfigError(
-            f"{text!r} is not the cards of one machine. Give from 1 to {_MOST_CARDS} cards, such "
-            f"as 8xA100-80GB, or cpu; how many machines there are is a setting of its own."
+            f"{text!r} is not the cards of one machine. Give from 1 to {_MOST_CARDS} cards of one "
+            "kind, such as 8xA100-80GB, or cpu; how many such machines there are is a setting of "
+            "its own, cluster.nodes (--nodes)."
         )
     return (_card_of(name),) * int(count)
 

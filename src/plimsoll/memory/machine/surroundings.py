@@ -25,7 +25,7 @@ class Surroundings:
     allocator: str
     versions: Mapping[str, str]
     free_bytes: tuple[int, ...]
-    jemalloc: bool = True
+    jemalloc: bool
 
 
 def read_surroundings() -> Surroundings:

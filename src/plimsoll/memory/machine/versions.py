@@ -38,14 +38,9 @@ class Package:
 
 @dataclass(frozen=True)
 class VersionProblem:
-    """severity: `error` stops runs; `warning`: untried, or fails for some runs.
+    """severity: `error` stops runs; `warning`: untried, or fails for some runs."""
 
-    found: None where the package is not installed.
-    """
-
-    package: str
     severity: Literal["error", "warning"]
-    found: str | None
     why: str
     fix: str
 
@@ -152,31 +147,25 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def check_versions(needed: Iterable[str]) -> list[VersionProblem]:
-    """What is wrong with the installed versions of these packages (names of PACKAGES)."""
-    problems = (judge_version(name, installed_version(name)) for name in needed)
-    return [problem for problem in problems if problem is not None]
-
-
 def judge_version(name: str, found: str | None) -> VersionProblem | None:
     """None for a tested version; local parts such as +cu130 do not count."""
     package = _BY_NAME[name]
     fix = f"install {name}{package.tested} (requirements/ has a complete set that works together)"
     if found is None:
-        return VersionProblem(name, "error", None, "It is not installed.", fix)
+        return VersionProblem("error", "It is not installed.", fix)
     try:
         known = Version(found)
     except InvalidVersion:
-        return VersionProblem(name, "warning", found, "Its version cannot be read.", fix)
+        return VersionProblem("warning", "Its version cannot be read.", fix)
     if failure := _first(known, package.fatal):
-        return VersionProblem(name, "error", found, f"{failure.what} ({failure.source})", fix)
+        return VersionProblem("error", f"{failure.what} ({failure.source})", fix)
     if known in SpecifierSet(package.tested, prereleases=True):
         return None
     if failure := _first(known, package.partial):
         why = f"Plimsoll was not tried with it. {failure.what} ({failure.source})"
-        return VersionProblem(name, "warning", found, why, fix)
+        return VersionProblem("warning", why, fix)
     why = f"Plimsoll was not tried with it, only with {package.tested}; no failure is known."
-    return VersionProblem(name, "warning", found, why, fix)
+    return VersionProblem("warning", why, fix)
 
 
 def _first(found: Version, failures: Iterable[Failure]) -> Failure | None:

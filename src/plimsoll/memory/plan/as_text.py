@@ -30,7 +30,16 @@ def verdict_text(plan: Plan) -> str:
         _wrap(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
     ]
-    return "\n".join([disk, band, *measured, *problems, f"verdict: {plan.verdict}"])
+    lines = [disk, *_not_judged(plan), band, *measured, *problems]
+    return "\n".join([*lines, f"verdict: {plan.verdict}"])
+
+
+def _not_judged(plan: Plan) -> list[str]:
+    """Hosts of unknown memory, which no verdict is about."""
+    needs = [store.peak.bytes for store in plan.hosts if store.capacity is None]
+    if not needs:
+        return []
+    return [f"host memory: {gigabytes(max(needs))} GB, not judged: give --host-memory"]
 
 
 def problem_text(problem: PlanProblem) -> str:

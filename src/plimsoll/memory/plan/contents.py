@@ -23,8 +23,8 @@ from plimsoll.memory.price.engines import (
 )
 from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.price.processes import computing_items, process_items
-from plimsoll.memory.price.roles import frozen_role, trained_role
+from plimsoll.memory.price.processes import computing_items, process_items, writing_items
+from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
 from plimsoll.memory.price.teaching import teaching_items
 from plimsoll.memory.price.work import (
     RoleName,
@@ -100,8 +100,8 @@ def make_job(config: JobConfig, hardware: Hardware, constants: Constants) -> Job
 
 @dataclass(frozen=True)
 class Alike:
-    """What tells processes apart that hold different things: of ranks only the first collects
-    weights, and an engine's share is of its card."""
+    """What tells processes apart that hold different things: of the actor's ranks only the first
+    collects weights, and an engine's share is of its card."""
 
     kind: Kind
     first: bool
@@ -112,7 +112,8 @@ def alike(job: Job, process: Process) -> Alike:
     """The same for processes that hold the same."""
     slot = process.slot
     card = "" if slot.card is None else job.hardware.nodes[slot.node].cards[slot.card].name
-    return Alike(process.kind, process.index == 0, card)
+    first = process.kind in ("local", "rank") and process.index == 0
+    return Alike(process.kind, first, card)
 
 
 def held_by(job: Job, process: Process) -> tuple[Held, ...]:
@@ -149,8 +150,11 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     narrow = any(model.dtype == "bfloat16" for model in role_models(job.config).values())
     for item in computing_items(process, job.device, narrow, job.constants):
         yield Held(item, computing)
+    if sampler is not None:
+        for item in writing_items(process, job.constants):
+            yield Held(item, computing)
     if process.kind == "ray" and sampler is not None:
-        bucket = bucket_bytes(job.config, sampler.shape)
+        bucket = _sync_bucket(job)
         yield from receiving_items("bucket in the object store", 1, bucket, job.moments)
 
 
@@ -179,25 +183,35 @@ def _role(job: Job, name: RoleName) -> Iterator[Held]:
 
 def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
     config, shape, ranks = job.config, job.shapes[name], job.ranks(name)
-    head = head_of(config, name)
     sampled = config if isinstance(config, PpoConfig) else None
-    scaled = sampled is not None and sampled.rollout.sampling.temperature != 1
-    work = micro_batch(config, ranks)
+    own = RoleWork(
+        *(name, shape, head_of(config, name), micro_batch(config, ranks), ranks),
+        device=job.device,
+        moments=job.moments,
+        scaled=sampled is not None and sampled.rollout.sampling.temperature != 1,
+    )
     if frozen := frozen_roles(config).get(name):
-        held = frozen_role(
-            *(name, frozen, shape, head, work, ranks, job.device, job.moments),
-            scaled=scaled,
-        )
+        held = frozen_role(frozen, own)
         return (*held, *_taught(job, frozen)) if name == "teacher" else held
     role = trained_roles(config)[name]
     phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
     return trained_role(
-        *(name, role, shape, head, work, ranks, job.device, phase, job.moments),
+        *(role, own, phase),
         entropy=sampled is not None,
-        scaled=scaled,
-        sync_bucket=bucket_bytes(config, shape) if name == "actor" else 0,
+        sync_bucket=_sync_bucket(job) if name == "actor" else 0,
         teacher=_taught_head(job),
     )
+
+
+def _sync_bucket(job: Job) -> int:
+    """Bytes of a bucket of new weights on its way to the engines; an adapter that goes by itself
+    goes in one piece (cluster/route.py)."""
+    config, shape = job.config, job.shapes["actor"]
+    adapter = config.actor.adapter
+    if isinstance(config, PpoConfig) and adapter and config.rollout.sync.adapter == "separate":
+        numbers = sum(count * each for count, each in adapter_tensors(shape, adapter))
+        return numbers * config.actor.model.element
+    return bucket_bytes(config, shape)
 
 
 def _taught(job: Job, teacher: FrozenRole) -> Iterator[Held]:
@@ -211,8 +225,8 @@ def _taught_head(job: Job) -> TaughtHead | None:
     """Of an actor that learns from a teacher."""
     if not isinstance(job.config, DistillConfig):
         return None
-    element = 2 if job.config.teacher.model.dtype == "bfloat16" else 4
-    return TaughtHead(job.config.actor.model.head_chunk, job.shapes["teacher"].hidden, element)
+    element, chunk = job.config.teacher.model.element, job.config.actor.model.head_chunk
+    return TaughtHead(chunk, job.shapes["teacher"].hidden, element)
 
 
 def _engine(job: Job, process: Process) -> Iterator[Held]:
@@ -224,7 +238,7 @@ def _engine(job: Job, process: Process) -> Iterator[Held]:
     if sampler.rollout.engine == "transformers":
         yield from transformers_items(sampler, moments)
         return
-    bucket = bucket_bytes(job.config, sampler.shape)
+    bucket = _sync_bucket(job)
     whole = job.device == "cpu" and sampler.rollout.tensor_parallel == 1
     if kind == "engine":
         yield from receiving_items("file in shared memory", 1, bucket, moments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil
 
 from plimsoll.config.codes import PlanCode
 from plimsoll.memory.items import Item
@@ -12,7 +11,7 @@ from plimsoll.memory.plan.culprit import Culprit, find_culprit
 from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.plan.stores import Band, Store, judge
 from plimsoll.memory.plan.table import gigabytes
-from plimsoll.memory.price.engines import card_share
+from plimsoll.memory.price.engines import card_share, least_share
 from plimsoll.memory.rules.engines import beside_training
 
 _TOO_SMALL: Mapping[str, PlanCode] = {"device": "device-memory", "host": "host-memory"}
@@ -39,7 +38,7 @@ def find_problems(
 
 def _cards(job: Job) -> Iterator[PlanProblem]:
     have = sum(len(node.cards) for node in job.hardware.nodes)
-    layout = job.layout
+    layout, sampled = job.layout, job.sampler is not None
     if job.config.cluster.device == "cuda" and have == 0:
         yield PlanProblem(
             "no-gpu",
@@ -54,10 +53,12 @@ def _cards(job: Job) -> Iterator[PlanProblem]:
             "error",
             f"the run needs {layout.cards_needed} GPUs and the hardware has {have}: no card is "
             f"left for {_listed(layout.homeless)}",
-            "every rank has a card of its own, and so has every part of an engine unless "
-            "rollout.placement is shared; the parts of an engine are on one node",
-            "fewer cluster.ranks or rollout.engines, rollout.placement: shared, or more "
-            "cluster.nodes",
+            "every rank has a card of its own"
+            + ", and so has every part of an engine unless rollout.placement is shared; the parts "
+            "of an engine are on one node" * sampled,
+            "fewer cluster.ranks"
+            + " or rollout.engines, rollout.placement: shared" * sampled
+            + ", or more cluster.nodes",
         )
 
 
@@ -72,8 +73,8 @@ def _engines(job: Job) -> Iterator[PlanProblem]:
     needed = sampler.kv_token * sampler.longest
     if share.kv_cache >= needed:
         return
-    fixed = share.asked - share.kv_cache
-    least = ceil(100 * (fixed + needed) / card_bytes) / 100
+    fixed, least = share.asked - share.kv_cache, least_share(sampler, card_bytes)
+    beside = job.constants.cuda_context
     yield PlanProblem(
         "vllm-share",
         "error",
@@ -83,7 +84,7 @@ def _engines(job: Job) -> Iterator[PlanProblem]:
         f"of one sequence of {sampler.longest:,} tokens {gigabytes(needed)} GB; vLLM would not "
         "start",
         f"rollout.memory_share: {least:.2f} or more"
-        if least <= 1
+        if least * card_bytes + beside <= card_bytes
         else f"a larger rollout.tensor_parallel (now {sampler.rollout.tensor_parallel})",
     )
 

@@ -19,10 +19,13 @@ Kind = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _WORDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
-    ("activations", ("activations", "working set", "inputs", "input ids", "logits", "in flight")),
-    ("buffers", ("copy", "copies", "bucket", "buffer", "gathered", "live", "incoming", "to save")),
+    ("activations", ("activations", "working set", "inputs", "input ids", "logits", "masks")),
+    (
+        "buffers",
+        ("copy", "copies", "bucket", "buffer", "gathered", "live", "incoming", "to save", "file"),
+    ),
     ("optimizer states", ("masters", "moments")),
-    ("gradients", ("gradients",)),
+    ("gradients", ("gradient",)),
 )
 
 

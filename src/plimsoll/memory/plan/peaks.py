@@ -12,28 +12,40 @@ from plimsoll.memory.items import PHASES, Held, Item, Level, Moment, Phase
 
 @dataclass(frozen=True)
 class Use:
-    """All that is held at one moment, the largest items first; bytes."""
+    """All that is held at one moment; bytes.
+
+    held: what each process has, item by item. gap: of the allocator, as `uses_of` takes it.
+    """
 
     moment: Moment
-    items: tuple[Item, ...]
+    held: tuple[Item, ...]
+    gap: float
+
+    @cached_property
+    def items(self) -> tuple[Item, ...]:
+        """Like items as one, and the allocator's gap; the largest first."""
+        merged = merge(item for item in self.held if item.bytes)
+        gap = [_gap_item(self.allocated, self.gap)] if self.gap and self.allocated else []
+        return tuple(sorted([*merged, *gap], key=lambda item: -item.bytes))
 
     @cached_property
     def bytes(self) -> int:
         """All of it: what the device shows as used, or what the host's processes hold."""
-        return sum(item.bytes for item in self.items)
+        return sum(item.bytes for item in self.held) + self._gap_bytes
 
-    @property
+    @cached_property
     def allocated(self) -> int:
         """What torch counts as allocated."""
-        return self._of_levels("allocated")
+        return sum(item.bytes for item in self.held if item.level == "allocated")
 
     @property
     def reserved(self) -> int:
         """What torch counts as reserved: allocated, and the allocator's gap."""
-        return self._of_levels("allocated", "reserved")
+        return self.allocated + self._gap_bytes
 
-    def _of_levels(self, *levels: Level) -> int:
-        return sum(item.bytes for item in self.items if item.level in levels)
+    @property
+    def _gap_bytes(self) -> int:
+        return round(self.gap * self.allocated)
 
 
 def uses_of(held: Iterable[Held], gap: float = 0.0) -> tuple[Use, ...]:
@@ -41,12 +53,11 @@ def uses_of(held: Iterable[Held], gap: float = 0.0) -> tuple[Use, ...]:
 
     gap: the allocator's reserved bytes above its allocated ones, as a share of the latter.
     """
-    everything = tuple(held)
-    moments = {moment for one in everything for moment in one.moments}
-    return tuple(
-        _use(moment, [one.item for one in everything if moment in one.moments], gap)
-        for moment in sorted(moments, key=_order)
-    )
+    found: dict[Moment, list[Item]] = {}
+    for one in held:
+        for moment in one.moments:
+            found.setdefault(moment, []).append(one.item)
+    return tuple(Use(moment, tuple(found[moment]), gap) for moment in sorted(found, key=_order))
 
 
 def phase_peaks(uses: Iterable[Use]) -> tuple[Use, ...]:
@@ -62,14 +73,6 @@ def phase_peaks(uses: Iterable[Use]) -> tuple[Use, ...]:
 def fullest(uses: Iterable[Use]) -> Use:
     """The use with the most bytes; the first of equals."""
     return max(uses, key=lambda use: use.bytes)
-
-
-def _use(moment: Moment, items: Sequence[Item], gap: float) -> Use:
-    merged = merge(item for item in items if item.bytes)
-    allocated = sum(item.bytes for item in merged if item.level == "allocated")
-    if gap and allocated:
-        merged = [*merged, _gap_item(allocated, gap)]
-    return Use(moment, tuple(sorted(merged, key=lambda item: -item.bytes)))
 
 
 def _gap_item(allocated: int, gap: float) -> Item:

@@ -24,13 +24,8 @@ class ChunkedHead:
 
 @dataclass(frozen=True)
 class UnfusedHead:
-    """Logits of every token at once, as Hugging Face's models compute them.
-
-    widened: the loss is computed in fp32; older models' own code leaves that to autocast, which
-    DeepSpeed does without.
-    """
-
-    widened: bool = True
+    """Logits of every token at once, and a loss in fp32, as Hugging Face's models have them: none
+    of Plimsoll's, but what others' runs are priced with (benchmarks/peak_models.py)."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +80,7 @@ class ActivationForm:
     trained: forward and backward; else forward only, without autograd.
     adapter: None trains all weights; else only the adapter.
     quantized: linear weights are in 4 bits, and one at a time is written out for use.
-    compiled: torch.compile fuses element-wise chains, and saves only what is at their ends.
     inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
-    fp32_routing: experts' results are multiplied with fp32 weights, and so become fp32.
     """
 
     element: int
@@ -97,10 +90,8 @@ class ActivationForm:
     trained: bool
     adapter: AdapterForm | None = None
     quantized: bool = False
-    compiled: bool = False
     selective: bool = False
     inputs_on_host: bool = False
-    fp32_routing: bool = False
     device: Literal["cuda", "cpu"] = "cuda"
 
     def adapts(self, linear: str) -> bool:

@@ -30,7 +30,6 @@ _FP32 = 4
 _INT64 = 8
 _BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}  # as in model/logit_chunks.py
 _TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the heads' test
-_TWO_ROTARY_TABLES = ("gemma3", "gemma3_text")
 
 
 def activation_items(
@@ -176,8 +175,7 @@ class _MicroBatch:
 
     def _positions(self) -> Part:
         tokens, element = self.work.tokens, self.form.element
-        tables = 4 if self.shape.family in _TWO_ROTARY_TABLES else 2
-        wide = tables * element * self.shape.head_dim
+        wide = 2 * self.shape.traits.rotary_tables * element * self.shape.head_dim
         numbers = 2 * _INT64 * (tokens + self.work.learned)
         words = f"{tokens:,} tokens x {wide:,} bytes + {numbers:,} of token ids and positions"
         return Part("input ids and rotary tables", tokens * wide + numbers, words)
@@ -196,8 +194,8 @@ class _MicroBatch:
         match self.form.head:
             case ChunkedHead() as head:
                 return (*self._chunked(head), self._head_gradient())
-            case UnfusedHead(widened):
-                return (*self._unfused(widened), self._head_gradient())
+            case UnfusedHead():
+                return (*self._unfused(), self._head_gradient())
             case TaughtHead() as head:
                 return (*self._taught(head), self._head_gradient())
             case ValueHead():
@@ -217,7 +215,7 @@ class _MicroBatch:
         vocabulary, element = self.shape.vocabulary, self.form.element
         rows = min(head.rows, self.work.learned)
         block = min(rows, max(1, _BLOCK_ELEMENTS[self.form.device] // vocabulary))
-        blocks = 2 + head.entropy + 2 * self._softcapped + head.scaled
+        blocks = 2 + head.entropy + 2 * self.shape.logits_softcapped + head.scaled
         words = (
             f"({element} bytes x {rows:,} rows + {blocks} x {_FP32} bytes x {block:,} rows)"
             f" x {vocabulary:,} of the vocabulary"
@@ -235,7 +233,7 @@ class _MicroBatch:
         element = self.form.element + head.element
         rows = min(head.rows, learned)
         block = min(rows, max(1, _BLOCK_ELEMENTS[self.form.device] // vocabulary))
-        blocks = _TAUGHT_BLOCKS + self._softcapped
+        blocks = _TAUGHT_BLOCKS + self.shape.logits_softcapped
         words = (
             f"({element} bytes x {rows:,} rows of both + {blocks} x {_FP32} bytes x {block:,} rows)"
             f" x {vocabulary:,} of the vocabulary"
@@ -254,16 +252,10 @@ class _MicroBatch:
             ),
         )
 
-    @property
-    def _softcapped(self) -> bool:
-        return self.shape.family == "gemma2"
-
-    def _unfused(self, widened: bool) -> tuple[Part, ...]:
-        """Trained: logits, their fp32 copy, log-softmax, its gradient, the logits' gradient; where
-        nothing is widened, a copy without the last token in place of the fp32 one."""
+    def _unfused(self) -> tuple[Part, ...]:
+        """Trained: logits, their fp32 copy, log-softmax, its gradient, the logits' gradient."""
         tokens, vocabulary = self.work.tokens, self.shape.vocabulary
-        trained = 16 if widened else 4 * self.form.element
-        each = trained if self.form.trained else self.form.element + 2 * _FP32
+        each = 16 if self.form.trained else self.form.element + 2 * _FP32
         words = f"{each} bytes x {tokens:,} tokens x {vocabulary:,} of the vocabulary"
         source = "transformers' ForCausalLMLoss; 14.6-17.4 bytes by published rows"
         return (

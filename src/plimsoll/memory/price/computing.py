@@ -29,13 +29,12 @@ def activation_form(
     scaled: bool,
 ) -> ActivationForm:
     """How a role's model is trained; parameters as `roles.trained_role`'s."""
-    element = 2 if model.dtype == "bfloat16" else 4
     pair = None
     if adapter is not None:
         dropout = adapter.dropout > 0
-        pair = AdapterForm(adapter.rank, adapter.targets, element, dropout, adapter.dora)
+        pair = AdapterForm(adapter.rank, adapter.targets, model.element, dropout, adapter.dora)
     return ActivationForm(
-        element=element,
+        element=model.element,
         checkpoint_every=model.checkpoint_every if model.gradient_checkpointing else None,
         attention=attention_of(model, shape, device),
         head=_head(head, ChunkedHead(model.head_chunk, entropy, scaled)),
@@ -44,7 +43,6 @@ def activation_form(
         quantized=model.quantization != "none",
         selective=model.gradient_checkpointing == "selective",
         inputs_on_host=model.activation_offload == "cpu" and device == "cuda",
-        fp32_routing=shape.family == "glm4_moe",  # as transformers has it
         device=device,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import JobConfig, KtoConfig
+from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.memory.items import Item
 from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.price.roles import adapter_tensors, moment_bytes
@@ -27,7 +28,7 @@ def disk_items(job: Job) -> tuple[Item, ...]:
     run = job.config.run
     count = run.keep_checkpoints + 1 + (run.best is not None)
     actor, saved = roles["actor"], _saved_parameters(job, "actor", roles["actor"])
-    element = _element(actor)
+    element = actor.model.element
     model = _item(
         "actor", "final model", element * saved, f"{element} bytes x {saved:,} parameters"
     )
@@ -66,7 +67,7 @@ def _saved_parameters(job: Job, name: RoleName, role: TrainedRole) -> int:
 
 def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> Item:
     """Masters, moments, and a moving average; the weights are the masters', rounded."""
-    masters = 2 if role.zero.state_dtype == "bfloat16" else 4
+    masters = ELEMENT_BYTES[role.zero.state_dtype]
     moments = round(moment_bytes(role))
     average = 4 if role.ema is not None else 0
     return _item(
@@ -76,10 +77,6 @@ def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> I
         f"{count} checkpoints (one of them being written) x ({masters} masters + {moments} moments "
         f"+ {average} moving average) bytes x {parameters:,} trained parameters",
     )
-
-
-def _element(role: TrainedRole) -> int:
-    return 2 if role.model.dtype == "bfloat16" else 4
 
 
 def _item(role: str, name: str, size: int, formula: str) -> Item:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
+from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.items import Held, Item, Moment, Phase, Where
 from plimsoll.memory.shapes.shape import ModelShape
@@ -44,7 +46,7 @@ class Sampler:
     @property
     def element(self) -> int:
         """Bytes of a weight."""
-        return 2 if self.rollout.dtype == "bfloat16" else 4
+        return ELEMENT_BYTES[self.rollout.dtype]
 
     @property
     def weights(self) -> int:
@@ -91,6 +93,14 @@ def card_share(sampler: Sampler, card_bytes: int) -> Share:
     """card_bytes: the card's whole memory, as CUDA reports it."""
     asked = int(card_bytes * sampler.rollout.memory_share)
     return Share(asked, sampler.weights, sampler.profile_peak, _OTHER, _GRAPHS)
+
+
+def least_share(sampler: Sampler, card_bytes: int) -> float:
+    """The share of a card, in hundredths rounded up, from which on vLLM starts: with a KV cache for
+    one sequence at its longest."""
+    share = card_share(sampler, card_bytes)
+    needed = share.asked - share.kv_cache + sampler.kv_token * sampler.longest
+    return ceil(100 * needed / card_bytes) / 100
 
 
 def card_items(

@@ -14,9 +14,6 @@ GATES = ("gate_proj", "gate_up_proj", "w2", "fc1")
 UPS = ("up_proj", "w1")
 DOWN = ("down_proj", "fc2", "c_proj")
 
-_POST_NORMS = ("gemma2", "gemma3", "gemma3_text")
-_SOFTCAPS = ("gemma2",)
-_PARALLEL = ("phi",)
 _FP32 = 4
 
 
@@ -56,29 +53,14 @@ class Layer:
         return int(self.work.shared * again * self.shape.head_dim)
 
     @property
-    def softcapped(self) -> bool:
-        """Whether attention's scores are bounded, and so written out."""
-        return self.shape.family in _SOFTCAPS
-
-    @property
-    def parallel(self) -> bool:
-        """Whether attention and MLP read one norm, and are added at the end."""
-        return self.shape.family in _PARALLEL
-
-    @property
     def weighted(self) -> int:
         """How many times as wide an expert's result becomes by its weight, which may be fp32."""
-        return _FP32 // self.form.element if self.form.fp32_routing else 1
-
-    @property
-    def post_norms(self) -> bool:
-        """Whether a norm reads what a block gives."""
-        return self.shape.family in _POST_NORMS
+        return _FP32 // self.form.element if self.shape.traits.fp32_routing else 1
 
     @property
     def post_norm(self) -> int:
         """The gradient of what a norm after a block reads, beside that of the residual stream."""
-        return self.hidden if self.post_norms else 0
+        return self.hidden if self.shape.traits.post_norms else 0
 
     def reads(self, names: tuple[str, ...]) -> bool:
         """Whether any of these linears saves its input as it is."""

@@ -17,9 +17,6 @@ from plimsoll.memory.price.steps import Step
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
 _FP32 = 4
-_FP32_NORMS = ("gemma", "gemma2", "gemma3", "gemma3_text")
-_LAYER_NORMS = ("phi",)
-_QK_NORMS = ("qwen3", "qwen3_moe", "gemma3", "gemma3_text")
 
 
 def layer_steps(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> tuple[Step, ...]:
@@ -38,20 +35,20 @@ def _attention(layer: Layer) -> Iterator[Step]:
     element, shape = layer.form.element, layer.shape
     projected = layer.queries + 2 * layer.keys
     fused = any(linear.name in ("qkv_proj", "c_attn") for linear in shape.linears)
-    readers = (*QUERIES, *GATES) if layer.parallel else QUERIES
+    readers = (*QUERIES, *GATES) if shape.traits.parallel else QUERIES
     yield _norm(layer, layer.hidden, 1, layer.reads(readers))
     yield linear_step(layer, QUERIES, projected + layer.hidden)
-    if shape.family in _QK_NORMS:
+    if shape.traits.query_norms:
         yield _norm(layer, layer.queries, shape.heads, False, 2 * layer.keys)
         yield _norm(layer, layer.keys, shape.kv_heads, False, layer.keys + layer.queries)
-    if not layer.softcapped:
+    if not shape.softcapped:
         # The rotary embedding makes new tensors; a slice of a fused projection keeps all of it.
         rotated = layer.queries + layer.keys + (projected if fused else layer.keys)
         scratch = element * (projected + layer.queries)
         yield Step("queries, keys, values", element * rotated, scratch)
     yield _scores(layer)
     yield linear_step(layer, OUTPUT, layer.queries + layer.post_norm)
-    if layer.post_norms:
+    if shape.traits.post_norms:
         yield _norm(layer, layer.hidden, 1, kept=False)
 
 
@@ -59,13 +56,13 @@ def _scores(layer: Layer) -> Step:
     """The attention itself."""
     element, shape, tokens = layer.form.element, layer.shape, layer.work.tokens
     output = element * layer.queries
-    by_sequence = layer.form.attention == "sdpa" or layer.softcapped
+    by_sequence = layer.form.attention == "sdpa" or shape.softcapped
     joined = output if by_sequence and layer.reads(OUTPUT) else 0
     gathered = element * layer.gathered
     gradients = element * (layer.queries + 2 * layer.keys) + gathered
     scores = tokens * layer.work.longest * shape.heads
     largest = layer.work.longest**2 * shape.heads
-    if layer.softcapped:  # fp32: queries, keys of every head, tanh, softmax; values
+    if shape.softcapped:  # fp32: queries, keys of every head, tanh, softmax; values
         again = (_FP32 + element) * layer.work.shared * shape.heads * shape.head_dim
         saved = (2 * _FP32 + element) * (layer.queries + scores) + again
         inputs = (2 * _FP32 + element) * layer.queries + gradients + again
@@ -81,10 +78,10 @@ def _scores(layer: Layer) -> Step:
 
 def _dense(layer: Layer) -> Iterator[Step]:
     """The norm and the MLP; Phi's reads what attention reads."""
-    if not layer.parallel:
+    if not layer.shape.traits.parallel:
         yield _norm(layer, layer.hidden, 1, layer.reads((*GATES, *UPS)))
     yield from _mlp(layer, layer.shape.intermediate)
-    if layer.post_norms:
+    if layer.shape.traits.post_norms:
         yield _norm(layer, layer.hidden, 1, kept=False)
 
 
@@ -92,19 +89,18 @@ def _mlp(layer: Layer, width: int) -> Iterator[Step]:
     """An MLP that every token passes."""
     element = layer.form.element
     inner, hidden = layer.work.tokens * width, layer.hidden + layer.post_norm
-    activated = 0 if layer.form.compiled else inner
-    product = activated if layer.reads(DOWN) else 0
+    product = inner if layer.reads(DOWN) else 0
     if not layer.shape.gated:  # NewGELUActivation is written in six operations
         yield linear_step(layer, GATES, inner + hidden)
         yield Step("MLP", element * 4 * inner, element * 3 * inner)
     elif any(layer.named(("gate_up_proj",))):
         yield linear_step(layer, GATES, 2 * inner + hidden)
-        yield Step("MLP", element * (2 * inner + activated), element * 3 * inner)
+        yield Step("MLP", element * 3 * inner, element * 3 * inner)
     else:
         yield linear_step(layer, GATES, inner + 2 * hidden)
         yield Step("MLP", element * inner, element * (2 * inner + hidden))
         yield linear_step(layer, UPS, 2 * inner + hidden, beside=inner)
-        yield Step("MLP", element * (inner + activated), element * 3 * inner)
+        yield Step("MLP", element * 2 * inner, element * 3 * inner)
     yield Step("MLP", element * product, 0)
     yield linear_step(layer, DOWN, inner + layer.post_norm)
 
@@ -141,12 +137,11 @@ def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -
     element = layer.form.element
     output = element * elements if kept else 0
     wait = element * beside
-    if layer.shape.family in _LAYER_NORMS:
+    norms = layer.shape.traits.norms
+    if norms == "layer":
         saved = element * elements + 2 * _FP32 * rows * layer.work.tokens + output
         return Step("norms", saved, element * elements + wait)
-    if layer.form.compiled:
-        return Step("norms", element * elements, 2 * _FP32 * elements + wait)
-    width = _FP32 if layer.shape.family in _FP32_NORMS else element
+    width = _FP32 if norms == "rms_fp32" else element
     normalised = width * elements if layer.full else 0
     saved = _FP32 * (elements + rows * layer.work.tokens) + normalised + output
     return Step("norms", saved, 5 * _FP32 * elements - normalised - output + wait)

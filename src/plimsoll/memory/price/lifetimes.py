@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Literal
 
 from plimsoll.memory.items import PHASES, Moment, Phase
@@ -79,6 +80,7 @@ def _load_moments(role: str) -> tuple[Moment, Moment]:
     return Moment("load", f"read {role}"), Moment("load", f"build {role}")
 
 
+@cache  # a search for what fits makes hundreds of plans of the same few lives
 def lifetime(
     life: Life, role: str, phase: TrainPhase | None, moments: frozenset[Moment]
 ) -> frozenset[Moment]:

@@ -27,8 +27,9 @@ _SOURCES = {
     "cuda_libraries": "published: host memory of a process with a CUDA context, 2 to 3 GB",
     "controller_process": f"{_HERE}: with torch, transformers and Ray, 457 to 515 MiB",
     "kernel_cache": f"{_HERE}: what is resident beside tensors later on, 580 MB of SFT after 60 "
-    "steps, 600 of DPO and 657 of PPO after 8, less worker_process",
+    "steps, 600 of DPO and 585 of PPO (657 with trajectory_libraries) after 8, less worker_process",
     "adapter_libraries": f"{_HERE}: what importing PEFT 0.21 adds, 55 MB",
+    "trajectory_libraries": f"{_HERE}: what the first Parquet file adds, 40 MiB and 29 of code",
     "vllm_process": "measured: vLLM 0.32 (CPU build), after three batches and without KV cache and "
     "weights: front 554 MB, core 635 MB",
     "ray_actor": f"{_HERE}: what Ray adds to a worker, 33 MiB, and its own pages",
@@ -47,6 +48,8 @@ class Constants:
     the recipe. kernel_cache: of a process that computes on CPU: the kernels that it keeps
     (`kernel_limits` in engine/process_group.py).
     adapter_libraries: what PEFT, and bitsandbytes with it, add to a process that trains an adapter.
+    trajectory_libraries: pandas, which pyarrow imports to make a table, in the process that writes
+    the trajectories.
     vllm_process: of an engine's front, of its core, and of each worker besides, without weights and
     KV cache. ray_actor: what Ray adds to
     each worker. ray_node: Ray's own processes on a node, without the object store's contents.
@@ -61,6 +64,7 @@ class Constants:
     controller_process: int = 480 * MIB
     kernel_cache: int = 95 * MIB
     adapter_libraries: int = 52 * MIB
+    trajectory_libraries: int = 69 * MIB
     vllm_process: int = 570 * MIB
     ray_actor: int = 40 * MIB
     ray_node: int = 600 * MIB

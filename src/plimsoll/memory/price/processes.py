@@ -44,6 +44,12 @@ def computing_items(
         yield _constant("prepared kernels", "host", "kernel_cache", constants)
 
 
+def writing_items(process: Process, constants: Constants) -> Iterator[Item]:
+    """What the process that writes trajectories holds besides, from the first ones on."""
+    if process.kind in ("local", "recipe"):
+        yield _constant("pyarrow and pandas", "host", "trajectory_libraries", constants)
+
+
 def _on_host(
     process: Process, vllm: bool, vllm_processes: int, constants: Constants
 ) -> Iterator[Item]:

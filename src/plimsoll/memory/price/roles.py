@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from plimsoll.config.adapter import AdapterConfig
@@ -20,7 +20,6 @@ from plimsoll.memory.price.lifetimes import TrainPhase, scoring_phase
 from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.on_cpu import made_on_cpu
 from plimsoll.memory.price.reduction import layers_left
-from plimsoll.memory.price.second_copy import second_copy
 from plimsoll.memory.price.states import Kept, StateForm, state_items
 from plimsoll.memory.price.transfers import leaving, loading
 from plimsoll.memory.price.work import HeadKind
@@ -34,88 +33,88 @@ from plimsoll.memory.shapes.shape import (
 
 _NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
 _NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them
+EMBEDDINGS = "embed_tokens"
+"""The input embedding, as an adapter's target; it is no linear layer."""
 _MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32 scales of 256
 
 
+@dataclass(frozen=True)
+class RoleWork:
+    """A role's model, and what one rank does with it.
+
+    work: its largest forward. ranks: that it is divided over. moments: all of the job's
+    (`job_moments`). scaled: the sampling temperature is not 1.
+    """
+
+    name: str
+    shape: ModelShape
+    head: HeadKind
+    work: MicroBatch
+    ranks: int
+    device: Device
+    moments: frozenset[Moment]
+    scaled: bool = False
+
+
 def trained_role(
-    name: str,
     role: TrainedRole,
-    shape: ModelShape,
-    head: HeadKind,
-    work: MicroBatch,
-    ranks: int,
-    device: Device,
+    own: RoleWork,
     phase: TrainPhase,
-    moments: frozenset[Moment],
     *,
     entropy: bool = False,
-    scaled: bool = False,
     sync_bucket: int = 0,
     teacher: TaughtHead | None = None,
 ) -> tuple[Held, ...]:
     """What a trained role holds on one rank (rank 0, which gathers what is saved).
 
-    work: its largest forward. moments: all of the job's (`job_moments`). entropy, scaled: the head
-    computes entropies; the sampling temperature is not 1. sync_bucket: bytes of a bucket of weights
-    on their way to engines; 0 if it has none.
+    phase: the one that trains it. entropy: the head computes it. sync_bucket: bytes of a bucket of
+    weights on their way to engines; 0 if it has none.
     """
-    settings: Any = deepspeed_settings(role, device, ranks)
-    sizes = zero_sizes(settings, ranks)
+    name, shape, head, work, device = own.name, own.shape, own.head, own.work, own.device
+    settings: Any = deepspeed_settings(role, device, own.ranks)
+    sizes = zero_sizes(settings, own.ranks)
     counts = trained_counts(role, shape, head, sizes)
     kept = zero_states(counts, sizes, device)
-    kept += tuple(kept_beside(counts, sizes, device, role.ema is not None))
-    kept += tuple(second_copy(counts, role.zero.hpz_partition_size))
+    kept += tuple(kept_beside(counts, sizes, device, role))
     kept += tuple(norm_copies(counts, sizes, device))
     if device == "cpu":
         kept += tuple(made_on_cpu(counts, sizes, role.optimizer))
     kept += tuple(loading(shape, counts, device))
     kept += tuple(leaving(counts, sizes, shape, role.adapter is not None, device, sync_bucket))
-    form = activation_form(role.model, role.adapter, shape, head, device, entropy, scaled)
+    form = activation_form(role.model, role.adapter, shape, head, device, entropy, own.scaled)
     form = form if teacher is None else replace(form, head=teacher)
     left = layers_left(shape, counts.trained, sizes, role.adapter is not None)
     return (
-        *state_items(name, StateForm(kept, phase, moments)),
+        *state_items(name, StateForm(kept, phase, own.moments)),
         *activation_items(name, shape, work, form, phase),
         *backward_items(name, shape, work, form, Moment(phase, "backward"), shape.layers),
         *backward_items(name, shape, work, form, Moment(phase, "reduce"), left),
         *(
             activation_items(name, shape, work, replace(form, trained=False), "score")
-            if any(moment.phase == "score" for moment in moments)
+            if any(moment.phase == "score" for moment in own.moments)
             else ()
         ),
     )
 
 
-def frozen_role(
-    name: str,
-    role: FrozenRole,
-    shape: ModelShape,
-    head: HeadKind,
-    work: MicroBatch,
-    ranks: int,
-    device: Device,
-    moments: frozenset[Moment],
-    *,
-    scaled: bool = False,
-) -> tuple[Held, ...]:
-    """What a role that only scores holds on one rank; parameters as `trained_role`'s."""
-    counts = _frozen_counts(role.model, shape, head)
+def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Held, ...]:
+    """What a role that only scores holds on one rank."""
+    name, shape, device, moments = own.name, own.shape, own.device, own.moments
+    counts = _frozen_counts(role.model, shape, own.head)
     if role.stage == 3:
-        settings: Any = frozen_settings(role, device, ranks)
-        sizes = zero_sizes(settings, ranks)
-        counts = replace(
-            counts, small=small_parameters(shape, sizes.persistence, _codes(role.model))
-        )
+        settings: Any = frozen_settings(role, device, own.ranks)
+        sizes = zero_sizes(settings, own.ranks)
+        small = small_parameters(shape, sizes.persistence, _codes(role.model))
+        counts = replace(counts, small=small)
         kept = zero_states(counts, sizes, device)
     else:
         kept = tuple(_whole_model(role, counts, shape, device))
     kept += tuple(loading(shape, counts, device))
-    form = activation_form(role.model, None, shape, head, device, False, scaled)
+    form = activation_form(role.model, None, shape, own.head, device, False, own.scaled)
+    form, phase = replace(form, trained=False), scoring_phase(name, moments)
     return (
         *state_items(name, StateForm(kept, None, moments)),
-        *activation_items(
-            name, shape, work, replace(form, trained=False), scoring_phase(name, moments)
-        ),
+        *activation_items(name, shape, own.work, form, phase),
     )
 
 
@@ -187,6 +186,9 @@ def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int
             sides = [linear.inputs, linear.outputs]
             tensors += [(linear.count, adapter.rank * side) for side in sides]
             tensors += [(linear.count, linear.outputs)] if adapter.dora else []
+    if EMBEDDINGS in adapter.targets:
+        tensors += [(1, adapter.rank * side) for side in (shape.vocabulary, shape.hidden)]
+        tensors += [(1, shape.hidden)] if adapter.dora else []
     return tensors
 
 
@@ -199,7 +201,7 @@ def _frozen_counts(model: ModelConfig, shape: ModelShape, head: HeadKind) -> Cou
         trained=0,
         frozen=whole - quantized,
         largest=0,
-        element=_element(model),
+        element=model.element,
         quantized=quantized,
         scales=_NF4_DOUBLE if model.double_quantization else _NF4,
     )
@@ -207,11 +209,7 @@ def _frozen_counts(model: ModelConfig, shape: ModelShape, head: HeadKind) -> Cou
 
 def _codes(model: ModelConfig) -> int:
     """4-bit codes that are stored as one element of the model's dtype; 1 where there are none."""
-    return 2 * _element(model) if model.quantization == "nf4" else 1
-
-
-def _element(model: ModelConfig) -> int:
-    return 2 if model.dtype == "bfloat16" else 4
+    return 2 * model.element if model.quantization == "nf4" else 1
 
 
 def _whole_model(

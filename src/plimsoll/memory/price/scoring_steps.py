@@ -25,7 +25,7 @@ def _attention(layer: Layer) -> Summit:
     made = element * (layer.queries + layer.hidden)  # attention's output, and the layer's after it
     adapted = held + max(scoring_adapter(layer, QUERIES), made + scoring_adapter(layer, OUTPUT))
     scores = 3 * _FP32 * shape.heads * work.longest
-    if layer.softcapped:  # sequence by sequence, with queries and keys in fp32
+    if shape.softcapped:  # sequence by sequence, with queries and keys in fp32
         longest = 3 * _FP32 * layer.queries // work.tokens + scores
         held += longest * work.longest
     elif layer.form.attention == "eager":

@@ -24,7 +24,7 @@ def teaching_items(
     moments: frozenset[Moment],
 ) -> Iterator[Held]:
     """tokens: of a step, on one rank. moments: all of the job's."""
-    element = 2 if teacher.model.dtype == "bfloat16" else 4
+    element = teacher.model.element
     states = Item(
         "teacher",
         "hidden states",

@@ -11,7 +11,8 @@ from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.states import Kept
 from plimsoll.memory.shapes.shape import ModelShape
 
-_SAVE_BUCKET = 2**30  # bytes: engine/export.py
+SAVE_BUCKET = 2**30
+"""Bytes of weights that are gathered at once to be saved."""
 
 
 def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Kept]:
@@ -44,17 +45,20 @@ def leaving(
     device: Device,
     sync_bucket: int,
 ) -> Iterator[Kept]:
-    """Weights on their way to engines and to files, gathered bucket by bucket on every rank."""
-    sent = counts.trained * counts.element
-    if not adapted:
-        sent += counts.frozen * counts.element + counts.quantized // 2
+    """Weights on their way to engines and to files, gathered bucket by bucket on every rank.
+
+    adapted: an adapter is saved by itself; how it is sent, merged or alone, is in sync_bucket.
+    """
+    own = counts.trained * counts.element
+    every = own + counts.frozen * counts.element + counts.quantized // 2
+    saved = own if adapted else every
     where: Where = "device" if device == "cuda" else "host"
     if sizes.stage == 3 and sizes.ranks > 1:
         gathered = Kept("gathered weights", "bytes", 0, 1, "engine/zero.py: gathered", where=where)
-        yield replace(gathered, elements=min(sync_bucket, sent), life="sending")
-        yield replace(gathered, elements=min(_SAVE_BUCKET, sent), life="saving")
-    bucket = min(sync_bucket, sent)
+        yield replace(gathered, elements=min(sync_bucket, every), life="sending")
+        yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
+    bucket = sync_bucket if adapted else min(sync_bucket, every)
     source = "engine/weights.py: make_bucket"
     yield Kept("bucket of weights", "bytes", bucket, 1, source, where="host", life="sending")
     source = "engine/worker.py: save_model collects on rank 0"
-    yield Kept("model to save", "bytes", sent, 1, source, where="host", life="saving")
+    yield Kept("model to save", "bytes", saved, 1, source, where="host", life="saving")

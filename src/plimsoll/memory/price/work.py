@@ -143,7 +143,7 @@ def bucket_bytes(config: JobConfig, shape: ModelShape) -> int:
     larger than a bucket is meant to be, and a tied head is sent beside the embedding."""
     if not isinstance(config, PpoConfig):
         return 0
-    element = 2 if config.actor.model.dtype == "bfloat16" else 4
+    element = config.actor.model.element
     tied = element * shape.embedding_parameters if shape.tied else 0
     largest = element * shape.largest_parameter
     whole = element * shape.parameters

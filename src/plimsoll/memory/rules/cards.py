@@ -31,6 +31,7 @@ def card_rules(job: Job) -> Iterator[PlanProblem]:
     yield from _bfloat16(job)
     yield from _offload(job)
     yield from _idle_ranks(job)
+    yield from _idle_cards(job)
     yield from _nodes(job)
 
 
@@ -58,7 +59,9 @@ def _bfloat16(job: Job) -> Iterator[PlanProblem]:
             f"{', '.join(narrow)}: model.dtype is bfloat16, and a card has compute capability "
             "{}.{}".format(*capability),
             "below 8.0 cards have no units for bfloat16: PyTorch computes in float32 and rounds, "
-            "slower than float32 itself, though in half the memory",
+            "slower than float32 itself, and has no attention kernel for it: scores are written "
+            "out, several times 4 bytes for each head, query and key of a sequence, which the plan "
+            "does not count",
             "model.dtype: float32 for these roles, or cards from A100 or RTX 3090 on",
         )
 
@@ -109,6 +112,23 @@ def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
         f"an optimizer step has {groups} {what}, and there are {ranks} ranks",
         "a rank without any computes a filler that teaches nothing, while the others wait for it",
         f"more {keys}, or fewer ranks",
+    )
+
+
+def _idle_cards(job: Job) -> Iterator[PlanProblem]:
+    """Cards that nobody asked to leave idle: cluster.ranks is at its default."""
+    cluster, needed = job.config.cluster, job.layout.cards_needed
+    have = sum(len(node.cards) for node in job.hardware.nodes)
+    given = "ranks" in cluster.model_fields_set or cluster.critic_ranks is not None
+    if given or cluster.where == "local" or job.device == "cpu" or needed >= have:
+        return
+    yield PlanProblem(
+        "idle-cards",
+        "warning",
+        f"the run uses {needed} of {have} GPUs",
+        f"each rank has one card, and cluster.ranks is not given: it is {cluster.ranks}",
+        f"cluster.ranks: {cluster.ranks + have - needed}, or cluster.ranks: {cluster.ranks} to "
+        "leave the other GPUs alone",
     )
 
 

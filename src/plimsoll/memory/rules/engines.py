@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import floor
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.plan.contents import Job
+from plimsoll.memory.plan.culprit import find_culprit
 from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.plan.stores import Band, Store
 from plimsoll.memory.plan.table import gigabytes
-from plimsoll.memory.price.engines import ASLEEP
+from plimsoll.memory.price.engines import ASLEEP, least_share
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.rules.cards import lowest_capability
 from plimsoll.memory.shapes.shape import ModelShape
@@ -142,16 +144,48 @@ def beside_training(job: Job, store: Store, band: Band) -> PlanProblem | None:
         f"{gigabytes(peak.bytes - beside)} GB (rollout.memory_share {rollout.memory_share:g})",
         "it breaks on the rollout engines: without them the rest fits. vLLM takes its share of the "
         "whole card, whatever the ranks hold there",
-        _smaller_share(rollout, ranks, band),
+        ", or ".join(_smaller_shares(job, rollout, ranks, band)),
     )
 
 
-def _smaller_share(rollout: RolloutConfig, ranks: Store, band: Band) -> str:
+def _smaller_shares(job: Job, rollout: RolloutConfig, ranks: Store, band: Band) -> Iterator[str]:
+    """The shares that leave the ranks their room, as far as vLLM starts with them; cards of its
+    own."""
+    assert job.sampler is not None and ranks.capacity is not None
+    least, level = least_share(job.sampler, ranks.capacity), rollout.sleep_level
     awake, asleep = largest_share(ranks, band), largest_share(ranks, band, asleep=True)
-    ways = [f"rollout.memory_share: {awake:.2f}"] if awake > 0 and not rollout.sleep_level else []
-    if asleep > 0:
-        ways.append(f"rollout.sleep_level: 1 with rollout.memory_share: {asleep:.2f}")
-    return ", or ".join([*ways, "rollout.placement: own"])
+    if awake >= least and level == 0:
+        yield f"rollout.memory_share: {awake:.2f}"
+    if asleep >= least:
+        sleeping = "rollout.sleep_level: 1 with " if level == 0 else ""
+        yield f"{sleeping}rollout.memory_share: {asleep:.2f}"
+    if asleep < least:
+        cards = max(len(node.cards) for node in job.hardware.nodes)
+        if rollout.tensor_parallel < cards:
+            yield f"a larger rollout.tensor_parallel (now {rollout.tensor_parallel})"
+        yield find_culprit(_beside_engine(ranks, rollout), job.config).fix
+    awakened = " with rollout.sleep_level: 0" if level else ""
+    yield f"rollout.placement: own{awakened}{_further_cards(job, rollout)}"
+
+
+def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
+    """What an engine leaves of a card, and what the ranks hold there while it is awake."""
+    assert ranks.capacity is not None
+    asleep = ASLEEP if rollout.sleep_level else ()
+    awake = (
+        replace(one, moments=frozenset(m for m in one.moments if m.phase not in asleep))
+        for one in ranks.held
+    )
+    left = ranks.capacity - int(rollout.memory_share * ranks.capacity)
+    return replace(ranks, capacity=left, held=tuple(awake))
+
+
+def _further_cards(job: Job, rollout: RolloutConfig) -> str:
+    """What engines of their own need where the ranks leave too few."""
+    ranks = job.config.cluster.ranks + (job.config.cluster.critic_ranks or 0)
+    needed = ranks + rollout.engines * rollout.tensor_parallel
+    lacking = needed > sum(len(node.cards) for node in job.hardware.nodes)
+    return " with more cluster.nodes" if lacking else ""
 
 
 def largest_share(ranks: Store, band: Band, *, asleep: bool = False) -> float:

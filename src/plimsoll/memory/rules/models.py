@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.price.roles import EMBEDDINGS
 from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.memory.price.work import RoleName, longest_written, role_models, trained_roles
 from plimsoll.memory.rules.cards import key_of, lowest_capability
+from plimsoll.memory.shapes.known_models import has_other_parts
 from plimsoll.memory.shapes.shape import ModelShape
 
 _ALL_LINEAR = "all-linear"
-_EMBEDDINGS = "embed_tokens"
 _MLP = {"gate_proj", "up_proj", "down_proj"}
 _RENAMED_EXPERTS = ("glm4_moe", "qwen3_moe")
 """Families whose experts had these names in transformers 4, where PEFT goes on to find them
@@ -23,6 +24,7 @@ def model_rules(job: Job) -> Iterator[PlanProblem]:
     """Every role's model."""
     for name, shape in job.shapes.items():
         yield from _positions(job, name, shape)
+    yield from _other_parts(job)
     yield from _vocabularies(job)
     yield from _targets(job)
     yield from _varlen(job)
@@ -39,6 +41,21 @@ def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[PlanProb
             "beyond them it has never seen",
             f"lower these lengths, or take a model with more positions as {key_of(role)}.model",
         )
+
+
+def _other_parts(job: Job) -> Iterator[PlanProblem]:
+    """A run refuses such models, when it reads their config.json (model/checks.py)."""
+    for role, model in role_models(job.config).items():
+        if has_other_parts(model.path):
+            yield PlanProblem(
+                "text-decoder",
+                "warning",
+                f"the {role}'s model {model.path} has parts beside its text decoder, and the plan "
+                "is for that decoder alone",
+                "Plimsoll trains text decoders, and a run refuses the model as it is published",
+                f"a text-only model, or as {key_of(role)}.model.path a directory with the text "
+                "decoder saved by itself",
+            )
 
 
 def _vocabularies(job: Job) -> Iterator[PlanProblem]:
@@ -80,7 +97,7 @@ def _instead(shape: ModelShape) -> str:
 
 def _against_target(shape: ModelShape, target: str) -> str:
     """Why a target cannot be; "" where it can."""
-    if target == _EMBEDDINGS:
+    if target == EMBEDDINGS:
         return "it is also the output head (tie_word_embeddings)" if shape.tied else ""
     mistaken = shape.family in _RENAMED_EXPERTS and _MLP & {*shape.adapter_targets}
     if mistaken and target in (_ALL_LINEAR, *_MLP):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plimsoll.memory.shapes.shape import Linear, Tensors
+from plimsoll.memory.shapes.shape import PLAIN, Linear, Tensors, Traits
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Decoder:
     experts: Experts = Experts(0, 0, 0, 0, 0)
     gated: bool = True
     head_bias: bool = False
+    traits: Traits = PLAIN
 
 
 def attention(

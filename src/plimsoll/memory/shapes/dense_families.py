@@ -15,7 +15,7 @@ from plimsoll.memory.shapes.decoder_blocks import (
     layer_norms,
     mlp,
 )
-from plimsoll.memory.shapes.shape import Linear, Tensors
+from plimsoll.memory.shapes.shape import Linear, Tensors, Traits
 
 
 def llama(fields: Fields, sizes: Sizes) -> Decoder:
@@ -39,26 +39,31 @@ def qwen3(fields: Fields, sizes: Sizes) -> Decoder:
     """Norms of queries and keys."""
     bias = fields.flag("attention_bias")
     linears = (*attention(sizes, bias, bias), *_mlp(sizes))
-    return Decoder(linears, (layer_norms(sizes, 2), head_norms(sizes)))
+    norms = (layer_norms(sizes, 2), head_norms(sizes))
+    return Decoder(linears, norms, traits=Traits(query_norms=True))
 
 
 def gemma(fields: Fields, sizes: Sizes) -> Decoder:
     """As llama, without biases of the MLP."""
     bias = fields.flag("attention_bias")
-    return Decoder((*attention(sizes, bias, bias), *_mlp(sizes)), (layer_norms(sizes, 2),))
+    linears = (*attention(sizes, bias, bias), *_mlp(sizes))
+    return Decoder(linears, (layer_norms(sizes, 2),), traits=Traits(norms="rms_fp32"))
 
 
 def gemma2(fields: Fields, sizes: Sizes) -> Decoder:
     """Norms before and after attention and MLP."""
     bias = fields.flag("attention_bias")
-    return Decoder((*attention(sizes, bias, bias), *_mlp(sizes)), (layer_norms(sizes, 4),))
+    linears = (*attention(sizes, bias, bias), *_mlp(sizes))
+    traits = Traits(norms="rms_fp32", post_norms=True)
+    return Decoder(linears, (layer_norms(sizes, 4),), traits=traits)
 
 
 def gemma3(fields: Fields, sizes: Sizes) -> Decoder:
-    """As gemma2, with norms of queries and keys."""
+    """As gemma2, with norms of queries and keys, and rotary tables for each kind of layer."""
     bias = fields.flag("attention_bias")
     linears = (*attention(sizes, bias, bias), *_mlp(sizes))
-    return Decoder(linears, (layer_norms(sizes, 4), head_norms(sizes)))
+    traits = Traits(norms="rms_fp32", query_norms=True, post_norms=True, rotary_tables=2)
+    return Decoder(linears, (layer_norms(sizes, 4), head_norms(sizes)), traits=traits)
 
 
 def phi(fields: Fields, sizes: Sizes) -> Decoder:
@@ -72,7 +77,8 @@ def phi(fields: Fields, sizes: Sizes) -> Decoder:
     norms = [Tensors(hidden, 2 * hidden * (layers + 1))]
     if fields.flag("qk_layernorm"):
         norms.append(Tensors(sizes.head_dim, 4 * sizes.head_dim * layers))
-    return Decoder(linears, tuple(norms), gated=False, head_bias=True)
+    traits = Traits(norms="layer", parallel=True)
+    return Decoder(linears, tuple(norms), gated=False, head_bias=True, traits=traits)
 
 
 def phi3(fields: Fields, sizes: Sizes) -> Decoder:

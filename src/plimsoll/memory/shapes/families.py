@@ -37,6 +37,7 @@ _QWEN = {"use_sliding_window": False, "max_window_layers": 28, **_WINDOW}
 _MOE = {"decoder_sparse_step": 1, "mlp_only_layers": None}
 _NO_BIAS = {"attention_bias": False, "mlp_bias": False}
 _GEMMA = {"attention_bias": False, "tie_word_embeddings": True, "head_dim": 256}
+_GEMMA2 = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 _GEMMA3 = {
     # The published files leave out what is as in transformers.
     "vocab_size": 262_208,
@@ -59,9 +60,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": Family(dense.qwen3, {**_NO_BIAS, **_QWEN, "head_dim": 128}, windows.on_top),
     "qwen3_moe": Family(moe.qwen3_moe, {**_NO_BIAS, **_MOE, **_QWEN}, windows.if_used),
     "gemma": Family(dense.gemma, _GEMMA),
-    "gemma2": Family(
-        dense.gemma2, {**_GEMMA, **_WINDOW, "attn_logit_softcapping": 50.0}, windows.every_second
-    ),
+    "gemma2": Family(dense.gemma2, {**_GEMMA, **_WINDOW, **_GEMMA2}, windows.every_second),
     "gemma3_text": Family(dense.gemma3, {**_GEMMA, **_WINDOW, **_GEMMA3}, windows.but_every_nth),
     "glm4_moe": Family(moe.glm4_moe, _GLM4),
     "phi": Family(dense.phi, {**_HEADS, "qk_layernorm": False}),
@@ -106,7 +105,9 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
         other_parameters=sum(tensors.parameters for tensors in decoder.others),
         other_tensors=decoder.others,
         softcapped=bool(fields.values.get("attn_logit_softcapping")),
+        logits_softcapped=bool(fields.values.get("final_logit_softcapping")),
         head_bias=decoder.head_bias,
+        traits=decoder.traits,
     )
 
 

@@ -1,7 +1,8 @@
 """Shapes of models by path: from a local config.json, or from shipped facts of well-known models.
 
 known_models.json has, for each shape, the fields of the published config.json that decide it, and
-the published names with their max_position_embeddings, in which alone they differ.
+the published names with their max_position_embeddings, in which alone they differ. other_parts:
+what is published has more than this text decoder.
 """
 
 from __future__ import annotations
@@ -41,6 +42,21 @@ def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
     if known := _by_key().get(_key(path)):
         return known
     raise ConfigError(_unknown(path))
+
+
+def has_other_parts(path: str) -> bool:
+    """Whether the shape is only the text decoder of what is there, as of a model that sees.
+
+    Raises ConfigError as `read_fields`.
+    """
+    name, fields = read_fields(path)
+    return "text_config" in fields or name in _with_other_parts()
+
+
+@cache
+def _with_other_parts() -> frozenset[str]:
+    found = [shape["positions"] for shape in _shapes() if shape.get("other_parts")]
+    return frozenset(name for positions in found for name in positions)
 
 
 @cache

@@ -17,7 +17,7 @@ from plimsoll.memory.shapes.decoder_blocks import (
     layer_norms,
     mlp,
 )
-from plimsoll.memory.shapes.shape import Linear, Tensors
+from plimsoll.memory.shapes.shape import Linear, Tensors, Traits
 
 _NAMES = ("gate_proj", "up_proj", "down_proj")
 
@@ -45,7 +45,8 @@ def qwen3_moe(fields: Fields, sizes: Sizes) -> Decoder:
     experts = _experts(fields, "num_experts", width, 0, _sparse_layers(fields, sizes.layers))
     bias = fields.flag("attention_bias")
     others = (*_others(sizes, experts), head_norms(sizes))
-    return Decoder((*attention(sizes, bias, bias), *_mlps(sizes, experts)), others, experts)
+    linears = (*attention(sizes, bias, bias), *_mlps(sizes, experts))
+    return Decoder(linears, others, experts, traits=Traits(query_norms=True))
 
 
 def glm4_moe(fields: Fields, sizes: Sizes) -> Decoder:
@@ -57,7 +58,8 @@ def glm4_moe(fields: Fields, sizes: Sizes) -> Decoder:
     experts = _experts(fields, "n_routed_experts", width, shared, sizes.layers - dense)
     linears = (*attention(sizes, fields.flag("attention_bias")), *_mlps(sizes, experts))
     norms = (head_norms(sizes),) if fields.flag("use_qk_norm") else ()
-    return Decoder(linears, (*_others(sizes, experts), *norms), experts)
+    traits = Traits(query_norms=bool(norms), fp32_routing=True)
+    return Decoder(linears, (*_others(sizes, experts), *norms), experts, traits=traits)
 
 
 def _experts(fields: Fields, name: str, width: int, shared_width: int, layers: int) -> Experts:

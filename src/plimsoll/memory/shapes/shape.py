@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,29 @@ class Tensors:
 
 
 @dataclass(frozen=True)
+class Traits:
+    """How a family's code computes, as far as memory depends on it (transformers 5,
+    models/<family>/modeling_<family>.py).
+
+    norms: `rms` computes in fp32 and multiplies by its weight in the model's dtype, `rms_fp32` does
+    that in fp32 too; `layer` is PyTorch's layer norm. query_norms: queries and keys have norms of
+    their own. post_norms: a norm reads what attention and MLP give. parallel: attention and MLP
+    read one norm, and are added at the end. rotary_tables: pairs of them. fp32_routing: experts'
+    results are multiplied with fp32 weights, and so become fp32.
+    """
+
+    norms: Literal["rms", "rms_fp32", "layer"] = "rms"
+    query_norms: bool = False
+    post_norms: bool = False
+    parallel: bool = False
+    rotary_tables: int = 1
+    fp32_routing: bool = False
+
+
+PLAIN = Traits()
+
+
+@dataclass(frozen=True)
 class ModelShape:
     """A decoder's shape.
 
@@ -47,7 +71,8 @@ class ModelShape:
     whatever else is neither linear, embedding nor head. gated: the MLP has a gate (three matrices,
     not two). shared_intermediate: of the expert that sees every token; 0 where there is none.
     sliding_layers: those with a window. head_bias: the output head has a bias.
-    other_tensors: what other_parameters counts, by size. softcapped: attention scores are bounded.
+    other_tensors: what other_parameters counts, by size. softcapped, logits_softcapped: attention
+    scores are bounded, logits are.
     """
 
     name: str
@@ -73,6 +98,8 @@ class ModelShape:
     head_bias: bool = False
     other_tensors: tuple[Tensors, ...] = ()
     softcapped: bool = False
+    logits_softcapped: bool = False
+    traits: Traits = PLAIN
 
     @property
     def embedding_parameters(self) -> int:
@@ -154,11 +181,6 @@ def small_parameters(shape: ModelShape, threshold: int, codes: int = 1) -> int:
     coded = [_linear_tensors(linear)[0] for linear in shape.linears if linear.stacked == 1]
     small -= sum(t.parameters for t in coded if t.elements <= threshold)
     return small + sum(t.parameters // codes for t in coded if t.elements // codes <= threshold)
-
-
-def kv_bytes_per_token(shape: ModelShape, element: int) -> int:
-    """Bytes of keys and values that a token has in all layers; element: bytes of one number."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * element
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,248 @@
+"""No tensor is made on the wrong device: forward and backward passes on a device that is not the
+CPU, on fake tensors, for which PyTorch checks the device of every operation's inputs.
+
+This shows where tensors lie, and nothing else: no number is computed, and no GPU has run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.base import Choice
+from plimsoll.config.model import ModelConfig
+from plimsoll.data.packing import pack_one
+from plimsoll.engine.adam import begin_moments
+from plimsoll.engine.average import Average
+from plimsoll.engine.objectives.distillation import DistillationObjective
+from plimsoll.engine.objectives.nll import NllObjective
+from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
+from plimsoll.engine.objectives.preference import PreferenceObjective, PreferenceStream
+from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
+from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
+from plimsoll.engine.objectives.value import ValueObjective, ValueStream
+from plimsoll.engine.teaching import teach
+from plimsoll.model.adapters import add_adapter, plain_weight
+from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
+from plimsoll.model.checkpointing import checkpoint_layers
+from plimsoll.model.logit_chunks import LogitForm
+from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel, hf_state_names
+from plimsoll.model.teacher import TeacherModel
+from plimsoll.model.tiny import Family, tiny_config
+from plimsoll.model.value import ValueModel
+from plimsoll.records import BatchCounts, Floats, Pack, Sample
+
+CARD = torch.device("meta")
+"""Not the CPU; a build of PyTorch for CPU has no fake tensors on `cuda` that autograd can use."""
+LENGTHS = (7, 4, 12, 7)
+PAIRS = len(LENGTHS) // 2
+COUNTS = BatchCounts(100, len(LENGTHS))
+MODEL = ModelConfig(path="none", dtype="float32", head_chunk=5)
+VOCABULARY = 64
+
+
+def samples() -> list[Sample]:
+    rng = np.random.default_rng(0)
+    return [Sample(rng.integers(0, VOCABULARY, n), np.arange(n) > 1) for n in LENGTHS]
+
+
+def a_pack(shared: Sequence[int] | None = None) -> Pack:
+    return pack_one(samples(), range(len(LENGTHS)), None if shared is None else np.array(shared))
+
+
+PACK = a_pack()
+LEARNED = len(PACK.targets_L)
+
+
+def on_card(module: nn.Module) -> nn.Module:
+    """The module with fake tensors on the card in place of its own; tied ones stay tied."""
+    made: dict[int, Tensor] = {}
+    for part in module.modules():
+        tables: list[dict[str, Any]] = [part._parameters, part._buffers]
+        for table in tables:
+            for name, tensor in table.items():
+                if tensor is not None:
+                    table[name] = made.setdefault(id(tensor), there(tensor))
+    return module
+
+
+def there(tensor: Tensor) -> Tensor:
+    new = torch.empty(tensor.shape, dtype=tensor.dtype, device=CARD)
+    return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
+
+
+def language_model(auto_class: Any, family: Family, attention: str, model: ModelConfig) -> Any:
+    register_packed_attention()
+    config = tiny_config(family, True, vocab=VOCABULARY, window=4)
+    config.num_labels = 1
+    lm = auto_class.from_config(config, attn_implementation=attention)
+    checkpoint_layers(lm, model)
+    return lm.train()
+
+
+def a_policy(
+    family: Family = "qwen2", attention: str = SDPA, model: ModelConfig = MODEL
+) -> PolicyModel:
+    lm = language_model(AutoModelForCausalLM, family, attention, model)
+    softcap = getattr(lm.config, "final_logit_softcapping", None)
+    return PolicyModel(lm, HeadForm(model.head_chunk, softcap=softcap, temperature=0.7))
+
+
+def a_value_model() -> ValueModel:
+    return ValueModel(language_model(AutoModelForSequenceClassification, "qwen2", SDPA, MODEL))
+
+
+@dataclass(frozen=True)
+class Direct:
+    """An `Engine` whose module is its own."""
+
+    module: nn.Module
+
+    def forward(self, *inputs: object) -> Any:
+        return self.module(*inputs)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        with torch.no_grad():
+            yield
+
+    @contextmanager
+    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+        yield {name: self.module.get_parameter(name).detach() for name in names}
+
+
+def learn(module: nn.Module, objective: Any, stream: Any, pack: Pack = PACK) -> None:
+    """A micro-batch's gradient, which must reach all that is trained."""
+    output = objective.loss(Direct(module), PackTensors.from_pack(pack, CARD), stream, COUNTS)
+    output.loss.backward()
+    assert output.loss.device == CARD
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None and parameter.grad.device == CARD, name
+
+
+def some(count: int) -> Floats:
+    return np.zeros(count, dtype=np.float32)
+
+
+POLICY = PolicyObjective(Choice(name="clip", options={"dual_clip": 3.0}), "k3", 0.1, 0.01)
+POLICY_STREAM = PolicyStream(some(LEARNED), some(LEARNED), some(LEARNED))
+
+
+@pytest.mark.parametrize("checkpointing", [False, "selective"])
+@pytest.mark.parametrize("shared", [None, (0, 2, 0, 2)], ids=["apart", "shared"])
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [("qwen2", SDPA), ("qwen2", VARLEN), ("mistral", VARLEN), ("gemma2", SDPA), ("gemma3", SDPA)],
+)
+def test_a_policy_with_every_attention(
+    family: Family, attention: str, shared: Sequence[int] | None, checkpointing: bool | str
+) -> None:
+    model = MODEL.model_copy(update={"gradient_checkpointing": checkpointing})
+    pack = a_pack(shared)
+    learned = len(pack.targets_L)
+    policy = a_policy(family, attention, model)
+    with FakeTensorMode():
+        on_card(policy)
+        learn(policy, POLICY, PolicyStream(*[some(learned)] * 3), pack)
+
+
+REFERENCE = some(len(LENGTHS))
+PREFERENCES = dict.fromkeys(("cpo", "orpo", "simpo")) | dict.fromkeys(
+    ("dpo", "hinge", "ipo", "robust"), REFERENCE
+)
+
+
+@pytest.mark.parametrize(
+    ("objective", "stream"),
+    [
+        (NllObjective(), None),
+        (POLICY, POLICY_STREAM),
+        (POLICY, PolicyStream(some(LEARNED), None, None)),
+        *(
+            (PreferenceObjective(Choice(name=name), 0.1), PreferenceStream(reference_S))
+            for name, reference_S in PREFERENCES.items()
+        ),
+    ],
+    ids=lambda case: "" if case is None else type(case).__name__,
+)
+def test_every_objective_of_a_policy(objective: Any, stream: Any) -> None:
+    """But KTO's, which picks elements by what they are: fake tensors cannot say how many."""
+    policy = a_policy()
+    with FakeTensorMode():
+        learn(on_card(policy), objective, stream)
+
+
+@pytest.mark.parametrize(
+    ("objective", "stream"),
+    [
+        (ValueObjective(0.2), ValueStream(some(LEARNED), some(LEARNED))),
+        (ProcessObjective(), ProcessStream(some(LEARNED))),
+        *(
+            (RewardObjective(Choice(name=name), 0.01), RewardStream(some(PAIRS)))
+            for name in ("log_sigmoid", "log_exp")
+        ),
+    ],
+    ids=lambda case: type(case).__name__,
+)
+def test_every_objective_of_a_value_model(objective: Any, stream: Any) -> None:
+    values = a_value_model()
+    with FakeTensorMode():
+        learn(on_card(values), objective, stream)
+
+
+@pytest.mark.parametrize("divergence", ["forward_kl", "reverse_kl", "jsd"])
+def test_a_student_and_its_teacher_whose_states_wait_on_the_host(divergence: str) -> None:
+    objective = DistillationObjective(Choice(name=divergence), 2.0, 0.3)
+    policy = a_policy()
+    lm = language_model(AutoModelForCausalLM, "qwen2", SDPA, MODEL)
+    with FakeTensorMode():
+        teacher = Direct(on_card(TeacherModel(lm, LogitForm())))
+        (teaching,) = teach(teacher, [PACK], CARD)  # type: ignore[arg-type]
+        assert teaching.hidden_L_H.is_cpu
+        learn(on_card(policy), objective, teaching)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_an_adapter_learns_and_is_merged_where_it_lies(dora: bool) -> None:
+    config = AdapterConfig(rank=4, alpha=8.0, dora=dora)
+    policy = a_policy()
+    add_adapter(policy, config, "none", seed=0)
+    with FakeTensorMode():
+        on_card(policy)
+        learn(policy, NllObjective(), None)
+        assert {plain_weight(policy, name).device for name in hf_state_names(policy)} == {CARD}
+
+
+def test_averages_and_moments_lie_where_the_masters_do() -> None:
+    with FakeTensorMode():
+        masters = [torch.empty(30, device=CARD), torch.empty(5, device=CARD)]
+        average = Average(masters, 0.9)
+        average.add(masters, 3)
+        average.swap(masters)
+        optimizer = torch.optim.AdamW(masters)
+        rows = begin_moments(optimizer, masters, 3)
+        found = [*average.rows, *masters, *(row for of in rows.values() for row in of)]
+        steps = [optimizer.state[master]["step"] for master in masters]
+        assert {tensor.device for tensor in (*found, *steps)} == {CARD}
+
+
+def test_a_mistake_would_be_seen() -> None:
+    """Where PyTorch let the devices mix, the tests above would say nothing."""
+    wrong = PolicyStream(some(LEARNED), None, None)
+    policy = a_policy()
+    with FakeTensorMode():
+        on_card(policy)
+        pack = PackTensors.from_pack(PACK, torch.device("cpu"))
+        with pytest.raises(RuntimeError, match="on the same device"):
+            POLICY.loss(Direct(policy), pack, wrong, COUNTS)  # type: ignore[arg-type]
