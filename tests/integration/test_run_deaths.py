@@ -123,6 +123,13 @@ def assert_own_heap(command: Command) -> None:
         assert "libjemalloc" in Path(f"/proc/{pid}/maps").read_text()
 
 
+def assert_only_one_in_its_group(command: Command) -> None:
+    """What is sent to the group of the command reaches nothing else of the run."""
+    names = [title(p) for p in command.processes() if os.getpgid(p.pid) == command.process.pid]
+    assert len(names) == 1, names
+    assert command.find("gcs_server") and command.find("raylet/raylet")
+
+
 @pytest.mark.parametrize(
     ("kind", "phase", "engine", "name", "why"),
     [
@@ -156,8 +163,9 @@ def test_a_killed_process_ends_the_run_with_its_name(
 def test_a_second_signal_ends_a_run_on_ray_at_once(run_until: RunUntil) -> None:
     command = run_until("training", "transformers", 1)
     assert_own_heap(command)
-    command.process.send_signal(signal.SIGTERM)
+    os.killpg(command.process.pid, signal.SIGTERM)  # as `timeout` and Slurm send it
     wait_for(lambda: command.errors, "the answer to the first signal")
+    assert_only_one_in_its_group(command)
     os.killpg(command.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
     outcome = command.finish()
     asked = "\nstopping after this step; Ctrl-C again to stop at once\n"

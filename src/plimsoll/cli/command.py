@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
 from types import TracebackType
 
 from plimsoll import __version__
@@ -67,6 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except UnicodeEncodeError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {_without_utf8(error)}", file=sys.stderr)
+        return ConfigError.exit_code
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -79,11 +85,15 @@ def _prepare(words: list[str], debug: bool) -> None:
     if words and words[0] in _COMPUTING:
         begin_anew()
         os.environ.update(waiting())
+    if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is shown all the same
+        sys.stdout.reconfigure(errors="backslashreplace")
     if not debug:
         sys.excepthook = _show_unexpected
 
 
 def _dispatch(words: list[str]) -> None:
+    for word in words:
+        word.encode()  # refuses a name of other bytes than UTF-8's before anything is written
     if not words or words[0] in ("-h", "--help"):
         show(_HELP)
     elif words[0] == "--version":
@@ -117,6 +127,15 @@ _COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
     "export": export,
 }
 _COMPUTING = _COMMANDS.keys() - {"plan", "report", "calibrate", "doctor"}
+
+
+def _without_utf8(error: UnicodeEncodeError) -> str:
+    """Of a name or text that this process cannot pass on."""
+    return (
+        f"{error.object!r} cannot be written in {error.encoding}. Plimsoll's names and texts are "
+        "UTF-8: run it with PYTHONUTF8=1, or in a UTF-8 locale such as LC_ALL=C.UTF-8; and rename "
+        "what has a name of other bytes."
+    )
 
 
 def _show_unexpected(

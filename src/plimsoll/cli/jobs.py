@@ -143,7 +143,8 @@ def _unknown_option(name: str, model: type[Settings], word: str) -> str:
     if not word.startswith("-"):
         return f"One config file is needed, and {word!r} is given too. Flags are --section.key."
     short = word.partition("=")[0].lstrip("-").replace("-", "_")
-    flags = [f"--{key.name}" for key in keys_of(model) if key.path[-1] == short]
+    keys = [key for key in keys_of(model) if len(key.path) > 1]  # a section has no value
+    flags = [f"--{key.name}" for key in keys if key.path[-1] == short]
     close = difflib.get_close_matches(word, ["--dry-run", "--force", "--debug", "--help"], n=1)
     near = " or ".join([*close, *flags])
     return f"There is no option {word!r}. " + (

@@ -4,12 +4,14 @@ doctor, merge.
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from plimsoll.cli.options import Parser, show
-from plimsoll.errors import DoesNotFit
+from plimsoll.errors import ConfigError, DoesNotFit
 
 if TYPE_CHECKING:
     from plimsoll.config.jobs import JobConfig
@@ -47,7 +49,7 @@ def _plan_parser() -> Parser:
     )
     parser.add_argument("config", help="the config of a job, which its first line names: # ppo")
     parser.add_argument("--cluster", help="the cards of each machine, such as 8xA100-80GB, or cpu")
-    parser.add_argument("--nodes", help="machines")
+    parser.add_argument("--nodes", type=int, help="machines")
     parser.add_argument("--host-memory", help="of each machine, such as 1TB")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--svg", metavar="FILE", help="write a picture, too")
@@ -64,8 +66,6 @@ def _plan_parser() -> Parser:
 
 
 def plan(words: list[str]) -> None:
-    from json import dumps
-
     from plimsoll.config.flags import split_flags
 
     rest, flags = split_flags(words)
@@ -82,9 +82,7 @@ def plan(words: list[str]) -> None:
     )
     from plimsoll.run.files import write_whole
 
-    texts = {"hardware": options.cluster, "host_memory": options.host_memory}
-    flags += [f"--cluster.{key}={dumps(text)}" for key, text in texts.items() if text is not None]
-    flags += [] if options.nodes is None else [f"--cluster.nodes={options.nodes}"]
+    flags += _settings_of(options, flags)
     config = load_any_config(options.config, flags)
     plan = plan_job(config)
     advice = advise_job(config) if options.suggest else None
@@ -95,6 +93,27 @@ def plan(words: list[str]) -> None:
     refuse_conflicts(plan.problems)
     if plan.verdict == "does not fit":
         raise DoesNotFit(f"{options.config} does not fit")
+
+
+def _settings_of(options: Namespace, flags: Sequence[str]) -> list[str]:
+    """The flags that the options for the machines stand for.
+
+    Raises ConfigError for an option beside its flag.
+    """
+    from json import dumps
+
+    from plimsoll.config.flags import parse_flags
+
+    stand_for = {
+        "--cluster": ("--cluster.hardware", options.cluster),
+        "--nodes": ("--cluster.nodes", options.nodes),
+        "--host-memory": ("--cluster.host_memory", options.host_memory),
+    }
+    given = {flag.name for flag in parse_flags(flags)}
+    for option, (flag, value) in stand_for.items():
+        if value is not None and flag in given:
+            raise ConfigError(f"{option} and {flag} set the same key. Give one.")
+    return [f"{flag}={dumps(value)}" for flag, value in stand_for.values() if value is not None]
 
 
 def _traced(config: JobConfig) -> dict[str, TracedRole]:

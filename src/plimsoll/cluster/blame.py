@@ -22,6 +22,7 @@ _SHORTAGE = re.compile(
     r"larger than the available KV cache|out of memory|OutOfMemory|MemoryError|"
     r"can't allocate memory|not enough memory|Cannot allocate memory"
 )
+_RAYLET_GONE = "Owner's node has crashed"
 _TAIL_BYTES = 256 * 1024
 _LONGEST = 500
 
@@ -36,6 +37,8 @@ def why_dead(report: str) -> str:
     if pressure := _PRESSURE.search(report):
         return f"Ray's memory monitor killed it: {pressure[0].strip()}"[:_LONGEST]
     detail = _DETAIL.search(report)
+    if _RAYLET_GONE in report:
+        return "Ray's own process on the command's node (raylet) was killed, or it crashed"
     if detail is None:  # the whole node, or Ray itself: its last lines say so
         return " ".join(report.split())[-_LONGEST:]
     if "unexpectedly exits with a connection error" in detail[1]:

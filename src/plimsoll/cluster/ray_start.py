@@ -8,8 +8,10 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import ray
+from ray._private import services
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
@@ -35,7 +37,7 @@ def start_ray(config: ClusterConfig) -> None:
         if config.address is not None and config.address != "auto":
             knock(config.address)
             _bring_token()
-        with _signal_handler_kept():
+        with _signal_handler_kept(), _process_groups_of_their_own():
             ray.init(
                 address=config.address or "local",
                 include_dashboard=None if config.address else False,
@@ -82,3 +84,15 @@ def _signal_handler_kept() -> Iterator[None]:
     yield
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def _process_groups_of_their_own() -> Iterator[None]:
+    """A signal to the command's whole process group (of `timeout`, Slurm, a terminal) is for the
+    command: Ray's processes, of which SIGTERM would end each, must be there until it has saved."""
+    plain = services.ConsolePopen
+    services.ConsolePopen = partial(plain, process_group=0)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = plain

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.problems import Problem, show
+from plimsoll.config.rollout import SamplingConfig
+
+_FIGURES = ("reward", "finished", "response_tokens", "rows", "skipped_rows", "model", "seconds")
+"""What an evaluation tells beside the parts of the reward, under the same `eval/` or in the same
+`eval.json`."""
 
 
 def sampled(config: PpoConfig) -> Iterator[Problem]:
@@ -56,6 +61,17 @@ def _rollout(config: PpoConfig) -> Iterator[Problem]:
             code="transformers-engine",
             conflict=True,
         )
+    if rollout.engine == "transformers" and config.batch.responses > rollout.max_sequences:
+        yield Problem(
+            "rollout.max_sequences",
+            str(rollout.max_sequences),
+            "The transformers engine works on all responses to a prompt at once, and "
+            f"batch.responses is {config.batch.responses}.",
+            f"rollout.max_sequences: {config.batch.responses}, or fewer batch.responses, or "
+            "rollout.engine: vllm",
+            code="transformers-engine",
+            conflict=True,
+        )
 
 
 def _sampling(config: PpoConfig) -> Iterator[Problem]:
@@ -77,6 +93,9 @@ def _sampling(config: PpoConfig) -> Iterator[Problem]:
             "rollout.sampling.top_p: 1.0; below 1 is for eval_sampling.top_p",
             code="sampling-for-training",
         )
+    yield from _stop("rollout.sampling", sampling)
+    if config.eval_sampling is not None:
+        yield from _stop("eval_sampling", config.eval_sampling)
     if config.eval_sampling is not None and config.data.eval is None:
         yield Problem(
             "eval_sampling",
@@ -85,6 +104,16 @@ def _sampling(config: PpoConfig) -> Iterator[Problem]:
             "give data.eval.path and its columns, or leave eval_sampling out",
             code="no-eval-data",
             conflict=True,
+        )
+
+
+def _stop(key: str, sampling: SamplingConfig) -> Iterator[Problem]:
+    if "" in sampling.stop:
+        yield Problem(
+            f"{key}.stop",
+            show(list(sampling.stop)),
+            "An empty string is in every response, from its first token on.",
+            "only strings of a character or more; [] for none",
         )
 
 
@@ -125,6 +154,35 @@ def _kl(kl: KlConfig, *, reference_given: bool) -> Iterator[Problem]:
             code="kl-target",
             conflict=True,
         )
+    yield from _unused_kl(kl)
+
+
+def _unused_kl(kl: KlConfig) -> Iterator[Problem]:
+    """Keys that were set and would do nothing."""
+    if kl.target is None and kl.horizon != KlConfig().horizon:
+        yield Problem(
+            "algorithm.kl.horizon",
+            str(kl.horizon),
+            "Without algorithm.kl.target the coefficient stays as it is.",
+            "algorithm.kl.target: a KL per response, or leave algorithm.kl.horizon out",
+            code="kl-unused",
+            conflict=True,
+        )
+    if kl.place != "none":
+        return
+    for name, value, idle in (
+        ("coefficient", kl.coefficient, (KlConfig().coefficient, 0.0)),
+        ("estimator", kl.estimator, (KlConfig().estimator,)),
+    ):
+        if value not in idle:
+            yield Problem(
+                f"algorithm.kl.{name}",
+                str(value),
+                "algorithm.kl.place: none keeps the policy near no reference.",
+                f"algorithm.kl.place: reward or loss, or leave algorithm.kl.{name} out",
+                code="kl-unused",
+                conflict=True,
+            )
 
 
 def _steps(config: PpoConfig) -> Iterator[Problem]:
@@ -164,11 +222,18 @@ def _rewards(config: PpoConfig) -> Iterator[Problem]:
             "an entry, such as `answer: {name: math_answer}`, with a weight; or a reward_model",
             code="no-reward",
         )
-    if config.reward_model is not None and "reward_model" in config.rewards:
+    yield from _names(config)
+
+
+def _names(config: PpoConfig) -> Iterator[Problem]:
+    taken = dict.fromkeys(_FIGURES, "Another figure of an evaluation has this name.")
+    if config.reward_model is not None:
+        taken["reward_model"] = "The score of the reward model is shown under this name."
+    for name in sorted(taken.keys() & config.rewards.keys()):
         yield Problem(
-            "rewards.reward_model",
+            f"rewards.{name}",
             "given",
-            "The score of the reward model is shown under this name.",
+            taken[name],
             "another name for this part of the rewards",
             code="reward-name",
         )

@@ -94,8 +94,8 @@ class DataConfig(Settings):
     """stop: refuse the data with file, line and field; skip: count and list them in the
     run directory."""
     over_long: Literal["refuse", "truncate"] = "refuse"
-    """A sequence over max_tokens is a bad row, or is cut at the end. (A document of plain text is
-    cut into pieces, and nothing of it is lost.)"""
+    """A sequence over max_tokens is a bad row, or is cut at the end; a prompt that is sampled for
+    (RL), at its beginning. (A document of plain text is cut into pieces, and nothing is lost.)"""
     max_tokens: PositiveInt = 2048
     """The longest sequence (SFT, pairs), or the longest prompt (RL), in tokens."""
     step_separator: str = "\n"

@@ -7,6 +7,7 @@ relative to the current directory, not to the file that names them.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path as FilePath
 from typing import TypeVar
@@ -64,13 +65,22 @@ def schema_problems(model: type[Settings], tree: Tree) -> Iterator[Problem]:
 
 
 def read_config_text(path: str) -> str:
-    """The file's text; ConfigError where there is none."""
+    """The file's text; ConfigError where there is none, or it holds what no file here could be
+    called."""
     try:
-        return FilePath(path).read_text(encoding="utf-8")
+        text = FilePath(path).read_text(encoding="utf-8")
+        text.encode(sys.getfilesystemencoding())
+        return text
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: there is no such config file.{_near_file(path)}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text: {error}. Save it as UTF-8.") from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{path} holds {text[error.start]!r}, which {error.encoding} lacks, the encoding of "
+            f"names of files in this locale. Run Plimsoll with PYTHONUTF8=1, or in a UTF-8 locale "
+            f"such as LC_ALL=C.UTF-8."
+        ) from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}. Give a YAML file.") from error
 
@@ -89,7 +99,7 @@ def _in_plain_words(error: ValidationError, keys: tuple[Key, ...], tree: Tree) -
         # `<...>` is no key: it says which form of a section was taken
         location = tuple(part for part in map(str, detail["loc"]) if part[:1] != "<")
         if detail["type"] == "missing":
-            yield from _missing(location, keys)
+            yield from _missing(location, keys, tree)
         elif detail["type"] == "extra_forbidden":
             yield _unknown(location, detail["input"], keys, tree)
         else:
@@ -99,15 +109,28 @@ def _in_plain_words(error: ValidationError, keys: tuple[Key, ...], tree: Tree) -
             seen.add(path)
 
 
-def _missing(path: Path, keys: tuple[Key, ...]) -> Iterator[Problem]:
+def _missing(path: Path, keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
     """A missing key; for a missing section, each key that is required within it."""
     key, _ = _innermost(keys, path)
     required = [child for child in below(keys, path) if child.required]
     if not required:
         instead = "give at least one entry below it" if key.section else f"write {key.kind}"
-        yield Problem(".".join(path), None, f"Missing: {key.doc}", f"{instead}; it has no default")
+        instead = f"{_meant(key, path, tree)}{instead}; it has no default"
+        yield Problem(".".join(path), None, f"Missing: {key.doc}", instead)
     for child in required:
-        yield from _missing((*path, child.path[-1]), keys)
+        yield from _missing((*path, child.path[-1]), keys, tree)
+
+
+def _meant(key: Key, path: Path, tree: Tree) -> str:
+    """Of a key that lacks under a name that the user chose: the like name that has it."""
+    if key.path[-2:-1] != (ANY,):
+        return ""
+    *section, name, last = path
+    written = _value_at(tree, tuple(section))
+    entries = written if isinstance(written, dict) else {}
+    whole = [str(n) for n, entry in entries.items() if isinstance(entry, dict) and last in entry]
+    close = difflib.get_close_matches(name, whole, n=1)
+    return f"did you mean {'.'.join((*section, *close))}? Otherwise " if close else ""
 
 
 def _unknown(path: Path, value: object, keys: tuple[Key, ...], tree: Tree) -> Problem:

@@ -48,11 +48,12 @@ def answer_of(row: Row, columns: Columns) -> tuple[Messages, Messages]:
 
 
 def label_of(row: Row, column: str) -> bool:
-    """A row's label: true or 1 for a desirable response, false or 0 for an undesirable one."""
+    """A row's label: true or 1 for a desirable response, false or 0 for an undesirable one. pandas
+    writes such a column as 1.0 and 0.0 where some of its rows have no label."""
     value = row.values.get(column)
     if value is None:
         raise RowProblem(column, "is missing")
-    if isinstance(value, bool | int) and value in (0, 1):
+    if isinstance(value, bool | int | float) and value in (0, 1):
         return bool(value)
     shown = f" ({value})" if isinstance(value, int | float) else ""
     raise RowProblem(column, f"must be true, false, 1 or 0, but is {kind_of(value)}{shown}")

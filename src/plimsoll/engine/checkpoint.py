@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from plimsoll.config.engine import TrainedRole
+from plimsoll.config.problems import show
 from plimsoll.engine.masters import Part
 from plimsoll.engine.steps import Steps
 from plimsoll.errors import ConfigError
@@ -58,26 +59,42 @@ class Form:
             role.ema is not None,
         )
 
-    def reads(self, written: Form) -> bool:
-        """Whether a role of this form can go on from what was written in the other."""
+    def unlike(self, written: Form) -> list[str]:
+        """The settings that keep a role of this form from going on from what was written in the
+        other, as `key: then -> now`."""
+        then, now = self._divided_anew(written)._settings(), self._settings()
+        return [
+            f"{key}: {show(then[key])} -> {show(value)}"
+            for key, value in now.items()
+            if key in then and then[key] != value
+        ]
+
+    def _divided_anew(self, written: Form) -> Form:
+        """What was written, divided as this form; moments in 8 bits cannot be."""
         if self.optimizer == "adamw_8bit":
-            return self == written
-        anew = replace(
+            return written
+        return replace(
             written,
             ranks=self.ranks,
             stage=self.stage,
             dtype=self.dtype,
             optimizer_offload=self.optimizer_offload,
         )
-        return self == anew
 
-    def __str__(self) -> str:
-        return (
-            f"cluster.ranks {self.ranks}, zero.stage {self.stage}, "
-            f"zero.optimizer_offload {self.optimizer_offload}, model.dtype {self.dtype}, "
-            f"model.quantization {self.quantization}, adapter {self.adapter}, "
-            f"optimizer.kind {self.optimizer}, ema {'on' if self.ema else 'off'}"
-        )
+    def _settings(self) -> dict[str, object]:
+        """By their keys, those of the role without its name."""
+        adapter = {} if self.adapter == "none" else json.loads(self.adapter)
+        return {
+            "cluster.ranks": self.ranks,
+            "zero.stage": self.stage,
+            "zero.optimizer_offload": self.optimizer_offload,
+            "model.dtype": self.dtype,
+            "model.quantization": self.quantization,
+            "adapter": "given" if adapter else "none",
+            **{f"adapter.{name}": value for name, value in adapter.items()},
+            "optimizer.kind": self.optimizer,
+            "ema": "given" if self.ema else "none",
+        }
 
 
 def write_form(form: Form, steps: Steps, directory: Path) -> None:
@@ -97,11 +114,11 @@ def read_form(form: Form, directory: Path) -> Steps:
         written, steps = Form(**found["form"]), Steps(**found["steps"])
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _broken(directory, f"{_FORM}: {error}") from error
-    if not form.reads(written):
+    if unlike := form.unlike(written):
         raise ConfigError(
-            f"The checkpoint {directory} was written with {written}; this run has {form}. "
-            f"{_why_not(form)} Resume with the settings of the checkpoint, or start a new "
-            f"run.directory from a saved model."
+            f"The checkpoint {directory} was written with other settings (then -> now): "
+            f"{', '.join(unlike)}. {_why_not(form)} Give these as they were then to go on with the "
+            f"run, or begin another run.directory from a saved model ({directory.name}.model.path)."
         )
     return steps
 

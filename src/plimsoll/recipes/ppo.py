@@ -17,6 +17,7 @@ from dataclasses import replace
 from plimsoll.algorithm.choice import advantage, policy_loss
 from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.engine.objectives.policy import PolicyObjective
 from plimsoll.engine.objectives.value import ValueObjective
@@ -144,13 +145,11 @@ def begin(
 ) -> RunState:
     """The state before the first step of this run; a new run evaluates what it starts from."""
     state = session.state
-    if state.step > 0:
-        return state
-    if config.run.eval_every is not None:
+    if state.step == 0 and config.run.eval_every is not None:
         with session.phase("eval", cluster):
             before = evaluate(cluster, config, data.eval, scorer)
         session.report(0, before, 0)
-    return replace(state, kl_coefficient=config.algorithm.kl.coefficient)
+    return replace(state, kl_coefficient=first_kl_coefficient(config.algorithm.kl, state))
 
 
 def train_critic(
@@ -214,6 +213,12 @@ def train_actor(
         "actor/skipped_steps": metrics.pop("skipped_steps"),
         "learning_rate": rate,
     }
+
+
+def first_kl_coefficient(kl: KlConfig, state: RunState) -> float:
+    """The coefficient that a run begins or goes on with: an adaptive one is where it was, a fixed
+    one what the config says now."""
+    return state.kl_coefficient if state.step > 0 and kl.target is not None else kl.coefficient
 
 
 def next_kl_coefficient(config: PpoConfig, state: RunState, batch: Batch, scores: Scores) -> float:

@@ -35,6 +35,9 @@ from plimsoll.records import (
     to_packed,
 )
 
+_ROUNDING = 1e-10
+"""Of a mean square, what float32 may leave of numbers that are all the same, and more."""
+
 
 @dataclass(frozen=True)
 class MiniBatch:
@@ -235,7 +238,6 @@ def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[
     """What the batch says of the policy: rewards, KL, lengths, and how well sampler and trainer,
     and critic and returns, agree."""
     trajectories = batch.trajectories
-    returns, values = np.concatenate(learnables.returns), np.concatenate(scores.values)
     metrics = {
         "reward": fmean(t.reward for t in trajectories),
         **{
@@ -244,14 +246,22 @@ def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[
         },
         "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
         "finished": fmean(t.finish_reason == "stop" for t in trajectories),
-        "value_explained": 1 - float((returns - values).var() / max(returns.var(), 1e-12)),
-    }
+    } | _foreseen(np.concatenate(learnables.returns), np.concatenate(scores.values))
     if learnables.kl is not None:
         metrics["kl"] = observed_kl(batch, scores)
     if scores.recomputed:
         sampled = np.concatenate([t.sampler_logprobs for t in trajectories])
         metrics["logprob_gap"] = float(np.abs(sampled - np.concatenate(scores.policy)).mean())
     return metrics
+
+
+def _foreseen(returns_L: Floats, values_L: Floats) -> dict[str, float]:
+    """The critic's share of the returns' variance; nothing where they do not vary but for rounding,
+    as where no response has earned anything yet."""
+    variance = float(returns_L.var())
+    if variance <= _ROUNDING * float(np.square(returns_L).mean()):
+        return {}
+    return {"value_explained": 1 - float((returns_L - values_L).var()) / variance}
 
 
 def observed_kl(batch: Batch, scores: Scores) -> float:

@@ -66,7 +66,7 @@ def _check_enough(portion: Portion, drawn: float, config: PpoConfig) -> None:
 
 def start(config: PpoConfig, prompts: Iterable[Prompt]) -> Cluster:
     """Start ranks and engines. prompts: all that are to be answered."""
-    longest = max(len(prompt.tokens) for prompt in prompts)
+    longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
     new = max(
         s.max_new_tokens for s in (config.rollout.sampling, config.eval_sampling) if s is not None
     )

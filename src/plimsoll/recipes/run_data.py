@@ -11,7 +11,7 @@ from plimsoll.config.jobs import JobConfig
 from plimsoll.data.dataset import Loaded
 from plimsoll.data.order import MixedOrder, Portion
 from plimsoll.data.template import Template, make_template
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.recipes.model_files import read_model_json
 from plimsoll.recipes.session import Session
@@ -38,14 +38,28 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says.
     """
     data, template = session.config.data, run_template(session.config)
-    train = [load(data, source, template) for source in data.train_sources().values()]
-    held_out = Loaded[T]((), ()) if data.eval is None else load(data, data.eval, template)
-    session.note_bad_rows([row for loaded in (*train, held_out) for row in loaded.bad_rows])
+    loaded = _load_all(data, load, template)
+    session.note_bad_rows([row for one in loaded for row in one.bad_rows])
+    learned_from = len(data.train_sources())
+    train, held_out = loaded[:learned_from], loaded[learned_from:]
     return RunData(
-        train=tuple(item for loaded in train for item in loaded.items),
-        eval=held_out.items,
-        order=_order(data, [len(loaded.items) for loaded in train], session.config.run.seed),
+        train=tuple(item for one in train for item in one.items),
+        eval=tuple(item for one in held_out for item in one.items),
+        order=_order(data, [len(one.items) for one in train], session.config.run.seed),
     )
+
+
+def _load_all(data: DataConfig, load: LoadRows[T], template: Template) -> list[Loaded[T]]:
+    """Of each source; one DataError tells the bad rows of all."""
+    loaded, refused = [], []
+    for source in data.sources().values():
+        try:
+            loaded.append(load(data, source, template))
+        except DataError as error:
+            refused.append(str(error))
+    if refused:
+        raise DataError("\n".join(refused))
+    return loaded
 
 
 def load_held_out(config: JobConfig, load: LoadRows[T]) -> Loaded[T]:

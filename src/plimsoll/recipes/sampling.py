@@ -52,9 +52,12 @@ def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def probe_sequences(prompts: Sequence[Prompt], config: PpoConfig) -> list[Ints]:
-    """The token sequences that weight syncs are proved with: the first prompts of the data."""
+    """The token sequences that weight syncs are proved with: the first prompts of the data that
+    have two tokens, as the log-prob of a sequence's first is not known; where none has, two prompts
+    of one token after each other."""
     long_enough = [p.tokens for p in prompts if len(p.tokens) > 1]
-    return long_enough[: config.rollout.sync.probe_sequences]
+    pair = np.concatenate([prompts[0].tokens, prompts[-1].tokens])
+    return (long_enough or [pair])[: config.rollout.sync.probe_sequences]
 
 
 def _answers(

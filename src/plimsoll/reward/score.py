@@ -58,17 +58,24 @@ def _part(rule: _Rule, trajectory: Trajectory) -> RewardPart:
         value = rule.function(trajectory)
     except PlimsollError as error:
         raise type(error)(f"{_where(rule, trajectory)}: {error}") from error
-    except Exception as error:  # user's code may raise anything, and the row must be known
+    except (Exception, SystemExit) as error:  # own code may do anything, and the row must be known
         raise PlimsollError(
             f"{_where(rule, trajectory)} raised {type(error).__name__}: {error}. "
             f"{_shown(trajectory)}"
         ) from error
-    if not isinstance(value, Real) or not math.isfinite(value):
+    if not isinstance(value, Real) or not _is_finite(value):
         raise PlimsollError(
             f"{_where(rule, trajectory)} gave {value!r} ({type(value).__name__}), and a reward "
             f"must be a finite number. {_shown(trajectory)}"
         )
     return RewardPart(rule.name, float(value), rule.weight)
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _where(rule: _Rule, trajectory: Trajectory) -> str:

@@ -17,20 +17,27 @@ def lock_directory(path: Path) -> TextIO:
 
     The system drops the lock of a process that was killed, so a file that is left is no lock.
 
-    Raises ConfigError naming the process that holds the lock.
+    Raises ConfigError naming the process that holds the lock, where it has said its number.
     """
     file = (path / LOCK_FILE).open("a+", encoding="ascii")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.seek(0)
-        owner = file.read().strip() or "unknown"
+        owner = _owner(file.read().strip())
         file.close()
         raise ConfigError(
-            f"The run directory {path} is in use by process {owner}: two runs would overwrite "
+            f"The run directory {path} is in use by {owner}: two runs would overwrite "
             f"each other. Wait for it, stop it, or choose another run.directory."
         ) from error
     file.truncate(0)
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
+
+
+def _owner(written: str) -> str:
+    """Who holds the lock. A process takes it before it writes its number: in between there is none,
+    or that of one that has ended."""
+    alive = written.isdecimal() and Path(f"/proc/{written}").exists()
+    return f"process {written}" if alive else "another process"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,9 @@ _HEADLINE = re.compile(
     r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|eval/.+"
 )
 _HEADLINES = 8
+_BEFORE_STEPS = frozenset({"data", "precompute", "load"})
+_BESIDE_STEPS = frozenset({"eval", "save"})
+"""Phases that do no work on a step's tokens: of the first report, and of some later ones."""
 _UNSEEN = (
     "nobody reads standard output any more: the run goes on unseen; its metrics.jsonl shows how "
     "far it is, and `kill -INT {pid}` saves and stops it"
@@ -43,8 +46,8 @@ class StepReport:
     """What is known of a step when it is done.
 
     metrics: by name, such as `reward`, `reward/math_answer`, `kl`, `policy_loss`.
-    tokens: how many tokens the step worked on; tokens per second are per second of the step.
-    seconds: by phase; the phases' sum is the step's time.
+    tokens: how many tokens the step worked on.
+    seconds: by phase since the last report; their sum is the step's time.
     memory: by process or node, the peak of the step.
     """
 
@@ -61,8 +64,14 @@ class StepReport:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of the whole step; 0 where no time was measured."""
-        return self.tokens / self.total_seconds if self.total_seconds > 0 else 0.0
+        """Of the phases that work on the step's tokens: not of reading data and loading, nor of
+        evaluating and saving. 0 where no time was measured."""
+        seconds = self.seconds_without(_BEFORE_STEPS | _BESIDE_STEPS)
+        return self.tokens / seconds if seconds > 0 else 0.0
+
+    def seconds_without(self, phases: Set[str]) -> float:
+        """The time of the other phases."""
+        return sum(seconds for phase, seconds in self.seconds.items() if phase not in phases)
 
 
 def headline(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -133,7 +142,7 @@ class Progress:
     def update(self, report: StepReport) -> None:
         """Show a step that has just ended."""
         self._last |= headline(report.metrics)
-        self._times.append(report.total_seconds - report.seconds.get("load", 0.0))
+        self._times.append(report.seconds_without(_BEFORE_STEPS))
         left = (self._steps - report.step) * sum(self._times) / len(self._times)
         self._display.show(Standing(self._job, self._steps, report, self._last, left))
 

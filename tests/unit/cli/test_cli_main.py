@@ -105,6 +105,7 @@ def test_help_of_a_job_and_of_a_section(capsys: Captured) -> None:
         (["ppo"], ["No config file", "plimsoll ppo CONFIG.yaml"]),
         (["ppo", "a.yaml", "b.yaml"], ["'b.yaml'"]),
         (["ppo", "ppo.yaml", "--dryrun"], ["--dryrun", "Did you mean --dry-run?"]),
+        (["ppo", "ppo.yaml", "--rewards", "1"], ["no option '--rewards'. `plimsoll"]),
         (["ppo", "ppo.yaml", "--learning-rate", "1"], ["--actor.optimizer.learning_rate"]),
         (["ppo", "pop.yaml"], ["pop.yaml", "Nearest: ppo.yaml"]),
         (["ppo", "ppo.yaml", "--actor.zero.stagee", "3"], ["actor.zero.stagee: 3", "zero.stage?"]),
@@ -191,3 +192,34 @@ def test_a_reader_that_has_gone_ends_what_only_prints_without_a_word(words: list
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        ("ppo.yaml", [r"ppo.yaml holds '\xfc', which ascii lacks", "with PYTHONUTF8=1"]),
+        ("rün.yaml", [r"r\udcc3\udcbcn.yaml' cannot be written in utf-8", "with PYTHONUTF8=1"]),
+    ],
+)
+def test_names_that_the_locale_has_not_are_refused(config: str, parts: list[str]) -> None:
+    Path("ppo.yaml").write_text(CONFIG + "# ü\n", encoding="utf-8")
+    command = [sys.executable, "-m", "plimsoll", "ppo", config]
+    done = subprocess.run(command, capture_output=True, env=os.environ | ASCII)
+    said = done.stderr.decode()
+    assert done.returncode == 2 and said.startswith("error: ") and "Traceback" not in said
+    assert all(part in said for part in parts), said
+
+
+def test_text_that_the_locale_has_not_is_shown_all_the_same() -> None:
+    script = (
+        "import sys, plimsoll.cli.command as cli\n"
+        "sys.argv = ['plimsoll', '--version']\n"
+        "cli.__version__ = '\\xfc'\n"
+        "sys.exit(cli.main())"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, env=os.environ | ASCII)
+    assert (done.returncode, done.stdout) == (0, b"plimsoll \\xfc\n")

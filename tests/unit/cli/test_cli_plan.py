@@ -115,7 +115,16 @@ def test_the_picture_is_written_whole(capsys: Captured) -> None:
         (["plan", "plan.yaml", "--nodes", "-1"], 2, "cluster.nodes: -1"),
         (["plan", "plan.yaml", "--actor.model.path", "Qwen/Qwen9-1B"], 2, "Nearest: Qwen/Qwen"),
         (["plan", "plan.yaml", "--actor.zero.parameter_offload", "cpu"], 4, "stage"),
-        (["plan", "plan.yaml", "--cluster", "cpu", "--cluster.hardware", "cpu"], 2, "same key"),
+        (
+            ["plan", "plan.yaml", "--cluster", "cpu", "--cluster.hardware=cpu"],
+            2,
+            "--cluster and --cluster.hardware set the same key",
+        ),
+        (
+            ["plan", "plan.yaml", "--cluster.nodes", "2", "--nodes", "2"],
+            2,
+            "--nodes and --cluster.nodes set the same key",
+        ),
         (["plan", "plan.yaml", "--jsn"], 2, "--jsn"),
     ],
 )

@@ -67,6 +67,7 @@ def test_a_killed_process_is_told_as_one() -> None:
 def test_other_ends_are_told_in_rays_words() -> None:
     assert why_dead(ENDED) == "Worker exits unexpectedly. Worker exits with an exit code 3."
     assert why_dead(NODE).endswith("its node has died. Node Id: 5ff27f3c")
+    assert "(raylet) was killed, or it crashed" in why_dead(f"{KILLED}\nOwner's node has crashed.")
     assert len(why_dead("word " * 1000)) <= 500
 
 

@@ -71,6 +71,12 @@ PPO_CASES = [
         None,
     ),
     (
+        "--rollout.engine=transformers --batch.responses=8 --rollout.max_sequences=4",
+        "rollout.max_sequences",
+        4,
+        None,
+    ),
+    (
         "--actor.zero.parameter_offload=cpu",
         "actor.zero.parameter_offload",
         4,
@@ -182,6 +188,18 @@ PPO_CASES = [
     ("--algorithm.kl.place=loss", "algorithm.kl.estimator", 4, None),
     ("--algorithm.kl.place=none --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
     ("--algorithm.kl.coefficient=0 --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
+    ("--algorithm.kl.horizon=500", "algorithm.kl.horizon", 4, "--algorithm.kl.target=6"),
+    (
+        "--algorithm.kl.place=none --algorithm.kl.coefficient=0.1",
+        "algorithm.kl.coefficient",
+        4,
+        None,
+    ),
+    ("--algorithm.kl.place=none --algorithm.kl.estimator=k3", "algorithm.kl.estimator", 4, None),
+    ('--rollout.sampling.stop=["x",""]', "rollout.sampling.stop", 2, None),
+    (f'{EVAL} --eval_sampling.stop=[""]', "eval_sampling.stop", 2, None),
+    ("--rewards.reward.name=length", "rewards.reward", 2, None),
+    ("--rewards.finished.name=length", "rewards.finished", 2, None),
     ("--run.eval_every=2", "run.eval_every", 4, EVAL),
     ("--eval_sampling.temperature=0", "eval_sampling", 4, EVAL),
     ("--data.train.prompt=null", "data.train.prompt", 2, "--data.train.messages=m"),
@@ -266,7 +284,11 @@ def test_a_contradiction_is_refused_and_can_be_mended(
 def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(PPO)
-    for flags in (LOCAL, EVAL + " --eval_sampling.temperature=0 --eval_sampling.top_p=0.5"):
+    for flags in (
+        LOCAL,
+        EVAL + " --eval_sampling.temperature=0 --eval_sampling.top_p=0.5",
+        "--algorithm.kl.place=none --algorithm.kl.coefficient=0",
+    ):
         load_config(PpoConfig, str(path), flags.split())
 
 

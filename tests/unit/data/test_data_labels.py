@@ -50,9 +50,10 @@ def shown(tokenizer: Tokenizer, row: LabelledResponse) -> tuple[str, str, bool]:
 
 
 def test_each_label_that_can_be_meant(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    rows = [GOOD | {"label": label} for label in (True, False, 1, 0)]
+    """1.0 and 0.0 are what pandas makes of true and false in a column with gaps."""
+    rows = [GOOD | {"label": label} for label in (True, False, 1, 0, 1.0, 0.0)]
     found = load(tokenizer, tmp_path, *rows)
-    assert [row.desirable for row in found.items] == [True, False, True, False]
+    assert [row.desirable for row in found.items] == [True, False] * 3
     assert shown(tokenizer, found.items[1]) == ("1?", "yes<|im_end|>", False)
 
 
@@ -80,7 +81,7 @@ def test_of_pairs_the_chosen_are_desirable(tokenizer: Tokenizer, tmp_path: Path)
     [
         ({"label": "true"}, "label", "must be true, false, 1 or 0, but is text"),
         ({"label": 2}, "label", "must be true, false, 1 or 0, but is a number (2)"),
-        ({"label": 1.0}, "label", "must be true, false, 1 or 0, but is a number (1.0)"),
+        ({"label": 0.5}, "label", "must be true, false, 1 or 0, but is a number (0.5)"),
         ({"label": None}, "label", "is missing"),
         ({"label": [True]}, "label", "must be true, false, 1 or 0, but is a list"),
         ({"a": " "}, "a", "is empty"),

@@ -58,7 +58,8 @@ def test_an_engine_takes_its_share_of_the_card_and_no_more() -> None:
     forward = 2048 * 2 * (4 * 1536 + 3 * 8960)
     logits = 256 * 151_936 * (2 + 3 * 4)
     assert share.profile_peak == max(forward, logits)
-    rest = int(0.3 * GIB) + int(0.8 * GIB) + share.profile_peak
+    assert share.token_counts == 256 * (151_936 * 4 + 151_936 // 8)
+    rest = int(0.3 * GIB) + int(0.8 * GIB) + share.profile_peak + share.token_counts
     assert held_at(items, TRAINING)["KV cache"] == CARD // 2 - 2 * PARAMETERS - rest
     assert share.kv_cache == held_at(items, TRAINING)["KV cache"]
 

@@ -116,6 +116,7 @@ def test_a_card_by_hand_has_the_bytes_that_are_written() -> None:
         *((text, repr(text)) for text in ("0xH100", "-8xH100", "1.5xH100", "8000xH100", "2xcpu")),
         *((f"8x{name}", f"No card is called {name!r}") for name in ("", "24", "Z9")),
         ("2x8xH100", "'2x8xH100' is not the cards of one machine"),
+        ("1e9xH100", "'1e9xH100' is not the cards of one machine. Give from 1 to 64 cards"),
         ("8xH100,4xA100-80GB", "of one kind, such as 8xA100-80GB"),
         ("8xA100,H100", "cluster.nodes (--nodes)"),
         ("8xA100", "A100-40GB or A100-80GB"),

@@ -77,6 +77,19 @@ def test_an_unknown_family_lists_what_is_known() -> None:
     assert all(family in message for family in FAMILIES)
 
 
+def test_what_a_text_part_leaves_out_is_told_with_its_family() -> None:
+    """As LLaVA 1.5's config.json."""
+    text = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
+    with pytest.raises(ConfigError) as error:
+        shape_from_config({"model_type": "llava", "text_config": text}, "models/sees")
+    assert str(error.value).startswith(
+        "config.json of 'models/sees', of the family 'llava', in its text_config: hidden_size, "
+        "intermediate_size, num_hidden_layers, num_attention_heads are missing. Of a 'llama' "
+    )
+    with pytest.raises(ConfigError, match=r"'idefics', in its text_config: model_type is None.*Kn"):
+        shape_from_config({"model_type": "idefics", "text_config": {}}, "models/sees")
+
+
 def test_a_directory_without_a_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json cannot be read: No such file"):
         read_shape(str(tmp_path))

@@ -71,6 +71,17 @@ def test_a_local_job_on_a_card_is_16_bytes_a_parameter_and_what_comes_beside() -
     assert one.verdict == "fits" and one.problems == ()
 
 
+@pytest.mark.parametrize(("card", "alike"), [("T4", True), ("A100-40GB", False)])
+def test_attention_is_what_a_run_would_take_on_the_card(card: str, alike: bool) -> None:
+    """varlen_attn needs compute capability 8.0; scaled_dot_product_attention of each sequence by
+    itself makes its outputs anew where it joins them."""
+    auto, sdpa = (
+        sizes(plan("sft", SFT.replace("0.5B}", f"0.5B, attention: {one}}}"), card), "train_actor")
+        for one in ("auto", "sdpa")
+    )
+    assert (auto == sdpa) is alike
+
+
 def test_ranks_divide_and_only_the_first_collects_the_model() -> None:
     zero = SFT + "cluster: {ranks: 2}\n"
     text = zero.replace("0.5B}}", "0.5B}, zero: {stage: 3}}")
@@ -173,6 +184,19 @@ def test_a_share_too_small_for_one_sequence_says_the_least_that_works() -> None:
     assert 0.05 < least < 0.1
     better = plan("ppo", text.replace("MEMORY", str(least)), "2xA100-80GB")
     assert "vllm-share" not in {p.code for p in better.problems}
+
+
+def test_a_cache_on_cpu_that_holds_no_sequence_says_the_least_that_works() -> None:
+    text = PPO + "cluster: {ranks: 1}\nrollout: {engine: ENGINE, cpu_kv_cache_gib: 0.01}\n"
+    vllm = text.replace("ENGINE", "vllm")
+    found = plan("ppo", vllm, "cpu")
+    problem = next(p for p in found.problems if p.code == "vllm-cache")
+    assert found.verdict == "does not fit"
+    least = problem.fix.split()[1]
+    better = plan("ppo", vllm.replace("0.01", least), "cpu")
+    assert "vllm-cache" not in {p.code for p in better.problems}
+    for other, cluster in ((text.replace("ENGINE", "transformers"), "cpu"), (vllm, "2xA100-80GB")):
+        assert "vllm-cache" not in {p.code for p in plan("ppo", other, cluster).problems}
 
 
 def test_of_what_roles_have_only_while_they_score_the_largest_counts() -> None:

@@ -15,6 +15,7 @@ from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.price.computing import attention_of
 from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
+from plimsoll.memory.price.varlen import Capability
 from plimsoll.memory.shapes.known_models import read_shape
 from plimsoll.memory.shapes.shape import MicroBatch
 
@@ -168,16 +169,18 @@ def test_a_divided_reference_is_gathered_while_it_scores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "dtype", "device", "kernel"),
+    ("path", "dtype", "device", "capability", "kernel"),
     [
-        ("Qwen/Qwen2-7B", "bfloat16", "cuda", "varlen"),
-        ("Qwen/Qwen2-7B", "float32", "cuda", "sdpa"),
-        ("Qwen/Qwen2-7B", "bfloat16", "cpu", "sdpa"),
-        ("google/gemma-2-9b", "bfloat16", "cuda", "sdpa"),  # it caps its scores
+        ("Qwen/Qwen2-7B", "bfloat16", "cuda", (8, 0), "varlen"),
+        ("Qwen/Qwen2-7B", "bfloat16", "cuda", None, "varlen"),
+        ("Qwen/Qwen2-7B", "bfloat16", "cuda", (7, 5), "sdpa"),
+        ("Qwen/Qwen2-7B", "float32", "cuda", (9, 0), "sdpa"),
+        ("Qwen/Qwen2-7B", "bfloat16", "cpu", None, "sdpa"),
+        ("google/gemma-2-9b", "bfloat16", "cuda", (9, 0), "sdpa"),  # it caps its scores
     ],
 )
 def test_auto_attention_is_what_loading_takes(
-    path: str, dtype: str, device: Device, kernel: str
+    path: str, dtype: str, device: Device, capability: Capability | None, kernel: str
 ) -> None:
     model = ModelConfig.model_validate({"path": path, "dtype": dtype})
-    assert attention_of(model, read_shape(path), device) == kernel
+    assert attention_of(model, read_shape(path), device, capability) == kernel

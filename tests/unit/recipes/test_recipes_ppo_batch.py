@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -268,3 +268,15 @@ def test_metrics_of_a_batch_by_hand() -> None:
     # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
     residual = np.var([-1.0, -0.5, -2.0])
     assert metrics["value_explained"] == pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))
+
+
+def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:
+    found, scores = two_trajectories()
+    same = [replace(t, rewards=(RewardPart("length", 0.3, 1.0),)) for t in found]
+    settings = config(
+        advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
+    )
+    batch = pack_batch(same, settings, 1, 1, step=1)
+    learnables = estimate_advantages(batch, scores, settings, 0.1)
+    np.testing.assert_allclose(np.concatenate(learnables.returns), 0.3, rtol=1e-6)
+    assert "value_explained" not in batch_metrics(batch, scores, learnables)

@@ -10,7 +10,7 @@ import pytest
 
 from plimsoll.config.jobs import PpoConfig, SftConfig
 from plimsoll.data.dataset import load_samples
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.recipes.ppo_setup import PpoData, load_prompt_data
@@ -61,6 +61,19 @@ def test_several_sources_are_numbered_through(home: Path) -> None:
     assert [(row["file"], row["line"], row["field"]) for row in bad] == [
         ("pages.jsonl", 2, "body")
     ] * 2
+
+
+@pytest.mark.usefixtures("home")
+def test_the_bad_rows_of_all_sources_are_told_at_once() -> None:
+    nothing = Path("nothing.jsonl")
+    nothing.write_text("")
+    train = {"pages": pages_alone(), "none": {"path": str(nothing), "text": "body"}}
+    with pytest.raises(DataError) as refusal:
+        load(train, eval=pages_alone(), on_bad_row="stop")
+    told = str(refusal.value)
+    assert told.count("1 of 3 rows of pages.jsonl cannot be used") == 2
+    assert told.count("pages.jsonl:2: body: is empty") == 2
+    assert "nothing.jsonl holds no rows" in told
 
 
 def pages_alone() -> dict[str, str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import PpoConfig
-from plimsoll.recipes.sampling import evaluate, sample
+from plimsoll.recipes.sampling import evaluate, probe_sequences, sample
 from plimsoll.records import Prompt, RewardPart, Trajectory
 from plimsoll.rollout.protocol import Request
 
@@ -102,3 +102,12 @@ def test_evaluation_takes_one_response_a_prompt_and_the_mean_of_each_part() -> N
     found = evaluate(cast(Cluster, cluster), config(3), prompts(1, 2, 6), scored)
     assert found == {"eval/reward": 6.0, "eval/r": 3.0}
     assert [r.responses for r in cluster.requests] == [1]
+
+
+def test_weight_syncs_are_proved_with_prompts_of_two_tokens_or_more() -> None:
+    short = [Prompt(i, np.array([i]), str(i)) for i in (3, 4, 5)]
+    long = prompts(*range(20))
+    probe = probe_sequences([*short, *long], config(1))
+    assert [p.tolist() for p in probe] == [[1, 2]] * 16
+    assert [p.tolist() for p in probe_sequences(short, config(1))] == [[3, 5]]
+    assert [p.tolist() for p in probe_sequences(short[:1], config(1))] == [[3, 3]]

@@ -28,6 +28,10 @@ def gives_text(trajectory):
     return "0.5"
 def gives_none(trajectory):
     pass
+def gives_too_much(trajectory):
+    return 10**400
+def leaves(trajectory):
+    raise SystemExit(0)
 """
 
 
@@ -78,6 +82,8 @@ def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) ->
         ("gives_nan", "gave nan (float), and a reward must be a finite number"),
         ("gives_text", "gave '0.5' (str)"),
         ("gives_none", "gave None (NoneType)"),
+        ("gives_too_much", f"gave 1{'0' * 400} (int), and a reward must be a finite number"),
+        ("leaves", "raised SystemExit: 0"),
     ],
 )
 def test_a_rule_that_fails_names_itself_row_and_response(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, RewardPart, Trajectory
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
+from plimsoll.run.lock import LOCK_FILE, lock_directory
 from plimsoll.run.rows import read_rows
 
 Resume = Literal["never", "auto", "must"]
@@ -165,6 +167,17 @@ except ConfigError as error:
     assert f"in use by process {os.getpid()}:" in second.stderr
     third = subprocess.run(command, capture_output=True, text=True)
     assert third.returncode == 0, third.stderr
+
+
+@pytest.mark.parametrize("number", ["", "4194305"], ids=["none yet", "of one that has ended"])
+def test_a_lock_just_taken_names_no_process(number: str, tmp_path: Path) -> None:
+    """No process has a number over 2^22."""
+    with (tmp_path / LOCK_FILE).open("w") as held:
+        held.write(number)
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="is in use by another process: two runs"):
+            lock_directory(tmp_path)
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:

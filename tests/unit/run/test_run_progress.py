@@ -10,9 +10,11 @@ import sys
 import termios
 from fcntl import ioctl
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from plimsoll.run.clock import Phase
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.numbers import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.progress import Progress, StepReport, headline
@@ -39,8 +41,14 @@ def report(step: int, **metrics: float) -> StepReport:
     )
 
 
-def test_tokens_per_second_are_of_the_whole_step() -> None:
+def test_tokens_per_second_are_of_what_works_on_them() -> None:
     assert report(1).tokens_per_second == pytest.approx(2000.0)
+    beside = {"data": 9.0, "precompute": 8.0, "load": 7.0, "eval": 6.0, "save": 5.0}
+    of_step = {"rollout": 1.0, "score": 0.5, "train_critic": 0.25, "train_actor": 0.2, "sync": 0.05}
+    assert {*beside, *of_step} == {*get_args(Phase)}
+    found = StepReport(1, {}, 6400, beside | of_step, {})
+    assert found.tokens_per_second == pytest.approx(3200.0)
+    assert StepReport(1, {}, 5, {"eval": 1.0}, {}).tokens_per_second == 0.0
     assert StepReport(1, {}, 5, {}, {}).tokens_per_second == 0.0
 
 
@@ -80,10 +88,10 @@ def test_one_process_is_its_node(tmp_path: Path) -> None:
     assert "| memory local 42 MB |" in stream.getvalue()
 
 
-def test_loading_does_not_count_for_the_time_left(tmp_path: Path) -> None:
+def test_what_comes_before_the_steps_does_not_count_for_the_time_left(tmp_path: Path) -> None:
     stream = io.StringIO()
     with Progress("sft", 3, tmp_path, stream) as progress:
-        progress.update(StepReport(1, {}, 1, {"load": 100.0, "train_actor": 2.0}, {}))
+        progress.update(StepReport(1, {}, 1, {"data": 50.0, "load": 100.0, "train_actor": 2.0}, {}))
     assert stream.getvalue().rstrip().endswith("left 0:00:04")
 
 

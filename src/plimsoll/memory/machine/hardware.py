@@ -203,7 +203,7 @@ def live_hardware() -> Hardware:
 
 
 def _cards_of(text: str) -> tuple[Card, ...]:
-    found = re.fullmatch(r"\s*([-+]?[\d.,]+)\s*[x×*]\s*(.*)", text, re.IGNORECASE)
+    found = re.fullmatch(r"\s*([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*[x×*]\s*(.*)", text, re.IGNORECASE)
     count, name = (found[1], found[2].strip()) if found else ("1", text.strip())
     if name.lower() == "cpu" and count == "1":
         return ()

@@ -26,6 +26,7 @@ from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.price.processes import computing_items, process_items, writing_items
 from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
 from plimsoll.memory.price.teaching import teaching_items
+from plimsoll.memory.price.varlen import Capability
 from plimsoll.memory.price.work import (
     RoleName,
     bucket_bytes,
@@ -52,7 +53,9 @@ _LEAVING = (*_COLLECTED, "gathered weights")
 
 @dataclass(frozen=True)
 class Job:
-    """A config with what pricing it needs, each worked out once. moments: all of the job's."""
+    """A config with what pricing it needs, each worked out once. moments: all of the job's.
+    capability: the lowest of the cards that the run uses; None where none is known, as without any.
+    """
 
     config: JobConfig
     hardware: Hardware
@@ -61,6 +64,7 @@ class Job:
     layout: Layout
     shapes: Mapping[RoleName, ModelShape]
     moments: frozenset[Moment]
+    capability: Capability | None
 
     @property
     def sampler(self) -> Sampler | None:
@@ -95,7 +99,14 @@ def make_job(config: JobConfig, hardware: Hardware, constants: Constants) -> Job
     moments = job_moments(tuple(models), phases(config))
     if isinstance(config, PpoConfig):
         moments |= {STARTING}
-    return Job(config, hardware, constants, device, layout, shapes, moments)
+    capability = _lowest_capability(hardware, layout)
+    return Job(config, hardware, constants, device, layout, shapes, moments, capability)
+
+
+def _lowest_capability(hardware: Hardware, layout: Layout) -> Capability | None:
+    slots = {process.slot for process in layout.processes}
+    cards = {hardware.nodes[slot.node].cards[slot.card] for slot in slots if slot.card is not None}
+    return min((c.compute_capability for c in cards if c.compute_capability), default=None)
 
 
 @dataclass(frozen=True)
@@ -189,6 +200,7 @@ def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
         device=job.device,
         moments=job.moments,
         scaled=sampled is not None and sampled.rollout.sampling.temperature != 1,
+        capability=job.capability,
     )
     if frozen := frozen_roles(config).get(name):
         held = frozen_role(frozen, own)

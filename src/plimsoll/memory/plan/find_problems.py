@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 
 from plimsoll.config.codes import PlanCode
 from plimsoll.memory.items import Item
@@ -11,10 +12,12 @@ from plimsoll.memory.plan.culprit import Culprit, find_culprit
 from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.plan.stores import Band, Store, judge
 from plimsoll.memory.plan.table import gigabytes
-from plimsoll.memory.price.engines import card_share, least_share
+from plimsoll.memory.price.engines import GIB, card_share, least_share
 from plimsoll.memory.rules.engines import beside_training
 
 _TOO_SMALL: Mapping[str, PlanCode] = {"device": "device-memory", "host": "host-memory"}
+_BLOCK = 256
+"""Tokens of the largest blocks that vLLM counts a KV cache in (vllm/platforms/cpu.py)."""
 
 
 def find_problems(
@@ -23,6 +26,7 @@ def find_problems(
     """All of them, errors and warnings. free_disk: bytes; None where unknown."""
     yield from _cards(job)
     yield from _engines(job)
+    yield from _cpu_cache(job)
     for store in stores:
         verdict = judge(store, band)
         if verdict == "does not fit":
@@ -86,6 +90,25 @@ def _engines(job: Job) -> Iterator[PlanProblem]:
         f"rollout.memory_share: {least:.2f} or more"
         if least * card_bytes + beside <= card_bytes
         else f"a larger rollout.tensor_parallel (now {sampler.rollout.tensor_parallel})",
+    )
+
+
+def _cpu_cache(job: Job) -> Iterator[PlanProblem]:
+    """A vLLM on CPU whose cache, which is asked for in GiB, does not hold one sequence."""
+    sampler = job.sampler
+    if sampler is None or job.device != "cpu" or sampler.rollout.engine != "vllm":
+        return
+    asked, needed = sampler.rollout.cpu_kv_cache_gib, sampler.kv_token * sampler.longest
+    if asked * GIB >= needed:
+        return
+    least = ceil(100 * sampler.kv_token * (sampler.longest + _BLOCK) / GIB) / 100
+    yield PlanProblem(
+        "vllm-cache",
+        "error",
+        f"rollout.cpu_kv_cache_gib is {asked:g}, and the KV cache of one sequence takes "
+        f"{needed / GIB:.2g} GiB",
+        f"a sequence may be {sampler.longest:,} tokens long; vLLM would not start",
+        f"rollout.cpu_kv_cache_gib: {least:.2f} or more, or shorter sequences",
     )
 
 

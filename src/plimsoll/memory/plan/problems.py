@@ -16,6 +16,7 @@ _ROOM: frozenset[PlanCode] = frozenset(
         "more-ranks-than-gpus",
         "no-gpu",
         "tensor-parallel-node",
+        "vllm-cache",
         "vllm-share",
         "vllm-share-beside-training",
         "vllm-share-not-free",

@@ -14,7 +14,7 @@ from plimsoll.memory.price.activation_form import (
     NoHead,
     ValueHead,
 )
-from plimsoll.memory.price.varlen import against_varlen
+from plimsoll.memory.price.varlen import Capability, against_varlen
 from plimsoll.memory.price.work import HeadKind
 from plimsoll.memory.shapes.shape import ModelShape
 
@@ -27,8 +27,9 @@ def activation_form(
     device: Device,
     entropy: bool,
     scaled: bool,
+    capability: Capability | None = None,
 ) -> ActivationForm:
-    """How a role's model is trained; parameters as `roles.trained_role`'s."""
+    """How a role's model is trained; parameters as those of `roles.trained_role` and `RoleWork`."""
     pair = None
     if adapter is not None:
         dropout = adapter.dropout > 0
@@ -36,7 +37,7 @@ def activation_form(
     return ActivationForm(
         element=model.element,
         checkpoint_every=model.checkpoint_every if model.gradient_checkpointing else None,
-        attention=attention_of(model, shape, device),
+        attention=attention_of(model, shape, device, capability),
         head=_head(head, ChunkedHead(model.head_chunk, entropy, scaled)),
         trained=True,
         adapter=pair,
@@ -57,9 +58,14 @@ def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
             return NoHead()
 
 
-def attention_of(model: ModelConfig, shape: ModelShape, device: Device) -> Attention:
-    """With `auto` resolved, as model/load.py resolves it."""
+def attention_of(
+    model: ModelConfig, shape: ModelShape, device: Device, capability: Capability | None
+) -> Attention:
+    """With `auto` resolved, as model/load.py resolves it.
+
+    capability: the lowest of the run's cards; None where it is not known.
+    """
     if model.attention != "auto":
         return model.attention
-    obstacles = against_varlen(device, None, model.dtype, shape.softcapped, shape.head_dim)
+    obstacles = against_varlen(device, capability, model.dtype, shape.softcapped, shape.head_dim)
     return "sdpa" if any(obstacles) else "varlen"

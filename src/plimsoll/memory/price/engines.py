@@ -73,6 +73,13 @@ class Sampler:
         logits = self.rollout.max_sequences * shape.vocabulary * (self.element + 3 * 4)
         return max(forward, logits)
 
+    @property
+    def token_counts(self) -> int:
+        """Bytes, on each card, in which vLLM counts what each sequence has of every token, whether
+        penalties are asked for or not (v1/worker/gpu/sample/penalties.py): a count and a bit."""
+        words = self.shape.vocabulary + -(-self.shape.vocabulary // 32)
+        return 4 * self.rollout.max_sequences * words
+
 
 @dataclass(frozen=True)
 class Share:
@@ -81,18 +88,25 @@ class Share:
     asked: int
     weights: int
     profile_peak: int
+    token_counts: int
     other: int
     graphs: int
 
     @property
     def kv_cache(self) -> int:
-        return self.asked - self.weights - self.profile_peak - self.other - self.graphs
+        return self.asked - self.weights - self.fixed
+
+    @property
+    def fixed(self) -> int:
+        """Bytes that are neither weights nor KV cache."""
+        return self.profile_peak + self.token_counts + self.other + self.graphs
 
 
 def card_share(sampler: Sampler, card_bytes: int) -> Share:
     """card_bytes: the card's whole memory, as CUDA reports it."""
     asked = int(card_bytes * sampler.rollout.memory_share)
-    return Share(asked, sampler.weights, sampler.profile_peak, _OTHER, _GRAPHS)
+    peak, counts = sampler.profile_peak, sampler.token_counts
+    return Share(asked, sampler.weights, peak, counts, _OTHER, _GRAPHS)
 
 
 def least_share(sampler: Sampler, card_bytes: int) -> float:
@@ -137,18 +151,17 @@ def _share_items(sampler: Sampler, share: Share, card_bytes: int) -> Iterator[It
         f"{sampler.element} bytes x {shape.parameters:,} parameters / tensor parallel {parallel}",
     )
     rest = max(0, share.asked - share.weights)
-    fixed = share.profile_peak + share.other + share.graphs
     yield _item(
         "vLLM profile peak, graphs",
         "device",
-        min(fixed, rest),
+        min(share.fixed, rest),
         f"{share.profile_peak:,} of a forward of the largest batch + {share.graphs:,} CUDA graphs "
-        f"+ {share.other:,} besides torch",
+        f"+ {share.token_counts:,} for counts of tokens + {share.other:,} besides torch",
     )
     yield _item(
         "KV cache",
         "device",
-        max(0, rest - fixed),
+        max(0, rest - share.fixed),
         f"{rollout.memory_share:g} of the card's {card_bytes:,} bytes - weights - profile peak - "
         f"graphs; {sampler.kv_token:,} bytes a token",
     )

@@ -22,6 +22,7 @@ from plimsoll.memory.price.on_cpu import made_on_cpu
 from plimsoll.memory.price.reduction import layers_left
 from plimsoll.memory.price.states import Kept, StateForm, state_items
 from plimsoll.memory.price.transfers import leaving, loading
+from plimsoll.memory.price.varlen import Capability
 from plimsoll.memory.price.work import HeadKind
 from plimsoll.memory.price.zero_states import weights, zero_states
 from plimsoll.memory.shapes.shape import (
@@ -43,7 +44,8 @@ class RoleWork:
     """A role's model, and what one rank does with it.
 
     work: its largest forward. ranks: that it is divided over. moments: all of the job's
-    (`job_moments`). scaled: the sampling temperature is not 1.
+    (`job_moments`). scaled: the sampling temperature is not 1. capability: the lowest of the run's
+    cards; None where it is not known.
     """
 
     name: str
@@ -54,6 +56,7 @@ class RoleWork:
     device: Device
     moments: frozenset[Moment]
     scaled: bool = False
+    capability: Capability | None = None
 
 
 def trained_role(
@@ -81,7 +84,9 @@ def trained_role(
         kept += tuple(made_on_cpu(counts, sizes, role.optimizer))
     kept += tuple(loading(shape, counts, device))
     kept += tuple(leaving(counts, sizes, shape, role.adapter is not None, device, sync_bucket))
-    form = activation_form(role.model, role.adapter, shape, head, device, entropy, own.scaled)
+    form = activation_form(
+        role.model, role.adapter, shape, head, device, entropy, own.scaled, own.capability
+    )
     form = form if teacher is None else replace(form, head=teacher)
     left = layers_left(shape, counts.trained, sizes, role.adapter is not None)
     return (
@@ -110,7 +115,9 @@ def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Held, ...]:
     else:
         kept = tuple(_whole_model(role, counts, shape, device))
     kept += tuple(loading(shape, counts, device))
-    form = activation_form(role.model, None, shape, own.head, device, False, own.scaled)
+    form = activation_form(
+        role.model, None, shape, own.head, device, False, own.scaled, own.capability
+    )
     form, phase = replace(form, trained=False), scoring_phase(name, moments)
     return (
         *state_items(name, StateForm(kept, None, moments)),

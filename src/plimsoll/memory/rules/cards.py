@@ -15,7 +15,7 @@ from plimsoll.config.jobs import (
 )
 from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.plan.problems import PlanProblem
-from plimsoll.memory.price.varlen import BFLOAT16_UNITS, Capability
+from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.price.work import (
     RoleName,
     frozen_roles,
@@ -35,21 +35,13 @@ def card_rules(job: Job) -> Iterator[PlanProblem]:
     yield from _nodes(job)
 
 
-def lowest_capability(job: Job) -> Capability | None:
-    """Of the cards that the run uses; None without cards, or where none is known."""
-    slots = {process.slot for process in job.layout.processes}
-    cards = [job.hardware.nodes[s.node].cards[s.card] for s in slots if s.card is not None]
-    known = [card.compute_capability for card in cards if card.compute_capability]
-    return min(known, default=None)
-
-
 def key_of(role: RoleName) -> str:
     """The config's key of a role."""
     return "reward_model.role" if role == "reward" else role
 
 
 def _bfloat16(job: Job) -> Iterator[PlanProblem]:
-    capability = lowest_capability(job)
+    capability = job.capability
     models = role_models(job.config)
     narrow = [name for name, model in models.items() if model.dtype == "bfloat16"]
     if narrow and capability is not None and capability < BFLOAT16_UNITS:

@@ -14,7 +14,6 @@ from plimsoll.memory.plan.stores import Band, Store
 from plimsoll.memory.plan.table import gigabytes
 from plimsoll.memory.price.engines import ASLEEP, least_share
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
-from plimsoll.memory.rules.cards import lowest_capability
 from plimsoll.memory.shapes.shape import ModelShape
 
 _PADDING = 64
@@ -80,7 +79,7 @@ def _one_node(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
 
 
 def _bfloat16(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
-    capability = lowest_capability(job)
+    capability = job.capability
     if rollout.dtype == "bfloat16" and capability is not None and capability < BFLOAT16_UNITS:
         yield PlanProblem(
             "bfloat16-card",

@@ -9,7 +9,7 @@ from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.price.roles import EMBEDDINGS
 from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.memory.price.work import RoleName, longest_written, role_models, trained_roles
-from plimsoll.memory.rules.cards import key_of, lowest_capability
+from plimsoll.memory.rules.cards import key_of
 from plimsoll.memory.shapes.known_models import has_other_parts
 from plimsoll.memory.shapes.shape import ModelShape
 
@@ -117,12 +117,13 @@ def _against_target(shape: ModelShape, target: str) -> str:
 
 def _varlen(job: Job) -> Iterator[PlanProblem]:
     """model.attention: varlen where it cannot be; auto takes sdpa there."""
-    capability = lowest_capability(job)
     for role, model in role_models(job.config).items():
         if model.attention != "varlen":
             continue
         shape, dtype = job.shapes[role], model.dtype
-        obstacles = against_varlen(job.device, capability, dtype, shape.softcapped, shape.head_dim)
+        obstacles = against_varlen(
+            job.device, job.capability, dtype, shape.softcapped, shape.head_dim
+        )
         if text := "; ".join(obstacles):
             yield PlanProblem(
                 "varlen-attention",

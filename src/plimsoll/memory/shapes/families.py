@@ -46,6 +46,11 @@ _GEMMA3 = {
     "num_key_value_heads": 4,
     "sliding_window_pattern": 6,
 }
+_SIZES = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
+    *("num_key_value_heads", "vocab_size", "max_position_embeddings"),
+)
+"""Fields that every family needs, from the file or from its defaults."""
 _GLM4 = {"attention_bias": False, "use_qk_norm": False}
 
 FAMILIES: Mapping[str, Family] = {
@@ -74,10 +79,11 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
     name: of the model, in the shape and in messages. Raises ConfigError for a family that is not
     known, and for fields that are missing, of another type, out of bounds or at odds.
     """
-    source = f"config.json of {name!r}"
-    config = _text_part(config)
+    source, config = _text_part(config, f"config.json of {name!r}")
     family_name, family = _family(config, source)
-    fields = Fields(source, {**_ANY, **family.defaults, **config})
+    values = {**_ANY, **family.defaults, **config}
+    _check_told(values, family_name, source)
+    fields = Fields(source, values)
     sizes = _sizes(fields, family)
     decoder = family.decoder(fields, sizes)
     positions = fields.size("max_position_embeddings", LENGTH)
@@ -111,9 +117,23 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
     )
 
 
-def _text_part(config: Mapping[str, object]) -> Mapping[str, object]:
+def _text_part(config: Mapping[str, object], source: str) -> tuple[str, Mapping[str, object]]:
+    """(what messages call it, the fields) of the text decoder."""
     text = config.get("text_config")
-    return text if isinstance(text, Mapping) else config
+    if not isinstance(text, Mapping):
+        return source, config
+    return f"{source}, of the family {config.get('model_type')!r}, in its text_config", text
+
+
+def _check_told(values: Mapping[str, object], family: str, source: str) -> None:
+    """Families with more parts than a text decoder leave out of text_config what is as in
+    transformers."""
+    if missing := [name for name in _SIZES if name not in values]:
+        raise ConfigError(
+            f"{source}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. Of a "
+            f"{family!r} decoder Plimsoll knows no defaults for them: add those that transformers "
+            f"takes, or download the model again."
+        )
 
 
 def _family(config: Mapping[str, object], source: str) -> tuple[str, Family]:
