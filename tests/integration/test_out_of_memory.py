@@ -112,7 +112,7 @@ def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:
         r"Where: host memory of local, node \S+; phase train_actor, role actor\n"
         r"Asked for: 2\.68 GB more\n"
         r"Measured when it failed: (\d+) MB host\n"
-        r"Predicted for the phase: \d+ MB host\n"
+        r"Predicted for the phase: (\d+ MB|[\d.]+ GB) host\n"
         r"The largest items of the node in this phase, as predicted:\n"
         r"  +\d+ MB  process interpreter and libraries\n"
         r"  +\d+ MB  actor logits chunk\n",
