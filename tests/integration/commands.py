@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -170,6 +171,15 @@ def run_here(home: Path, *words: str) -> Outcome:
     with contextlib.chdir(home), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(list(words))
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def cut_off(whole: Path, copy: Path, step: int) -> None:
+    """Copy a run as it was when it had saved that step: without what it saved later."""
+    shutil.copytree(whole, copy)
+    shutil.rmtree(copy / "model")
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if int(checkpoint.name.removeprefix("step-")) > step:
+            shutil.rmtree(checkpoint)
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = _PATIENCE) -> None:

@@ -3,13 +3,12 @@ middle of an epoch, with all of these and dropout, bit for bit."""
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from commands import SFT, metrics, write_config, write_task
+from commands import SFT, cut_off, metrics, write_config, write_task
 from peft import PeftModel
 from test_run_local import HELD_OUT, held_out_sample, plain_log_probs
 from transformers import AutoModelForCausalLM
@@ -88,10 +87,7 @@ def test_the_model_is_the_average_of_the_best_step(home: Path, whole: Path) -> N
 @pytest.mark.parametrize("step", [2, 3, 7])
 def test_from_any_step_it_goes_on_bit_for_bit(home: Path, whole: Path, step: int) -> None:
     again = home / f"from-{step}"
-    shutil.copytree(whole, again)
-    shutil.rmtree(again / "model")
-    for later in range(step + 1, 9):
-        shutil.rmtree(again / "checkpoints" / f"step-{later:06d}")
+    cut_off(whole, again, step)
     go(home, again.name, "--run.resume=must")
     assert metrics(again) == metrics(whole)
     written = [(d / "model" / "adapter_model.safetensors").read_bytes() for d in (again, whole)]

@@ -4,12 +4,11 @@ was cut off: what it leaves equals a run that was not."""
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import SFT, metrics, run_here, write_config, write_task
+from commands import SFT, cut_off, metrics, run_here, write_config, write_task
 
 from plimsoll.run.state import RunState
 
@@ -51,10 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_mixture_with_noise_resumes_bit_for_bit(home: Path) -> None:
     whole = run_here(home, "sft", "sft.yaml")
     assert whole.code == 0, whole.err
-    shutil.copytree(home / "whole", home / "again")
-    for step in (4, 6):
-        shutil.rmtree(home / "again" / "checkpoints" / f"step-{step:06d}")
-    shutil.rmtree(home / "again" / "model")
+    cut_off(home / "whole", home / "again", 2)
     resumed = run_here(home, "sft", "sft.yaml", "--run.directory=again", "--run.resume=must")
     assert resumed.code == 0, resumed.err
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from commands import Outcome, column, metrics, run, run_here, write_config, write_task
+from commands import Outcome, column, cut_off, metrics, run, run_here, write_config, write_task
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -125,9 +124,7 @@ def test_the_evaluation_is_that_of_the_saved_model(home: Path, whole: Outcome) -
 
 def test_a_resumed_run_is_the_run_that_was_never_stopped(home: Path, whole: Outcome) -> None:
     """Bit for bit: the reference is again the actor's first weights, not the checkpoint's."""
-    shutil.copytree(home / "dpo", home / "again")
-    shutil.rmtree(home / "again" / "checkpoints" / f"step-{STEPS:06d}")
-    shutil.rmtree(home / "again" / "model")
+    cut_off(home / "dpo", home / "again", 50)
     resumed = run_here(home, "dpo", "dpo.yaml", "--run.directory", "again", "--run.resume", "must")
     assert (whole.code, resumed.code) == (0, 0), resumed.err
     assert "resumed after step 50" in resumed.out

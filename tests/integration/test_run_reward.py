@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from commands import PPO, Outcome, column, metrics, run, run_here, write_config, write_task
+from commands import PPO, Outcome, column, cut_off, metrics, run, run_here, write_config, write_task
 from safetensors.torch import load_file
 from test_run_pairs import DPO, write_pairs
 from transformers import (
@@ -132,9 +131,7 @@ def test_transformers_gives_the_same_scores_one_by_one_and_padded(
 
 
 def test_a_resumed_run_is_the_run_that_was_never_stopped(home: Path, whole: Outcome) -> None:
-    shutil.copytree(home / "rm", home / "again")
-    shutil.rmtree(home / "again" / "checkpoints" / f"step-{STEPS:06d}")
-    shutil.rmtree(home / "again" / "model")
+    cut_off(home / "rm", home / "again", 25)
     resumed = run_here(home, "rm", "rm.yaml", "--run.directory", "again", "--run.resume", "must")
     assert (whole.code, resumed.code) == (0, 0), resumed.err
     assert "resumed after step 25" in resumed.out
