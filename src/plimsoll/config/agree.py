@@ -18,7 +18,7 @@ from plimsoll.config.agree_sources import (
     step_source,
 )
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.data import SourceConfig
+from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import (
     ComparedJobConfig,
@@ -104,7 +104,8 @@ def _common(config: JobConfig) -> Iterator[Problem]:
     yield from _cluster(config.cluster)
     yield from evaluated(config)
     yield from memory_levers(config)
-    if config.data.step_separator != "\n" and not isinstance(config, PrmConfig):
+    separator = DataConfig.model_fields["step_separator"]
+    if config.data.step_separator != separator.default and not isinstance(config, PrmConfig):
         yield Problem(
             "data.step_separator",
             show(config.data.step_separator),

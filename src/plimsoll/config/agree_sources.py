@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.problems import Problem, show
 
-_COLUMNS = (
-    *("messages", "prompt", "response", "text", "chosen", "rejected"),
-    *("margin", "steps", "labels", "label", "reference"),
-)
+_WHERE = ("path", "name", "split", "limit")
+_COLUMNS = tuple(key for key in SourceConfig.model_fields if key not in _WHERE)
 
 
 def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:

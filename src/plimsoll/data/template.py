@@ -100,7 +100,7 @@ class Template:
     def plain(self) -> Template:
         """The template of the same tokenizer for documents: nothing is put around them but the
         tokens that begin and end a text; ConfigError as `make_template`."""
-        return replace(make_template(self.tokenizer, "none", None), vocabulary=self.vocabulary)
+        return make_template(self.tokenizer, "none", None, self.vocabulary)
 
     def render_answer(self, prompt: Messages, answer: Messages) -> tuple[Piece, ...]:
         """The pieces of a prompt and of what answers it: as `render_conversation` of both, but the
@@ -213,12 +213,15 @@ class Template:
 
 
 def make_template(
-    tokenizer: PreTrainedTokenizerBase, chat_template: str | None, system: str | None
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template: str | None,
+    system: str | None,
+    vocabulary: int | None = None,
 ) -> Template:
     """The template for a fast tokenizer and the settings `data.chat_template`, `data.system`.
 
     chat_template: Jinja text, the path of a file with it, `none` for plain text, or None for
-        the tokenizer's own.
+        the tokenizer's own. vocabulary: of the model; see `Template`.
     Raises ConfigError when there is no template, when it is not valid Jinja, or when the
     tokenizer lacks what is needed.
     """
@@ -240,6 +243,7 @@ def make_template(
         system=system,
         begin=_begin(tokenizer) if plain else None,
         specials=tuple(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
+        vocabulary=vocabulary,
     )
 
 

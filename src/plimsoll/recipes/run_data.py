@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig
@@ -83,7 +83,7 @@ def run_template(config: JobConfig) -> Template:
     only_text = all(source.text is not None for source in data.sources().values())
     form = "none" if only_text else data.chat_template
     vocabulary = read_model_json(model.path).get("vocab_size")
-    return replace(make_template(tokenizer, form, data.system), vocabulary=vocabulary)
+    return make_template(tokenizer, form, data.system, vocabulary)
 
 
 def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
