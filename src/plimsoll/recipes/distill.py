@@ -20,8 +20,6 @@ from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.distillation import DistillationObjective
 from plimsoll.engine.worker import StepResult, Worker
-from plimsoll.errors import ConfigError
-from plimsoll.model.load import load_tokenizer, read_model_config
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.roles import load_actor
 from plimsoll.records import BatchCounts, Sample
@@ -32,7 +30,6 @@ DistillWork = Work[DistillConfig, Sample]
 def run_distill(config: DistillConfig) -> None:
     """Run the job that the config describes; resumes where `run.resume` says so."""
     divergence(config.algorithm.divergence)  # a wrong name or option ends the run right here
-    check_tokenizers(config)
     with open_work("distill", config, load_samples) as work:
         load_actor(work)
         with work.session.phase("load", work.cluster):
@@ -43,35 +40,6 @@ def run_distill(config: DistillConfig) -> None:
             lambda sample: len(sample.tokens),
             partial(learn, work),
             partial(evaluate, work),
-        )
-
-
-def check_tokenizers(config: DistillConfig) -> None:
-    """Raises ConfigError where a token is not the same text for student and teacher, or has no row
-    in the teacher's head."""
-    actor, teacher = config.actor.model, config.teacher.model
-    rows, taught_rows = (
-        read_model_config(model.path, model.trust_remote_code).get_text_config().vocab_size
-        for model in (actor, teacher)
-    )
-    if taught_rows < rows:
-        raise ConfigError(
-            f"teacher.model.path is {teacher.path!r}, whose vocabulary is {taught_rows}, and the "
-            f"actor's ({actor.path!r}) is {rows}: the teacher has no probability for every token. "
-            f"Take a teacher of the actor's family"
-        )
-    own, taught = (
-        load_tokenizer(model.path, model.trust_remote_code).get_vocab()
-        for model in (actor, teacher)
-    )
-    differing = sorted(own.items() ^ taught.items(), key=lambda entry: entry[1])
-    if differing:
-        text, token = differing[0]
-        raise ConfigError(
-            f"teacher.model.path is {teacher.path!r}, whose tokenizer is not that of the actor "
-            f"({actor.path!r}): {len(differing)} entries differ, the first of them token {token} "
-            f"({text!r}). Distributions over different tokens cannot be compared: take a teacher "
-            f"of the actor's family"
         )
 
 

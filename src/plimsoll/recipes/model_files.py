@@ -44,6 +44,11 @@ def read_model_json(path: str) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
+def has_tokenizer(path: str) -> bool:
+    """Whether a local directory holds one."""
+    return any((Path(path).expanduser() / name).is_file() for name in _VOCABULARIES)
+
+
 def check_missing(key: str, name: str, wanted: str) -> Problem | None:
     """The problem of a path that is not here, or None where it may well be a name on the hub:
     `organisation/name` without such a directory here, or a single name with nothing like it here.
@@ -88,7 +93,7 @@ def _no_config(path: Path) -> tuple[str, str] | None:
 
 
 def _no_tokenizer(path: Path) -> tuple[str, str] | None:
-    if any((path / name).is_file() for name in _VOCABULARIES):
+    if has_tokenizer(str(path)):
         return None
     return (
         f"The directory has no tokenizer: none of {', '.join(_VOCABULARIES)}.",

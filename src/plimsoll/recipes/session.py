@@ -22,6 +22,7 @@ from plimsoll.memory.plan.process_peaks import Footprints
 from plimsoll.recipes.nodes import refuse_smaller_nodes
 from plimsoll.recipes.planning import plan_json, plan_run, plan_svg, predicted_peaks
 from plimsoll.recipes.shortage import explaining_shortage
+from plimsoll.recipes.tokenizers import check_tokenizers
 from plimsoll.run.clock import Phase, PhaseClock
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.interrupt import StopRequest
@@ -150,6 +151,7 @@ class Session:
 @contextmanager
 def open_session(job: str, config: JobConfig) -> Iterator[Session]:
     """Open the run directory and all that watches the run; closes everything at the end."""
+    check_tokenizers(config)
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(config.run))
         latest = directory.latest_checkpoint()

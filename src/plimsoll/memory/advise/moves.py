@@ -20,12 +20,12 @@ from plimsoll.memory.plan.stores import Store, likely_worst
 from plimsoll.memory.plan.ways_out import written_reference
 from plimsoll.memory.price.work import (
     frozen_roles,
+    key_of,
     longest_sequence,
     sequences_together,
     step_sequences,
     trained_roles,
 )
-from plimsoll.memory.rules.cards import key_of
 from plimsoll.memory.rules.engines import largest_share
 from plimsoll.memory.rules.states import LOST_BELOW
 

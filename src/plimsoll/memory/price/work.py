@@ -65,6 +65,11 @@ def is_precomputed(config: JobConfig) -> bool:
     return isinstance(config, ComparedJobConfig) and config.reference_logprobs.precompute
 
 
+def key_of(role: RoleName) -> str:
+    """The config's key of a role."""
+    return "reward_model.role" if role == "reward" else role
+
+
 def role_models(config: JobConfig) -> dict[RoleName, ModelConfig]:
     """The model of every role."""
     trained = {name: role.model for name, role in trained_roles(config).items()}

@@ -17,8 +17,8 @@ from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.price.work import (
-    RoleName,
     frozen_roles,
+    key_of,
     role_models,
     sequences_together,
     step_sequences,
@@ -33,11 +33,6 @@ def card_rules(job: Job) -> Iterator[PlanProblem]:
     yield from _idle_ranks(job)
     yield from _idle_cards(job)
     yield from _nodes(job)
-
-
-def key_of(role: RoleName) -> str:
-    """The config's key of a role."""
-    return "reward_model.role" if role == "reward" else role
 
 
 def _bfloat16(job: Job) -> Iterator[PlanProblem]:
