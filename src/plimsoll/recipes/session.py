@@ -23,7 +23,7 @@ from plimsoll.recipes.nodes import refuse_smaller_nodes
 from plimsoll.recipes.planning import plan_json, plan_run, plan_svg, predicted_peaks
 from plimsoll.recipes.shortage import explaining_shortage
 from plimsoll.recipes.tokenizers import check_tokenizers
-from plimsoll.run.clock import Phase, PhaseClock
+from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.leaks import LeakWatch
@@ -67,7 +67,7 @@ class Session:
             )
 
     @contextmanager
-    def phase(self, name: Phase, cluster: Cluster | None = None) -> Iterator[None]:
+    def phase(self, name: TimedPhase, cluster: Cluster | None = None) -> Iterator[None]:
         """Count the time of the block and, where it ends well, read what every process holds;
         where memory runs out, explain why.
 

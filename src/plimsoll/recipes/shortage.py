@@ -11,12 +11,14 @@ from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import explain
 from plimsoll.memory.explain.incident import Incident, OutOfMemory
 from plimsoll.recipes.planning import constants_of, hardware_of
-from plimsoll.run.clock import Phase
+from plimsoll.run.clock import TimedPhase
 from plimsoll.run.directory import RunDirectory
 
 
 @contextmanager
-def explaining_shortage(config: JobConfig, directory: RunDirectory, phase: Phase) -> Iterator[None]:
+def explaining_shortage(
+    config: JobConfig, directory: RunDirectory, phase: TimedPhase
+) -> Iterator[None]:
     """Within: OutOfMemory is raised with its explanation, which is in the run directory, too."""
     try:
         yield
@@ -27,7 +29,7 @@ def explaining_shortage(config: JobConfig, directory: RunDirectory, phase: Phase
         raise OutOfMemory(written, error.incident) from error
 
 
-def explanation_of(config: JobConfig, incident: Incident, phase: Phase) -> str:
+def explanation_of(config: JobConfig, incident: Incident, phase: TimedPhase) -> str:
     """The explanation as text; for a model whose shape is not known, why there is none."""
     hardware, constants = hardware_of(config.cluster), constants_of(config.cluster)
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-Phase = Literal[
+TimedPhase = Literal[
     "data",
     "precompute",
     "load",
@@ -19,6 +19,8 @@ Phase = Literal[
     "eval",
     "save",
 ]
+"""What a step's time is told by. The plan leaves out `data` and `eval`, which hold no more than
+others do."""
 
 
 class PhaseClock:
@@ -27,10 +29,10 @@ class PhaseClock:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._current: Phase | None = None
+        self._current: TimedPhase | None = None
 
     @contextmanager
-    def phase(self, name: Phase) -> Iterator[None]:
+    def phase(self, name: TimedPhase) -> Iterator[None]:
         """Count the time of the block, also of one that ends with an error."""
         assert self._current is None, f"phase {name} inside of {self._current}"
         self._current = name

@@ -14,7 +14,7 @@ from typing import get_args
 
 import pytest
 
-from plimsoll.run.clock import Phase
+from plimsoll.run.clock import TimedPhase
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.numbers import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.progress import Progress, StepReport, headline
@@ -45,7 +45,7 @@ def test_tokens_per_second_are_of_what_works_on_them() -> None:
     assert report(1).tokens_per_second == pytest.approx(2000.0)
     beside = {"data": 9.0, "precompute": 8.0, "load": 7.0, "eval": 6.0, "save": 5.0}
     of_step = {"rollout": 1.0, "score": 0.5, "train_critic": 0.25, "train_actor": 0.2, "sync": 0.05}
-    assert {*beside, *of_step} == {*get_args(Phase)}
+    assert {*beside, *of_step} == {*get_args(TimedPhase)}
     found = StepReport(1, {}, 6400, beside | of_step, {})
     assert found.tokens_per_second == pytest.approx(3200.0)
     assert StepReport(1, {}, 5, {"eval": 1.0}, {}).tokens_per_second == 0.0
