@@ -306,8 +306,63 @@ def test_what_fits_needs_no_change_and_what_never_fits_has_none() -> None:
     config = sft(model="meta-llama/Llama-2-70b-hf")
     assert smallest_change(config, Ground(hopeless)) is None
     advice = advised(config, hopeless)
-    assert advice == Advice((), None, False)
+    assert advice == Advice((), None, None, False)
     assert advice_text(advice) == "nothing that was tried would fit"
+
+
+LONG = """\
+run: {directory: out, steps: 10}
+cluster: {where: local}
+data: {train: {path: x, prompt: q, response: a}, max_tokens: 100000}
+batch: {sequences: 1, micro_batch_tokens: 100000}
+actor:
+  model: {path: Qwen/Qwen2.5-7B, gradient_checkpointing: true, quantization: nf4}
+  adapter: {rank: 8}
+"""
+
+
+def test_where_nothing_else_fits_the_longest_sequences_that_do_are_named() -> None:
+    config, hardware = read("sft", LONG), parse_cluster("RTX-4090", 1, 64 * 10**9)
+    advice = advised(config, hardware)
+    assert advice.suggestions == () and advice.shorter is not None
+    assert smallest_change(config, Ground(hardware)) == advice.shorter
+    tokens = {change.key: change.after for change in advice.shorter.changes}
+    length = tokens["data.max_tokens"]
+    assert tokens == {"data.max_tokens": length, "batch.micro_batch_tokens": length}
+    assert isinstance(length, int) and length % 64 == 0
+
+    def verdict(length: int) -> str:
+        shorter = read("sft", LONG.replace("100000", str(length)))
+        return make_plan(shorter, Ground(hardware)).verdict
+
+    assert (verdict(length), verdict(length + 64)) == ("fits", "risky")
+    assert advice_text(advice).endswith(
+        f"   + data.max_tokens: {length}\n     what is learned changes\n"
+        "     longer rows are refused, or cut with data.over_long: truncate"
+    )
+
+
+def test_shorter_sequences_of_ppo_are_shorter_responses() -> None:
+    config = read(
+        "ppo",
+        """\
+run: {directory: out, steps: 10}
+cluster: {where: local}
+data: {train: {path: x, prompt: q, reference: a}, max_tokens: 1000}
+batch: {prompts: 8, micro_batch_tokens: 101000}
+actor: {model: {path: Qwen/Qwen2.5-0.5B, gradient_checkpointing: true}}
+critic: {model: {path: Qwen/Qwen2.5-0.5B, gradient_checkpointing: true}}
+rewards: {correct: {name: exact_match}}
+rollout: {engine: transformers, max_sequences: 1, sampling: {max_new_tokens: 100000}}
+""",
+    )
+    advice = advised(config, parse_cluster("RTX-4090", 1, 64 * 10**9))
+    assert advice.shorter is not None
+    found = {change.key: change.after for change in advice.shorter.changes}
+    new = found["rollout.sampling.max_new_tokens"]
+    assert isinstance(new, int) and new % 64 == 0
+    assert found["batch.micro_batch_tokens"] == new + 1000
+    assert advice.shorter.costs == ("what is learned changes", "longer responses are cut off")
 
 
 def test_changes_are_a_diff_and_flags_that_the_parser_reads_back() -> None:

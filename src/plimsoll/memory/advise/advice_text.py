@@ -12,8 +12,9 @@ _RANKED = "estimates for ranking, not for timing"
 
 
 def advice_text(advice: Advice) -> str:
-    """Every suggestion, the fastest first, and the smallest cluster."""
-    return "\n".join([*_heading(advice), *_suggestions(advice), *_cluster(advice)])
+    """Every suggestion, the fastest first; the smallest cluster; the longest sequences that fit."""
+    parts = (_heading, _suggestions, _cluster, _shorter)
+    return "\n".join(line for part in parts for line in part(advice))
 
 
 def _heading(advice: Advice) -> Iterator[str]:
@@ -30,8 +31,12 @@ def _suggestions(advice: Advice) -> Iterator[str]:
     for number, suggestion in enumerate(advice.suggestions, 1):
         smallest = ", the smallest change" if suggestion.smallest else ""
         yield _filled(f"{number}. {suggestion.verdict}{smallest}: {_sizes(suggestion)}", "   ")
-        yield from (f"   {line}" for change in suggestion.changes for line in change.lines)
-        yield from (_filled(f"     {cost}", "     ") for cost in suggestion.costs)
+        yield from _changes(suggestion)
+
+
+def _changes(suggestion: Suggestion) -> Iterator[str]:
+    yield from (f"   {line}" for change in suggestion.changes for line in change.lines)
+    yield from (_filled(f"     {cost}", "     ") for cost in suggestion.costs)
 
 
 def _cluster(advice: Advice) -> Iterator[str]:
@@ -44,6 +49,12 @@ def _cluster(advice: Advice) -> Iterator[str]:
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)}"
     yield f"smallest cluster on which it fits as written: {nodes}"
     yield from (f"   {line}" for c in cluster.suggestion.changes for line in c.lines)
+
+
+def _shorter(advice: Advice) -> Iterator[str]:
+    if advice.shorter is not None:
+        yield f"with shorter sequences it fits as written otherwise: {_sizes(advice.shorter)}"
+        yield from _changes(advice.shorter)
 
 
 def _sizes(suggestion: Suggestion) -> str:

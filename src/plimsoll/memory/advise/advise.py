@@ -9,8 +9,9 @@ from math import log
 
 from plimsoll.config.jobs import JobConfig
 from plimsoll.memory.advise.changes import Change, changes_between
-from plimsoll.memory.advise.costs import costs_of
+from plimsoll.memory.advise.costs import costs_of, shorter_costs
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
+from plimsoll.memory.advise.lengths import shortened
 from plimsoll.memory.advise.moves import filled, grown
 from plimsoll.memory.advise.search import Site, State, faster_states, in_order, saving_states
 from plimsoll.memory.plan.plan import Ground
@@ -70,11 +71,13 @@ class Cluster:
 @dataclass(frozen=True)
 class Advice:
     """suggestions: the fastest first. smallest_cluster: on which the config as written fits; None
-    where there is none. fits: whether the config as written fits, so that suggestions are faster
-    ones."""
+    where there is none. shorter: the longest sequences with which it fits as written otherwise;
+    None where it fits, or with none. fits: whether the config as written fits, so that suggestions
+    are faster ones."""
 
     suggestions: tuple[Suggestion, ...]
     smallest_cluster: Cluster | None
+    shorter: Suggestion | None
     fits: bool
 
 
@@ -90,14 +93,16 @@ def advise(config: JobConfig, ground: Ground) -> Advice:
     if by_size and not _fits(root):
         by_size[0] = replace(by_size[0], smallest=True)
     ranked = sorted(_of_each_effect(by_size), key=lambda one: one.relative_seconds)
-    return Advice(tuple(ranked), _smallest_cluster(site, root), _fits(root))
+    cluster, shorter = _smallest_cluster(site, root), _shorter(site, root)
+    return Advice(tuple(ranked), cluster, shorter, _fits(root))
 
 
 def smallest_change(config: JobConfig, ground: Ground) -> Suggestion | None:
     """The suggestion that asks for least; None where the config fits or nothing would make it fit.
 
     What leaves what is learned as it is comes before what rounds it, that before more machines, and
-    last is what trains something else; among those alike the fastest. Raises as `advise`.
+    then what trains something else, among those alike the fastest; and last shorter sequences.
+    Raises as `advise`.
     """
     site = Site(config, ground)
     if _fits(site.root):
@@ -105,7 +110,15 @@ def smallest_change(config: JobConfig, ground: Ground) -> Suggestion | None:
     for effect in EFFECTS:
         if found := _smallest_first(site.root, saving_states(site, site.root, (effect,))):
             return replace(found[0], smallest=True)
-    return None
+    return _shorter(site, site.root)
+
+
+def _shorter(site: Site, root: State) -> Suggestion | None:
+    state = shortened(site)
+    if state is None:
+        return None
+    found = _suggestion(root, state)
+    return replace(found, costs=shorter_costs(found.changes))
 
 
 def _smallest_first(root: State, states: Iterable[State]) -> list[Suggestion]:

@@ -60,6 +60,14 @@ def costs_of(changed: JobConfig, changes: Sequence[Change], relative: float) -> 
     return (effect_words(changes), speed_words(relative), *further)
 
 
+def shorter_costs(changes: Sequence[Change]) -> tuple[str, ...]:
+    """Of shorter sequences, whose steps have less to do."""
+    what = "rows are refused, or cut with data.over_long: truncate"
+    if any(change.key.endswith("max_new_tokens") for change in changes):
+        what = "responses are cut off"
+    return (effect_words(changes), f"longer {what}")
+
+
 def _cost(key: str) -> str | None:
     return next((cost for end, cost in _COSTS.items() if key.endswith(f".{end}")), None)
 

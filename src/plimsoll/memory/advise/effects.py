@@ -9,7 +9,8 @@ from plimsoll.memory.advise.changes import Change
 
 Effect = Literal["none", "rounding", "machines", "method"]
 """none: the same result on the same machines. rounding: the same training with coarser numbers.
-machines: the same result, on more machines or cards. method: other training."""
+machines: the same result, on more machines or cards. method: other training, or
+of shorter sequences."""
 
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 """The least first: the order in which changes are advised."""
@@ -17,6 +18,7 @@ EFFECTS: tuple[Effect, ...] = get_args(Effect)
 _TRAINED = ("actor.", "critic.")
 _ROUNDING = ("zero.state_dtype", "zero.gradient_dtype", "optimizer.kind")
 _METHOD = ("adapter.rank", "model.quantization")
+_LENGTHS = (".max_tokens", ".max_new_tokens")
 
 
 def effect_of(changes: Iterable[Change]) -> Effect:
@@ -42,7 +44,7 @@ def _where(changes: Iterable[Change]) -> str:
 
 def _effect(change: Change) -> Effect:
     learns = change.key.startswith(_TRAINED)
-    if learns and change.key.endswith(_METHOD):
+    if (learns and change.key.endswith(_METHOD)) or change.key.endswith(_LENGTHS):
         return "method"
     if learns and change.key.endswith(_ROUNDING):
         return "rounding"

@@ -31,6 +31,7 @@ def plan_values(plan: Plan, advice: Advice | None = None) -> dict[str, Any]:
         "problems": [asdict(problem) for problem in plan.problems],
         "suggestions": [_suggestion(one) for one in advice.suggestions] if advice else [],
         "smallest_cluster": _cluster(advice.smallest_cluster) if advice else None,
+        "shorter_sequences": _suggestion(advice.shorter) if advice and advice.shorter else None,
         "constants": constant_values(plan.constants),
     }
 
