@@ -35,7 +35,8 @@ LOOKED_AT = (
         "meta-pytorch/torchtune",
     ),
     *("modelscope/ms-swift", "pytorch/torchtitan", "foundation-model-stack/fms-acceleration"),
-    "gist.github.com/chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a",
+    *("gist.github.com/chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a", "Anassbzdd/fitcheck"),
+    *("whitecircle/halo", "ljm565/universal-llm-trainer", "ethanyanjiali/Mai", "pytorch/ao"),
 )
 """Sources whose rows were looked at after a first prediction, which docs/performance.md keeps."""
 GAPS = tuple(n / 100 for n in range(2, 13))

@@ -94,13 +94,20 @@ class _Activations:
         """Where the last of the first so many layers is undone."""
         at = Moment("train_actor", "backward")
         held = backward_items("actor", self.row.shape, self._work, self._form, at, layers)
-        return self._bytes(held) if layers else 0
+        return self._bytes(held) + self._held_logits if layers else 0
+
+    @property
+    def _held_logits(self) -> int:
+        """Of the output, until the backward is done."""
+        words = self.row.tokens * self.row.shape.vocabulary
+        return self._form.element * words if self.project.holds_output else 0
 
     @property
     def at_end(self) -> int:
         """Where the first layer is undone."""
         row = self.row
-        kept = self.project.reentrant and row.strategy == "fsdp" and row.adapter is not None
+        reentrant = self.project.reentrant if row.reentrant is None else row.reentrant
+        kept = reentrant and row.strategy == "fsdp" and row.adapter is not None
         if not (kept and row.checkpointed):
             return self.left(1)
         stream = 2 * row.tokens * row.shape.hidden
@@ -108,7 +115,7 @@ class _Activations:
 
     def _bytes(self, held: Iterable[Held]) -> int:
         found = sum(self._item_bytes(one.item) for one in held if one.item.where == "device")
-        return found + self._routed + self._widened + self._quantized_inputs - self._unsaved
+        return found + self._routed + self._quantized_inputs - self._unsaved
 
     def _item_bytes(self, item: Item) -> int:
         if item.name == "logits":
@@ -119,14 +126,20 @@ class _Activations:
     def _logit(self) -> int:
         """Bytes of each where the loss is highest. Of some at a time: logits and their gradients in
         16 bits, and between them a log-softmax in fp32 that no compiler leaves out. In place: fp32
-        logits, and what the loss reads of them. Qwen's own code leaves fp32 to autocast."""
+        logits, and what the loss reads of them. Qwen's own code leaves fp32 to autocast, which
+        DeepSpeed has not."""
         row = self.row
         if row.chunked_loss and row.compiled:
             return 4
-        if row.chunked_loss or row.loss_in_place or zero_stage(row, self.project) > 0:
+        if row.loss_in_place:
+            return self.project.in_place
+        own = row.shape.family == "qwen"
+        if row.chunked_loss or (own and zero_stage(row, self.project) > 0):
             return 8
-        own = row.shape.family == "qwen" or row.prepared
-        return _HUGGING_FACE if own else self.project.logit
+        if own or row.prepared:
+            return _HUGGING_FACE
+        capped = row.shape.logits_softcapped  # the backward of tanh reads its result
+        return self.project.logit + self._form.element * (self.project.holds_output + capped)
 
     @property
     def _routed(self) -> int:
@@ -134,14 +147,6 @@ class _Activations:
         plain, adapted = self.project.routed_copies
         copies = plain + (adapted if row.adapter else 0)
         return 2 * copies * row.tokens * row.shape.experts_per_token * row.shape.hidden
-
-    @property
-    def _widened(self) -> int:
-        """Embeddings in fp32 make the residual stream so, and with it what checkpoints keep."""
-        row = self.row
-        if not (row.prepared and row.checkpointed) or row.shape.family == "qwen":
-            return 0
-        return 2 * row.tokens * row.shape.hidden * row.shape.layers
 
     @property
     def _quantized_inputs(self) -> int:
@@ -154,11 +159,17 @@ class _Activations:
 
     @property
     def _unsaved(self) -> int:
-        """Three results of an activation that is written in six operations."""
-        shape = self.row.shape
+        """Three results of an activation that is written in six operations. Liger's norms save
+        their input alone, not it in fp32 and normalised besides; its MLP no result of the SiLU."""
+        row, shape = self.row, self.row.shape
+        if row.fused_layers and not row.checkpointed:
+            normed = 2 * shape.hidden
+            if shape.traits.query_norms:
+                normed += (shape.heads + shape.kv_heads) * shape.head_dim
+            return (4 * normed + 2 * shape.intermediate) * row.tokens * shape.layers
         if shape.gated or not self.project.fused_gelu:
             return 0
-        return 2 * 3 * self.row.tokens * shape.intermediate * self._whole_layers
+        return 2 * 3 * row.tokens * shape.intermediate * self._whole_layers
 
     @property
     def _whole_layers(self) -> int:
@@ -172,13 +183,15 @@ class _Activations:
     @property
     def _form(self) -> ActivationForm:
         row, deepspeed = self.row, zero_stage(self.row, self.project) > 0
-        wide = row.strategy in ("single", "ddp") and not deepspeed and row.precision != "pure"
+        # Embeddings in fp32 make the residual stream so, and each linear's result is as its input.
+        wide_stream = row.prepared and row.shape.family != "qwen"
+        wide = row.strategy in ("single", "ddp") and not deepspeed and row.wide_adapter
         pair = None
         if row.adapter is not None:
-            element, dropout = 4 if wide else 2, self.project.dropout
-            pair = AdapterForm(row.adapter.rank, row.adapter.targets, element, dropout)
+            dropout = self.project.dropout if row.dropout is None else row.dropout
+            pair = AdapterForm(row.adapter.rank, row.adapter.targets, 4 if wide else 2, dropout)
         return ActivationForm(
-            element=4 if row.precision == "fp32" else 2,
+            element=4 if row.precision == "fp32" or wide_stream else 2,
             checkpoint_every=1 if row.checkpointed else None,
             attention="eager" if row.eager else "varlen",
             head=ChunkedHead(row.chunk, entropy=True) if row.chunk else UnfusedHead(),

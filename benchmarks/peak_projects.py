@@ -16,7 +16,9 @@ class Project:
     untied: its own model code keeps embedding and head apart where they are tied.
     fused_gelu: an MLP without a gate keeps its first result alone, where transformers' keeps four.
     logit: bytes of each where the loss is highest. transformers' Llama until 4.44 has fp32 logits,
-    what the loss reads of them, and its log-softmax.
+    what the loss reads of them, and its log-softmax. holds_output: its loop keeps the model's
+    output, and so its logits, until the backward is done; Trainer's does not. in_place: as `logit`,
+    where the loss makes the gradient in place of fp32 logits and of what it reads of them.
     reentrant: its checkpoints are, so that FSDP, which waits for the gradient of what frozen
     weights read, keeps every checkpoint and its gradient until the backward ends.
     quantized_inputs: its bitsandbytes (0.41) keeps the input of every 4-bit linear.
@@ -31,6 +33,8 @@ class Project:
     untied: bool = False
     fused_gelu: bool = False
     logit: int = 12
+    holds_output: bool = False
+    in_place: int = 8
     reentrant: bool = False
     quantized_inputs: bool = False
     flat_gradients: bool = False
@@ -56,6 +60,12 @@ PROJECTS = {
     "modelscope/ms-swift": Project(dropout=True),
     # train.py: lora_dropout, reentrant_checkpointing
     "AnswerDotAI/fsdp_qlora": Project(dropout=True, reentrant=True),
+    # scripts/measure.py: one_step
+    "Anassbzdd/fitcheck": Project(holds_output=True),
+    # src/kernels/liger/cross_entropy.py, of the fp32 copy that transformers 5 makes of its logits
+    "whitecircle/halo": Project(in_place=6),
+    # src/models/*.py: a loss of the model's own 16-bit logits; src/trainer/trainer.py: epoch_train
+    "ljm565/universal-llm-trainer": Project(logit=6, holds_output=True, reentrant=True),
     # transformers' Trainer
     "foundation-model-stack/fms-acceleration": Project(reentrant=True),
 }

@@ -42,12 +42,14 @@ class Row:
     auto_buckets: transformers' integration sets DeepSpeed's sizes by the hidden size.
     precision: mixed is 16-bit compute, whatever keeps the fp32 masters; pure has no fp32 at all;
     fp32 weights are what 16-bit compute is gathered from. prepared: PEFT made fp32 of what is not
-    in 4 or 8 bits. moments: bytes of the optimizer's state per fp32 number. foreach: the optimizer
-    makes a copy of all it updates. keeps_gradients: False where each weight is updated in the
-    backward. accumulates: gradients over several micro-batches. chunk: rows of logits at once;
-    None: all. chunked_loss: logits are all there, and the loss is of some at a time. loss_in_place:
-    one kernel turns logits into their gradient. compiled: by torch.compile. varied: lengths differ
-    from step to step, so that what is reserved depends on their order.
+    in 4 or 8 bits. wide_adapter: its weights are fp32. dropout, reentrant: of adapters and of
+    checkpoints; None: as its project has them. moments: bytes of the optimizer's state per fp32
+    number. foreach: the optimizer makes a copy of all it updates. keeps_gradients: False where each
+    weight is updated in the backward. accumulates: gradients over several micro-batches. chunk:
+    rows of logits at once; None: all. chunked_loss: logits are all there, and the loss is of some
+    at a time. loss_in_place: one kernel turns logits into their gradient. fused_layers: Liger's
+    norms and MLPs. compiled: by torch.compile. varied: lengths differ from step to step, so that
+    what is reserved depends on their order.
     peak: bytes; None: it ran out. capacity: bytes of the card; None: which card is not known, and
     only whether the row would have been refused depends on it.
     """
@@ -66,6 +68,8 @@ class Row:
     quantization: Quantization
     precision: Precision
     prepared: bool
+    wide_adapter: bool
+    dropout: bool | None
     moments: float
     foreach: bool
     keeps_gradients: bool
@@ -73,11 +77,13 @@ class Row:
     sequences: int
     tokens: int
     checkpointed: bool
+    reentrant: bool | None
     inputs_on_host: bool
     eager: bool
     chunk: int | None
     chunked_loss: bool
     loss_in_place: bool
+    fused_layers: bool
     compiled: bool
     varied: bool
     reference: bool
@@ -136,18 +142,22 @@ def _row(raw: dict[str, str]) -> Row:
         quantization=words.quantization(text),
         precision=words.precision(text, strategy),
         prepared=words.prepared(text, strategy),
+        dropout=words.dropout(text),
+        wide_adapter=words.wide_adapters(text, strategy),
         moments=words.moments(text),
         foreach=not re.search(r"fused|deepspeed|8-?bit|paged", text["optimizer"]),
         keeps_gradients=not re.search(r"in[_ ](bwd|backward)", text["optimizer"] + text["notes"]),
-        accumulates=not re.search(r"no gradient accumulation", text["notes"]),
+        accumulates=words.accumulates(text),
         sequences=sequences,
         tokens=sequences * words.integer(raw, "seq_len"),
         checkpointed=words.checkpointed(text),
+        reentrant=words.reentrant(text),
         inputs_on_host="offload" in text["grad_ckpt"] or "activation" in text["offload"],
         eager=words.eager(text),
         chunk=words.chunk(text),
         chunked_loss=bool(re.search(r"chunked_cross_entropy|chunkedoutput", text["notes"])),
-        loss_in_place="fastkernels" in text["notes"],
+        loss_in_place=words.loss_in_place(text),
+        fused_layers=words.fused_layers(text),
         compiled=bool(re.search(r"\bcompile\b", text["notes"])),
         varied=bool(re.search(r"samples of \d+ to|padded to the longest", text["notes"])),
         reference=words.task(text) and pair and adapter is None,

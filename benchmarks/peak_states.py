@@ -154,7 +154,7 @@ def _whole(row: Row) -> Iterator[Kept]:
         element = 4 if row.precision == "fp32" else 2
         yield Kept("base", "bytes", int(_base(row, element, 4 if row.prepared else 2)), 1, "")
         pairs = adapter.together * _adapter_parameters(row.shape, adapter)
-        yield from _trained_states(row, pairs, 2 if row.precision == "pure" else 4, 1)
+        yield from _trained_states(row, pairs, 4 if row.wide_adapter else 2, 1)
         if adapter.ends:
             yield from _trained_states(row, _ends(row.shape), element, 1)
     if row.strategy == "ddp" and row.ranks > 1:

@@ -106,19 +106,19 @@ def strategy(text: Text) -> Strategy:
 
 def offloads(text: Text, what: str) -> bool:
     """Whether anything of that name is."""
-    value = re.sub(r"\(.*?\)", "", text["offload"])  # by what means
+    value = text["offload"]
     known = r"optim\w*|param\w*|weights?|states?|activations?|cpu|to|and|none|no|false"
-    if not re.fullmatch(rf"(({known})\W*)*", value):
-        raise NotKnown("offload", text["offload"])
+    if not re.fullmatch(rf"(({known})\W*)*", re.sub(r"\(.*?\)", "", value)):  # by what means
+        raise NotKnown("offload", value)
     return bool(re.search(what, value))
 
 
 _TARGETS = {  # as PEFT, LitGPT and torchtune name them
-    "query": ("q_proj",),
-    "key": ("k_proj",),
-    "value": ("v_proj",),
+    **dict.fromkeys(("q", "query"), ("q_proj",)),
+    **dict.fromkeys(("k", "key"), ("k_proj",)),
+    **dict.fromkeys(("v", "value"), ("v_proj",)),
+    **dict.fromkeys(("o", "output_proj"), ("o_proj",)),
     "projection": ("o_proj", "dense"),
-    "output_proj": ("o_proj",),
     "mlp": ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2"),
 }
 
@@ -171,9 +171,35 @@ def prepared(text: Text, divided: Strategy) -> bool:
     said. What FSDP divides has one dtype, and so stays as it was."""
     if quantization(text) == "none" or divided == "fsdp":
         return False
-    if re.search(r"prepares the model", text["notes"]):
-        return True
-    return precision(text, divided) != "pure" and "without peft's prep" not in text["notes"]
+    named = r"prepares the model|prepare_model_for_\w+|peft's prep"
+    if said := re.search(rf"(\bno |\bnot |without )?(?:{named})", text["notes"]):
+        return not said[1]
+    return precision(text, divided) != "pure"
+
+
+def wide_adapters(text: Text, divided: Strategy) -> bool:
+    """Whether an adapter's weights are fp32: PEFT's are, but not a project's own beside pure 16
+    bits."""
+    width, named = r"(fp32|float32|bf16|bfloat16|fp16|float16)", r"(?:adapters?|lora)(?: weights)?"
+    if said := re.search(rf"{width} {named}|{named}(?: in)? {width}", text["dtype"]):
+        return "32" in said[0]
+    return precision(text, divided) != "pure"
+
+
+def dropout(text: Text) -> bool | None:
+    """Of adapters; None where nothing is said."""
+    found = re.search(r"dropout\W{0,3}(\d*\.?\d+)|no (?:lora[ _])?dropout", _asides(text))
+    return float(found[1] or 0) > 0 if found else None
+
+
+def reentrant(text: Text) -> bool | None:
+    """Of checkpoints; None where nothing is said."""
+    found = re.search(r"(non-?|not )?reentrant(\W{0,3}false)?", _asides(text))
+    return not (found[1] or found[2]) if found else None
+
+
+def _asides(text: Text) -> str:
+    return " ".join((text["peft"], text["grad_ckpt"], text["notes"]))
 
 
 def moments(text: Text) -> float:
@@ -191,14 +217,33 @@ def moments(text: Text) -> float:
     raise NotKnown("optimizer", value)
 
 
+def accumulates(text: Text) -> bool:
+    """Whether gradients are, over several micro-batches: they are where nothing is said."""
+    one = r"no grad\w* accumulation|grad\w*[ _]accum\w*(?:[ _]steps)?\W*1\b"
+    return not re.search(one, text["notes"])
+
+
+_FUSED_HEAD = r"fused (?:linear )?(?:cross|ce\b)|cut cross|fused (?:chunked )?(?:lm )?head"
+
+
 def chunk(text: Text) -> int | None:
-    """Rows of logits at once; None: all."""
+    """Rows of logits at once; None: all. Liger's kernels fuse the head, if nothing else is said."""
     notes = text["notes"]
     if match := re.search(r"chunked (?:lm )?head \((\d+)\)|chunk(?:s of| size)? ?=? ?(\d+)", notes):
         return int(match[1] or match[2])
-    if re.search(r"liger|fused (?:linear )?cross|cut cross|fused (?:chunked )?(?:lm )?head", notes):
-        return 1024
-    return None
+    if re.search(rf"logits materiali[sz]ed|(?:no|without) (?:liger|{_FUSED_HEAD})", notes):
+        return None
+    return 1024 if re.search(rf"liger|{_FUSED_HEAD}", notes) else None
+
+
+def fused_layers(text: Text) -> bool:
+    """Whether norms, rotary embeddings and MLPs are Liger's."""
+    return bool(re.search(r"(?<!no )(?<!without )liger kernels?\b", text["notes"]))
+
+
+def loss_in_place(text: Text) -> bool:
+    """Whether one kernel makes the gradient of whole logits where these are."""
+    return bool(re.search(r"fastkernels|liger cross.?entropy", text["notes"]))
 
 
 def peak(text: Text) -> float | None:
@@ -213,11 +258,17 @@ def peak(text: Text) -> float | None:
     return float(found[1]) * {"gib": 2**30, "mib": 2**20}.get(said, 1e9)
 
 
+_METRICS: tuple[tuple[Metric, str], ...] = (
+    ("reserved", "reserved"),
+    ("allocated", "allocated|memory active|log_peak_memory_stats"),
+    ("device", "nvidia-smi|nvml|device[- ]used"),
+)
+
+
 def metric(notes: str) -> Metric:
-    """What was read. Active memory is what is allocated, and what is freed as soon as another
-    stream is done with it."""
-    if re.search(r"reserved", notes):
-        return "reserved"
-    if re.search(r"allocated|memory active|log_peak_memory_stats", notes):
-        return "allocated"
-    return "device" if re.search(r"nvidia-smi|nvml|device[- ]used", notes) else "unstated"
+    """What was read: the first that is named. Active memory is what is allocated, and what is freed
+    as soon as another stream is done with it."""
+    found = [
+        (match.start(), name) for name, words in _METRICS if (match := re.search(words, notes))
+    ]
+    return min(found)[1] if found else "unstated"

@@ -127,6 +127,24 @@ def test_offloaded_shards_are_on_the_host(tmp_path: Path) -> None:
     assert predicted(text) - predicted(text, "a-2") > 16 * PARAMETERS / 2 / 1e9 - 5
 
 
+def test_parameters_are_offloaded_by_whatever_words(tmp_path: Path) -> None:
+    divided = {"strategy": "FSDP full shard", "n_gpus": "2"}
+    words = ("parameters", "cpu (params)")
+    text = run(tmp_path, *(divided | {"id": f"a-{i}", "offload": x} for i, x in enumerate(words)))
+    assert predicted(text, "a-0") == predicted(text, "a-1")
+
+
+def test_what_is_said_of_four_bits_and_adapters_counts_before_the_precision(tmp_path: Path) -> None:
+    qlora = {"peft": "qlora r512 (query, value)", "dtype": "nf4, fp16 compute, no autocast"}
+    prepared = {"notes": "GB; max_memory_allocated; prepare_model_for_kbit_training"}
+    wide = {"dtype": "nf4, fp16 compute, no autocast; adapters fp32"}
+    text = run(tmp_path, qlora, qlora | prepared | {"id": "a-2"}, qlora | wide | {"id": "a-3"})
+    least, ends, adapters = (predicted(text, f"a-{i}") for i in (1, 2, 3))
+    assert ends - least == pytest.approx(2 * 2 * EMBEDDING / 1e9, abs=0.4)  # and the loss's head
+    parameters = 32 * 512 * (4096 + 4096 + 4096 + 1024)
+    assert adapters - least == pytest.approx(2 * 4 * parameters / 1e9, abs=0.1)
+
+
 def test_flat_parameters_have_gradients_of_frozen_weights(tmp_path: Path) -> None:
     litgpt = {"source": "Lightning-AI/litgpt@1:README", "strategy": "FSDP", "n_gpus": "2", **LORA}
     single = {"id": "a-2", "notes": "max_memory_allocated; no gradient accumulation"}
@@ -143,7 +161,26 @@ STREAM = 2 * 4096 * 4096 * 32  # what checkpoints of 4,096 tokens keep
     [
         # The loss of whole logits, and one that makes their gradient in place.
         ({}, {"notes": "max_memory_allocated; FastKernels"}, 4 * WORDS),
+        (
+            {},
+            {"notes": "max_memory_allocated; Liger cross entropy, logits materialised"},
+            4 * WORDS,
+        ),
+        # Norms keep 2 bytes of their input, not 4 and 2 of it normalised; no result of the SiLU.
+        (
+            {"grad_ckpt": "no"},
+            {"notes": "max_memory_allocated; Liger kernels, logits materialised"},
+            32 * 4096 * (4 * 2 * 4096 + 2 * 14336),
+        ),
+        # A loop that holds the model's output adds its 16-bit logits.
+        ({"source": "Anassbzdd/fitcheck@1:data"}, {"source": "someone/else@1:data"}, 2 * WORDS),
         ({"seq_len": "8192"}, {"seq_len": "4096"}, 12 * WORDS + STREAM),
+        # DeepSpeed has no autocast, and needs none for this loss.
+        (
+            {"strategy": "zero2", "n_gpus": "8", "seq_len": "8192"},
+            {"seq_len": "4096"},
+            12 * WORDS + STREAM,
+        ),
         # Embedding, head, norms and what the layers add to are fp32; the loss has one more copy.
         (
             {"peft": "qlora r8 (query)", "dtype": "bf16"},
@@ -168,6 +205,27 @@ def test_fsdp_keeps_reentrant_checkpoints_and_their_gradients(tmp_path: Path) ->
     assert predicted(text, "a-2") - predicted(text) == pytest.approx(4 * STREAM / 1e9, abs=0.1)
 
 
+def test_what_a_row_says_of_its_own_counts_before_its_project(tmp_path: Path) -> None:
+    fused = {"notes": "GB; max_memory_allocated; Liger fused linear cross entropy"}
+    base = fused | {"strategy": "FSDP", "n_gpus": "2", "seq_len": "16384", "dtype": "bf16-true"}
+    kinds = (  # source, checkpoints, dropout
+        ("foundation-model-stack/fms-acceleration@1:refs", "yes", ""),
+        ("someone/else@1:README", "reentrant", ""),
+        ("foundation-model-stack/fms-acceleration@1:refs", "yes (non-reentrant)", ""),
+        ("modelscope/ms-swift@1:README", "yes", ", dropout 0"),
+        ("modelscope/ms-swift@1:README", "yes", ""),
+        ("someone/else@1:README", "yes", ", lora_dropout=0.05"),
+    )
+    rows = (
+        base | {"id": f"a-{i}", "source": source, "grad_ckpt": kept, "peft": f"lora r8{drop}"}
+        for i, (source, kept, drop) in enumerate(kinds)
+    )
+    text = run(tmp_path, *rows)
+    found = [predicted(text, f"a-{i}") for i in range(len(kinds))]
+    assert found[0] == found[1] > found[2]
+    assert found[2] == found[3] < found[4] == found[5]
+
+
 def test_buckets_by_the_hidden_size(tmp_path: Path) -> None:
     zero = {"strategy": "zero3", "n_gpus": "8", "optimizer": "AdamW (DeepSpeed)", "dtype": "bf16"}
     text = run(tmp_path, zero, zero | {"id": "a-2", "strategy": "zero3 (buckets auto)"})
@@ -190,6 +248,10 @@ def test_sharding_divides_by_the_ranks(tmp_path: Path) -> None:
 
 
 SAME = (
+    ("notes", "MiB, max_memory_allocated", "MiB, max_memory_allocated (reserved was 5 % more)"),
+    ("notes", "max_memory_allocated; no Liger kernels", "max_memory_allocated"),
+    ("notes", "max_memory_allocated; grad_accum 1", "allocated, no gradient accumulation"),
+    ("peft", "LoRA r8 (q,k,v,o)", "lora r8 (q_proj, k_proj, v_proj, o_proj)"),
     ("seq_len", "4096", "4k"),
     ("seq_len", "4096", "4,096"),
     ("grad_ckpt", "full", "reentrant"),
@@ -281,7 +343,7 @@ def test_the_shipped_rows_are_read_but_for_what_their_sources_leave_open() -> No
     selective = {f"titan-00{n}" for n in (1, 2, 4, 5)}
     assert left_out == {"torchtune-001", "torchtune-012", "torchtune-014", "titan-003"} | selective
     ids = re.findall(r"^(\w+(?:-\w+)?-\d{3}) +\S+ +[\d.]+ ", text, re.MULTILINE)
-    assert len(ids) == len(set(ids)) == 276 - len(left_out)
+    assert len(ids) == len(set(ids)) == 344 - len(left_out)
 
 
 def test_the_published_rows_are_within_the_aim() -> None:

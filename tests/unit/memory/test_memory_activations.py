@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from plimsoll.memory.price.activation_form import (
     ValueHead,
 )
 from plimsoll.memory.price.activations import activation_items, backward_items
+from plimsoll.memory.price.layer_steps import layer_steps
 from plimsoll.memory.shapes.families import shape_from_config
 from plimsoll.memory.shapes.known_models import known_models, read_shape
 from plimsoll.memory.shapes.shape import MicroBatch
@@ -115,11 +117,30 @@ def test_attention_sequence_by_sequence_saves_its_output_twice() -> None:
     assert found["device activations"] - _bytes(FULL)["device activations"] == 32 * STREAM
 
 
-def test_written_scores_grow_with_the_longest_sequence() -> None:
-    eager = _bytes(replace(FULL, attention="eager"))["device activations"]
-    half = replace(WORK, longest=512)
-    fewer = _bytes(replace(FULL, attention="eager"), half)["device activations"]
-    assert eager - fewer == 32 * (4 + 2) * 32 * 4096 * 512
+SCORES = 32 * 4096 * 1024  # of every head, each query with 1,024 keys
+
+
+@pytest.mark.parametrize(("element", "kept"), [(2, 4 + 2), (4, 4)])
+@pytest.mark.parametrize(("device", "product"), [("cuda", 4), ("cpu", 0)])
+def test_written_scores_by_hand(
+    element: int, kept: int, device: Literal["cuda", "cpu"], product: int
+) -> None:
+    """Kept are the softmax in fp32, and narrowed if need be. At its backward the softmax is left,
+    with its gradient, that of the scores, and on CUDA the product of the first two (SoftMax.cu)."""
+    form = replace(FULL, attention="eager", element=element, device=device)
+    (scores,) = (x for x in layer_steps(LLAMA, WORK, form) if x.part == "attention scores")
+    outputs = 3 * element * 4096 * 4096
+    assert scores.saved == kept * SCORES + outputs
+    assert scores.saved + scores.scratch == (4 + 4 + 4 + product) * SCORES + outputs
+
+
+def test_softcapped_scores_take_a_product_more_on_cuda() -> None:
+    gemma = read_shape("google/gemma-2-2b")
+    found = {}
+    for device in ("cuda", "cpu"):
+        steps = layer_steps(gemma, WORK, replace(FULL, attention="sdpa", device=device))
+        found[device] = next(x.scratch for x in steps if x.part == "attention scores")
+    assert found["cuda"] - found["cpu"] == 4 * 8 * 1024**2  # one sequence's, of 8 heads
 
 
 def test_an_adapter_keeps_its_own_inputs_and_no_gradient_of_the_embedding() -> None:

@@ -62,15 +62,19 @@ def _scores(layer: Layer) -> Step:
     gradients = element * (layer.queries + 2 * layer.keys) + gathered
     scores = tokens * layer.work.longest * shape.heads
     largest = layer.work.longest**2 * shape.heads
+    # CUDA's backward of a softmax writes the product of it and its gradient out (SoftMax.cu).
+    product = 0 if layer.form.device == "cpu" else _FP32
     if shape.softcapped:  # fp32: queries, keys of every head, tanh, softmax; values
         again = (_FP32 + element) * layer.work.shared * shape.heads * shape.head_dim
         saved = (2 * _FP32 + element) * (layer.queries + scores) + again
         inputs = (2 * _FP32 + element) * layer.queries + gradients + again
         forward = inputs + (2 * _FP32 + element) * (scores - largest) + 4 * _FP32 * largest
-        return Step("attention scores", saved + joined, 6 * largest, 0, forward)
-    if layer.form.attention == "eager":
-        saved = (_FP32 + element) * scores + 2 * output
-        return Step("attention scores", saved + output, (_FP32 + element) * scores)
+        scratch = (6 + product) * largest
+        return Step("attention scores", saved + joined, scratch, 0, forward)
+    if layer.form.attention == "eager":  # the softmax in fp32, and narrowed for the values
+        narrow = element if element < _FP32 else 0
+        saved = (_FP32 + narrow) * scores + 3 * output
+        return Step("attention scores", saved, (2 * _FP32 - narrow + product) * scores)
     masks = aligned_mask_bytes(shape, layer.work, layer.form)
     saved = output + _FP32 * tokens * shape.heads + gathered + masks
     return Step("attention", saved + joined, output + 2 * gradients - joined)
