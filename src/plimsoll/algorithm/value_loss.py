@@ -20,9 +20,9 @@ def value_loss(inputs: ValueLossInputs, clip: float | None) -> LossOutput:
     error_L = (inputs.values_L - inputs.returns_L).square()
     worst_L = error_L
     if clip is not None:
-        change_L = (inputs.values_L - inputs.old_values_L).clamp(-clip, clip)
-        clipped_error_L = (inputs.old_values_L + change_L - inputs.returns_L).square()
-        worst_L = torch.maximum(error_L, clipped_error_L)
+        low_L, high_L = inputs.old_values_L - clip, inputs.old_values_L + clip
+        clipped_L = inputs.values_L.clamp(low_L, high_L)  # exactly the value, within the bounds
+        worst_L = torch.maximum(error_L, (clipped_L - inputs.returns_L).square())
     with torch.no_grad():
         metrics = {
             "value_mean": token_mean(inputs.values_L, inputs.counts),

@@ -86,10 +86,12 @@ def _pairs(config: DpoConfig | RmConfig) -> Iterator[Problem]:
 
 
 def _ppo(config: PpoConfig) -> Iterator[Problem]:
-    updates = config.run.steps * config.algorithm.epochs * config.algorithm.mini_batches
+    algorithm, steps = config.algorithm, config.run.steps
+    updates = algorithm.epochs * algorithm.mini_batches
+    learning = max(0, steps - algorithm.critic_warmup_steps)  # of the actor
     yield from _common(config)
-    yield from _role("actor", config.actor, updates)
-    yield from _role("critic", config.critic, updates)
+    yield from _role("actor", config.actor, learning * updates)
+    yield from _role("critic", config.critic, steps * updates)
     yield from steady("actor", config.actor)
     yield from steady("critic", config.critic)
     yield from separate(config)

@@ -74,7 +74,7 @@ def scheduled(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
         yield Problem(
             f"{name}.optimizer.warmup_steps",
             str(optimizer.warmup_steps),
-            f"The run has {updates} optimizer steps, so the peak would never be reached.",
+            f"The {name} takes {updates} optimizer steps, so the peak would never be reached.",
             f"at most {updates}, or more run.steps",
             code="warmup-too-long",
         )
@@ -117,7 +117,7 @@ def _decay(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
             f"{name}.optimizer.decay_steps",
             str(optimizer.decay_steps),
             f"With the warm-up ({name}.optimizer.warmup_steps: {optimizer.warmup_steps}) they are "
-            f"more than the run's {updates} optimizer steps.",
+            f"more than its {updates} optimizer steps.",
             f"fewer of both, {updates} at most, or more run.steps",
             code="decay-steps",
         )

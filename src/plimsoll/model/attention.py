@@ -111,15 +111,24 @@ class _Sequence(NamedTuple):
     value: Tensor
 
 
+@dataclass(frozen=True)
+class _WindowMask:
+    """What stands for the mask of a layer with a sliding window; see `_Pack.window`."""
+
+    window: int
+
+
 def register_packed_attention() -> None:
     """Make both names known to transformers. Calling it again changes nothing."""
     for name, kernel in ((SDPA, _sdpa), (VARLEN, _varlen)):
         AttentionInterface.register(name, partial(_attend, kernel))
-        AttentionMaskInterface.register(name, _no_mask)
+        AttentionMaskInterface.register(name, _mask_for)
 
 
-def _no_mask(*_: object, **__: object) -> None:
-    """The layout says it all."""
+def _mask_for(*_: object, local_size: int | None = None, **__: object) -> _WindowMask | None:
+    """The layout says it all but the window, of which some families (Qwen2-MoE) tell their layers
+    by the mask alone."""
+    return None if local_size is None else _WindowMask(local_size)
 
 
 def _attend(
@@ -128,9 +137,9 @@ def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | _WindowMask | None,
     *,
-    layout: Layout,
+    layout: Layout | None = None,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -139,7 +148,14 @@ def _attend(
     **_: object,
 ) -> tuple[Tensor, None]:
     """The function that transformers calls, with its names; gives [1, T, heads, D]."""
+    if isinstance(attention_mask, _WindowMask):
+        sliding_window, attention_mask = attention_mask.window, None
     _refuse_unknown(attention_mask, dropout, s_aux)
+    if layout is None:
+        raise ConfigError(
+            f"{type(module).__name__} is not told where the sequences of a pack lie: its model "
+            "does not hand on what its forward is given. Choose a model of another family."
+        )
     pack = _Pack(query, key, value, layout, scaling, sliding_window, softcap)
     return kernel(pack), None
 

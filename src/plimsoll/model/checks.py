@@ -1,7 +1,7 @@
 """What a model must be for packs and the chunked head to compute it rightly, and the refusals.
 
 Everything here but `check_loaded` runs before a weight is read, and every refusal is a
-ConfigError that says what to do instead.
+ConfigError that says what to do instead. `frames.py` has what the model's classes show.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig
 
-from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 
 _TOKENIZER_FILES = (
@@ -30,12 +27,10 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-_PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 # Settings that change the logits, except the softcaps, which `logit_softcap` and attention read.
 _CHANGES_LOGITS = re.compile(
     r"^(logit|logits|lm_head|output)_\w*(scal|mult|mup)\w*$|^dim_model_base$"
 )
-_DROPOUT = re.compile(r"^(?!classifier|summary)\w*(dropout|pdrop|layerdrop)\w*$")
 _MULTIPLIED = {
     "cohere": "logit_scale",
     "cohere2": "logit_scale",
@@ -56,7 +51,7 @@ def as_config_error(path: str, what: str) -> Iterator[None]:
 
 
 def _mend(path: str) -> str:
-    if Path(path).expanduser().exists():
+    if Path(expanduser(path)).exists():
         return "Check that the files are complete and of a model that transformers knows."
     return (
         f"There is no directory {path} here, so it was taken for a name on the hub: give the path "
@@ -192,56 +187,24 @@ def logit_softcap(config: PreTrainedConfig) -> float | None:
     return cap
 
 
-def check_frame(config: ModelConfig, hf_config: PreTrainedConfig, auto_class: Any) -> None:
-    """Build the model without weights and refuse what packs or the head would compute wrongly."""
-    saved_as = "".join(hf_config.architectures or [])
-    if auto_class is AutoModelForCausalLM and saved_as.endswith("ForSequenceClassification"):
+def check_length(config: PreTrainedConfig, longest: int) -> None:
+    """Refuse sequences beyond which rotary angles follow the longest one: transformers takes the
+    same for all that is in a forward, so a long sequence would change its neighbours in a pack."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    match rope.get("rope_type"):
+        case "longrope":  # Phi-3
+            limit = rope["original_max_position_embeddings"]
+        case "dynamic":
+            limit = config.max_position_embeddings
+        case _:
+            return
+    if longest > limit:
         raise ConfigError(
-            f"The model {config.path!r} is a reward model ({saved_as}): its head gives scores, "
-            "and a language model is needed. Give the one that it was trained from, or another."
+            f"A sequence is {longest:,} tokens long, and from {limit + 1:,} on the model's rope "
+            f"({rope['rope_type']}) turns positions by other angles, those of shorter sequences in "
+            "the same pack too. Make data.max_tokens (with rollout.sampling.max_new_tokens, where "
+            f"responses are sampled) at most {limit:,}, or take a model with another rope_type."
         )
-    with as_config_error(config.path, "architecture"), torch.device("meta"):
-        frame: PreTrainedModel = auto_class.from_config(
-            deepcopy(hf_config),
-            attn_implementation="eager",  # every model has it, so the refusals below are ours
-            trust_remote_code=config.trust_remote_code,
-        )
-    for reason in _reasons_against(frame, hf_config.to_dict()):
-        raise ConfigError(
-            f"The model {config.path!r} ({type(frame).__name__}) cannot be trained: {reason}"
-        )
-
-
-def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Iterator[str]:
-    other_layers = set(settings.get("layer_types") or ()) - _PLAIN_LAYERS
-    if other_layers or frame._is_stateful:
-        kinds = ", ".join(sorted(other_layers)) or "recurrence"
-        yield (
-            f"it has layers of {kinds}, in which sequences of a pack would mix. Choose a model "
-            "whose layers are all of full or sliding attention."
-        )
-    if not frame.is_backend_compatible():
-        yield (
-            "its attention does not go through transformers' attention interface, so sequences of "
-            "a pack would see one another. Choose a model that supports it (most since 2023 do)."
-        )
-    if any(name.endswith("sinks") for name, _ in frame.named_parameters()):
-        yield "its attention has sinks, which packed attention does not compute."
-    if any(vars(module).get("is_causal") is False for module in frame.modules()):
-        yield "its attention is not causal: it is an encoder. Choose a causal language model."
-    dropout = {k: v for k, v in settings.items() if _DROPOUT.match(k) and v}
-    if dropout:
-        yield (
-            f"it has dropout {dropout}, which would make the ratio of two forward passes noise. "
-            "Set every one of them in its config.json to 0."
-        )
-    head = frame.get_submodule("score") if _is_value(frame) else frame.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        yield f"its head is a {type(head).__name__}, and only a Linear is known."
-
-
-def _is_value(frame: PreTrainedModel) -> bool:
-    return "score" in dict(frame.named_children())
 
 
 def check_loaded(path: str, report: Mapping[str, Any], may_be_new: set[str]) -> None:

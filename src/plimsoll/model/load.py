@@ -1,6 +1,6 @@
 """From a directory in Hugging Face format (or a hub name) to a model that is ready for packs.
 
-What cannot work is refused before any weight is read: `checks.py` has the reasons.
+What cannot work is refused before any weight is read: `checks.py` and `frames.py` have the reasons.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
+from plimsoll.model.frames import check_frame
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
@@ -173,7 +174,7 @@ def _load(
     register_packed_attention()
     attention = attention_name(config, hf_config, device)
     checks.check_weight_files(config.path)
-    checks.check_frame(config, hf_config, auto_class)
+    check_frame(config, hf_config, auto_class)
     with (
         quiet(),
         checks.as_config_error(config.path, "weights"),

@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from plimsoll.model.attention import Layout
+from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
@@ -162,6 +163,7 @@ class PolicyModel(nn.Module):
 
 def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
     """Run only the decoder, and keep only the hidden states that predict learned tokens, [L, H]."""
+    check_length(lm.config, pack.layout.most_keys)
     hidden_1TH = lm.get_decoder()(
         input_ids=pack.tokens_T[None],
         position_ids=pack.positions_T[None],

@@ -63,7 +63,7 @@ data:
 batch: {{prompts: 256, responses: 1, micro_batch_tokens: 4096}}
 actor:
   model: {{path: {directory}/sft/model}}
-  optimizer: {{learning_rate: 0.0001, warmup_steps: 4}}
+  optimizer: {{learning_rate: 0.0001}}
 critic:
   model: {{path: {directory}/sft/model}}
   optimizer: {{learning_rate: 0.001}}

@@ -70,6 +70,7 @@ def run_ppo(config: PpoConfig) -> None:
             cluster = start(config, (*data.train, *data.eval))
         with closing(cluster):
             session.check_nodes(cluster)
+            session.stop_if_asked(session.state.step)
             with session.phase("load", cluster):
                 load_roles(cluster, config)
             with session.phase("sync", cluster):
@@ -92,7 +93,9 @@ def train(
     if session.resumed:
         with session.phase("sync", cluster):
             sync_weights(sync, session.state.weight_version)
+    session.stop_if_asked(session.state.step)
     state = begin(session, config, data, cluster, scorer)
+    session.stop_if_asked(state.step)
     while not finished(session, state):
         step = state.step + 1
         with session.phase("rollout", cluster):
@@ -136,7 +139,6 @@ def train(
             session.directory.write_trajectories(step, batch.trajectories, means)
         session.report(step, metrics, batch.tokens)
         save_when_due(session, cluster, ROLES, state)
-        session.stop_if_asked(step)
     return state
 
 
@@ -199,11 +201,9 @@ def train_actor(
         state.kl_coefficient if algorithm.kl.place == "loss" else 0.0,
         algorithm.entropy_bonus,
     )
-    updates = algorithm.epochs * algorithm.mini_batches
     results = []
     for number, mini in batch.schedule(algorithm.epochs):
-        done = state.step * updates + number
-        rate = learning_rate(config.actor.optimizer, done, config.run.steps * updates)
+        rate = actor_rate(config, state.step, number)
         streams = policy_streams(mini, scores, advantages, algorithm.kl.place == "loss")
         results.append(update("actor", cluster, mini.packs, streams, mini.counts, objective, rate))
     metrics = _mean_metrics(results)
@@ -215,6 +215,15 @@ def train_actor(
     }
 
 
+def actor_rate(config: PpoConfig, step: int, number: int) -> float:
+    """The actor's learning rate at an update of a step, both from 0. Its schedule begins with the
+    first step that trains it, so that a warm-up is not over before."""
+    algorithm = config.algorithm
+    updates, first = algorithm.epochs * algorithm.mini_batches, algorithm.critic_warmup_steps
+    done, total = (step - first) * updates + number, (config.run.steps - first) * updates
+    return learning_rate(config.actor.optimizer, done, total)
+
+
 def first_kl_coefficient(kl: KlConfig, state: RunState) -> float:
     """The coefficient that a run begins or goes on with: an adaptive one is where it was, a fixed
     one what the config says now."""
@@ -222,9 +231,10 @@ def first_kl_coefficient(kl: KlConfig, state: RunState) -> float:
 
 
 def next_kl_coefficient(config: PpoConfig, state: RunState, batch: Batch, scores: Scores) -> float:
-    """The coefficient of the next step: the same, or moved towards the KL that is aimed at."""
+    """The coefficient of the next step: the same, or moved towards the KL that is aimed at, once
+    the actor learns."""
     kl = config.algorithm.kl
-    if kl.target is None:
+    if kl.target is None or state.step < config.algorithm.critic_warmup_steps:
         return state.kl_coefficient
     observed = observed_kl(batch, scores)
     responses = len(batch.trajectories)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    GenerationConfig,
     LogitsProcessor,
     LogitsProcessorList,
     StoppingCriteria,
@@ -27,7 +28,7 @@ from plimsoll.engine.meter import read_memory
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.load import quiet
-from plimsoll.records import Floats, Ints, Prompt, Trajectory
+from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory
 from plimsoll.rollout.arrivals import Arrivals
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
@@ -50,6 +51,8 @@ class TransformersEngine:
                 trust_remote_code=spec.trust_remote_code,
             ).to(spec.device)
         self._model.eval().requires_grad_(False)
+        # Not the model's own: a repetition penalty, say, is nothing that the trainer knows of.
+        self._model.generation_config = GenerationConfig()
         self._arrivals = Arrivals(())
 
     async def generate(self, request: Request) -> list[Trajectory]:
@@ -211,7 +214,7 @@ class _Recorder(LogitsProcessor):  # type: ignore[misc]
         return torch.cat(self._found, dim=1)
 
 
-def _left_padded(prompts: Sequence[Ints], pad: int, device: str) -> tuple[Tensor, Tensor]:
+def _left_padded(prompts: Sequence[TokenIds], pad: int, device: str) -> tuple[Tensor, Tensor]:
     longest = max(len(p) for p in prompts)
     tokens = torch.full((len(prompts), longest), pad, dtype=torch.long)
     mask = torch.zeros(len(prompts), longest, dtype=torch.long)

@@ -38,6 +38,15 @@ def test_hand_computed_with_clipping() -> None:
     assert output.metrics["value_error"].item() == pytest.approx(3 / 4)
 
 
+def test_values_within_the_bounds_are_not_counted_as_clipped() -> None:
+    """old + (V - old) is not V in float32, for many numbers."""
+    generator = torch.Generator().manual_seed(0)
+    old_L, values_L = torch.rand(2, 1000, generator=generator) / 5
+    counts = BatchCounts(tokens=1000, sequences=1)
+    output = value_loss(ValueLossInputs(values_L, old_L, torch.zeros(1000), counts), clip=0.2)
+    assert output.metrics["value_clip_fraction"].item() == 0
+
+
 def test_hand_computed_without_clipping() -> None:
     given_inputs = inputs()
     output = value_loss(given_inputs, clip=None)

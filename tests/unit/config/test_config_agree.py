@@ -177,6 +177,12 @@ PPO_CASES = [
     ("--critic.optimizer.beta2=2", "critic.optimizer.beta2", 2, None),
     ("--algorithm.mini_batches=5", "algorithm.mini_batches", 2, "--batch.prompts=5"),
     ("--algorithm.critic_warmup_steps=3", "algorithm.critic_warmup_steps", 2, "--run.steps=4"),
+    (
+        "--algorithm.critic_warmup_steps=2 --actor.optimizer.warmup_steps=2",
+        "actor.optimizer.warmup_steps",
+        2,
+        "--run.steps=4",
+    ),
     ("--rollout.sampling.temperature=0", "rollout.sampling.temperature", 2, None),
     ("--rollout.sampling.top_p=0.9", "rollout.sampling.top_p", 2, None),
     (

@@ -285,6 +285,14 @@ def test_every_role_that_is_too_short_is_told() -> None:
     )
 
 
+def test_sequences_beyond_where_a_longrope_changes() -> None:
+    """Phi-3.5 has 131,072 positions, and other angles for all of a pack with more than 4,096."""
+    changes = {"actor.model.path": "microsoft/Phi-3.5-mini-instruct", "data.max_tokens": 4097}
+    found = conflicts("sft", changes)["sequence-over-positions"]
+    assert "4,096 positions" in found.why and "longrope" in found.why
+    assert "sequence-over-positions" not in conflicts("sft", changes | {"data.max_tokens": 4096})
+
+
 def test_of_a_directory_the_config_tells_of_other_parts(tmp_path: Path) -> None:
     text = dict(known_models()["google/gemma-3-1b-it"])
     whole = {"model_type": "gemma3", "text_config": text, "vision_config": {}}

@@ -1,11 +1,12 @@
-"""The KL coefficient that PPO begins with, anew and after a checkpoint."""
+"""What PPO begins and goes on with: the KL coefficient, and the actor's learning rate."""
 
 from __future__ import annotations
 
 import pytest
 
 from plimsoll.config.algorithm import KlConfig
-from plimsoll.recipes.ppo import first_kl_coefficient
+from plimsoll.config.jobs import PpoConfig
+from plimsoll.recipes.ppo import actor_rate, first_kl_coefficient
 from plimsoll.run.state import RunState
 
 
@@ -19,3 +20,23 @@ def test_only_an_adaptive_coefficient_goes_on_from_its_checkpoint(
         step=step, data_position=0, weight_version=step, kl_coefficient=0.02, seconds=0.0
     )
     assert first_kl_coefficient(KlConfig(coefficient=0.5, target=target), state) == expected
+
+
+def test_the_actors_schedule_begins_with_its_own_first_step() -> None:
+    """Two steps of the critic alone, then 3 steps of 2 updates: 4 of them rise, the last falls."""
+    config = PpoConfig.model_validate(
+        {
+            "run": {"directory": "runs/x", "steps": 5},
+            "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
+            "batch": {"prompts": 8, "micro_batch_tokens": 20},
+            "actor": {
+                "model": {"path": "m"},
+                "optimizer": {"learning_rate": 4.0, "schedule": "linear", "warmup_steps": 4},
+            },
+            "critic": {"model": {"path": "m"}},
+            "rewards": {"length": {"name": "length"}},
+            "algorithm": {"mini_batches": 2, "critic_warmup_steps": 2},
+        }
+    )
+    rates = [actor_rate(config, step, number) for step in (2, 3, 4) for number in (0, 1)]
+    assert rates == [1.0, 2.0, 3.0, 4.0, 4.0, 0.0]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import PpoConfig
+from plimsoll.recipes.ppo import next_kl_coefficient
 from plimsoll.recipes.ppo_batch import (
     Scores,
     batch_metrics,
@@ -25,6 +26,7 @@ from plimsoll.recipes.ppo_batch import (
     value_streams,
 )
 from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory
+from plimsoll.run.state import RunState
 
 LENGTHS = [(3, 4), (1, 7), (5, 1), (2, 2), (9, 9), (4, 3), (1, 1), (6, 5)]
 """Prompt and response tokens of each trajectory."""
@@ -268,6 +270,16 @@ def test_metrics_of_a_batch_by_hand() -> None:
     # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
     residual = np.var([-1.0, -0.5, -2.0])
     assert metrics["value_explained"] == pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, 0.5), (1, 0.48)])
+def test_an_adaptive_coefficient_moves_once_the_actor_learns(step: int, expected: float) -> None:
+    """No KL is far below the target: 0.2 less a horizon, of whose 10 responses this step has 2."""
+    found, scores = two_trajectories()
+    settings = config(kl={"target": 1.0, "horizon": 10}, critic_warmup_steps=1)
+    batch = pack_batch(found, settings, 1, 1, step=1)
+    state = RunState(step, data_position=0, weight_version=0, kl_coefficient=0.5, seconds=0.0)
+    assert next_kl_coefficient(settings, state, batch, scores) == pytest.approx(expected)
 
 
 def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:

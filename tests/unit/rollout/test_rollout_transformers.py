@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from functools import cache
 from pathlib import Path
 
@@ -102,6 +104,22 @@ def test_sampler_log_probs_are_those_of_the_distribution_that_was_sampled_from(
         tokens = torch.from_numpy(trajectory.response_tokens)
         expected = scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0].numpy()
         np.testing.assert_allclose(trajectory.sampler_logprobs, expected, atol=2e-5)
+
+
+def test_the_models_own_sampling_settings_change_nothing(
+    engine: TransformersEngine, models: list[Path], tmp_path: Path
+) -> None:
+    """Such as Qwen2.5-Instruct's repetition penalty: the trainer knows of none of them."""
+    own = {"repetition_penalty": 3.0, "no_repeat_ngram_size": 2, "suppress_tokens": [3, 4, 5],
+           "min_new_tokens": 10, "do_sample": True, "temperature": 0.2, "top_k": 2, "top_p": 0.5,
+           "min_p": 0.2, "eos_token_id": END}  # fmt: skip
+    shutil.copytree(models[0], tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(own))
+    sampling = SamplingConfig(max_new_tokens=12)
+    given = answers(make_engine(tmp_path / "model"), prompts(*TEXTS), sampling)
+    for trajectory, plain in zip(given, answers(engine, prompts(*TEXTS), sampling), strict=True):
+        np.testing.assert_array_equal(trajectory.response_tokens, plain.response_tokens)
+        np.testing.assert_array_equal(trajectory.sampler_logprobs, plain.sampler_logprobs)
 
 
 def test_sampled_tokens_follow_the_model(engine: TransformersEngine, models: list[Path]) -> None:

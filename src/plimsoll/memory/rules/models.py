@@ -42,8 +42,9 @@ def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[PlanProb
             "sequence-over-positions",
             "error",
             f"a sequence of the {role} may be {longest:,} tokens long ({written})",
-            f"{shape.name} has {shape.positions:,} positions (max_position_embeddings); what is "
-            "beyond them it has never seen",
+            f"{shape.name} has {shape.positions:,} positions (max_position_embeddings, or those "
+            "before its longrope changes); what is beyond them it has never seen, or would change "
+            "the rest of its pack",
             f"lower these lengths, or take a model with more positions as {key_of(role)}.model",
         )
 

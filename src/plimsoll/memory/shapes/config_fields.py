@@ -13,6 +13,8 @@ WIDTH = 2**20
 """A wider layer than any model has."""
 LENGTH = 2**26
 """A larger vocabulary, and more positions, than any model has."""
+_LONGROPE = ("longrope", "su")
+"""Names of it in config.json, of which transformers makes the first."""
 
 
 @dataclass(frozen=True)
@@ -60,3 +62,16 @@ class Fields:
                 f"{self.source}: {name} is missing. Add it, or download the model again."
             )
         return self.values[name]
+
+
+def longrope_positions(config: Mapping[str, object]) -> int | None:
+    """Of a config.json with longrope (Phi-3, which alone has the field outside of its rope), the
+    tokens that its short factors are for. In a longer sequence the angles of all positions are
+    others; see `model.checks.check_length`."""
+    name, most = "original_max_position_embeddings", config.get("max_position_embeddings")
+    original, rope = config.get(name), config.get("rope_parameters") or config.get("rope_scaling")
+    if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) in _LONGROPE:
+        original = original or rope.get(name)
+    if isinstance(original, int) and isinstance(most, int) and original < most:
+        return original
+    return None

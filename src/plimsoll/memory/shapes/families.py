@@ -10,7 +10,13 @@ from plimsoll.errors import ConfigError
 from plimsoll.memory.shapes import dense_families as dense
 from plimsoll.memory.shapes import moe_families as moe
 from plimsoll.memory.shapes import sliding_windows as windows
-from plimsoll.memory.shapes.config_fields import COUNT, LENGTH, WIDTH, Fields
+from plimsoll.memory.shapes.config_fields import (
+    COUNT,
+    LENGTH,
+    WIDTH,
+    Fields,
+    longrope_positions,
+)
 from plimsoll.memory.shapes.decoder_blocks import Decoder, Sizes
 from plimsoll.memory.shapes.shape import ModelShape
 
@@ -98,7 +104,7 @@ def shape_from_config(config: Mapping[str, object], name: str) -> ModelShape:
         head_dim=sizes.head_dim,
         intermediate=sizes.intermediate,
         vocabulary=fields.size("vocab_size", LENGTH),
-        positions=positions,
+        positions=longrope_positions(config) or positions,
         tied=fields.flag("tie_word_embeddings"),
         gated=decoder.gated,
         experts=decoder.experts.number,

@@ -64,7 +64,8 @@ PLAIN = Traits()
 class ModelShape:
     """A decoder's shape.
 
-    family: transformers' model_type. positions: max_position_embeddings.
+    family: transformers' model_type. positions: max_position_embeddings; of a longrope, those
+    before it changes.
     intermediate: of a dense layer's MLP. experts: 0 where every layer is dense.
     tied: the head is the embedding. sliding_window: None where attention is full everywhere.
     linears: all kinds of linear layers of the decoder. other_parameters: norms, routers and
