@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from commands import PPO, Command, title, wait_for, write_config, write_task
+from commands import PPO, SFT, Command, title, wait_for, write_config, write_task
 
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.config.cluster import ClusterConfig
@@ -153,8 +153,9 @@ def test_a_killed_process_ends_the_run_with_its_name(
     outcome = command.finish()
     assert time.monotonic() - killed < PROMISED
     assert outcome.code == 1
-    reason = re.escape(why)
-    expected = rf"error: {name} \(pid {shown} on node [\d.]+\) died\n{reason}{LOG}{RESUME}"
+    reason, named = re.escape(why), "rollout" if phase == "rollout" else "train_(critic|actor)"
+    died = rf"error: {name} \(pid {shown} on node [\d.]+\) died in the phase {named}\n"
+    expected = f"{died}{reason}{LOG}{RESUME}"
     assert re.fullmatch(expected, outcome.err), outcome.err
     assert outcome.out == "ppo: 1 steps, written to run\n"
     assert_nothing_left(command)
@@ -171,6 +172,23 @@ def test_a_second_signal_ends_a_run_on_ray_at_once(run_until: RunUntil) -> None:
     asked = "\nstopping after this step; Ctrl-C again to stop at once\n"
     assert (outcome.code, outcome.err) == (130, f"{asked}error: interrupted\n")
     assert_nothing_left(command)
+
+
+def test_a_signal_while_ray_starts_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+    """Ray would take SIGTERM for itself, and end at once without a word."""
+    write_task(tmp_path)
+    write_config(tmp_path, "sft", SFT)
+    command = Command(tmp_path, "sft", "sft.yaml", "--cluster.where", "ray")
+    try:
+        wait_for(lambda: command.find("gcs_server"), "the start of Ray")
+        command.process.terminate()
+        outcome = command.finish()
+        assert outcome.code == 130
+        assert "error: stopped before the first step of 30, as asked; everything" in outcome.err
+        assert outcome.out == "sft: 30 steps, written to sft\n"
+        assert_nothing_left(command)
+    finally:
+        command.kill_all()
 
 
 def test_a_killed_controller_leaves_no_ranks_and_engines_behind(run_until: RunUntil) -> None:

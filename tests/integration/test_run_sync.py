@@ -183,6 +183,21 @@ def test_trained_weights_arrive(pair: Pair) -> None:
     assert pair.sync(1).gap < 0.02
 
 
+def test_weights_on_their_way_lie_in_no_file_that_a_kill_would_leave(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lying, rpc = [], VllmEngine._rpc
+
+    async def look(engine: VllmEngine, method: str, *arguments: object) -> None:
+        if method == "plimsoll_receive":
+            lying.append(Path(str(arguments[0])).readlink())
+        await rpc(engine, method, *arguments)
+
+    monkeypatch.setattr(VllmEngine, "_rpc", look)
+    pair.sync(1)
+    assert lying and not any(path.exists() for path in lying)
+
+
 def test_the_samplers_log_probs_are_the_trainers_at_the_sampling_temperature(pair: Pair) -> None:
     train(pair.worker)
     pair.sync(2)

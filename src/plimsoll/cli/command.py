@@ -1,14 +1,15 @@
 """The command `plimsoll`: reads and checks everything before anything heavy is imported.
 
 Exit codes: 0 done; 2 wrong usage, config or input; 3 does not fit; 4 settings that cannot work
-together; 130 stopped by Ctrl-C; 141 nobody reads what was asked for; 1 anything else. Errors are
-one readable block on stderr; `--debug` adds the traceback.
+together; 130 stopped by Ctrl-C or SIGTERM; 141 nobody reads what was asked for; 1 anything else.
+Errors are one readable block on stderr; `--debug` adds the traceback.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -85,6 +86,8 @@ def _prepare(words: list[str], debug: bool) -> None:
     if words and words[0] in _COMPUTING:
         begin_anew()
         os.environ.update(waiting())
+    # As Ctrl-C: what is half written is then taken away, and other processes are ended.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is shown all the same
         sys.stdout.reconfigure(errors="backslashreplace")
     if not debug:

@@ -1,14 +1,26 @@
-"""Whether a Ray cluster's address is there at all; needs no Ray."""
+"""Whether a Ray cluster is at an address at all; needs no Ray."""
 
 from __future__ import annotations
 
+import os
 import socket
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How a client begins HTTP/2, with empty settings; the server's settings are its first answer
+(RFC 9113, section 3.4). Ray's head speaks gRPC, which is HTTP/2."""
+_SETTINGS = 4
 
 
 def knock(address: str) -> None:
-    """Fail at once where nothing listens: Ray itself tries again for minutes.
+    """Fail soon where nothing listens, or something else does: Ray itself tries again for minutes.
 
-    Raises OSError where nothing answers, ValueError where it is not host:port.
+    Raises OSError where no Ray answers, ValueError where it is not host:port.
     """
     host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=10).close()
+    with socket.create_connection((host, int(port)), timeout=10) as there:
+        if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+            return
+        there.sendall(_PREFACE)
+        answer = there.recv(64)
+    if len(answer) < 4 or answer[3] != _SETTINGS:
+        raise OSError("what listens there is not Ray's head")

@@ -94,11 +94,11 @@ class RayCluster:
             members("critic rank", critics, patience),
         ]
         self._ranks = [member for group in groups for member in group]
+        self._watch(self._ranks)
         self._before = self._look_around(patience)
         if shared:
             engines = _share_cards(specs, device, self._ranks)
         self._engines = members("rollout engine", engines, patience)
-        self._watch(self._ranks)
         starting = {
             member.actor.start.remote(place): member
             for group in groups
@@ -172,8 +172,8 @@ class RayCluster:
     def _look_around(self, patience: float) -> dict[str, NodeState]:
         """The nodes of all ranks, before anything is loaded; by Ray's names for them."""
         firsts = {member.host.node_id: member for member in reversed(self._ranks)}
-        states = [m.actor.look.remote(self._pids(node_id)) for node_id, m in firsts.items()]
-        return dict(zip(firsts, ray.get(states, timeout=patience), strict=True))
+        looks = {m.actor.look.remote(self._pids(node_id)): m for node_id, m in firsts.items()}
+        return dict(zip(firsts, self._wait(looks, timeout=patience), strict=True))
 
     def _pids(self, node_id: str) -> list[int]:
         """Of the run's processes on a node."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 import ray
-from ray._private import services
+from ray._private import services, utils
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
@@ -79,11 +79,16 @@ def _bring_token() -> None:
 
 @contextmanager
 def _signal_handler_kept() -> Iterator[None]:
-    """Ray makes SIGTERM an exit at once; the run's own handler lets it save first."""
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)
+    """Ray makes SIGTERM an exit at once before it starts, and has its C++ part abort on it once it
+    has; the run's own handler lets it save first."""
+    handle = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = handle
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 @contextmanager

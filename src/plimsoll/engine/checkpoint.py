@@ -113,7 +113,7 @@ def read_form(form: Form, directory: Path) -> Steps:
         found = json.loads((directory / _FORM).read_text(encoding="utf-8"))
         written, steps = Form(**found["form"]), Steps(**found["steps"])
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _broken(directory, f"{_FORM}: {error}") from error
+        raise broken(directory, f"{_FORM}: {error}") from error
     if unlike := form.unlike(written):
         raise ConfigError(
             f"The checkpoint {directory} was written with other settings (then -> now): "
@@ -182,9 +182,9 @@ def read_rows(rows: Rows, parts: Sequence[Part], directory: Path) -> None:
         for path in sorted(directory.glob("rank-*-*.safetensors")):
             missing -= _read_file(path, rows, by_name)
     except (OSError, SafetensorError) as error:
-        raise _broken(directory, str(error)) from error
+        raise broken(directory, str(error)) from error
     if missing:
-        raise _broken(directory, f"{missing} of the elements that this rank holds are in no file")
+        raise broken(directory, f"{missing} of the elements that this rank holds are in no file")
 
 
 def _read_file(path: Path, rows: Rows, by_name: Mapping[str, Sequence[Part]]) -> int:
@@ -221,9 +221,9 @@ def read_weights(directory: Path, kind: str) -> dict[str, Tensor]:
                     if its_kind == kind:
                         found.setdefault(name, []).append((int(start), file.get_tensor(key)))
     except (OSError, SafetensorError) as error:
-        raise _broken(directory, str(error)) from error
+        raise broken(directory, str(error)) from error
     if not found:
-        raise _broken(directory, f"no file holds a stretch of {kind}")
+        raise broken(directory, f"no file holds a stretch of {kind}")
     return {name: _joined(directory, name, pieces) for name, pieces in found.items()}
 
 
@@ -232,7 +232,7 @@ def _joined(directory: Path, name: str, pieces: Sequence[tuple[int, Tensor]]) ->
     expected = 0
     for start, piece in ordered:
         if start != expected:
-            raise _broken(directory, f"{name} has no element {expected}")
+            raise broken(directory, f"{name} has no element {expected}")
         expected += piece.numel()
     return ordered[0][1] if len(ordered) == 1 else torch.cat([piece for _, piece in ordered])
 
@@ -256,7 +256,7 @@ def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:
             number, name = key.split("/", 1)
             states.setdefault(int(number), {})[name] = tensor
     except (OSError, SafetensorError) as error:
-        raise _broken(directory, str(error)) from error
+        raise broken(directory, str(error)) from error
     return states
 
 
@@ -264,7 +264,8 @@ def _blocks(rank: int) -> str:
     return f"blocks-{rank:05d}.safetensors"
 
 
-def _broken(directory: Path, why: str) -> ConfigError:
+def broken(directory: Path, why: str) -> ConfigError:
+    """The error of a checkpoint that lacks something."""
     return ConfigError(
         f"{directory} holds no whole checkpoint of this role ({why}). Resume from another "
         f"checkpoint (remove this one), or start a new run.directory."

@@ -28,6 +28,7 @@ from plimsoll.engine.masters import Masters, find_masters
 from plimsoll.engine.optimizer import forget_dry_step, forget_gradients, make_optimizer
 from plimsoll.engine.placing import divide, gathered, settle
 from plimsoll.engine.process_group import Place
+from plimsoll.engine.shapes import check_shapes, write_shapes
 from plimsoll.engine.steps import Steps, check_skipped
 
 
@@ -135,6 +136,7 @@ class ZeroEngine:
         directory.mkdir(parents=True, exist_ok=True)
         if self._place.rank == 0:
             write_form(self._form(), self.steps, directory)
+            write_shapes(self.module, directory)
         if self._place.rank > 0 and self._role.zero.stage == 0:
             return  # all ranks hold the same
         masters = self._masters
@@ -147,6 +149,7 @@ class ZeroEngine:
     @torch.no_grad()
     def restore(self, directory: Path) -> None:
         self.steps = read_form(self._form(), directory)
+        check_shapes(self.module, directory)
         masters = self._masters
         rows = self._rows()
         if self._in_blocks:

@@ -17,7 +17,7 @@ from plimsoll.config.jobs import DataJobConfig
 from plimsoll.data.order import MixedOrder
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import StepResult
-from plimsoll.recipes.run_data import LoadRows, epoch_metrics, load_data
+from plimsoll.recipes.run_data import LoadRows, epoch_metrics, load_data, repeats
 from plimsoll.recipes.saving import (
     averaged,
     evaluated,
@@ -69,6 +69,7 @@ def open_work(
             cluster = start_cluster(config.cluster, ())
         with closing(cluster):
             session.check_nodes(cluster)
+            session.stop_if_asked(session.state.step)
             yield Work(config, session, cluster, data.train, data.eval, data.order)
 
 
@@ -88,6 +89,9 @@ def learn_from_data(
     with session.phase("load", cluster):
         restore(session, cluster, ["actor"])
     state = session.state
+    session.stop_if_asked(state.step)
+    for repeated in repeats(work.order, rows_per_step):
+        session.progress.note(repeated)
     while not finished(session, state):
         batch = work.batch(state.data_position, rows_per_step)
         rate = learning_rate(config.actor.optimizer, state.step, config.run.steps)
@@ -100,5 +104,4 @@ def learn_from_data(
             state = evaluated(session, state, metrics)
         session.report(state.step, metrics, sum(tokens(row) for row in batch))
         save_when_due(session, cluster, ["actor"], state)
-        session.stop_if_asked(state.step)
     save_model(session, cluster, state)

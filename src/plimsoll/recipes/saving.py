@@ -29,12 +29,13 @@ def evaluated(session: Session, state: RunState, metrics: Mapping[str, float]) -
 def save_when_due(
     session: Session, cluster: Cluster, roles: Sequence[Role], state: RunState
 ) -> None:
-    """Write a checkpoint when one is due, of the best evaluation, at the end and after Ctrl-C;
-    remove the oldest."""
+    """Write a checkpoint when one is due, of the best evaluation, at the end and after Ctrl-C,
+    which then ends the run; remove the oldest."""
     asked = session.stop.requested or finished(session, state) or state.best_step == state.step
     if asked or session.due(session.config.run.save_every, state.step):
         with session.phase("save", cluster):
             _save(session, cluster, roles, state)
+        session.stop_if_asked(state.step)
 
 
 def _save(session: Session, cluster: Cluster, roles: Sequence[Role], state: RunState) -> None:

@@ -15,7 +15,7 @@ from plimsoll.config.describe import dump_config
 from plimsoll.config.jobs import JobConfig
 from plimsoll.data.report import BadRow
 from plimsoll.engine.worker import StepResult
-from plimsoll.errors import Interrupted
+from plimsoll.errors import Interrupted, WorkerDied
 from plimsoll.memory.meter import read_host
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.process_peaks import Footprints
@@ -69,13 +69,14 @@ class Session:
     @contextmanager
     def phase(self, name: TimedPhase, cluster: Cluster | None = None) -> Iterator[None]:
         """Count the time of the block and, where it ends well, read what every process holds;
-        where memory runs out, explain why.
+        where memory runs out, explain why; where a process dies, say in which phase.
 
         cluster: None before there is one: then only this process is read.
         """
         if name != "save":
             self._write_saved()
-        with self.clock.phase(name), explaining_shortage(self.config, self.directory, name):
+        explained = explaining_shortage(self.config, self.directory, name)
+        with self.clock.phase(name), explained, _told_of_deaths(name):
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start
@@ -139,11 +140,12 @@ class Session:
         """The time that the run took so far, over all its parts."""
         return self.state.seconds + time.monotonic() - self.started
 
-    def stop_if_asked(self, step: int) -> None:
-        """Raise Interrupted after Ctrl-C; the step's checkpoint must have been written."""
-        if self.stop.requested and step < self.config.run.steps:
+    def stop_if_asked(self, done: int) -> None:
+        """Raise Interrupted after Ctrl-C; the steps that are done must have been saved."""
+        if self.stop.requested and done < self.config.run.steps:
+            where = f"after step {done}" if done else "before the first step"
             raise Interrupted(
-                f"stopped after step {step} of {self.config.run.steps}, as asked; everything is "
+                f"stopped {where} of {self.config.run.steps}, as asked; everything is "
                 f"saved. To go on: run the same command with --run.resume auto"
             )
 
@@ -191,6 +193,15 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         )
         stack.callback(session.write_rest)
         yield session
+
+
+@contextmanager
+def _told_of_deaths(phase: TimedPhase) -> Iterator[None]:
+    try:
+        yield
+    except WorkerDied as error:
+        who, _, why = str(error).partition("\n")
+        raise WorkerDied(f"{who} in the phase {phase}\n{why}") from error
 
 
 def config_text(job: str, config: JobConfig) -> str:

@@ -20,7 +20,7 @@ from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
 from plimsoll.memory.meter import read_host
 from plimsoll.model.adapter_files import CONFIG, WEIGHTS
-from plimsoll.records import Floats, Ints, Prompt, Trajectory
+from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
 from plimsoll.run.memory import child_processes
@@ -147,7 +147,7 @@ class VllmEngine:
             for output, tokens in zip(outputs, sequences, strict=True)
         ]
 
-    async def _run(self, tokens: Ints, params: Any) -> Any:
+    async def _run(self, tokens: TokenIds, params: Any) -> Any:
         self._requests += 1
         answers = self._llm.generate(
             {"prompt_token_ids": tokens.tolist()},
@@ -180,12 +180,12 @@ class VllmEngine:
         await self._rpc("plimsoll_begin", list(names))
 
     async def receive(self, bucket: WeightBucket) -> None:
-        with tempfile.NamedTemporaryFile(dir=_shared_memory(bucket.data.nbytes)) as file:
+        # Memory that other processes can open, and that goes with this one, however it ends.
+        with open(os.memfd_create("weights"), "wb") as file:
             bucket.data.tofile(file)
             file.flush()
-            await self._rpc(
-                "plimsoll_receive", file.name, [list(astuple(t)) for t in bucket.tensors]
-            )
+            name = f"/proc/{os.getpid()}/fd/{file.fileno()}"
+            await self._rpc("plimsoll_receive", name, [list(astuple(t)) for t in bucket.tensors])
 
     async def finish_sync(self, version: int) -> None:
         await self._rpc("plimsoll_finish")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -50,8 +51,10 @@ class RunDirectory:
         self.close()
 
     def close(self) -> None:
-        """Let another process write to the directory."""
+        """Let another process write to the directory, and leave nothing half written there."""
         if self.lock is not None:
+            with suppress(OSError):  # a disk that failed is told by what failed on it
+                _remove_leftovers(self.path)
             self.lock.close()
 
     @property
@@ -239,12 +242,7 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _tidy(run: RunDirectory) -> None:
     """Take away leftovers of killed processes, and what belongs to steps after the checkpoint."""
-    for folder in (run.path, run.path / "checkpoints", run.path / "trajectories"):
-        for item in _items(folder):
-            if is_temporary(item) and item.is_dir():
-                remove_directory(item)
-            elif is_temporary(item):
-                item.unlink()
+    _remove_leftovers(run.path)
     run.out_of_memory_path.unlink(missing_ok=True)
     latest = run.latest_checkpoint()
     step = latest[0] if latest else -1  # without a checkpoint even step 0 is done again
@@ -253,6 +251,16 @@ def _tidy(run: RunDirectory) -> None:
     for found, path in _by_step(run.path / "trajectories"):
         if found > step:
             path.unlink()
+
+
+def _remove_leftovers(path: Path) -> None:
+    """What processes that were killed had half written."""
+    for folder in (path, path / "checkpoints", path / "trajectories"):
+        for item in _items(folder):
+            if is_temporary(item) and item.is_dir():
+                remove_directory(item)
+            elif is_temporary(item):
+                item.unlink()
 
 
 def _by_step(folder: Path) -> list[tuple[int, Path]]:

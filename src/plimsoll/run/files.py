@@ -65,7 +65,8 @@ def whole_file(path: Path) -> Iterator[Path]:
             partial.replace(path)
             _sync(path.parent)
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or the file system is read-only
+            partial.unlink()
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError(f"Cannot read the run state {path}: {error.strerror}.") from error
+        raise _broken(path, f"it cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise _broken(path, f"it is not JSON ({error})") from error
     if not isinstance(values, dict):

@@ -36,6 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps({"model_type": "qwen2"}))
     Path("model/tokenizer.json").write_text("{}")
+    Path("model/chat_template.jinja").write_text("{{ messages }}")
     save_file({"w": np.zeros(1, dtype=np.float32)}, "model/model.safetensors")
     return tmp_path
 
@@ -192,6 +193,16 @@ def test_a_reader_that_has_gone_ends_what_only_prints_without_a_word(words: list
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_sigterm_ends_a_command_in_order() -> None:
+    os.mkfifo("waits.yaml")
+    command = [sys.executable, "-m", "plimsoll", "plan", "waits.yaml"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with open("waits.yaml", "w"):  # once it is read
+        process.terminate()
+        _, told = process.communicate()
+    assert (process.returncode, told) == (130, "error: interrupted\n")
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}

@@ -20,6 +20,7 @@ from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, Zero
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.checkpoint import Form, read_form, read_rows, write_form, write_rows
 from plimsoll.engine.masters import Part
+from plimsoll.engine.shapes import check_shapes, write_shapes
 from plimsoll.engine.steps import Steps
 from plimsoll.errors import ConfigError
 
@@ -159,3 +160,19 @@ def test_a_form_of_another_version_is_told(tmp_path: Path) -> None:
     (tmp_path / "form.json").write_text(json.dumps({"ranks": 1, "stage": 2}))
     with pytest.raises(ConfigError, match=r"holds no whole checkpoint .*form\.json"):
         read_form(Form.of(ROLE, 1), tmp_path)
+
+
+def test_weights_of_another_model_are_told(tmp_path: Path) -> None:
+    """Also of a smaller one, of which the checkpoint holds every element."""
+    write_shapes(torch.nn.Linear(6, 4), tmp_path)
+    check_shapes(torch.nn.Linear(6, 4), tmp_path)
+    for other, told in (
+        (torch.nn.Linear(4, 6), r"weight: \[4, 6\] -> \[6, 4\], bias: \[4\] -> \[6\]\. Give"),
+        (torch.nn.Linear(6, 4, bias=False), r"bias: \[4\] -> none\. Give"),
+        (torch.nn.LSTM(6, 4), r"weight: \[4, 6\] -> none, .*, weight_ih_l0: none .* and more"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            check_shapes(other, tmp_path)
+    (tmp_path / "weights.json").unlink()
+    with pytest.raises(ConfigError, match=r"no whole checkpoint .*weights\.json"):
+        check_shapes(torch.nn.Linear(6, 4), tmp_path)

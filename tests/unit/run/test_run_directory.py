@@ -243,3 +243,9 @@ def test_a_run_that_was_refused_before_its_first_step_does_not_block_the_directo
         run.append_metrics({"step": 1})
     with pytest.raises(ConfigError, match="already holds a run"):
         open_run(config)
+
+
+def test_what_was_half_written_goes_when_the_run_ends(tmp_path: Path) -> None:
+    with open_run(config(tmp_path)) as run:
+        (run.path / ".model.partial-12345678").mkdir()
+    assert not list(tmp_path.glob(".*"))

@@ -144,3 +144,15 @@ def test_an_error_that_is_not_of_the_disk_is_passed_on_as_it_is(tmp_path: Path) 
     with pytest.raises(TimeoutError, match="a rank"), whole_directory(tmp_path / "a"):
         raise TimeoutError("a rank did not answer")
     assert names(tmp_path) == []
+
+
+def test_a_read_only_file_system_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses even to remove what is not there."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(PlimsollError, match=r"Cannot write .*Read-only file system"):
+        write_whole(tmp_path / "a.txt", "text")

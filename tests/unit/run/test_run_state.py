@@ -62,7 +62,7 @@ def test_a_broken_state_names_file_and_reason(tmp_path: Path, content: str, why:
 
 
 def test_a_missing_state_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Cannot read the run state .*No such file"):
+    with pytest.raises(ConfigError, match=r"cannot be read \(No such file.*Resume from another"):
         RunState.load(tmp_path / "state.json")
 
 
