@@ -19,19 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+TokenIds = NDArray[np.integer[Any]]
+"""Tokens by their numbers: int32 in data, as a run holds all its rows; int64 in packs."""
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt to sample from.
 
@@ -43,7 +45,7 @@ class Prompt:
     """
 
     index: int
-    tokens: Ints
+    tokens: TokenIds
     text: str
     reference: str | None = None
 
@@ -82,7 +84,7 @@ class Trajectory:
         return sum(part.value * part.weight for part in self.rewards)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One training sequence.
 
@@ -90,7 +92,7 @@ class Sample:
     token can never be (nothing predicts it).
     """
 
-    tokens: Ints
+    tokens: TokenIds
     learned: Bools
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ class Sample:
         assert len(self.tokens) > 0 and not self.learned[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """A better and a worse response to the same prompt; each sample holds the prompt too, of which
     nothing is learned. margin: by how much the better one's score should be ahead."""

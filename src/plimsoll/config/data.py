@@ -53,6 +53,13 @@ class SourceConfig(Settings):
     limit: PositiveInt | None = None
     """Use only the first rows, this many."""
 
+    def columns(self) -> set[str]:
+        """The columns that are named."""
+        conversation = (self.messages, self.prompt, self.response, self.text)
+        pair = (self.chosen, self.rejected, self.margin)
+        judged = (self.steps, self.labels, self.label, self.reference)
+        return {column for column in (*conversation, *pair, *judged) if column is not None}
+
 
 class WeightedSource(SourceConfig):
     """One of several sources of `data.train`, under a name of its own."""

@@ -112,7 +112,7 @@ def _in_plain_words(error: ValidationError, keys: tuple[Key, ...], tree: Tree) -
 def _missing(path: Path, keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
     """A missing key; for a missing section, each key that is required within it."""
     key, _ = _innermost(keys, path)
-    required = [child for child in below(keys, path) if child.required]
+    required = [child for child in below(keys, path) if key.section and child.required]
     if not required:
         instead = "give at least one entry below it" if key.section else f"write {key.kind}"
         instead = f"{_meant(key, path, tree)}{instead}; it has no default"

@@ -95,6 +95,8 @@ def read_tree(text: str, name: str) -> Tree:
         raise ConfigError(_syntax_message(error, name)) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{name} is not YAML: {error}. Write it as UTF-8 text.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} is nested too deeply to be read. Write it flatter.") from error
     if values is None:
         return Tree({}, {})
     if not isinstance(values, dict):
@@ -154,6 +156,8 @@ class _Reader:
                 raise ConfigError(f"{self._at(key_node)}: a key must be plain text.")
             key = key_node.value
             at = self._at(key_node)
+            if key == "<<":
+                raise ConfigError(f"{at}: merge keys (`<<`) are not read. Write the keys out.")
             if key in found:
                 raise ConfigError(
                     f"{at}: the key {'.'.join((*path, key))} is written a second time; it was "

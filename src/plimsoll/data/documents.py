@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from plimsoll.data.report import RowProblem
-from plimsoll.records import Ints, Sample
+from plimsoll.records import Sample, TokenIds
 
 
-def cut_document(tokens: Ints, longest: int, field: str) -> tuple[Sample, ...]:
+def cut_document(tokens: TokenIds, longest: int, field: str) -> tuple[Sample, ...]:
     """The samples of a document, none of more than `longest` tokens.
 
     Each begins with the last token of the one before it, so that every token but the document's

@@ -57,6 +57,11 @@ class Portion:
     rows: int
     weight: float
 
+    @property
+    def key(self) -> str:
+        """How the config calls it."""
+        return f"data.train.{self.name}" if self.name else "data.train"
+
 
 @dataclass(frozen=True)
 class MixedOrder:

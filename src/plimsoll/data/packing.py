@@ -147,7 +147,7 @@ def _first_fit(order: Ints, lengths: Ints, budget: int) -> Bins:
     room = np.full(len(order), budget, dtype=np.int64)
     bins: Bins = []
     for i in order.tolist():
-        place = int(np.argmax(room >= lengths[i]))
+        place = int(np.argmax(room[: len(bins) + 1] >= lengths[i]))
         if place == len(bins):
             bins.append([])
         bins[place].append(i)
@@ -196,7 +196,8 @@ def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int] | Ints, shared_
     parts = list(zip(sequences, shared_S.tolist(), strict=True))
     tokens = [sequence.tokens[shared:] for sequence, shared in parts]
     learned = [sequence.learned[shared:] for sequence, shared in parts]
-    tokens_T, learned_at = np.concatenate(tokens), np.flatnonzero(np.concatenate(learned))
+    tokens_T = np.concatenate(tokens, dtype=np.int64)
+    learned_at = np.flatnonzero(np.concatenate(learned))
     cu_seqlens = _cumulative([len(own) for own in tokens])
     return Pack(
         tokens_T=tokens_T,

@@ -5,8 +5,9 @@ Every check raises `RowProblem` with the column's name as it is written in the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import isfinite
 from types import NoneType
 
 from plimsoll.config.data import SourceConfig
@@ -59,16 +60,18 @@ def _one_of(source: SourceConfig, key: str) -> None:
         )
 
 
-def check_columns(columns: Mapping[str, str | None], rows: Sequence[Row], key: str) -> None:
+def check_columns(
+    columns: Mapping[str, str | None], present: Collection[str], path: str, key: str
+) -> None:
     """ConfigError for a column that no row has: that is a wrong setting, not bad rows.
 
-    columns: the configured columns by the setting's name, such as `prompt`.
+    columns: the configured columns by the setting's name, such as `prompt`. present: those that
+    rows of the source at `path` have.
     """
-    present = {name: None for row in rows for name in row.values}
     for setting, column in columns.items():
-        if rows and column is not None and column not in present:
+        if present and column is not None and column not in present:
             raise ConfigError(
-                f"`{key}.{setting}: {column}`: no row of {rows[0].file} has a column `{column}`;"
+                f"`{key}.{setting}: {column}`: no row of {path} has a column `{column}`;"
                 f" there are {', '.join(f'`{name}`' for name in present)}."
                 f"{nearest(column, present)}"
             )
@@ -111,6 +114,8 @@ def reference_of(row: Row, column: str | None) -> str | None:
     if column is None:
         return None
     value = _present(row.values, column)
+    if isinstance(value, float) and not isfinite(value):
+        raise RowProblem(column, f"is {value}, which is no answer")
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return _checked_text(value, column)

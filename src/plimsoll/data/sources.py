@@ -11,9 +11,11 @@ import gzip
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,8 @@ class Row:
 
     file: the file, directory or hub name it came from.
     line: 1-based line in JSON lines, 1-based row number in Parquet and `datasets`.
-    values: by column.
+    values: by column; of Parquet and `datasets` only those that the source names, where it has them
+        all.
     """
 
     file: str
@@ -56,23 +59,27 @@ def read_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
 
 
 def _read(source: SourceConfig) -> Iterator[Row | BadRow]:
-    path = Path(source.path).expanduser()
+    path = Path(expanduser(source.path))
     if source.name is not None and path.exists():
         raise ConfigError(
             f"`name: {source.name}` chooses a configuration of a data set of the hub, and {path} is"
             f" here: leave it out, or give another `path`."
         )
     if path.is_file():
-        return _read_file(path)
+        return _read_file(path, source)
     if path.is_dir():
-        return _read_directory(path, source.split)
+        return _read_directory(path, source)
     looks_like_file = path.name.lower().endswith(SUFFIXES)
     if HUB_NAME.fullmatch(source.path) and not looks_like_file:
-        return _read_hub(source.path, source.name, source.split)
+        return _read_hub(source)
     raise ConfigError(_missing(path))
 
 
 def _missing(path: Path) -> str:
+    if path.exists():
+        return f"{path} is neither a file nor a directory: write what it gives to a file."
+    if path.is_symlink():
+        return f"{path} is a link to {path.readlink()}, which is not there: mend the link."
     missing = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
     return (
         f"There is no {path}: `{missing.name}` is not in {missing.parent.absolute()}."
@@ -87,12 +94,12 @@ def _neighbours(name: str, directory: Path) -> str:
     return nearest(name, (child.name for child in directory.iterdir()))
 
 
-def _read_file(path: Path) -> Iterator[Row | BadRow]:
+def _read_file(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
     name = path.name.lower()
     if name.endswith(LINES):
         return _read_lines(path)
     if name.endswith(".parquet"):
-        return _read_parquet(path)
+        return _read_parquet(path, source)
     raise ConfigError(
         f"{path} ends in {path.suffix.lower() or 'no suffix'}, which is not a known format:"
         f" give a file that ends in {', '.join(SUFFIXES)} (unpack it first if it is compressed"
@@ -100,16 +107,22 @@ def _read_file(path: Path) -> Iterator[Row | BadRow]:
     )
 
 
-def _read_directory(path: Path, split: str) -> Iterator[Row | BadRow]:
+def is_data(file: Path) -> bool:
+    """Whether a file is named as data are; hidden ones, such as macOS leaves, are not."""
+    return file.name.lower().endswith(SUFFIXES) and not file.name.startswith(".")
+
+
+def _read_directory(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        return _read_saved(path, split)
-    files = sorted(file for file in path.iterdir() if file.name.lower().endswith(SUFFIXES))
+        return _read_saved(path, source)
+    files = sorted(filter(is_data, path.iterdir()))
     if not files:
         raise ConfigError(
             f"The directory {path} holds no data files: it needs files that end in"
             f" {', '.join(SUFFIXES)}, or what `Dataset.save_to_disk` writes."
         )
-    return (row for file in _of_split(path, files, split) for row in _read_file(file))
+    mine = _of_split(path, files, source.split)
+    return (row for file in mine for row in _read_file(file, source))
 
 
 def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
@@ -126,35 +139,37 @@ def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
 
 
 def _read_lines(path: Path) -> Iterator[Row | BadRow]:
+    filled = False
     for line, raw in enumerate(_raw_lines(path), start=1):
         content = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
-        if line == 1 and path.suffix.lower() == ".json" and content.lstrip()[:1] == b"[":
+        if not content.strip():
+            continue
+        if not filled and path.suffix.lower() == ".json" and content.lstrip()[:1] == b"[":
             raise ConfigError(
                 f"{path} holds one JSON array, but one object per line is needed:"
                 f" convert it with `jq -c '.[]' {path.name} > {path.stem}.jsonl`."
             )
-        if content.strip():
-            yield _parse_line(str(path), line, content)
+        filled = True
+        yield _parse_line(str(path), line, content)
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:
-    if path.suffix.lower() != ".gz":
-        with path.open("rb") as file:
-            yield from file
-        return
+    packed = path.suffix.lower() == ".gz"
     try:
-        with gzip.open(path) as unpacked:
-            yield from unpacked
+        with gzip.open(path) if packed else path.open("rb") as file:
+            yield from file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ConfigError(
             f"{path} cannot be unpacked: {str(error).rstrip('.')}. Copy the file again; or, if it "
             f"is not compressed, rename it to {path.stem}."
         ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
     try:
-        values = json.loads(content.decode("utf-8"))
+        values = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         return BadRow(file, line, "", _not_utf8(error))
     except json.JSONDecodeError as error:
@@ -166,16 +181,37 @@ def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
     return Row(file, line, values)
 
 
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"the key `{counts.most_common(1)[0][0]}` is there twice")
+    return values
+
+
 def _not_utf8(error: UnicodeDecodeError) -> str:
     return f"is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
 
 
-def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
+def _read_parquet(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
     try:
-        with pq.ParquetFile(path) as file:
-            yield from _arrow_rows(str(path), file.iter_batches(batch_size=BATCH_ROWS))
-    except pa.ArrowException as error:
+        yield from _parquet_rows(path, source)
+    except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
+    finally:
+        pa.default_memory_pool().release_unused()  # what it read, Arrow keeps for more
+
+
+def _parquet_rows(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
+    with pq.ParquetFile(path) as file:
+        columns = _named(source, file.schema_arrow.names)
+        yield from _arrow_rows(str(path), file.iter_batches(BATCH_ROWS, columns=columns))
+
+
+def _named(source: SourceConfig, present: list[str]) -> list[str]:
+    """The columns to read: those that the source names; where one is missing all, for a message."""
+    wanted = source.columns()
+    return [name for name in present if name in wanted] if wanted <= {*present} else present
 
 
 def _arrow_rows(file: str, batches: Iterable[Any]) -> Iterator[Row | BadRow]:
@@ -194,7 +230,8 @@ def _batch_rows(batch: Any) -> Iterable[dict[str, object] | RowProblem]:
     try:
         rows: list[dict[str, object]] = batch.to_pylist()
         return rows
-    except UnicodeDecodeError:  # Arrow does not check its strings: find the rows one by one
+    # Arrow does not check its strings, and has times that Python has not: find the rows one by one.
+    except (ValueError, OverflowError):
         return (_single_row(batch.slice(i, 1)) for i in range(batch.num_rows))
 
 
@@ -205,12 +242,15 @@ def _single_row(row: Any) -> dict[str, object] | RowProblem:
             values[name] = row.column(name)[0].as_py()
         except UnicodeDecodeError as error:
             return RowProblem(name, _not_utf8(error))
+        except (ValueError, OverflowError) as error:
+            return RowProblem(name, f"cannot be read: {error}")
     return values
 
 
-def _read_saved(path: Path, split: str) -> Iterator[Row | BadRow]:
+def _read_saved(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
     import datasets  # slow to import and needed only here
 
+    split = source.split
     try:
         saved = datasets.load_from_disk(str(path))
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -223,12 +263,16 @@ def _read_saved(path: Path, split: str) -> Iterator[Row | BadRow]:
         saved = saved[split]
     elif split not in ("train", str(saved.split)):
         raise ConfigError(f"{path} is one data set, without the split `{split}`: leave it out.")
-    return _arrow_rows(str(path), saved.with_format("arrow").iter(BATCH_ROWS))
+    columns = _named(source, saved.column_names)
+    return _arrow_rows(
+        str(path), saved.select_columns(columns).with_format("arrow").iter(BATCH_ROWS)
+    )
 
 
-def _read_hub(path: str, name: str | None, split: str) -> Iterator[Row | BadRow]:
+def _read_hub(source: SourceConfig) -> Iterator[Row | BadRow]:
     import datasets  # slow to import and needed only here
 
+    path, name, split = source.path, source.name, source.split
     try:
         # datasets >= 4 never runs code of the data set
         loaded = datasets.load_dataset(path, name, split=split)
@@ -239,4 +283,5 @@ def _read_hub(path: str, name: str | None, split: str) -> Iterator[Row | BadRow]
             f" of a file or directory, or check path, `name`, `split` and the network."
             f"{_neighbours(Path(path).name, Path(path).parent)}"
         ) from error
-    return _arrow_rows(path, loaded.with_format("arrow").iter(BATCH_ROWS))
+    columns = _named(source, loaded.column_names)
+    return _arrow_rows(path, loaded.select_columns(columns).with_format("arrow").iter(BATCH_ROWS))

@@ -14,11 +14,9 @@ Where the learned ranges come from:
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jinja2
@@ -36,16 +34,22 @@ from plimsoll.data.pieces import (
     with_end,
     without_tail,
 )
-from plimsoll.data.report import nearest
+from plimsoll.data.template_text import template_text
 from plimsoll.errors import ConfigError, DataError
-from plimsoll.records import Bools, Ints
+from plimsoll.records import Bools, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Tokenized = tuple[TokenIds, Bools]
+"""Tokens, and whether each is learned; both of shape [n]."""
+
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
-TOKENIZED_AT_ONCE = 2048
 _SAID = "An answer."
+_REFUSALS = (
+    *(jinja2.TemplateError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
+)
+"""What a template, which is a program, may raise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,16 +116,12 @@ class Template:
         [earlier], [whole] = map(self.render_conversation, (before, [*before, *answer]))
         return (replace(whole, learned=whole.learned[len(earlier.learned) :]),)
 
-    def tokenize(self, rendered: Sequence[tuple[Piece, ...]]) -> list[tuple[Ints, Bools]]:
+    def tokenize(self, rendered: Sequence[tuple[Piece, ...]]) -> list[Tokenized]:
         """Tokens and learned marks, both of shape [n], of each rendered prompt or conversation.
 
         The first token is never learned, as nothing predicts it.
         """
-        pieces = [piece for row in rendered for piece in row]
-        encoded = itertools.chain.from_iterable(
-            self._encode(pieces[start : start + TOKENIZED_AT_ONCE])
-            for start in range(0, len(pieces), TOKENIZED_AT_ONCE)
-        )
+        encoded = iter(self._encode([piece for row in rendered for piece in row]))
         return [self._concatenate([next(encoded) for _ in row]) for row in rendered]
 
     def turn_end(self) -> str | None:
@@ -151,7 +151,8 @@ class Template:
                 return_assistant_tokens_mask=bool(GENERATION_MARK.search(self.jinja or "")),
                 **self.tokenizer.special_tokens_map,
             )
-        except (jinja2.TemplateError, TypeError) as error:
+            texts[0].encode()  # what a message has besides may be no valid Unicode
+        except _REFUSALS as error:
             raise DataError(f"is refused by the chat template: {error}") from error
         return texts[0], marked[0] if marked else []
 
@@ -168,7 +169,9 @@ class Template:
                 spans.append(without_tail(text, (len(before), len(after)), self.specials))
         return spans
 
-    def _encode(self, pieces: Sequence[Piece]) -> list[tuple[Ints, Bools]]:
+    def _encode(self, pieces: Sequence[Piece]) -> list[Tokenized]:
+        if not pieces:  # which the tokenizer does not take
+            return []
         encoded = self.tokenizer(
             [piece.text for piece in pieces],
             add_special_tokens=False,  # templates write their own; plain text gets `begin`
@@ -180,9 +183,9 @@ class Template:
         found = zip(pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True)
         return [self._mark(piece, ids, offsets) for piece, ids, offsets in found]
 
-    def _mark(self, piece: Piece, ids: list[int], offsets: list[Span]) -> tuple[Ints, Bools]:
+    def _mark(self, piece: Piece, ids: list[int], offsets: list[Span]) -> Tokenized:
         end = [self.tokenizer.eos_token_id] if piece.closed else []
-        tokens = np.array(ids + end, dtype=np.int64)
+        tokens = np.array(ids + end, dtype=np.int32)
         starts = np.array([start for start, _ in offsets], dtype=np.int64)
         learned = np.zeros(len(tokens), dtype=np.bool_)
         for start, stop in piece.learned:
@@ -191,7 +194,7 @@ class Template:
         learned[-1:] |= piece.scored
         return tokens, learned
 
-    def _concatenate(self, parts: Sequence[tuple[Ints, Bools]]) -> tuple[Ints, Bools]:
+    def _concatenate(self, parts: Sequence[Tokenized]) -> Tokenized:
         tokens = np.concatenate([tokens for tokens, _ in parts])
         learned = np.concatenate([learned for _, learned in parts])
         if self.begin is not None and (len(tokens) == 0 or tokens[0] != self.begin):
@@ -200,7 +203,7 @@ class Template:
         self._check_embedded(tokens)
         return tokens, learned
 
-    def _check_embedded(self, tokens: Ints) -> None:
+    def _check_embedded(self, tokens: TokenIds) -> None:
         largest = int(tokens.max(initial=0))
         if self.vocabulary is not None and largest >= self.vocabulary:
             raise ConfigError(
@@ -237,14 +240,30 @@ def make_template(
             f" end-of-sequence token, but the tokenizer {tokenizer.name_or_path} has none: set its"
             f" `eos_token`."
         )
-    return Template(
+    template = Template(
         tokenizer=tokenizer,
-        jinja=None if plain else _compiled(_chat_template(tokenizer, chat_template)),
+        jinja=None if plain else template_text(tokenizer, chat_template),
         system=system,
         begin=_begin(tokenizer) if plain else None,
         specials=tuple(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
         vocabulary=vocabulary,
     )
+    _check_system(template)
+    return template
+
+
+def _check_system(template: Template) -> None:
+    if template.system is None:
+        return
+    try:
+        pieces = template.render_prompt([{"role": "user", "content": "?"}])
+    except DataError as error:
+        raise ConfigError(f"`data.system` {error}. Leave it out.") from error
+    if template.system.strip() not in "".join(piece.text for piece in pieces):
+        raise ConfigError(
+            "The chat template leaves system messages out, so `data.system` would have no effect:"
+            " leave it out, or set `data.chat_template` to a template that writes them."
+        )
 
 
 def _begin(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -252,37 +271,3 @@ def _begin(tokenizer: PreTrainedTokenizerBase) -> int | None:
     bos = tokenizer.bos_token_id
     adds = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
     return int(bos) if adds else None
-
-
-def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
-    if configured is not None:
-        return configured if "{" in configured else _read_template(Path(configured).expanduser())
-    try:
-        return str(tokenizer.get_chat_template())
-    except ValueError as error:
-        raise ConfigError(
-            f"The tokenizer {tokenizer.name_or_path} brings no chat template to use: set"
-            f" `data.chat_template` to a Jinja template or to the path of one, or to `none` to"
-            f" join prompt and response as plain text."
-        ) from error
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        beside = path.parent.iterdir() if path.parent.is_dir() else ()
-        raise ConfigError(
-            f"`data.chat_template: {path}` is neither a Jinja template nor `none`, and as a file"
-            f" it cannot be read: {error}.{nearest(path.name, (file.name for file in beside))}"
-        ) from error
-
-
-def _compiled(jinja: str) -> str:
-    try:
-        render_jinja_template(conversations=[], chat_template=jinja)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(
-            f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."
-        ) from error
-    return jinja

@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
+from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
+from plimsoll.config.data import DataConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, show
 
 _INDEX = "model.safetensors.index.json"
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -20,7 +23,7 @@ def check_model(key: str, model: ModelConfig, *, tokenizer: bool) -> Iterator[Pr
 
     tokenizer: this role's tokenizer is read.
     """
-    path = Path(model.path).expanduser()
+    path = Path(expanduser(model.path))
     if not path.is_dir():
         if problem := check_missing(f"{key}.path", model.path, "a model directory"):
             yield problem
@@ -32,10 +35,35 @@ def check_model(key: str, model: ModelConfig, *, tokenizer: bool) -> Iterator[Pr
             yield Problem(f"{key}.path", show(model.path), why, instead)
 
 
+def check_template(data: DataConfig, model: ModelConfig) -> Iterator[Problem]:
+    """A chat template that is needed, and is not there."""
+    given, path = data.chat_template, Path(expanduser(model.path))
+    if given is None:
+        needed = any(source.text is None for source in data.sources().values())
+        if needed and path.is_dir() and has_tokenizer(model.path) and not _has_template(path):
+            why = f"The tokenizer of {model.path} brings no chat template."
+            instead = "a Jinja template, the path of one, or `none` to join prompt and response"
+            yield Problem("data.chat_template", None, why, f"{instead} as plain text")
+    elif given != "none" and "{" not in given and not Path(expanduser(given)).is_file():
+        why = "It is neither a Jinja template nor `none`, and there is no such file."
+        yield Problem("data.chat_template", show(given), why, "correct the path")
+
+
+def _has_template(path: Path) -> bool:
+    """Whether a tokenizer's files hold a chat template, wherever transformers looks for one."""
+    if any((path / name).exists() for name in _TEMPLATES):
+        return True
+    try:
+        settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+
+
 def read_model_json(path: str) -> dict[str, Any]:
     """A local model's config.json (its text part, if it has several); {} if it cannot be read."""
     try:
-        config = json.loads((Path(path).expanduser() / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path(expanduser(path)) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # `check_model` says why
     if not isinstance(config, dict):
@@ -46,16 +74,20 @@ def read_model_json(path: str) -> dict[str, Any]:
 
 def has_tokenizer(path: str) -> bool:
     """Whether a local directory holds one."""
-    return any((Path(path).expanduser() / name).is_file() for name in _VOCABULARIES)
+    return any((Path(expanduser(path)) / name).is_file() for name in _VOCABULARIES)
 
 
 def check_missing(key: str, name: str, wanted: str) -> Problem | None:
     """The problem of a path that is not here, or None where it may well be a name on the hub:
     `organisation/name` without such a directory here, or a single name with nothing like it here.
     """
-    path = Path(name).expanduser()
+    path = Path(expanduser(name))
     if path.exists():
-        return Problem(key, show(name), "It is a file.", f"give the path of {wanted}")
+        what = "It is a file." if path.is_file() else "It is neither a file nor a directory."
+        return Problem(key, show(name), what, f"give the path of {wanted}")
+    if path.is_symlink():
+        why = f"It is a link to {path.readlink()}, which is not there."
+        return Problem(key, show(name), why, "mend the link")
     close = _nearest(path)
     simple = len(path.parts) <= 2 and path.parts[:1] not in ((".",), ("..",))
     by_name = simple and not path.is_absolute() and not name.startswith((".", "~"))

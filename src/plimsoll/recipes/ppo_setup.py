@@ -10,7 +10,8 @@ from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import run_device, start_cluster, thread_count
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import PpoConfig
-from plimsoll.data.dataset import Loaded, load_prompts
+from plimsoll.data.dataset import load_prompts
+from plimsoll.data.loading import Loaded, Seen
 from plimsoll.data.order import Portion
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Role, Worker
@@ -46,9 +47,11 @@ def load_prompt_data(session: Session, config: PpoConfig) -> PpoData:
 def prompt_loader(config: PpoConfig) -> LoadRows[Prompt]:
     """Reads prompts, of a template whose end of turn ends a response."""
 
-    def load(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Prompt]:
+    def load(
+        data: DataConfig, source: SourceConfig, template: Template, seen: Seen
+    ) -> Loaded[Prompt]:
         check_turn_end(template, config.actor.model, config.rollout.sampling)
-        return load_prompts(data, source, template)
+        return load_prompts(data, source, template, seen)
 
     return load
 
@@ -56,9 +59,8 @@ def prompt_loader(config: PpoConfig) -> LoadRows[Prompt]:
 def _check_enough(portion: Portion, drawn: float, config: PpoConfig) -> None:
     """drawn: the prompts of a source in a step."""
     if portion.rows < drawn:
-        source = f"data.train.{portion.name}" if portion.name else "data.train"
         raise ConfigError(
-            f"batch.prompts is {config.batch.prompts}, but {source} has only {portion.rows} "
+            f"batch.prompts is {config.batch.prompts}, but {portion.key} has only {portion.rows} "
             f"usable prompts; one step would hold a prompt twice. Lower batch.prompts"
             f"{' or the weight' if portion.name else ''}, or bring more data"
         )

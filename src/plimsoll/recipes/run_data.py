@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import JobConfig
-from plimsoll.data.dataset import Loaded
+from plimsoll.data.loading import Loaded, Seen, unseen
 from plimsoll.data.order import MixedOrder, Portion
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
@@ -18,7 +18,7 @@ from plimsoll.recipes.session import Session
 
 T = TypeVar("T")
 
-LoadRows = Callable[[DataConfig, SourceConfig, Template], Loaded[T]]
+LoadRows = Callable[[DataConfig, SourceConfig, Template, Seen], Loaded[T]]
 """Reads a source's rows of one kind."""
 
 
@@ -35,10 +35,17 @@ class RunData(Generic[T]):
 def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     """Read, template and tokenize what to learn from and what is held out (none: nothing).
 
-    Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says.
+    Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says. Ctrl-C ends the
+    run in between.
     """
     data, template = session.config.data, run_template(session.config)
-    loaded = _load_all(data, load, template)
+    with session.progress.counting("rows read", None) as advance:
+
+        def seen(rows: int) -> None:
+            advance(rows)
+            session.stop_if_asked(session.state.step)
+
+        loaded = _load_all(data, load, template, seen)
     session.note_bad_rows([row for one in loaded for row in one.bad_rows])
     learned_from = len(data.train_sources())
     train, held_out = loaded[:learned_from], loaded[learned_from:]
@@ -49,12 +56,14 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     )
 
 
-def _load_all(data: DataConfig, load: LoadRows[T], template: Template) -> list[Loaded[T]]:
+def _load_all(
+    data: DataConfig, load: LoadRows[T], template: Template, seen: Seen
+) -> list[Loaded[T]]:
     """Of each source; one DataError tells the bad rows of all."""
     loaded, refused = [], []
     for source in data.sources().values():
         try:
-            loaded.append(load(data, source, template))
+            loaded.append(load(data, source, template, seen))
         except DataError as error:
             refused.append(str(error))
     if refused:
@@ -73,7 +82,7 @@ def load_held_out(config: JobConfig, load: LoadRows[T]) -> Loaded[T]:
             "data.eval is not given, so there is nothing to measure on. Give data.eval.path and "
             "its columns, in the config or as flags."
         )
-    return load(config.data, config.data.eval, run_template(config))
+    return load(config.data, config.data.eval, run_template(config), unseen)
 
 
 def run_template(config: JobConfig) -> Template:
@@ -99,3 +108,14 @@ def epoch_metrics(order: MixedOrder, position: int) -> dict[str, float]:
     """How often the data have been seen: `epoch`, or of several sources `epoch/<name>`."""
     epochs = order.epochs(position)
     return {f"epoch/{name}" if name else "epoch": epoch for name, epoch in epochs.items()}
+
+
+def repeats(order: MixedOrder, rows_per_step: int) -> Iterator[str]:
+    """What to tell of sources that have fewer rows than a step draws of them."""
+    for portion in order.portions:
+        drawn = rows_per_step * order.share(portion)
+        if portion.rows < drawn:
+            yield (
+                f"{portion.key} has {portion.rows:,} usable rows, and a step draws {drawn:,.0f} of "
+                "them: each step sees some more than once"
+            )

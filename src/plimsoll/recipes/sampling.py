@@ -57,7 +57,8 @@ def probe_sequences(prompts: Sequence[Prompt], config: PpoConfig) -> list[Ints]:
     of one token after each other."""
     long_enough = [p.tokens for p in prompts if len(p.tokens) > 1]
     pair = np.concatenate([prompts[0].tokens, prompts[-1].tokens])
-    return (long_enough or [pair])[: config.rollout.sync.probe_sequences]
+    probe = (long_enough or [pair])[: config.rollout.sync.probe_sequences]
+    return [tokens.astype(np.int64) for tokens in probe]
 
 
 def _answers(

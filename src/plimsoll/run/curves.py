@@ -23,6 +23,7 @@ from plimsoll.run.rows import Row, read_rows
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _COLUMNS = 2
 _MARKED_POINTS = 40
+_MOST_COLUMNS = 1000
 _PANEL_INCHES = (5.6, 3.2)
 
 
@@ -97,12 +98,13 @@ def draw_curves(
 
 def _series(rows: Sequence[Row], panel: Panel) -> dict[str, dict[int, float]]:
     """By metric, the value of each step that has one."""
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if value is not None and _belongs(name, panel):
-                found.setdefault(name, {})[row["step"]] = value
-    return found
+    names = dict.fromkeys(name for row in rows for name in row)
+    found = {
+        name: {row["step"]: value for row in rows if (value := row.get(name)) is not None}
+        for name in names
+        if _belongs(name, panel)
+    }
+    return {name: values for name, values in found.items() if values}
 
 
 def _belongs(name: str, panel: Panel) -> bool:
@@ -136,12 +138,16 @@ def _draw_lines(axes: Axes, series: Mapping[str, Mapping[int, float]]) -> None:
 
 
 def _draw_stacked(axes: Axes, series: Mapping[str, Mapping[int, float]]) -> None:
-    """A column per step, one unit wide, so that a single step is seen as well."""
+    """A column per step, one unit wide, so that a single step is seen as well; of more steps than a
+    picture has room for, a column for the mean of several."""
     steps = range(min(map(min, series.values())), max(map(max, series.values())) + 1)
-    edges = np.arange(len(steps) + 1) + steps[0] - 0.5
-    floor = np.zeros(len(steps))
+    starts = np.arange(0, len(steps), -(-len(steps) // _MOST_COLUMNS))
+    ends = np.append(starts[1:], len(steps))
+    edges = np.append(starts, len(steps)) + steps[0] - 0.5
+    floor = np.zeros(len(starts))
     for (name, values), colour in zip(series.items(), cycle(_COLOURS), strict=False):
-        top = floor + np.array([values.get(step, 0.0) for step in steps])
+        heights = np.array([values.get(step, 0.0) for step in steps])
+        top = floor + np.add.reduceat(heights, starts) / (ends - starts)
         label = name.rpartition("/")[2]
         axes.stairs(top, edges, baseline=floor, fill=True, color=colour, label=label, alpha=0.85)
         floor = top

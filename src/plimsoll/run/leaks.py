@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plimsoll.run.ledger import LedgerRow, is_node
 from plimsoll.run.numbers import gigabytes_text
@@ -63,17 +64,21 @@ def growth(held: Sequence[float]) -> float | None:
     fast as the whole: memory that warms up, or that jumps once, does not.
     """
     values = np.asarray(held, dtype=np.float64)
-    steps = np.arange(len(values))
-    rate, start = np.polyfit(steps, values, 1)
+    rate, scatter = _line(values)
     risen = rate * (len(values) - 1)
-    scatter = float(np.std(values - (start + rate * steps)))
     if risen < max(_NOISE * scatter, _SMALLEST, _SMALLEST_SHARE * values[0]):
         return None
     half = len(values) // 2
-    first, second = (
-        np.polyfit(steps[part], values[part], 1)[0] for part in (slice(half), slice(half, None))
-    )
-    return float(rate) if first > 0 and second >= _STEADY * rate else None
+    (first, _), (second, _) = _line(values[:half]), _line(values[half:])
+    return rate if first > 0 and second >= _STEADY * rate else None
+
+
+def _line(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The slope of the line of least squares, and the scatter of the values about it."""
+    steps = np.arange(len(values)) - (len(values) - 1) / 2
+    rest = values - values.mean()
+    slope = float(steps @ rest / (steps @ steps))
+    return slope, float(np.std(rest - slope * steps))
 
 
 @dataclass

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from sys import intern
 from typing import Any
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.numbers import use_text
 from plimsoll.run.readings import Footprint, Line, Reading, Share, largest, total
-from plimsoll.run.rows import Row, read_rows
+from plimsoll.run.rows import Row, iter_rows
 
 Predicted = Mapping[str, Mapping[str, Footprint]]
 """By process (such as `rank 0`) and phase."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class LedgerRow:
     """One process in one phase of one step.
 
@@ -192,7 +193,7 @@ def ledger_values(row: LedgerRow) -> Row:
 
 
 def _values(numbers: Footprint | Line) -> dict[str, int]:
-    return {f"{name}_bytes": size for name, size in vars(numbers).items() if size is not None}
+    return {f"{name}_bytes": size for name, size in asdict(numbers).items() if size is not None}
 
 
 def read_ledger(path: Path) -> list[LedgerRow]:
@@ -206,7 +207,7 @@ def read_ledger(path: Path) -> list[LedgerRow]:
             f"{path} is not there: no step of the run has ended yet, or {path.parent} is no run "
             f"directory. Give the run.directory of a run that has done a step."
         )
-    rows = [_parsed(path, number, row) for number, row in enumerate(read_rows(path), start=1)]
+    rows = [_parsed(path, number, row) for number, row in enumerate(iter_rows(path), start=1)]
     if not rows:
         raise ConfigError(f"{path} has no rows yet: no step of the run has ended.")
     return rows
@@ -216,10 +217,10 @@ def _parsed(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
     try:
         return LedgerRow(
             step=row["step"],
-            phase=str(row["phase"]),
-            process=str(row["process"]),
+            phase=intern(row["phase"]),
+            process=intern(row["process"]),
             rank=row["rank"],
-            node=str(row["node"]),
+            node=intern(row["node"]),
             predicted=None if row["predicted"] is None else _footprint(row["predicted"]),
             measured=_footprint(row["measured"]),
             held=_footprint(row["held"]),

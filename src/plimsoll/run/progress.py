@@ -104,8 +104,8 @@ class Display(Protocol):
     def note(self, text: str) -> None:
         """Print a line that stays."""
 
-    def counting(self, what: str, total: int) -> AbstractContextManager[Advance]:
-        """Show a count while the block goes on."""
+    def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
+        """Show a count while the block goes on. total: None where it is not known."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -124,7 +124,8 @@ class Progress:
         self._directory = directory
         self._stream = stream if stream is not None else sys.stdout
         self._last: dict[str, float] = {}
-        self._times: list[float] = []
+        self._steps_seen = 0
+        self._seconds = 0.0
 
     def __enter__(self) -> Progress:
         self._display = _display_for(self._stream)
@@ -142,17 +143,18 @@ class Progress:
     def update(self, report: StepReport) -> None:
         """Show a step that has just ended."""
         self._last |= headline(report.metrics)
-        self._times.append(report.seconds_without(_BEFORE_STEPS))
-        left = (self._steps - report.step) * sum(self._times) / len(self._times)
+        self._steps_seen += 1
+        self._seconds += report.seconds_without(_BEFORE_STEPS)
+        left = (self._steps - report.step) * self._seconds / self._steps_seen
         self._display.show(Standing(self._job, self._steps, report, self._last, left))
 
     def note(self, text: str) -> None:
         """Print a line above the display."""
         self._display.note(text)
 
-    def counting(self, what: str, total: int) -> AbstractContextManager[Advance]:
+    def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
         """Show how far something is that comes before the steps; within: a function that takes how
-        many more are done."""
+        many more are done. total: None where it is not known."""
         return self._display.counting(what, total)
 
 
@@ -187,8 +189,8 @@ class PlainDisplay:
             tell(_UNSEEN.format(pid=os.getpid()))
 
     @contextmanager
-    def counting(self, what: str, total: int) -> Iterator[Advance]:
-        """Print a line at every tenth."""
+    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
+        """Print a line now and then."""
         yield count_lines(what, total, self.note)
 
     def close(self) -> None:
@@ -227,12 +229,14 @@ class LiveDisplay:
         self._live.console.print(Text(text))
 
     @contextmanager
-    def counting(self, what: str, total: int) -> Iterator[Advance]:
+    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
         """A bar in the block's place, which is empty again afterwards."""
         bar, advance = count_bar(what, total, self._live.console)
         self._live.update(bar, refresh=True)
-        yield advance
-        self._live.update("")
+        try:
+            yield advance
+        finally:
+            self._live.update("")
 
     def close(self) -> None:
         """Leave the last block where it is, and the cursor under it."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """Bytes of one process, predicted or measured.
 
@@ -25,7 +25,7 @@ class Footprint:
         return self.host if self.device is None else self.device
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Line:
     """How full a card or a node was, by all that uses it; and how full it can be. Bytes."""
 

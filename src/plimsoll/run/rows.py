@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from plimsoll.errors import PlimsollError
-from plimsoll.run.files import write_whole
+from plimsoll.run.files import whole_file, write_whole
 
 Row = Mapping[str, Any]
 
@@ -50,19 +50,31 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All rows of a file. A last line that a crash tore off in the middle is left out.
+    """All rows of a file; see `iter_rows`."""
+    return list(iter_rows(path))
+
+
+def iter_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file. A last line that a crash tore off in the middle is left out.
 
     Raises PlimsollError where another line is no JSON object.
     """
-    lines = path.read_bytes().split(b"\n")
-    whole = lines[:-1]  # what follows the last newline is empty, or torn
-    return [_parsed(path, number, line) for number, line in enumerate(whole, start=1)]
+    return (row for _, row in _lines(path))
 
 
 def keep_rows_until(path: Path, step: int) -> None:
     """Drop a torn last line and the rows of steps after `step`; no file is made where none is."""
     if path.exists():
-        write_rows(path, [row for row in read_rows(path) if row["step"] <= step])
+        with whole_file(path) as partial, partial.open("wb") as kept:
+            kept.writelines(line for line, row in _lines(path) if row["step"] <= step)
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The whole lines, each with its row."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):  # else torn
+                yield line, _parsed(path, number, line)
 
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:

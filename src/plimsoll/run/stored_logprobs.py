@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -84,7 +85,8 @@ class LogprobStore:
 
 def sequence_key(sample: Sample) -> bytes:
     """A hash of the sample's tokens and learned marks; 16 bytes."""
-    return xxhash.xxh3_128_digest(sample.tokens.tobytes() + sample.learned.tobytes())
+    tokens = sample.tokens.astype(np.int64)
+    return xxhash.xxh3_128_digest(tokens.tobytes() + sample.learned.tobytes())
 
 
 def write_logprobs(path: Path, stored: StoredLogprobs) -> None:

@@ -75,6 +75,11 @@ def test_every_key_knows_its_line() -> None:
     }
 
 
+def test_nesting_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"c\.yaml is nested too deeply"):
+        read_tree("a: " + "[" * 5000 + "]" * 5000, "c.yaml")
+
+
 def test_an_alias_repeats_its_anchor() -> None:
     tree = read_tree("a: &m {path: x}\nb: *m\n", "f")
     assert tree.values == {"a": {"path": "x"}, "b": {"path": "x"}}
@@ -100,6 +105,7 @@ def test_an_empty_file_is_an_empty_mapping(text: str) -> None:
         ("a: !!bool x\n", ["f:1", "'x'"]),
         ("a: !!set {x, y}\n", ["f:1", "tag"]),
         ("? [a]\n: 1\n", ["f:1", "key"]),
+        ("x: &x {a: 1}\nb:\n  <<: *x\n", ["f:3", "merge keys"]),
         ("a: \x00", ["f", "not YAML"]),
     ],
 )

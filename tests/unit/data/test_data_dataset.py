@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.data import loading
 from plimsoll.data.dataset import load_prompts, load_samples
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import make_template
@@ -78,18 +80,50 @@ def test_samples_of_columns_and_of_messages_are_the_same(
     assert tokenizer.decode(columns[0].tokens[columns[0].learned]) == "yo<|im_end|>"
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 100])
+def test_rows_are_the_same_in_parts_of_any_size(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(loading, "ROWS_AT_ONCE", at_once)
+    rows = [{"q": "one"}, {"q": None}, {"q": 3}, {"q": "four"}, {"q": "five"}]
+    data, seen = config(tmp_path, *rows, prompt="q"), list[int]()
+    loaded = load_prompts(data, source(data), make_template(tokenizer, None, None), seen.append)
+    assert [prompt.index for prompt in loaded.items] == [0, 3, 4, 5]
+    assert [prompt.text for prompt in loaded.items] == ["one", "four", "five", "1+1?"]
+    assert [bad.line for bad in loaded.bad_rows] == [2, 3]
+    assert sum(seen) == 6 and max(seen) <= at_once
+
+
+def test_what_is_cut_off_is_not_held(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [{"q": "hi", "a": "yo" * 1000}]
+    data = config(tmp_path, *rows, over_long="truncate")
+    template = make_template(tokenizer, None, None)
+    cut = load_samples(data, source(data), template).items[0]
+    asked = config(tmp_path, {"q": "yo" * 1000}, over_long="truncate", prompt="q")
+    prompt = load_prompts(asked, source(asked), template).items[0]
+    assert len(cut.tokens) == len(prompt.tokens) == 100
+    assert cut.tokens.base is cut.learned.base is prompt.tokens.base is None
+
+
 def test_prompts_carry_index_text_and_reference(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"q": "one", "r": 7}, {"q": None, "r": "x"}, {"q": "two", "r": 0.5}]
+    rows += [{"q": "no", "r": math.nan}, {"q": "no", "r": math.inf}]
     data = config(tmp_path, *rows, {"q": "three", "r": " 8"}, prompt="q", reference="r")
     loaded = load_prompts(data, source(data), make_template(tokenizer, None, None))
     assert [(p.index, p.text, p.reference) for p in loaded.items] == [
         (0, "one", "7"),
         (2, "two", "0.5"),
-        (3, "three", " 8"),
+        (5, "three", " 8"),
     ]
     text = "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(loaded.items[0].tokens) == text
-    assert [(bad.line, bad.field) for bad in loaded.bad_rows] == [(2, "q"), (5, "r")]
+    bad = [(bad.line, bad.field, bad.problem) for bad in loaded.bad_rows]
+    assert bad == [
+        (2, "q", "is missing"),
+        (4, "r", "is nan, which is no answer"),
+        (5, "r", "is inf, which is no answer"),
+        (7, "r", "is missing"),
+    ]
 
 
 @pytest.mark.parametrize(

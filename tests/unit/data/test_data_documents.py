@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.data.dataset import Loaded, load_samples
+from plimsoll.data.dataset import load_samples
+from plimsoll.data.loading import Loaded
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Sample

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.data.dataset import Loaded, load_responses
+from plimsoll.data.dataset import load_responses
+from plimsoll.data.loading import Loaded
 from plimsoll.data.mismatched import mismatched
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError

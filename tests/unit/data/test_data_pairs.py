@@ -11,7 +11,8 @@ import pytest
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.data.dataset import Loaded, load_pairs
+from plimsoll.data.dataset import load_pairs
+from plimsoll.data.loading import Loaded
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
 from plimsoll.records import Pair

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import inspect
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def test_lines_that_cannot_be_read_are_bad_rows_in_their_place(tmp_path: Path) -
     assert problems[3].startswith("is not JSON: ")
 
 
+def test_a_key_that_is_there_twice_is_no_choice_to_make(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"q": "one", "q": "two"}\n{"q": "three", "r": {"s": 1, "s": 1}}\n')
+    assert [row.problem for row in rows(file) if isinstance(row, BadRow)] == [
+        "is not JSON: the key `q` is there twice",
+        "is not JSON: the key `s` is there twice",
+    ]
+
+
 def test_packed_json_lines_are_those_within(tmp_path: Path) -> None:
     file = tmp_path / "a.JSONL.gz"
     file.write_bytes(gzip.compress(b'{"q": "one"}\n\n{"q":\n{"q": 3}'))
@@ -86,22 +96,49 @@ def test_a_json_array_is_refused_with_the_way_out(tmp_path: Path) -> None:
 def test_parquet_rows(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     turns = [{"role": "user", "content": "hi"}]
-    pq.write_table(pa.table({"q": ["one", None], "messages": [turns, []]}), file)
-    assert rows(file) == [
+    pq.write_table(pa.table({"q": ["one", None], "messages": [turns, []], "n": [1, 2]}), file)
+    named = SourceConfig(path=str(file), prompt="q", messages="messages")
+    assert list(read_rows(named)) == [
         Row(str(file), 1, {"q": "one", "messages": turns}),
         Row(str(file), 2, {"q": None, "messages": []}),
     ]
+    missing = SourceConfig(path=str(file), prompt="question")
+    assert [[*row.values] for row in read_rows(missing) if isinstance(row, Row)] == [
+        ["q", "messages", "n"],
+        ["q", "messages", "n"],
+    ]
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view()])
+def test_parquet_text_of_any_type(tmp_path: Path, kind: pa.DataType) -> None:
+    file = tmp_path / "a.parquet"
+    words = pa.array(["one", "two", "one"], kind)
+    coded = pa.array(["x", "y", "x"]).dictionary_encode()
+    pq.write_table(pa.table({"q": words, "a": coded}), file)
+    named = SourceConfig(path=str(file), prompt="q", response="a")
+    found = [row.values for row in read_rows(named) if isinstance(row, Row)]
+    assert found == [{"q": "one", "a": "x"}, {"q": "two", "a": "y"}, {"q": "one", "a": "x"}]
+
+
+def test_a_time_that_python_has_not_is_a_bad_row_where_it_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    late = pa.array([0, 2**62], pa.timestamp("us"))
+    pq.write_table(pa.table({"q": ["one", "two"], "late": late}), file)
+    assert [row.line for row in rows(file) if isinstance(row, Row)] == [1, 2]
+    _, bad = read_rows(SourceConfig(path=str(file), prompt="q", reference="late"))
+    assert isinstance(bad, BadRow) and (bad.line, bad.field) == (2, "late")
+    assert bad.problem.startswith("cannot be read: ")
 
 
 def test_parquet_text_that_is_not_utf8_is_a_bad_row(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     binary = pa.array([b"one", b"\xfe", b"two"], pa.binary())
     text = pa.StringArray.from_buffers(3, binary.buffers()[1], binary.buffers()[2])
-    pq.write_table(pa.table({"n": [1, 2, 3], "q": text}), file)
+    pq.write_table(pa.table({"q": text}), file)
     assert rows(file) == [
-        Row(str(file), 1, {"n": 1, "q": "one"}),
+        Row(str(file), 1, {"q": "one"}),
         BadRow(str(file), 2, "q", "is not UTF-8: byte 0xfe at offset 0"),
-        Row(str(file), 3, {"n": 3, "q": "two"}),
+        Row(str(file), 3, {"q": "two"}),
     ]
 
 
@@ -112,10 +149,20 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
         rows(file)
 
 
+def test_parquet_whose_pages_are_broken_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"q": [f"row {i}" for i in range(100)]}), file)
+    content = file.read_bytes()
+    file.write_bytes(content[:4] + b"\xff" * 40 + content[44:])
+    with pytest.raises(ConfigError, match=r"a\.parquet cannot be read as Parquet"):
+        rows(file)
+
+
 def test_a_directory_is_its_files_in_order(tmp_path: Path) -> None:
     second = write_lines(tmp_path / "b.jsonl", {"q": 3})
     first = write_lines(tmp_path / "a.jsonl", {"q": 1}, {"q": 2})
     (tmp_path / "README.md").write_text("no rows")
+    (tmp_path / "._a.jsonl").write_bytes(b"\0\5")  # as macOS leaves beside a file
     assert [(row.file, row.line) for row in rows(tmp_path)] == [
         (str(first), 1),
         (str(first), 2),
@@ -165,6 +212,19 @@ def test_a_saved_data_set_with_splits(tmp_path: Path) -> None:
     assert rows(tmp_path / "all", "test") == [Row(str(tmp_path / "all"), 1, {"q": "one"})]
     with pytest.raises(ConfigError, match=r"no split `tset`; it has train, test\. Did you mean"):
         rows(tmp_path / "all", "tset")
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / "shards" / "b.jsonl").mkdir(parents=True)
+    write_lines(tmp_path / "shards" / "a.jsonl", {"q": 1})
+    with pytest.raises(ConfigError, match=r"b\.jsonl cannot be read: Is a directory\."):
+        rows(tmp_path / "shards")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    with pytest.raises(ConfigError, match=r"is a link to .*gone\.jsonl, which is not there"):
+        rows(tmp_path / "link.jsonl")
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    with pytest.raises(ConfigError, match=r"pipe\.jsonl is neither a file nor a directory"):
+        rows(tmp_path / "pipe.jsonl")
 
 
 def test_a_missing_path_names_its_neighbours(tmp_path: Path) -> None:

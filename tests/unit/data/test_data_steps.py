@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.data.dataset import Loaded, load_pairs, load_steps
+from plimsoll.data.dataset import load_pairs, load_steps
+from plimsoll.data.loading import Loaded
 from plimsoll.data.pairs import margin_of
 from plimsoll.data.report import RowProblem
 from plimsoll.data.sources import Row

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 from plimsoll.data.pieces import readable
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
-from plimsoll.records import Bools, Ints
+from plimsoll.records import Bools, TokenIds
 
 Marked = list[tuple[str, bool]]
 
@@ -46,18 +46,18 @@ def by_hand(tokenizer: Tokenizer, marked: Marked) -> tuple[list[int], list[bool]
     return tokens, learned
 
 
-def conversation(template: Template, turns: list[dict[str, str]]) -> tuple[Ints, Bools]:
+def conversation(template: Template, turns: list[dict[str, str]]) -> tuple[TokenIds, Bools]:
     """Tokens and whether each is learned."""
     return template.tokenize([template.render_conversation(turns)])[0]
 
 
-def prompt(template: Template, turns: list[dict[str, str]]) -> tuple[Ints, str]:
+def prompt(template: Template, turns: list[dict[str, str]]) -> tuple[TokenIds, str]:
     """Its tokens, and the text that a person reads."""
     return template.tokenize([template.render_prompt(turns)])[0][0], readable(turns)
 
 
-def same(found: tuple[Ints, Bools], tokenizer: Tokenizer, marked: Marked) -> bool:
-    assert found[0].dtype == np.int64 and found[1].dtype == np.bool_
+def same(found: tuple[TokenIds, Bools], tokenizer: Tokenizer, marked: Marked) -> bool:
+    assert found[0].dtype == np.int32 and found[1].dtype == np.bool_
     return (found[0].tolist(), found[1].tolist()) == by_hand(tokenizer, marked)
 
 
@@ -160,6 +160,39 @@ def test_the_system_message_is_put_before_conversations_that_have_none(
         text = str(tokenizer.decode(prompt(template, messages)[0]))
         assert text.startswith(f"{start}{system}<|im_end|>") and text.count(start) == 1
     assert prompt(template, TURNS[:1])[1] == "hi"
+
+
+def test_a_system_message_that_the_template_leaves_out_is_refused(tokenizer: Tokenizer) -> None:
+    leaves_out = "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"
+    with pytest.raises(ConfigError, match=r"leaves system messages out, so `data\.system`"):
+        make_template(tokenizer, leaves_out, "Be brief.")
+    refuses = "{{ raise_exception('no system') if messages[0].role == 'system' }}"
+    with pytest.raises(ConfigError, match="is refused by the chat template: no system"):
+        make_template(tokenizer, refuses, "Be brief.")
+    assert make_template(tokenizer, leaves_out, None).system is None
+
+
+@pytest.mark.parametrize(
+    "jinja",
+    [
+        "{{ raise_exception('no') }}",
+        "{{ nothing.at.all }}",
+        "{{ 1 / 0 }}",
+        "{{ 'a' + 1 }}",
+        "{{ messages.foo() }}",
+        "{% for i in range(10**9) %}x{% endfor %}",
+        "{{ messages[0].name }}",
+    ],
+)
+def test_whatever_a_template_raises_is_a_refusal(tokenizer: Tokenizer, jinja: str) -> None:
+    """The last one writes half of a surrogate pair, which no tokenizer takes."""
+    template = make_template(tokenizer, jinja, None)
+    with pytest.raises(DataError, match="is refused by the chat template: "):
+        template.render_prompt([{"role": "user", "content": "hi", "name": "\ud800"}])
+
+
+def test_nothing_to_tokenize_gives_nothing(tokenizer: Tokenizer) -> None:
+    assert make_template(tokenizer, None, None).tokenize([]) == []
 
 
 def test_plain_text_joins_contents_and_ends_once(base_tokenizer: Tokenizer) -> None:

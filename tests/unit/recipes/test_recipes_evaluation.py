@@ -21,6 +21,8 @@ from plimsoll.algorithm.separation import separation_interval
 from plimsoll.config.evaluation import evaluation_metrics
 from plimsoll.config.jobs import DpoConfig, KtoConfig, PrmConfig, RmConfig
 from plimsoll.config.which import JOBS
+from plimsoll.errors import PlimsollError
+from plimsoll.recipes.evaluate import run_eval
 from plimsoll.recipes.kto import response_metrics
 from plimsoll.recipes.preference import pair_metrics
 from plimsoll.recipes.process_reward import process_metrics
@@ -106,3 +108,14 @@ def test_a_solution_is_right_where_all_of_its_steps_are(tmp_path: Path) -> None:
     assert (found["solution_accuracy_low"], found["solution_accuracy_high"]) == (low, high)
     assert found["right_solutions"] == pytest.approx(2 / 5)
     assert found["accuracy"] == pytest.approx((2 + 0 + 2 + 0 + 2) / 10)
+
+
+def test_where_nothing_can_be_written_is_told_before_the_model_is_measured(tmp_path: Path) -> None:
+    config, rows = tmp_path / "sft.yaml", tmp_path / "rows.jsonl"
+    rows.write_text("{}\n")
+    config.write_text(
+        f"# sft\nrun: {{directory: {tmp_path}, steps: 1}}\nactor: {{model: {{path: {tmp_path}}}}}\n"
+        f"data: {{train: {{path: {rows}, text: t}}, eval: {{path: gone.jsonl, text: t}}}}\n"
+    )
+    with pytest.raises(PlimsollError, match=r"Cannot write .*rows\.jsonl/out: "):
+        run_eval(str(config), [], None, str(rows / "out"))

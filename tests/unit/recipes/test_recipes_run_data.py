@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.data import loading
 from plimsoll.data.dataset import load_samples
-from plimsoll.errors import ConfigError, DataError
+from plimsoll.data.loading import Loaded
+from plimsoll.errors import ConfigError, DataError, Interrupted
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.recipes.ppo_setup import PpoData, load_prompt_data
-from plimsoll.recipes.run_data import RunData, epoch_metrics, load_data
+from plimsoll.recipes.run_data import RunData, epoch_metrics, load_data, repeats
 from plimsoll.recipes.session import open_session
 from plimsoll.records import Sample
 
@@ -33,8 +37,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def load(train: dict[str, Any], **data: Any) -> RunData[Sample]:
-    config = SftConfig.model_validate(
+def sft(train: dict[str, Any], **data: Any) -> SftConfig:
+    return SftConfig.model_validate(
         {
             "run": {"directory": "run", "steps": 1, "tensorboard": False},
             "cluster": {"where": "local"},
@@ -42,7 +46,10 @@ def load(train: dict[str, Any], **data: Any) -> RunData[Sample]:
             "actor": {"model": {"path": "model"}},
         }
     )
-    with open_session("sft", config) as session:
+
+
+def load(train: dict[str, Any], **data: Any) -> RunData[Sample]:
+    with open_session("sft", sft(train, **data)) as session:
         return load_data(session, load_samples)
 
 
@@ -89,6 +96,35 @@ def test_one_source_has_one_epoch_and_plain_text_needs_no_template() -> None:
         load(
             {"pages": pages_alone(), "sums": {"path": "sums.jsonl", "prompt": "q", "response": "a"}}
         )
+
+
+@pytest.mark.usefixtures("home")
+def test_a_step_that_draws_more_rows_than_there_are_is_told() -> None:
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    order = load({"sums": sums, "pages": pages_alone()}, chat_template="none").order
+    assert list(repeats(order, 6)) == []
+    assert list(repeats(order, 8)) == [
+        "data.train.pages has 3 usable rows, and a step draws 4 of them: each step sees some more "
+        "than once"
+    ]
+
+
+def test_ctrl_c_ends_the_reading_of_rows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the part that is read, and so before a later one: it would be refused."""
+    monkeypatch.setattr(loading, "ROWS_AT_ONCE", 2)
+    file = home / "sums.jsonl"
+    file.write_text(f"{file.read_text()}no row\n")
+    sums = {"path": file.name, "prompt": "q", "response": "a"}
+
+    def load_asked(*arguments: Any) -> Loaded[Sample]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return load_samples(*arguments)
+
+    with (
+        open_session("sft", sft(sums, chat_template="none")) as session,
+        pytest.raises(Interrupted, match="stopped before the first step of 1"),
+    ):
+        load_data(session, load_asked)
 
 
 def test_a_token_that_the_model_has_no_row_for_is_refused(home: Path) -> None:

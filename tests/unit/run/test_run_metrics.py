@@ -110,7 +110,7 @@ def rows(steps: int) -> list[dict[str, float | None]]:
     ]
 
 
-@pytest.mark.parametrize("steps", [1, 2, 100])
+@pytest.mark.parametrize("steps", [1, 2, 100, 2501])
 def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
     picture = tmp_path / "curves.png"
     draw_curves(rows(steps), picture)

@@ -47,6 +47,7 @@ def test_a_key_is_of_the_tokens_and_of_what_is_learned() -> None:
     others = [sample(5, 6), sample(6, 5, 7), sample(5, 6, 7, learned=(2,)), sample(5, 6, 7, 0)]
     assert sequence_key(one) == sequence_key(sample(5, 6, 7))
     assert len({sequence_key(each) for each in (one, *others)}) == 5
+    assert sequence_key(Sample(one.tokens.astype(np.int32), one.learned)) == sequence_key(one)
 
 
 def test_what_is_added_is_in_the_file_before_the_end(

@@ -1,0 +1,134 @@
+"""A source's rows on their way to the items of a run: checked, rendered, tokenized, finished.
+
+A part of the rows at a time, so that of a large source only what is made of it is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Generic, TypeVar
+
+from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.data.pieces import Piece
+from plimsoll.data.report import BadRow, BadRows, RowProblem
+from plimsoll.data.rows import check_columns
+from plimsoll.data.sources import Row, read_rows
+from plimsoll.data.template import Template, Tokenized
+from plimsoll.errors import DataError
+
+ROWS_AT_ONCE = 2048
+
+T = TypeVar("T")
+Seen = Callable[[int], None]
+"""Takes how many more rows were read."""
+
+
+def unseen(rows: int) -> None:
+    """Shows nobody how many rows were read."""
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[T]):
+    """What a source gave. bad_rows is empty unless `data.on_bad_row` is `skip`."""
+
+    items: tuple[T, ...]
+    bad_rows: tuple[BadRow, ...]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A row that passed the checks of its fields, rendered and not yet tokenized.
+
+    index: which row of the source it is, from 0, bad rows included.
+    sequences: the pieces of each sequence that the row gives: one, or chosen and rejected.
+    """
+
+    row: Row
+    index: int
+    text: str
+    sequences: tuple[tuple[Piece, ...], ...]
+    reference: str | None
+
+
+def load_rows(
+    data: DataConfig,
+    source: SourceConfig,
+    template: Template,
+    columns: Mapping[str, str | None],
+    check: Callable[[Row, int], Checked],
+    finish: Callable[[Checked, Sequence[Tokenized]], T],
+    seen: Seen,
+) -> Loaded[T]:
+    """What comes of a source's rows, the bad ones apart.
+
+    columns: the configured ones by the setting's name, such as `prompt`. check: a row and its
+    place in the source. finish: a row and its sequences. Both raise RowProblem.
+    """
+    items: list[T] = []
+    bad: list[BadRow] = []
+    present: dict[str, None] = {}
+    read = 0
+    for part in _parts(read_rows(source)):
+        present |= {name: None for row in part if isinstance(row, Row) for name in row.values}
+        for outcome in _finished(part, read, template, check, finish):
+            if isinstance(outcome, BadRow):
+                bad.append(outcome)
+            else:
+                items.append(outcome)
+        read += len(part)
+        seen(len(part))
+    check_columns(columns, present, source.path, source_key(data, source))
+    settled = BadRows(source.path, read, tuple(bad)).settle(data.on_bad_row)
+    return Loaded(tuple(items), settled)
+
+
+def source_key(data: DataConfig, source: SourceConfig) -> str:
+    """How the config calls a source, such as `data.eval`."""
+    keys = (key for key, known in data.sources().items() if known is source)
+    return next(keys, "data.train")
+
+
+def _parts(rows: Iterator[Row | BadRow]) -> Iterator[list[Row | BadRow]]:
+    while part := list(islice(rows, ROWS_AT_ONCE)):
+        yield part
+
+
+def _finished(
+    part: Sequence[Row | BadRow],
+    first: int,
+    template: Template,
+    check: Callable[[Row, int], Checked],
+    finish: Callable[[Checked, Sequence[Tokenized]], T],
+) -> Iterator[T | BadRow]:
+    """What comes of rows, in their order. first: which of the source the first one is."""
+    checked = [
+        row if isinstance(row, BadRow) else _attempt(row, partial(check, row, index))
+        for index, row in enumerate(part, start=first)
+    ]
+    tokenized = iter(
+        template.tokenize([s for c in checked if isinstance(c, Checked) for s in c.sequences])
+    )
+    for row in checked:
+        if isinstance(row, BadRow):
+            yield row
+        else:
+            sequences = [next(tokenized) for _ in row.sequences]
+            yield _attempt(row.row, partial(finish, row, sequences))
+
+
+def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:
+    try:
+        return work()
+    except RowProblem as found:
+        return BadRow(row.file, row.line, found.field, found.problem)
+
+
+def rendered(render: Callable[[], tuple[Piece, ...]], field: str) -> tuple[Piece, ...]:
+    """The pieces; a DataError becomes a RowProblem with the field."""
+    try:
+        return render()
+    except DataError as error:
+        raise RowProblem(field, str(error)) from error
