@@ -24,21 +24,11 @@ from plimsoll.algorithm.inputs import (
     RewardLossInputs,
     UnpairedLossInputs,
 )
+from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.config.reference import needs_reference
 from plimsoll.errors import ConfigError
-
-_PACKAGE = "plimsoll.algorithm"
-_FUNCTIONS = {
-    "policy_loss": ("loss", "algorithm.policy_loss"),
-    "preference_loss": ("loss", "algorithm.loss"),
-    "reward_loss": ("loss", "algorithm.loss"),
-    "unpaired_loss": ("loss", "algorithm.loss"),
-    "advantage": ("estimate", "algorithm.advantage"),
-    "divergence": ("compare", "algorithm.divergence"),
-}
-"""Of each package the function in each of its files, and the key that chooses one."""
 
 
 @dataclass(frozen=True)
@@ -89,9 +79,9 @@ def resolve(
     Raises ConfigError for a name, option or option's value that cannot be used, and for a
     function that does not take just these positional arguments.
     """
-    name, key = _FUNCTIONS[package]
+    name, key = FUNCTIONS[package]
     try:
-        function = resolve_choice(choice, f"{_PACKAGE}.{package}", name)
+        function = resolve_choice(choice, f"{PACKAGE}.{package}", name)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
     try:

@@ -14,6 +14,17 @@ from plimsoll.config.base import (
     Settings,
 )
 
+PACKAGE = "plimsoll.algorithm"
+FUNCTIONS = {
+    "policy_loss": ("loss", "algorithm.policy_loss"),
+    "preference_loss": ("loss", "algorithm.loss"),
+    "reward_loss": ("loss", "algorithm.loss"),
+    "unpaired_loss": ("loss", "algorithm.loss"),
+    "advantage": ("estimate", "algorithm.advantage"),
+    "divergence": ("compare", "algorithm.divergence"),
+}
+"""Of each package of algorithm/ the function in each of its files, and the key that chooses one."""
+
 LearnedTokens = Literal["assistant", "all"]
 
 
@@ -104,4 +115,5 @@ class PpoAlgorithm(Settings):
     mini_batches: PositiveInt = 1
     """Optimizer steps per pass; must divide the number of trajectories of a step."""
     critic_warmup_steps: NonNegativeInt = 0
-    """Steps at the beginning that train the critic alone."""
+    """Steps at the beginning that train the critic alone; the actor's schedule, and an adaptive KL
+    coefficient, begin after them."""

@@ -14,6 +14,8 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
+OpenShare = Annotated[float, Field(gt=0, lt=1)]
+OverOne = Annotated[float, Field(gt=1)]
 FlipRate = Annotated[float, Field(ge=0, lt=0.5)]
 """A share of wrong labels: at a half, labels say nothing."""
 WrittenPath = Annotated[str, AfterValidator(expanduser)]

@@ -14,7 +14,8 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,6 +23,7 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from plimsoll.config import base
 from plimsoll.config.base import Choice, OptionValue
 from plimsoll.errors import ConfigError
 
@@ -42,43 +44,102 @@ def resolve_choice(choice: Choice, package: str, function: str) -> functools.par
         found = _by_import_path(choice.name)
     else:
         found = _by_name(choice.name, package, function)
-    return functools.partial(found, **_checked_options(choice, found))
+    return functools.partial(found, **_checked_options(choice, _signature_of(found)))
+
+
+def check_choice(choice: Choice, package: str, function: str) -> None:
+    """Refuse, as `resolve_choice` does, a name, an option or an option's value.
+
+    A file of Plimsoll's is read, not imported: it may need torch, and who asks may not. So the
+    types of its options are those of config/base.py.
+    """
+    _checked_options(choice, _signature(choice, package, function))
 
 
 def positional_parameters(choice: Choice, package: str, function: str) -> tuple[str, ...]:
     """The names of the positional parameters of the function that `choice` names.
 
-    A file of Plimsoll's is read, not imported: it may need torch, and who asks may not.
-    Raises ConfigError for a name that cannot be used.
+    A file of Plimsoll's is read, not imported. Raises ConfigError for a name that cannot be used.
     """
+    return _signature(choice, package, function).arguments
+
+
+@dataclass(frozen=True)
+class _Signature:
+    """A function's positional parameters, its options, and where the names of their types are."""
+
+    arguments: tuple[str, ...]
+    options: Mapping[str, inspect.Parameter]
+    scope: Mapping[str, Any]
+
+
+def _signature(choice: Choice, package: str, function: str) -> _Signature:
     if ":" in choice.name:
-        found = inspect.signature(_by_import_path(choice.name)).parameters.values()
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return tuple(p.name for p in found if p.kind in kinds)
-    spec = find_spec(_known(choice.name, package))
-    assert spec is not None and spec.origin is not None
-    [definition] = [
-        node
-        for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef) and node.name == function
-    ]
-    return tuple(p.arg for p in [*definition.args.posonlyargs, *definition.args.args])
+        return _signature_of(_by_import_path(choice.name))
+    return _written_signature(_known(choice.name, package, function))
+
+
+def _signature_of(function: Callable[..., Any]) -> _Signature:
+    parameters = inspect.signature(function).parameters
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return _Signature(
+        tuple(name for name, p in parameters.items() if p.kind in kinds),
+        {n: p for n, p in parameters.items() if p.kind is inspect.Parameter.KEYWORD_ONLY},
+        inspect.unwrap(function).__globals__,
+    )
+
+
+def _written_signature(function: ast.FunctionDef) -> _Signature:
+    found = function.args
+    options = zip(found.kwonlyargs, found.kw_defaults, strict=True)
+    return _Signature(
+        tuple(argument.arg for argument in [*found.posonlyargs, *found.args]),
+        {option.arg: _written_option(option, default) for option, default in options},
+        vars(base),
+    )
+
+
+def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parameter:
+    empty = inspect.Parameter.empty
+    return inspect.Parameter(
+        option.arg,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=empty if default is None else ast.unparse(default),
+        annotation=empty if option.annotation is None else ast.unparse(option.annotation),
+    )
 
 
 def _by_name(name: str, package: str, function: str) -> Callable[..., Any]:
-    return _function_of(importlib.import_module(_known(name, package)), function, name)
+    _known(name, package, function)
+    found: Callable[..., Any] = vars(importlib.import_module(f"{package}.{name}"))[function]
+    return found
 
 
-def _known(name: str, package: str) -> str:
-    """The module of a name in a package."""
-    kind = package.rpartition(".")[2]
-    known = sorted(m.name for m in pkgutil.iter_modules(importlib.import_module(package).__path__))
-    if name not in known:
+def _known(name: str, package: str, function: str) -> ast.FunctionDef:
+    """The function of a package's file of this name, as it is written."""
+    files = [module.name for module in pkgutil.iter_modules(_folders(package))]
+    written = _defined(package, name, function) if name in files else None
+    if written is None:
+        known = sorted(file for file in files if _defined(package, file, function))
         raise ConfigError(
-            f"No {kind} is called {name!r}.{_nearest(name, known)} Known: {', '.join(known)}. "
-            f"A function of your own is chosen by import path: my.module:my_function."
+            f"No {package.rpartition('.')[2]} is called {name!r}.{_nearest(name, known)} Known: "
+            f"{', '.join(known)}. A function of your own is chosen by import path: "
+            f"my.module:my_function."
         )
-    return f"{package}.{name}"
+    return written
+
+
+def _folders(package: str) -> Iterable[str]:
+    return importlib.import_module(package).__path__
+
+
+def _defined(package: str, file: str, function: str) -> ast.FunctionDef | None:
+    spec = find_spec(f"{package}.{file}")
+    assert spec is not None and spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return node
+    return None
 
 
 def _by_import_path(path: str) -> Callable[..., Any]:
@@ -113,12 +174,8 @@ def _function_of(module: ModuleType, function: str, name: str) -> Callable[..., 
     )
 
 
-def _checked_options(choice: Choice, function: Callable[..., Any]) -> dict[str, Any]:
-    parameters = {
-        name: parameter
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
+def _checked_options(choice: Choice, function: _Signature) -> dict[str, Any]:
+    parameters = function.options
     for name in choice.options:
         if name not in parameters:
             raise ConfigError(
@@ -129,25 +186,25 @@ def _checked_options(choice: Choice, function: Callable[..., Any]) -> dict[str, 
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in choice.options:
             raise ConfigError(f"{choice.name!r} needs the option {name!r}: it has no default.")
-    hints = _hints(choice.name, function, parameters.values())
+    hints = _hints(choice.name, function)
     return {
         name: _checked_value(choice.name, name, value, hints[name])
         for name, value in choice.options.items()
     }
 
 
-def _hints(
-    name: str, function: Callable[..., Any], parameters: Iterable[inspect.Parameter]
-) -> dict[str, Any]:
+def _hints(name: str, function: _Signature) -> dict[str, Any]:
     """The types of the options alone: the other annotations may name what only a type checker
     imports."""
     annotations = {
-        p.name: Any if p.annotation is inspect.Parameter.empty else p.annotation for p in parameters
+        option: Any if p.annotation is inspect.Parameter.empty else p.annotation
+        for option, p in function.options.items()
     }
-    scope = inspect.unwrap(function).__globals__
     try:
         return get_type_hints(
-            SimpleNamespace(__annotations__=annotations), globalns=scope, include_extras=True
+            SimpleNamespace(__annotations__=annotations),
+            globalns=dict(function.scope),
+            include_extras=True,
         )
     except NameError as error:
         raise ConfigError(

@@ -47,6 +47,8 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Flag, ...]:
     for piece in _pieces(arguments):
         flag = _parse(piece)
         for other in flags:
+            if flag.path == other.path:
+                raise ConfigError(f"{flag.name} is given twice. Give it once.")
             shorter = min(len(flag.path), len(other.path))
             if flag.path[:shorter] == other.path[:shorter]:
                 raise ConfigError(f"{other.name} and {flag.name} set the same key. Give one.")

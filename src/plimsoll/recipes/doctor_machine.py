@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from os.path import expanduser
 from pathlib import Path
 
 from plimsoll.cluster.address import knock
@@ -161,7 +162,7 @@ def _limit(kind: int) -> int | None:
 
 def _disk(path: str) -> Disk:
     """Of the nearest directory that exists."""
-    whole = Path(path).expanduser().absolute()
+    whole = Path(expanduser(path)).absolute()
     usage = shutil.disk_usage(next(p for p in (whole, *whole.parents) if p.exists()))
     return Disk(path, usage.total, usage.free)
 

@@ -36,7 +36,7 @@ from plimsoll.recipes.evaluate_rows import (
     measure_steps,
 )
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.files import write_whole
+from plimsoll.run.files import explained, write_whole
 
 Metrics = dict[str, float]
 
@@ -51,6 +51,7 @@ def run_eval(source: str, flags: list[str], model: str | None, out: str | None) 
     Raises:
         ConfigError: there is no such config, run or model, the model is an adapter alone, or
             nothing is held out.
+        PlimsollError: the directory cannot be made.
     """
     if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
         raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
@@ -59,6 +60,8 @@ def run_eval(source: str, flags: list[str], model: str | None, out: str | None) 
     path = model or (config.actor.model.path if run is None else _final_model(run))
     _refuse_adapter(path, source)
     directory = Path(out) if out else run or Path(config.run.directory)
+    with explained(directory):  # before what may take hours
+        directory.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     metrics = _measure(config, path, directory)
     found = {"model": path, **metrics, "seconds": time.monotonic() - start}

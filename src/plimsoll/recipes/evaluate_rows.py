@@ -29,7 +29,8 @@ from plimsoll.config.jobs import (
     RmConfig,
     SftConfig,
 )
-from plimsoll.data.dataset import Loaded, load_pairs, load_responses, load_samples, load_steps
+from plimsoll.data.dataset import load_pairs, load_responses, load_samples, load_steps
+from plimsoll.data.loading import Loaded
 from plimsoll.data.mismatched import mismatched
 from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
@@ -145,8 +146,9 @@ def measure_steps(config: PrmConfig, model: str, output_png: Path) -> dict[str, 
 
 
 def _frozen(config: DataJobConfig, path: str) -> FrozenRole:
-    """The model that is measured, divided as the actor is where its weights are."""
-    own = {"path": path, "gradient_checkpointing": False}
+    """The model that is measured, divided as the actor is where its weights are. It is read whole:
+    what an adapter learned over 4 bits is lost where it is merged and rounded to 4 bits again."""
+    own = {"path": path, "quantization": "none", "gradient_checkpointing": False}
     model = config.actor.model.model_copy(update=own)
     return FrozenRole(model=model, stage=3 if config.actor.zero.stage == 3 else 0)
 

@@ -1,4 +1,4 @@
-"""What can be seen of PPO's engines and rewards before anything is loaded; free of torch."""
+"""What can be seen of PPO's engines before anything is loaded; free of torch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,12 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import Any
 
-from plimsoll.config.choice import resolve_choice
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.problems import Problem, show
-from plimsoll.errors import ConfigError
 from plimsoll.recipes.model_files import read_model_json
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
-
-
-def check_rewards(config: PpoConfig) -> Iterator[Problem]:
-    """Rules that cannot be used: their names, their options and the options' values."""
-    for name, part in config.rewards.items():
-        try:
-            resolve_choice(part, "plimsoll.reward", "reward")
-        except ConfigError as error:
-            chosen = show(part.model_dump(include={"name", "options"}))
-            yield Problem(f"rewards.{name}", chosen, str(error), "correct the name or the options")
 
 
 def check_heads(config: PpoConfig) -> Iterator[Problem]:

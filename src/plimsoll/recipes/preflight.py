@@ -9,13 +9,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import pkgutil
 from collections.abc import Iterator
-from difflib import get_close_matches
+from os.path import expanduser
 from pathlib import Path
 from types import MappingProxyType
 
-from plimsoll.config.base import Choice
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.jobs import (
@@ -23,19 +21,20 @@ from plimsoll.config.jobs import (
     DistillConfig,
     DpoConfig,
     JobConfig,
-    KtoConfig,
     PpoConfig,
-    RmConfig,
 )
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.reference import needs_reference
 from plimsoll.config.which import JOBS, named_job
 from plimsoll.config.yaml_tree import Origins
-from plimsoll.data.sources import SUFFIXES
+from plimsoll.data.sources import SUFFIXES, is_data
+from plimsoll.errors import ConfigError
 from plimsoll.memory.price.work import longest_written, trained_roles
-from plimsoll.recipes.model_files import check_missing, check_model, read_model_json
-from plimsoll.recipes.ppo_inputs import check_heads, check_rewards
+from plimsoll.memory.shapes.config_fields import longrope_positions
+from plimsoll.recipes.chosen import check_choices
+from plimsoll.recipes.model_files import check_missing, check_model, check_template, read_model_json
+from plimsoll.recipes.ppo_inputs import check_heads
 from plimsoll.run.directory import RunDirectory, resume_problems
 
 _SAVED_DATASET = ("dataset_dict.json", "state.json")
@@ -47,23 +46,28 @@ def check_inputs(config: JobConfig, origins: Origins = MappingProxyType({})) -> 
 
     origins: where each key was written, as `read_config` gives them.
     """
-    refuse(_problems(config), origins)
+    try:
+        refuse(_problems(config), origins)
+    except OSError as error:  # a name that the system does not take, a folder that it hides
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}. Give another path, or correct its rights."
+        ) from error
 
 
 def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _run_directory(config)
     for name, source in config.data.sources().items():
         yield from _source(name, source)
+    yield from check_template(config.data, config.actor.model)
     models = _models(config)
     for key, model in models.items():
         yield from check_model(key, model, tokenizer=key in ("actor.model", "teacher.model"))
         yield from _length(config, key, model)
     yield from _packages(config)
     yield from _nodes(config.cluster)
-    yield from _choices(config)
+    yield from check_choices(config)
     if isinstance(config, PpoConfig):
         yield from check_heads(config)
-        yield from check_rewards(config)
     if isinstance(config, DpoConfig):
         yield from _reference(config)
 
@@ -111,7 +115,7 @@ def _other_job(config: JobConfig) -> Iterator[Problem]:
 
 
 def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
-    path = Path(source.path).expanduser()
+    path = Path(expanduser(source.path))
     shown = show(source.path)
     known = ", ".join(SUFFIXES)
     if source.name is not None and path.exists():
@@ -122,13 +126,13 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
         yield Problem(f"{key}.split", show(source.split), why, f"leave {key}.split out")
     if path.is_dir():
         saved = any((path / name).is_file() for name in _SAVED_DATASET)
-        if not saved and not any(_is_data(file) for file in path.iterdir()):
+        if not saved and not any(map(is_data, path.iterdir())):
             why = f"The directory has no files that end in {known}, and is no saved data set."
             yield Problem(f"{key}.path", shown, why, "give the directory that holds the files")
     elif not path.is_file():
         if problem := check_missing(f"{key}.path", source.path, "a data file or directory"):
             yield problem
-    elif not _is_data(path):
+    elif not path.name.lower().endswith(SUFFIXES):
         why = f"The format is told by the file's name, which must end in {known}."
         yield Problem(f"{key}.path", shown, why, "rename or convert the file")
     elif path.stat().st_size == 0:
@@ -137,21 +141,23 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
         yield Problem(f"{key}.path", shown, "The file cannot be read.", "change its permissions")
 
 
-def _is_data(file: Path) -> bool:
-    return file.name.lower().endswith(SUFFIXES)
-
-
 def _length(config: JobConfig, key: str, model: ModelConfig) -> Iterator[Problem]:
-    """The longest sequence against what the model has positions for."""
-    positions = read_model_json(model.path).get("max_position_embeddings")
+    """The longest sequence against what the model can take."""
+    settings = read_model_json(model.path)
     longest, written = longest_written(config, sampling=key == "actor.model")
+    positions, named = settings.get("max_position_embeddings"), "max_position_embeddings"
+    why, other = "", "more positions"
+    original = longrope_positions(settings)
+    if original is not None:
+        positions, named, other = original, "original_max_position_embeddings", "another rope_type"
+        why = " Beyond them its longrope takes other angles, for all of a pack alike."
     if isinstance(positions, int) and longest > positions:
         yield Problem(
             f"{key}.path",
             show(model.path),
-            f"The model has {positions} positions (max_position_embeddings), and a sequence may "
-            f"be {longest} tokens long ({written}).",
-            "lower these lengths, or take a model with more positions",
+            f"The model has {positions} positions ({named}), and a sequence may "
+            f"be {longest} tokens long ({written}).{why}",
+            f"lower these lengths, or take a model with {other}",
             code="sequence-over-positions",
             conflict=True,
         )
@@ -200,29 +206,8 @@ def _package(module: str, key: str, value: str, other: str) -> Iterator[Problem]
         )
 
 
-def _choices(config: JobConfig) -> Iterator[Problem]:
-    algorithm = "plimsoll.algorithm"
-    chosen: dict[str, tuple[Choice, str]] = {}
-    if isinstance(config, DpoConfig):
-        chosen["algorithm.loss"] = (config.algorithm.loss, f"{algorithm}.preference_loss")
-    if isinstance(config, DistillConfig):
-        chosen["algorithm.divergence"] = (config.algorithm.divergence, f"{algorithm}.divergence")
-    if isinstance(config, KtoConfig):
-        chosen["algorithm.loss"] = (config.algorithm.loss, f"{algorithm}.unpaired_loss")
-    if isinstance(config, RmConfig):
-        chosen["algorithm.loss"] = (config.algorithm.loss, f"{algorithm}.reward_loss")
-    if isinstance(config, PpoConfig):
-        chosen = {
-            "algorithm.advantage": (config.algorithm.advantage, f"{algorithm}.advantage"),
-            "algorithm.policy_loss": (config.algorithm.policy_loss, f"{algorithm}.policy_loss"),
-        }
-    for key, (choice, package) in chosen.items():
-        if ":" not in choice.name:
-            yield from _choice(f"{key}.name", choice.name, package)
-
-
 def _reference(config: DpoConfig) -> Iterator[Problem]:
-    if [*_choices(config)] or needs_reference(config.algorithm.loss):
+    if [*check_choices(config)] or needs_reference(config.algorithm.loss):
         return
     unused = {"reference": "given"} if config.reference is not None else {}
     if config.reference_logprobs.precompute:
@@ -236,13 +221,3 @@ def _reference(config: DpoConfig) -> Iterator[Problem]:
             code="reference-free-loss",
             conflict=True,
         )
-
-
-def _choice(key: str, name: str, package: str) -> Iterator[Problem]:
-    """A name must be a file of the package."""
-    files = [file.name for file in pkgutil.iter_modules(importlib.import_module(package).__path__)]
-    if name not in files:
-        close = get_close_matches(name, files, n=1)
-        near = f"did you mean {close[0]}?" if close else "write one of Plimsoll's names, or"
-        own = "a function of your own is written my.module:my_function"
-        yield Problem(key, show(name), "Plimsoll has nothing of this name.", f"{near} {own}")

@@ -25,7 +25,8 @@ from plimsoll.algorithm.reward import reward_objective
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import RmConfig
-from plimsoll.data.dataset import Loaded, load_pairs
+from plimsoll.data.dataset import load_pairs
+from plimsoll.data.loading import Loaded, Seen, unseen
 from plimsoll.data.template import Template
 from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
 from plimsoll.engine.worker import StepResult, Worker
@@ -54,9 +55,11 @@ def run_rm(config: RmConfig) -> None:
         )
 
 
-def load_scored_pairs(data: DataConfig, source: SourceConfig, template: Template) -> Loaded[Pair]:
+def load_scored_pairs(
+    data: DataConfig, source: SourceConfig, template: Template, seen: Seen = unseen
+) -> Loaded[Pair]:
     """As `load_pairs`, each response marked where its score is read."""
-    loaded = load_pairs(data, source, template)
+    loaded = load_pairs(data, source, template, seen)
     pairs = (
         replace(pair, chosen=up_to_end(pair.chosen), rejected=up_to_end(pair.rejected))
         for pair in loaded.items

@@ -31,8 +31,8 @@ class Scorer:
     def __call__(self, trajectory: Trajectory) -> Trajectory:
         """A new trajectory with the parts.
 
-        Raises PlimsollError, naming rule, row and response, where a rule fails or gives something
-        else than a finite number.
+        Raises PlimsollError, naming rule, row, prompt and response, where a rule fails or gives
+        something else than a finite number.
         """
         return replace(trajectory, rewards=tuple(_part(rule, trajectory) for rule in self.rules))
 
@@ -83,6 +83,10 @@ def _where(rule: _Rule, trajectory: Trajectory) -> str:
 
 
 def _shown(trajectory: Trajectory) -> str:
-    text = trajectory.response_text
+    texts = {"prompt": trajectory.prompt.text, "response": trajectory.response_text}
+    return " ".join(f"The {name}{_cut(text)}." for name, text in texts.items())
+
+
+def _cut(text: str) -> str:
     cut = " (cut)" if len(text) > _SHOWN_CHARACTERS else ""
-    return f"The response{cut}: {text[:_SHOWN_CHARACTERS]!r}"
+    return f"{cut}: {text[:_SHOWN_CHARACTERS]!r}"

@@ -31,6 +31,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shape = {"model_type": "qwen2", "max_position_embeddings": 64}
     (model / "config.json").write_text(json.dumps(shape))
     (model / "tokenizer.json").write_text("{}")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
     save_file({"w": np.zeros((2, 3), dtype=np.float32)}, model / "model.safetensors")
     (tmp_path / "rows.jsonl").write_text('{"q": "x", "a": "y", "good": true}\n')
     (tmp_path / "kto.yaml").write_text(KTO)
@@ -80,7 +81,7 @@ def test_a_loss_without_a_reference_has_nothing_to_score_before(
 def test_a_misspelt_loss_and_a_missing_reference(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--algorithm.loss.name=kot", "--reference.model.path=modle")
     code, text = dry_run(capsys, *flags)
-    assert code == 2 and "did you mean kto?" in text and "did you mean model?" in text
+    assert code == 2 and "Did you mean 'kto'?" in text and "did you mean model?" in text
 
 
 def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:

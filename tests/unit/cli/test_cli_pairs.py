@@ -32,6 +32,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shape = {"model_type": "qwen2", "max_position_embeddings": positions}
         (model / "config.json").write_text(json.dumps(shape))
         (model / "tokenizer.json").write_text("{}")
+        (model / "chat_template.jinja").write_text("{{ messages }}")
         save_file({"w": np.zeros((2, 3), dtype=np.float32)}, model / "model.safetensors")
     (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"a": "x", "b": "y"}\n'))
     (tmp_path / "dpo.yaml").write_text(CONFIG)
@@ -86,7 +87,7 @@ def test_an_adapter_is_its_own_reference(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_misspelt_loss(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = dry_run(capsys, "--algorithm.loss.name=dop", "--reference.model.path=model")
-    assert code == 2 and "algorithm.loss.name: dop" in text and "did you mean dpo?" in text
+    assert code == 2 and "algorithm.loss: {name: dop" in text and "Did you mean 'dpo'?" in text
     assert text.count("problem") == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Callable
 from importlib import metadata
@@ -32,6 +33,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shape = {"model_type": "qwen2", "max_position_embeddings": 64, "num_attention_heads": 6}
     (model / "config.json").write_text(json.dumps(shape))
     (model / "tokenizer.json").write_text("{}")
+    (model / "chat_template.jinja").write_text("{{ messages }}")
     save_file({"w": np.zeros((2, 3), dtype=np.float32)}, model / "model.safetensors")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
@@ -120,6 +122,13 @@ def test_a_problem_tells_where_its_key_was_written() -> None:
 
 
 @pytest.mark.usefixtures("house")
+@pytest.mark.parametrize("key", ["run.directory", "data.train.path", "actor.model.path"])
+def test_a_path_that_the_system_does_not_take(key: str) -> None:
+    name = "x" * 300
+    assert f"{name}: File name too long. Give another path" in refusal(f"--{key}={name}")
+
+
+@pytest.mark.usefixtures("house")
 def test_an_empty_data_file() -> None:
     Path("data/empty.jsonl").touch()
     assert "empty" in refusal("--data.train.path", "data/empty.jsonl")
@@ -171,6 +180,29 @@ def test_model_directories_that_lack_something(
     assert all(part in report for part in parts), report
 
 
+def test_a_chat_template_that_is_missing_is_told_before_anything_is_made(house: Path) -> None:
+    assert "no such file" in refusal("--data.chat_template", "chatml.jinja")
+    (house / "model" / "chat_template.jinja").unlink()
+    told = refusal()
+    assert "data.chat_template" in told and "brings no chat template" in told
+    check("--data.chat_template", "none")
+    check("--data.chat_template", "x{{ messages }}")
+    settings = house / "model" / "tokenizer_config.json"
+    settings.write_text(json.dumps({"chat_template": "{{ messages }}"}))
+    check()
+    settings.write_text(json.dumps({"chat_template": None}))
+    assert "brings no chat template" in refusal()
+    assert not (house / "runs").exists()
+
+
+def test_paths_that_lead_nowhere_are_told_as_such(house: Path) -> None:
+    (house / "data" / "link.jsonl").symlink_to("gone.jsonl")
+    assert "a link to gone.jsonl" in refusal("--data.train.path", "data/link.jsonl")
+    os.mkfifo(house / "data" / "pipe.jsonl")
+    assert "neither a file nor" in refusal("--data.train.path", "data/pipe.jsonl")
+    assert "`~no-such-user` is not in" in refusal("--data.train.path", "~no-such-user/rows.jsonl")
+
+
 def test_only_the_actor_needs_a_tokenizer(house: Path) -> None:
     (house / "model" / "tokenizer.json").unlink()
     report = refusal()
@@ -199,6 +231,23 @@ def test_longer_sequences_than_the_model_has_positions() -> None:
     evaluation = ["--data.eval.path=data", "--data.eval.prompt=question"]
     report = refusal(*evaluation, "--eval_sampling.max_new_tokens", "40", code=4)
     assert report.startswith("1 problem") and "72 tokens" in report
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 63}},
+        {"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 63},
+    ],
+)
+def test_sequences_beyond_the_short_factors_of_longrope(
+    house: Path, told: dict[str, object]
+) -> None:
+    config = house / "model" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | told))
+    check("--rollout.sampling.max_new_tokens", "31")
+    report = refusal("--rollout.sampling.max_new_tokens", "32", code=4)
+    assert "63 positions (original_max_position_embeddings)" in report and "angles" in report
 
 
 @pytest.mark.usefixtures("house")
@@ -246,9 +295,21 @@ def test_names_of_losses_and_rewards() -> None:
     flags = ["--algorithm.policy_loss.name=clpi", "--rewards.answer.name=math_anwser"]
     report = refusal(*flags, "--algorithm.advantage.name=gea")
     assert report.startswith("3 problems")
-    assert "  algorithm.policy_loss.name: clpi\n" in report and "did you mean clip?" in report
-    assert "Did you mean 'math_answer'?" in report and "did you mean gae?" in report
-    check("--algorithm.policy_loss.name=my.module:my_loss")
+    assert "  algorithm.policy_loss: {name: clpi, options: {}}\n" in report
+    assert "Did you mean 'clip'?" in report and "Did you mean 'gae'?" in report
+    assert "Did you mean 'math_answer'?" in report
+    report = refusal("--algorithm.policy_loss.name=my.module:my_loss")
+    assert "'my.module:my_loss' cannot be imported: ModuleNotFoundError" in report
+
+
+@pytest.mark.usefixtures("house")
+def test_options_of_losses_and_advantages() -> None:
+    check("--algorithm.policy_loss.options.dual_clip=3", "--algorithm.advantage.options.gamma=0.9")
+    flags = ["--algorithm.policy_loss.options.dual_clip=1.0"]
+    report = refusal(*flags, "--algorithm.advantage.options.gama=0.9")
+    assert report.startswith("2 problems")
+    assert "'dual_clip' of 'clip' is 1.0 (float). Input should be greater than 1" in report
+    assert "'gae' has no option 'gama'. Did you mean 'gamma'?" in report
 
 
 @pytest.mark.usefixtures("house")

@@ -47,6 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps(SHAPE))
     Path("model/tokenizer.json").write_text("{}")
+    Path("model/chat_template.jinja").write_text("{{ messages }}")
     save_file({"w": np.zeros(1, dtype=np.float32)}, "model/model.safetensors")
 
 

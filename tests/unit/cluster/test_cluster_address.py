@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+from threading import Thread
+
 import pytest
 
+from plimsoll.cluster.address import knock
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.engine.process_group import free_port
@@ -16,3 +20,28 @@ def test_a_wrong_address_is_refused_at_once(address: str) -> None:
     with pytest.raises(ConfigError) as caught:
         RayCluster(ClusterConfig(address=address), (), threads=1)
     assert str(caught.value).startswith(f"cluster.address: no Ray cluster answers at {address!r}")
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-x\r\n", b""])
+def test_something_else_that_listens_is_told(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        Thread(target=_answer, args=(server, answer), daemon=True).start()
+        with pytest.raises(OSError, match="not Ray's head"):
+            knock(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_rays_head_is_let_be() -> None:
+    """The first bytes that Ray 2.60's head answers with."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        settings = bytes([0, 0, 24, 4, 0, 0, 0, 0, 0]) + bytes(24)
+        Thread(target=_answer, args=(server, settings), daemon=True).start()
+        knock(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+def _answer(server: socket.socket, answer: bytes) -> None:
+    there, _ = server.accept()
+    with there:
+        there.recv(64)
+        there.sendall(answer)

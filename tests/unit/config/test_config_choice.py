@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from plimsoll.config.algorithm import FUNCTIONS as FUNCTIONS_OF
+from plimsoll.config.algorithm import PACKAGE
 from plimsoll.config.base import Choice, OptionValue
-from plimsoll.config.choice import resolve_choice
+from plimsoll.config.choice import check_choice, resolve_choice
 from plimsoll.errors import ConfigError
 
 FUNCTIONS = """
@@ -91,8 +96,8 @@ def test_options_that_cannot_be_used(options: dict[str, OptionValue], message: s
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("exat", r"No rules is called 'exat'\. Did you mean 'exact'\? Known: empty, exact\."),
-        ("empty", r"module rules.empty has no function 'score'\. Did you mean 'scored'\?"),
+        ("exat", r"No rules is called 'exat'\. Did you mean 'exact'\? Known: exact\."),
+        ("empty", r"No rules is called 'empty'\. Known: exact\."),
         ("chosen:scroe", r"module chosen has no function 'scroe'\. Did you mean 'score'\?"),
         ("chosen:", r"module chosen has no function ''.*It has: hidden_type, must, score\."),
         ("chosen:not_a_function", r"names a int, and a Python function is needed"),
@@ -110,6 +115,54 @@ def test_options_that_cannot_be_used(options: dict[str, OptionValue], message: s
 def test_names_that_cannot_be_used(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve(name)
+
+
+def test_files_are_checked_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "rules" / "heavy.py").write_text(
+        "import a_module_that_is_not_there\n"
+        "def score(text, *, share: Share, rate: float = 1.0, bound: OverOne | None = None): ..."
+    )
+    check_choice(Choice(name="heavy", options={"share": 0.5, "bound": 2}), "rules", "score")
+    with pytest.raises(ConfigError, match=r"needs the option 'share'"):
+        check_choice(Choice(name="heavy"), "rules", "score")
+    wrong: list[tuple[dict[str, OptionValue], str]] = [
+        ({"share": 1.5}, r"'share' of 'heavy' is 1.5 .*less than or equal to 1"),
+        ({"share": 0.5, "rate": "2"}, r"'rate' of 'heavy' is '2' .*valid number"),
+        ({"share": 0.5, "bound": 1.0}, r"'bound' of 'heavy' is 1.0 .*greater than 1"),
+        (
+            {"share": 0.5, "rat": 1},
+            r"no option 'rat'\. Did you mean 'rate'\? Its options: share, r",
+        ),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            check_choice(Choice(name="heavy", options=options), "rules", "score")
+
+
+@pytest.mark.parametrize("package", FUNCTIONS_OF)
+def test_files_of_plimsoll_are_read_as_they_are_imported(package: str) -> None:
+    """So the types of their options must be found in config/base.py."""
+    where = f"{PACKAGE}.{package}"
+    function = FUNCTIONS_OF[package][0]
+    for file in pkgutil.iter_modules(importlib.import_module(where).__path__):
+        choice = Choice(name=file.name)
+        check_choice(choice, where, function)
+        found = inspect.signature(resolve_choice(choice, where, function).func).parameters
+        options = [p for p in found.values() if p.kind is p.KEYWORD_ONLY]
+        for option in options:
+            for value in (*(-1, 0, 0.5, 1, 2.0, True, None, "a"), option.default):
+                tried = Choice(name=file.name, options={option.name: value})
+                assert _refused(check_choice, tried, where, function) == (
+                    _refused(resolve_choice, tried, where, function)
+                )
+
+
+def _refused(check: Callable[..., object], *arguments: object) -> str:
+    try:
+        check(*arguments)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def test_resolving_needs_no_torch() -> None:

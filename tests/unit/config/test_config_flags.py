@@ -53,7 +53,7 @@ def test_a_flag_for_one_alias_leaves_the_other() -> None:
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--a.b", "1", "--a.b=2"], ["--a.b", "same key"]),
+        (["--a.b", "1", "--a.b=2"], ["--a.b is given twice"]),
         (["--a.b", "{}", "--a.b.c", "2"], ["--a.b", "--a.b.c", "same key"]),
         (["--a.b.c", "2", "--a.b", "{}"], ["--a.b", "--a.b.c", "same key"]),
         (["--a.b"], ["--a.b", "no value"]),

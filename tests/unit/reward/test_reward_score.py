@@ -86,7 +86,7 @@ def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) ->
         ("leaves", "raised SystemExit: 0"),
     ],
 )
-def test_a_rule_that_fails_names_itself_row_and_response(
+def test_a_rule_that_fails_names_itself_row_prompt_and_response(
     module: str, function: str, why: str
 ) -> None:
     scorer = build_rewards({"mine": config(f"{module}:{function}")})
@@ -94,6 +94,7 @@ def test_a_rule_that_fails_names_itself_row_and_response(
         scorer(trajectory("a" * 300 + "b"))
     message = str(caught.value)
     assert f"The reward 'mine', at row 41 of the data {why}" in message
+    assert "The prompt: '?'. The response (cut): " in message
     assert repr("a" * 200) in message and "a" * 201 not in message
     pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
 

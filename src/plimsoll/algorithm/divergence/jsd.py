@@ -5,17 +5,14 @@ https://arxiv.org/abs/2306.13649, section 2, here on given tokens.
 from __future__ import annotations
 
 from math import log
-from typing import Annotated
 
 import torch
-from pydantic import Field
 
 from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
+from plimsoll.config.base import OpenShare
 
 
-def compare(
-    inputs: DivergenceInputs, *, beta: Annotated[float, Field(gt=0, lt=1)] = 0.5
-) -> DivergenceOutput:
+def compare(inputs: DivergenceInputs, *, beta: OpenShare = 0.5) -> DivergenceOutput:
     """beta KL(p || m) + (1 - beta) KL(q || m) with m = beta p + (1 - beta) q.
 
     Its gradient by logit j is (1 - beta) q_j (log q_j - log m_j - KL(q || m)): those of m cancel.

@@ -6,17 +6,12 @@ https://arxiv.org/abs/1912.09729.
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import torch
-from pydantic import Field
 
 from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, token_mean
 from plimsoll.algorithm.kl import kl
-from plimsoll.config.base import NonNegativeFloat, Probability
+from plimsoll.config.base import NonNegativeFloat, OverOne, Probability
 from plimsoll.errors import ConfigError
-
-OverOne = Annotated[float, Field(gt=1)]
 
 
 def loss(

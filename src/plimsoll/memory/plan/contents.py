@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.jobs import DistillConfig, JobConfig, PpoConfig
+from plimsoll.config.jobs import DistillConfig, JobConfig, PpoConfig, PrmConfig, RmConfig
 from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.layout import Kind, Layout, Process, lay_out
@@ -23,7 +23,12 @@ from plimsoll.memory.price.engines import (
 )
 from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.price.processes import computing_items, process_items, writing_items
+from plimsoll.memory.price.processes import (
+    computing_items,
+    drawing_items,
+    process_items,
+    writing_items,
+)
 from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
 from plimsoll.memory.price.teaching import teaching_items
 from plimsoll.memory.price.varlen import Capability
@@ -161,6 +166,9 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     narrow = any(model.dtype == "bfloat16" for model in role_models(job.config).values())
     for item in computing_items(process, job.device, narrow, job.constants):
         yield Held(item, computing)
+    if isinstance(job.config, RmConfig | PrmConfig):
+        for item in drawing_items(process, job.constants):
+            yield Held(item, job.moments)
     if sampler is not None:
         for item in writing_items(process, job.constants):
             yield Held(item, computing)

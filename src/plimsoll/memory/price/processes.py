@@ -50,6 +50,12 @@ def writing_items(process: Process, constants: Constants) -> Iterator[Item]:
         yield _constant("pyarrow and pandas", "host", "trajectory_libraries", constants)
 
 
+def drawing_items(process: Process, constants: Constants) -> Iterator[Item]:
+    """What the process that draws the calibration of a reward model holds besides."""
+    if process.kind in ("local", "recipe"):
+        yield _constant("matplotlib", "host", "drawing_libraries", constants)
+
+
 def _on_host(
     process: Process, vllm: bool, vllm_processes: int, constants: Constants
 ) -> Iterator[Item]:
