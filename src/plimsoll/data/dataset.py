@@ -225,9 +225,8 @@ def _prompt(data: DataConfig, field: str, row: Checked, sequence: Tokenized) -> 
         raise RowProblem(field, "gives no tokens")
     if len(tokens) > data.max_tokens:
         _refuse_long(data, field, len(tokens))
-        tokens = tokens[
-            -data.max_tokens :
-        ].copy()  # the end holds the question and the generation prompt
+        # the end holds the question and the generation prompt
+        tokens = tokens[-data.max_tokens :].copy()
     return Prompt(row.index, tokens, row.text, row.reference)
 
 
