@@ -156,7 +156,7 @@ class _Reader:
                 raise ConfigError(f"{self._at(key_node)}: a key must be plain text.")
             key = key_node.value
             at = self._at(key_node)
-            if key == "<<":
+            if key == "<<" and key_node.style is None:  # in quotes it is a key
                 raise ConfigError(f"{at}: merge keys (`<<`) are not read. Write the keys out.")
             if key in found:
                 raise ConfigError(
