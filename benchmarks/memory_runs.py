@@ -29,7 +29,8 @@ from typing import Any
 import yaml
 
 from plimsoll.config.deepspeed import deepspeed_settings
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.jobs import JobConfig
+from plimsoll.config.which import JOBS
 from plimsoll.memory.items import Phase
 from plimsoll.memory.plan.contents import held_by, make_job
 from plimsoll.memory.plan.peaks import Use, uses_of
@@ -40,8 +41,6 @@ from plimsoll.recipes.planning import constants_of, hardware_of, predicted_peaks
 from plimsoll.run.comparison import Comparison, compare
 from plimsoll.run.ledger import read_ledger
 from run_cases import CASES, QUICK, RunCase, write_model, write_rows
-
-_KINDS: dict[str, Any] = {"sft": SftConfig, "dpo": DpoConfig, "ppo": PpoConfig}
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ def _run(case: RunCase, config: dict[str, Any], home: Path) -> None:
 
 
 def _validated(case: RunCase, home: Path) -> JobConfig:
-    config: JobConfig = _KINDS[case.job].model_validate(case.config(home))
+    config: JobConfig = JOBS[case.job].model_validate(case.config(home))
     return config
 
 
@@ -191,8 +190,12 @@ def _untouched(config: JobConfig) -> int:
 def _count_tensors(case: RunCase, home: Path) -> int:
     """Of a run in this process. Tensors without storages of their own (views) count nothing."""
     from plimsoll.memory.trace import LiveBytes
+    from plimsoll.recipes.distill import run_distill
+    from plimsoll.recipes.kto import run_kto
     from plimsoll.recipes.ppo import run_ppo
     from plimsoll.recipes.preference import run_dpo
+    from plimsoll.recipes.process_reward import run_prm
+    from plimsoll.recipes.reward_model import run_rm
     from plimsoll.recipes.sft import run_sft
 
     config = _validated(case, home)
@@ -201,7 +204,10 @@ def _count_tensors(case: RunCase, home: Path) -> int:
     config = config.model_copy(
         update={"run": config.run.model_copy(update={"directory": directory})}
     )
-    recipes: dict[str, Any] = {"sft": run_sft, "dpo": run_dpo, "ppo": run_ppo}
+    recipes: dict[str, Any] = {
+        **{"sft": run_sft, "dpo": run_dpo, "kto": run_kto, "rm": run_rm},
+        **{"prm": run_prm, "distill": run_distill, "ppo": run_ppo},
+    }
     with redirect_stdout(StringIO()), LiveBytes() as live:
         live.enter("run")
         recipes[case.job](config)

@@ -14,7 +14,7 @@ import torch
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
 
-JobName = Literal["sft", "dpo", "ppo"]
+JobName = Literal["sft", "dpo", "kto", "rm", "prm", "distill", "ppo"]
 Size = Literal["3m", "30m", "120m", "300m"]
 Tree = dict[str, Any]
 
@@ -112,8 +112,9 @@ class RunCase:
             role |= {"adapter": self.adapter}
         threads = {"threads": 1, "device": "cpu"}
         run = {"directory": str(home / self.slug), "steps": _STEPS[self.size]}
+        evaluated = {"eval_every": 1} if self.job in _EVALUATED else {}
         common = {
-            "run": {**run, "tensorboard": False},
+            "run": {**run, **evaluated, "tensorboard": False},
             "cluster": {"where": self.where, "ranks": self.ranks, **threads},
             "actor": role,
         }
@@ -141,6 +142,28 @@ def _dpo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
     }
 
 
+def _kto(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
+    source = {"path": rows, "prompt": "prompt", "chosen": "response", "rejected": "rejected"}
+    learned = _sft(case, role, tokens, rows)
+    return learned | {"data": learned["data"] | {"train": source}}
+
+
+def _rm(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
+    """Evaluated, and so with a drawing of the calibration."""
+    learned = _dpo(case, role, tokens, rows)
+    return learned | {"data": learned["data"] | {"eval": learned["data"]["train"]}}
+
+
+def _prm(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
+    source = {"path": rows, "prompt": "prompt", "steps": "steps", "labels": "labels"}
+    learned = _sft(case, role, tokens, rows)
+    return learned | {"data": learned["data"] | {"train": source, "eval": source}}
+
+
+def _distill(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
+    return _sft(case, role, tokens, rows) | {"teacher": {"model": role["model"]}}
+
+
 def _ppo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
     source = {"path": rows, "prompt": "prompt", "reference": "answer"}
     sampling = {"max_new_tokens": case.longest - PROMPT}
@@ -153,7 +176,16 @@ def _ppo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
     }
 
 
-_JOBS = {"sft": _sft, "dpo": _dpo, "ppo": _ppo}
+_JOBS = {
+    "sft": _sft,
+    "dpo": _dpo,
+    "kto": _kto,
+    "rm": _rm,
+    "prm": _prm,
+    "distill": _distill,
+    "ppo": _ppo,
+}
+_EVALUATED = ("rm", "prm")
 
 
 def write_model(home: Path, size: Size, checkpoint: Literal["bfloat16", "float32"]) -> None:
@@ -180,6 +212,8 @@ def write_rows(path: Path) -> None:
             "response": digits(int(rng.integers(200, 300))),
             "rejected": digits(int(rng.integers(200, 300))),
             "answer": "0",
+            "steps": [digits(120), digits(int(rng.integers(80, 180)))],
+            "labels": [True, False],
         }
         for _ in range(ROWS)
     ]
@@ -225,6 +259,11 @@ CASES = (
     RunCase("dpo", "120m", "ZeRO-0", zero={"stage": 0}),
     RunCase("dpo", "120m", "LoRA", adapter=_LORA),
     RunCase("dpo", "120m", "QLoRA", model=_NF4, adapter=_LORA),
+    RunCase("kto", "30m", "ZeRO-2"),
+    RunCase("rm", "30m", "ZeRO-2"),
+    RunCase("rm", "3m", "LoRA", adapter=_LORA),
+    RunCase("prm", "30m", "ZeRO-2"),
+    RunCase("distill", "30m", "ZeRO-2"),
     RunCase("ppo", "3m", "transformers"),
     RunCase("ppo", "30m", "transformers"),
     RunCase("ppo", "30m", "LoRA, transformers", adapter=_LORA),
