@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 import torch
 from commands import PPO, SFT, write_config, write_task
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_run_pairs import DPO, write_pairs
 from transformers import (
     AutoModelForCausalLM,
@@ -27,6 +28,8 @@ from transformers import (
 from plimsoll.cli.command import main
 
 pytestmark = pytest.mark.slow
+
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +79,31 @@ def test_the_likelihood_is_that_of_transformers(home: Path) -> None:
     assert (found["model"], found["rows"], found["tokens"]) == ("model", 4, tokens)
     assert found["loss"] == pytest.approx(total / tokens, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-5)
+
+
+def write_renumbered(home: Path) -> None:
+    """The same model, of which two tokens have changed their numbers and so their rows."""
+    shutil.copytree(home / "model", home / "renumbered")
+    tokenizer, weights = (home / "renumbered" / name for name in ("tokenizer.json", WEIGHTS))
+    one, other = (AutoTokenizer.from_pretrained(home / "model").get_vocab()[x] for x in "37")
+    text = tokenizer.read_text().replace(f'"3": {one}', f'"3": {other}')
+    tokenizer.write_text(text.replace(f'"7": {other}', f'"7": {one}'))
+    tensors = load_file(weights)
+    for name in {"model.embed_tokens.weight", "lm_head.weight"} & tensors.keys():
+        tensors[name][[one, other]] = tensors[name][[other, one]]
+    save_file(tensors, weights, {"format": "pt"})
+
+
+def test_another_model_is_read_by_its_own_tokenizer(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_renumbered(home)
+    write_config(home, "sft", SFT)
+    found = evaluated(home, "sft.yaml", "--model", "renumbered")
+    assert found["loss"] == pytest.approx(evaluated(home, "sft.yaml")["loss"], rel=1e-5)
+    write_job(home, "dpo", DPO)
+    assert main(["eval", "dpo.yaml", "--model", "renumbered"]) == 2
+    assert "whose tokenizer is not that of the actor" in capsys.readouterr().err
 
 
 def test_a_model_that_is_its_reference_prefers_nothing(home: Path) -> None:

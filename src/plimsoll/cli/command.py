@@ -44,7 +44,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll plan CONFIG.yaml                 will it fit? every byte by role, phase and item
   plimsoll report RUN                       predicted against measured memory, and curves
   plimsoll calibrate RUN...                 fit the plan's constants to this machine's runs
-  plimsoll doctor                           what is wrong with this machine, and its mending
+  plimsoll doctor                           what is wrong with this machine, and how to mend it
 
   --dry-run    print the resolved config, what would run where, and the plan; start nothing
   --force      start a run that the plan says does not fit

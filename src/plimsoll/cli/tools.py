@@ -255,7 +255,9 @@ def evaluate(words: list[str]) -> None:
     )
     parser.add_argument("source", metavar="CONFIG|RUN", help="a config, or a run.directory")
     parser.add_argument(
-        "--model", help="what to measure; default: the final model of RUN, or the config's actor"
+        "--model",
+        type=expanduser,
+        help="what to measure; default: the final model of RUN, or the config's actor",
     )
     parser.add_argument(
         "--out",

@@ -19,7 +19,7 @@ OverOne = Annotated[float, Field(gt=1)]
 FlipRate = Annotated[float, Field(ge=0, lt=0.5)]
 """A share of wrong labels: at a half, labels say nothing."""
 WrittenPath = Annotated[str, AfterValidator(expanduser)]
-"""A place on the disk; `~` is the home directory."""
+"""A place on the disk, where `~` is the home directory; or else a name on the hub."""
 
 OptionValue = bool | int | float | str | None
 """What an option of a pluggable function may be."""

@@ -27,8 +27,18 @@ from plimsoll.config import base
 from plimsoll.config.base import Choice, OptionValue
 from plimsoll.errors import ConfigError
 
-# What importing a user's module raises in practice: it is missing, or its top level is wrong.
-_IMPORT_FAILURES = (ImportError, SyntaxError, NameError, AttributeError, TypeError, ValueError)
+# What importing a user's module raises in practice: it is missing, its top level is wrong, or a
+# library or file that it needs is not there.
+_IMPORT_FAILURES = (
+    ImportError,
+    SyntaxError,
+    NameError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    OSError,
+    RuntimeError,
+)
 
 
 def resolve_choice(choice: Choice, package: str, function: str) -> functools.partial[Any]:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Tag
 
-from plimsoll.config.base import PositiveFloat, PositiveInt, Settings
+from plimsoll.config.base import PositiveFloat, PositiveInt, Settings, WrittenPath
 
 
 class SourceConfig(Settings):
@@ -17,7 +17,7 @@ class SourceConfig(Settings):
     model `steps` and `labels` beside the prompt.
     """
 
-    path: str
+    path: WrittenPath
     """A .jsonl, .jsonl.gz or .parquet file, a directory of them, a `datasets` directory, or a hub
     name."""
     name: str | None = None
@@ -29,7 +29,7 @@ class SourceConfig(Settings):
     prompt: str | None = None
     """Column with the prompt as text."""
     response: str | None = None
-    """Column with the response as text (SFT)."""
+    """Column with the response as text (SFT, distillation, KTO)."""
     text: str | None = None
     """Column with a document of plain text, to learn whole (SFT): continued pretraining. No
     template is put around it; the end-of-sequence token comes after it."""
@@ -49,7 +49,7 @@ class SourceConfig(Settings):
     label: str | None = None
     """Column that says whether the response is desirable: true, false, 1 or 0 (KTO)."""
     reference: str | None = None
-    """Column with the reference answer (RL)."""
+    """Column with the reference answer that rewards compare with (PPO)."""
     limit: PositiveInt | None = None
     """Use only the first rows, this many."""
 
@@ -65,7 +65,7 @@ class WeightedSource(SourceConfig):
     """One of several sources of `data.train`, under a name of its own."""
 
     weight: PositiveFloat = 1.0
-    """How often its rows are drawn, beside the weights of the other sources."""
+    """How often its rows are drawn, relative to the weights of the other sources."""
 
 
 def _form(value: object) -> str:
@@ -88,8 +88,8 @@ class DataConfig(Settings):
     """Rows, chat template, lengths, and what to do with bad rows."""
 
     train: TrainSources
-    """The rows to learn from (SFT, pairs) or to sample for (RL): one source; or several, each under
-    a name of its own and with a weight."""
+    """The rows to learn from, or in PPO the prompts to sample for: one source; or several, each
+    under a name of its own and with a weight."""
     eval: SourceConfig | None = None
     """Held-out rows, never trained on."""
     chat_template: str | None = None
@@ -101,10 +101,10 @@ class DataConfig(Settings):
     """stop: refuse the data with file, line and field; skip: count and list them in the
     run directory."""
     over_long: Literal["refuse", "truncate"] = "refuse"
-    """A sequence over max_tokens is a bad row, or is cut at the end; a prompt that is sampled for
-    (RL), at its beginning. (A document of plain text is cut into pieces, and nothing is lost.)"""
+    """Whether a sequence over max_tokens is a bad row, or is cut: at its end, but PPO's prompts at
+    their beginning. (A document of plain text is cut into pieces, and nothing is lost.)"""
     max_tokens: PositiveInt = 2048
-    """The longest sequence (SFT, pairs), or the longest prompt (RL), in tokens."""
+    """The longest sequence, or in PPO the longest prompt, in tokens."""
     step_separator: str = "\n"
     """What stands between the steps of a response (process reward model)."""
     shuffle: bool = True

@@ -35,7 +35,7 @@ class ZeroConfig(Settings):
     quantized_gradients: bool = False
     """ZeRO++: ranks send one another gradients in 4 bits. Stage 3, on GPUs."""
     hpz_partition_size: PositiveInt = 1
-    """ZeRO++: so many neighbouring ranks (those of a node) together keep a second copy of the
+    """ZeRO++: this many neighbouring ranks (those of a node) together keep a second copy of the
     weights, which the backward pass gathers from instead of from all ranks. Stage 3, on GPUs."""
     bucket_elements: PositiveInt = 50_000_000
     """Elements per communication bucket (reduce and all-gather)."""
@@ -52,7 +52,7 @@ class OptimizerConfig(Settings):
     """The shape after warm-up; all but constant end at `final_ratio` of the peak. wsd (warm-up,
     stable, decay): stays, and falls over the last `decay_steps`."""
     warmup_steps: NonNegativeInt = 0
-    """Optimizer steps over which the rate rises linearly from 0."""
+    """Optimizer steps over which the rate rises linearly to the peak."""
     decay_steps: PositiveInt | None = None
     """wsd: optimizer steps over which the rate falls; default: a tenth of the run's."""
     final_ratio: NonNegativeFloat = 0.0

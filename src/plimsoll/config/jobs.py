@@ -25,7 +25,7 @@ class SftConfig(Settings):
     """Supervised fine-tuning."""
 
     run: RunConfig
-    """The run directory, its length and habits."""
+    """The run directory, the length of the run, saving and evaluation."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the ranks live."""
     data: DataConfig
@@ -42,7 +42,7 @@ class DistillConfig(Settings):
     """Distillation: learning a larger model's next-token distributions on given conversations."""
 
     run: RunConfig
-    """The run directory, its length and habits."""
+    """The run directory, the length of the run, saving and evaluation."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the ranks live."""
     data: DataConfig
@@ -61,7 +61,7 @@ class DpoConfig(Settings):
     """Direct preference optimisation and its family: learning from pairs of responses."""
 
     run: RunConfig
-    """The run directory, its length and habits."""
+    """The run directory, the length of the run, saving and evaluation."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the ranks live."""
     data: DataConfig
@@ -83,7 +83,7 @@ class KtoConfig(Settings):
     """Kahneman-Tversky optimisation: learning from single responses that are good or bad."""
 
     run: RunConfig
-    """The run directory, its length and habits."""
+    """The run directory, the length of the run, saving and evaluation."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the ranks live."""
     data: DataConfig
@@ -105,7 +105,7 @@ class RmConfig(Settings):
     """Reward model: learning from pairs to score a whole response."""
 
     run: RunConfig
-    """The run directory, its length and habits."""
+    """The run directory, the length of the run, saving and evaluation."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the ranks live."""
     data: DataConfig
@@ -122,7 +122,7 @@ class PrmConfig(Settings):
     """Process reward model: learning from labelled steps to score each step of a response."""
 
     run: RunConfig
-    """The run directory, its length and habits."""
+    """The run directory, the length of the run, saving and evaluation."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the ranks live."""
     data: DataConfig
@@ -137,7 +137,7 @@ class PpoConfig(Settings):
     """Proximal policy optimisation with actor, critic, reference and rewards."""
 
     run: RunConfig
-    """The run directory, its length and habits."""
+    """The run directory, the length of the run, saving and evaluation."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the roles live."""
     data: DataConfig

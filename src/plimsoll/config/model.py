@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from plimsoll.config.base import PositiveInt, Settings
+from plimsoll.config.base import PositiveInt, Settings, WrittenPath
 
 Dtype = Literal["bfloat16", "float32"]
 ELEMENT_BYTES: Mapping[Dtype, int] = MappingProxyType({"bfloat16": 2, "float32": 4})
@@ -15,7 +15,7 @@ ELEMENT_BYTES: Mapping[Dtype, int] = MappingProxyType({"bfloat16": 2, "float32":
 class ModelConfig(Settings):
     """A transformers decoder in a local directory or on the hub."""
 
-    path: str
+    path: WrittenPath
     """A directory in Hugging Face format, or a name on the model hub."""
     dtype: Dtype = "bfloat16"
     """The dtype of weights and activations; the optimizer keeps fp32 masters of bfloat16
@@ -32,7 +32,7 @@ class ModelConfig(Settings):
     """Layers whose activations are computed again in the backward pass. `true`: all but the layer's
     input, for about a third more compute; `selective`: all but matrix products and attention."""
     checkpoint_every: PositiveInt = 1
-    """Checkpoint the first layer of every so many; the others keep their activations."""
+    """Checkpoint the first layer of every this many; the others keep their activations."""
     activation_offload: Literal["none", "cpu"] = "none"
     """`cpu` keeps the inputs of checkpointed layers in host memory until the backward pass."""
     head_chunk: PositiveInt = 1024

@@ -26,8 +26,8 @@ class BestConfig(Settings):
     min_delta: NonNegativeFloat = 0.0
     """An evaluation is better if it is so by more than this."""
     patience: PositiveInt | None = None
-    """Early stopping: end the run after so many evaluations in a row that are not better; default:
-    never."""
+    """Early stopping: end the run after this many evaluations in a row that are not better;
+    default: never."""
     final_model: Literal["best", "last"] = "best"
     """The final model: of the best evaluation's checkpoint, or of the last step."""
 
@@ -38,22 +38,22 @@ class RunConfig(Settings):
     directory: WrittenPath
     """Where everything of the run is written."""
     seed: NonNegativeInt = 0
-    """Seeds data order, sampling and initialisation of new heads."""
+    """Seeds data order, sampling, dropout, and the first weights of new heads and adapters."""
     resume: Literal["never", "auto", "must"] = "never"
     """never: refuse a directory that holds a run; auto: continue one that is there;
     must: refuse to start anew."""
     steps: PositiveInt
-    """Steps of the run: optimizer steps (SFT, pairs), or rollout-and-train rounds (RL)."""
+    """Steps of the run: optimizer steps, or in PPO rollout-and-train rounds."""
     save_every: PositiveInt | None = None
-    """Write a checkpoint every so many steps; one is always written at the end and on Ctrl-C."""
+    """Write a checkpoint every this many steps; one is always written at the end and on Ctrl-C."""
     keep_checkpoints: PositiveInt = 2
-    """Older checkpoints are removed."""
+    """How many of the last checkpoints are kept; older ones are removed."""
     eval_every: PositiveInt | None = None
-    """Evaluate on data.eval every so many steps, and at the end."""
+    """Evaluate on data.eval every this many steps, and at the end."""
     best: BestConfig | None = None
     """Keep the best evaluation's checkpoint, which is never removed; default: only the last ones
     are kept."""
     keep_trajectories: bool = True
-    """Write every step's trajectories to Parquet (RL)."""
+    """Write every step's trajectories to Parquet (PPO)."""
     tensorboard: bool = True
     """Write TensorBoard event files into the run directory."""

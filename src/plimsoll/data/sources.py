@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def read_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
 
 
 def _read(source: SourceConfig) -> Iterator[Row | BadRow]:
-    path = Path(expanduser(source.path))
+    path = Path(source.path)
     if source.name is not None and path.exists():
         raise ConfigError(
             f"`name: {source.name}` chooses a configuration of a data set of the hub, and {path} is"

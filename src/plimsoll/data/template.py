@@ -14,8 +14,9 @@ Where the learned ranges come from:
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,10 +45,18 @@ if TYPE_CHECKING:
 Tokenized = tuple[TokenIds, Bools]
 """Tokens, and whether each is learned; both of shape [n]."""
 
+TOKENIZED_AT_ONCE = 2**20
+"""Characters. Of each token the tokenizer's answer takes some 200 bytes until it is made small."""
+
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SAID = "An answer."
 _REFUSALS = (
-    *(jinja2.TemplateError, AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
+    jinja2.TemplateError,
+    AttributeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
 )
 """What a template, which is a program, may raise."""
 
@@ -121,7 +130,8 @@ class Template:
 
         The first token is never learned, as nothing predicts it.
         """
-        encoded = iter(self._encode([piece for row in rendered for piece in row]))
+        pieces = (piece for row in rendered for piece in row)
+        encoded = itertools.chain.from_iterable(map(self._encode, _batches(pieces)))
         return [self._concatenate([next(encoded) for _ in row]) for row in rendered]
 
     def turn_end(self) -> str | None:
@@ -170,8 +180,6 @@ class Template:
         return spans
 
     def _encode(self, pieces: Sequence[Piece]) -> list[Tokenized]:
-        if not pieces:  # which the tokenizer does not take
-            return []
         encoded = self.tokenizer(
             [piece.text for piece in pieces],
             add_special_tokens=False,  # templates write their own; plain text gets `begin`
@@ -250,6 +258,20 @@ def make_template(
     )
     _check_system(template)
     return template
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """As many at once as have `TOKENIZED_AT_ONCE` characters together."""
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if characters >= TOKENIZED_AT_ONCE:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 def _check_system(template: Template) -> None:

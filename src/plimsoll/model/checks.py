@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ def as_config_error(path: str, what: str) -> Iterator[None]:
 
 
 def _mend(path: str) -> str:
-    if Path(expanduser(path)).exists():
+    if Path(path).exists():
         return "Check that the files are complete and of a model that transformers knows."
     return (
         f"There is no directory {path} here, so it was taken for a name on the hub: give the path "

@@ -26,6 +26,7 @@ from plimsoll.config.jobs import (
 )
 from plimsoll.config.which import load_any_config
 from plimsoll.errors import ConfigError
+from plimsoll.memory.price.work import role_models
 from plimsoll.model.adapter_files import CONFIG
 from plimsoll.recipes.evaluate_answers import measure_answers
 from plimsoll.recipes.evaluate_rows import (
@@ -35,6 +36,8 @@ from plimsoll.recipes.evaluate_rows import (
     measure_scores,
     measure_steps,
 )
+from plimsoll.recipes.roles import compared_role
+from plimsoll.recipes.tokenizers import check_tokenizers
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import explained, write_whole
 
@@ -49,8 +52,8 @@ def run_eval(source: str, flags: list[str], model: str | None, out: str | None) 
     default: the run.directory.
 
     Raises:
-        ConfigError: there is no such config, run or model, the model is an adapter alone, or
-            nothing is held out.
+        ConfigError: there is no such config, run or model, the model is an adapter alone or has
+            other tokens than what it is compared with, or nothing is held out.
         PlimsollError: the directory cannot be made.
     """
     if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
@@ -59,31 +62,48 @@ def run_eval(source: str, flags: list[str], model: str | None, out: str | None) 
     config = load_any_config(source if run is None else str(RunDirectory(run).config_path), flags)
     path = model or (config.actor.model.path if run is None else _final_model(run))
     _refuse_adapter(path, source)
+    measured = _with_model(config, path)
+    judge = "reward" if isinstance(config, PpoConfig) else "reference"
+    others = {role: model for role, model in role_models(measured).items() if role == judge}
+    check_tokenizers(measured.actor.model, others)
     directory = Path(out) if out else run or Path(config.run.directory)
     with explained(directory):  # before what may take hours
         directory.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
-    metrics = _measure(config, path, directory)
+    metrics = _measure(measured, directory)
     found = {"model": path, **metrics, "seconds": time.monotonic() - start}
     write_whole(directory / "eval.json", json.dumps(found, indent=2) + "\n")
     values = [f"  {name:<24} {value:>12,.6g}" for name, value in metrics.items()]
     return "\n".join([path, *values, f"written to {directory / 'eval.json'}"])
 
 
-def _measure(config: JobConfig, model: str, directory: Path) -> Metrics:
+def _with_model(config: JobConfig, path: str) -> JobConfig:
+    """The same with this model as the actor, which is read whole: what an adapter learned over 4
+    bits is lost where it is merged and rounded to 4 bits again. What it is compared with stays."""
+    own = {"path": path, "quantization": "none", "gradient_checkpointing": False}
+    model = config.actor.model.model_copy(update=own)
+    changed: dict[str, object] = {
+        "actor": config.actor.model_copy(update={"model": model, "adapter": None})
+    }
+    if isinstance(config, DpoConfig | KtoConfig):
+        changed["reference"] = compared_role(config.reference, config.actor)
+    return config.model_copy(update=changed)
+
+
+def _measure(config: JobConfig, directory: Path) -> Metrics:
     match config:
         case SftConfig() | DistillConfig():
-            return measure_likelihood(config, model)
+            return measure_likelihood(config)
         case DpoConfig():
-            return measure_pairs(config, model)
+            return measure_pairs(config)
         case KtoConfig():
-            return measure_responses(config, model)
+            return measure_responses(config)
         case RmConfig():
-            return measure_scores(config, model, directory / "eval-calibration.png")
+            return measure_scores(config, directory / "eval-calibration.png")
         case PrmConfig():
-            return measure_steps(config, model, directory / "eval-calibration.png")
+            return measure_steps(config, directory / "eval-calibration.png")
         case PpoConfig():
-            return measure_answers(config, model, directory / "eval-answers.parquet")
+            return measure_answers(config, directory / "eval-answers.parquet")
 
 
 def _final_model(run: Path) -> str:

@@ -19,11 +19,11 @@ from plimsoll.run.counter import counting
 from plimsoll.run.trajectories import write_trajectories
 
 
-def measure_answers(config: PpoConfig, model: str, answers: Path) -> dict[str, float]:
+def measure_answers(config: PpoConfig, answers: Path) -> dict[str, float]:
     """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
     says; with a 95 % confidence interval for those that are 0 or 1. answers: the Parquet file to
     write them to."""
-    scorer, config = build_rewards(config.rewards), _with_model(config, model)
+    scorer, config = build_rewards(config.rewards), _with_fewest_ranks(config)
     loaded = load_held_out(config, prompt_loader(config))
     with (
         closing(start(config, loaded.items)) as cluster,
@@ -52,15 +52,11 @@ def measure_answers(config: PpoConfig, model: str, answers: Path) -> dict[str, f
     )
 
 
-def _with_model(config: PpoConfig, path: str) -> PpoConfig:
-    """The same with this model as the actor, and with no more ranks than its rewards need."""
-    own = {"path": path, "quantization": "none"}
-    actor = config.actor.model_copy(
-        update={"model": config.actor.model.model_copy(update=own), "adapter": None}
-    )
+def _with_fewest_ranks(config: PpoConfig) -> PpoConfig:
+    """The same with no more ranks than its rewards need."""
     ranks = config.cluster.ranks if config.reward_model is not None else 1
     cluster = config.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
-    return config.model_copy(update={"actor": actor, "cluster": cluster})
+    return config.model_copy(update={"cluster": cluster})
 
 
 def _intervals(trajectories: list[Trajectory]) -> dict[str, float]:

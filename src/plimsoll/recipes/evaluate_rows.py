@@ -56,14 +56,14 @@ _ROWS = 64
 """That a rank is given at once: so many are done between two signs of life."""
 
 
-def measure_likelihood(config: SftConfig | DistillConfig, model: str) -> dict[str, float]:
+def measure_likelihood(config: SftConfig | DistillConfig) -> dict[str, float]:
     """The mean negative log-likelihood (nats) and perplexity of the learned tokens, by the names
     that the job's evaluation has for them."""
     learned = config.algorithm.learned_tokens if isinstance(config, SftConfig) else "assistant"
     loaded = load_held_out(config, partial(load_samples, learned=learned))
     total, tokens = 0.0, BatchCounts.of(loaded.items).tokens
     with closing(start_cluster(config.cluster, ())) as cluster:
-        cluster.all(Worker.load_policy, "actor", _frozen(config, model), 1.0)
+        cluster.all(Worker.load_policy, "actor", _frozen(config), 1.0)
         for rows in _parts(loaded.items, cluster):
             packs = pack(rows, cluster.ranks, config.batch.micro_batch_tokens)
             total += sum(cluster.each(Worker.nll, [("actor", own) for own in packs]))
@@ -73,14 +73,14 @@ def measure_likelihood(config: SftConfig | DistillConfig, model: str) -> dict[st
     return seen | _rows_of(loaded)
 
 
-def measure_pairs(config: DpoConfig, model: str) -> dict[str, float]:
+def measure_pairs(config: DpoConfig) -> dict[str, float]:
     """The preference loss and its metrics, the accuracy with its interval; compared with the
     config's reference, or with the model that training began with."""
     loss = preference_loss(config.algorithm.loss)
     loaded = load_held_out(config, load_pairs)
     own, compared = [], []
     with closing(start_cluster(config.cluster, ())) as cluster:
-        cluster.all(Worker.load_policy, "actor", _frozen(config, model), 1.0)
+        cluster.all(Worker.load_policy, "actor", _frozen(config), 1.0)
         if loss.needs_reference:
             cluster.all(
                 Worker.load_policy, "reference", compared_role(config.reference, config.actor), 1.0
@@ -95,7 +95,7 @@ def measure_pairs(config: DpoConfig, model: str) -> dict[str, float]:
     return pair_metrics(config, loss, np.concatenate(own), lengths, against) | _rows_of(loaded)
 
 
-def measure_responses(config: KtoConfig, model: str) -> dict[str, float]:
+def measure_responses(config: KtoConfig) -> dict[str, float]:
     """The loss on labelled responses and its metrics, the accuracy with its interval; compared as
     pairs are, with the KL of all rows together."""
     unpaired_loss(config.algorithm.loss)  # a wrong name or option ends it right here
@@ -104,7 +104,7 @@ def measure_responses(config: KtoConfig, model: str) -> dict[str, float]:
     others = mismatched(samples, config.data.max_tokens)
     found = []
     with closing(start_cluster(config.cluster, ())) as cluster:
-        cluster.all(Worker.load_policy, "actor", _frozen(config, model), 1.0)
+        cluster.all(Worker.load_policy, "actor", _frozen(config), 1.0)
         cluster.all(
             Worker.load_policy, "reference", compared_role(config.reference, config.actor), 1.0
         )
@@ -118,14 +118,14 @@ def measure_responses(config: KtoConfig, model: str) -> dict[str, float]:
     return response_metrics(config, logratios[::2], desirable_S, kl) | _rows_of(loaded)
 
 
-def measure_scores(config: RmConfig, model: str, output_png: Path) -> dict[str, float]:
+def measure_scores(config: RmConfig, output_png: Path) -> dict[str, float]:
     """A reward model's loss on pairs and its metrics, the accuracy with its interval; draws the
     calibration."""
     reward_loss(config.algorithm.loss)  # a wrong name or option ends it right here
     loaded = load_held_out(config, load_scored_pairs)
     scores = []
     with closing(start_cluster(config.cluster, ())) as cluster:
-        cluster.all(Worker.load_value, "actor", _frozen(config, model), config.run.seed)
+        cluster.all(Worker.load_value, "actor", _frozen(config), config.run.seed)
         for pairs in _parts(loaded.items, cluster):
             scores.append(score_pairs(pack_rows(config, pairs, cluster), cluster))
     margins = margins_of(loaded.items)
@@ -133,24 +133,21 @@ def measure_scores(config: RmConfig, model: str, output_png: Path) -> dict[str, 
     return metrics | _rows_of(loaded)
 
 
-def measure_steps(config: PrmConfig, model: str, output_png: Path) -> dict[str, float]:
+def measure_steps(config: PrmConfig, output_png: Path) -> dict[str, float]:
     """A process reward model's loss on steps and its metrics, and those of whole solutions; draws
     the calibration."""
     loaded = load_held_out(config, load_steps)
     scores: list[Floats] = []
     with closing(start_cluster(config.cluster, ())) as cluster:
-        cluster.all(Worker.load_value, "actor", _frozen(config, model), config.run.seed)
+        cluster.all(Worker.load_value, "actor", _frozen(config), config.run.seed)
         for rows in _parts(loaded.items, cluster):
             scores += score_steps(config, rows, cluster)
     return process_metrics(scores, loaded.items, output_png) | _rows_of(loaded)
 
 
-def _frozen(config: DataJobConfig, path: str) -> FrozenRole:
-    """The model that is measured, divided as the actor is where its weights are. It is read whole:
-    what an adapter learned over 4 bits is lost where it is merged and rounded to 4 bits again."""
-    own = {"path": path, "quantization": "none", "gradient_checkpointing": False}
-    model = config.actor.model.model_copy(update=own)
-    return FrozenRole(model=model, stage=3 if config.actor.zero.stage == 3 else 0)
+def _frozen(config: DataJobConfig) -> FrozenRole:
+    """The model that is measured, divided as the actor is where its weights are."""
+    return FrozenRole(model=config.actor.model, stage=3 if config.actor.zero.stage == 3 else 0)
 
 
 def _parts(rows: Sequence[T], cluster: Cluster) -> Iterator[Sequence[T]]:

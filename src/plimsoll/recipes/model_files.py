@@ -23,7 +23,7 @@ def check_model(key: str, model: ModelConfig, *, tokenizer: bool) -> Iterator[Pr
 
     tokenizer: this role's tokenizer is read.
     """
-    path = Path(expanduser(model.path))
+    path = Path(model.path)
     if not path.is_dir():
         if problem := check_missing(f"{key}.path", model.path, "a model directory"):
             yield problem
@@ -37,7 +37,7 @@ def check_model(key: str, model: ModelConfig, *, tokenizer: bool) -> Iterator[Pr
 
 def check_template(data: DataConfig, model: ModelConfig) -> Iterator[Problem]:
     """A chat template that is needed, and is not there."""
-    given, path = data.chat_template, Path(expanduser(model.path))
+    given, path = data.chat_template, Path(model.path)
     if given is None:
         needed = any(source.text is None for source in data.sources().values())
         if needed and path.is_dir() and has_tokenizer(model.path) and not _has_template(path):
@@ -63,7 +63,7 @@ def _has_template(path: Path) -> bool:
 def read_model_json(path: str) -> dict[str, Any]:
     """A local model's config.json (its text part, if it has several); {} if it cannot be read."""
     try:
-        config = json.loads((Path(expanduser(path)) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # `check_model` says why
     if not isinstance(config, dict):
@@ -74,14 +74,14 @@ def read_model_json(path: str) -> dict[str, Any]:
 
 def has_tokenizer(path: str) -> bool:
     """Whether a local directory holds one."""
-    return any((Path(expanduser(path)) / name).is_file() for name in _VOCABULARIES)
+    return any((Path(path) / name).is_file() for name in _VOCABULARIES)
 
 
 def check_missing(key: str, name: str, wanted: str) -> Problem | None:
     """The problem of a path that is not here, or None where it may well be a name on the hub:
     `organisation/name` without such a directory here, or a single name with nothing like it here.
     """
-    path = Path(expanduser(name))
+    path = Path(name)
     if path.exists():
         what = "It is a file." if path.is_file() else "It is neither a file nor a directory."
         return Problem(key, show(name), what, f"give the path of {wanted}")

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Iterator
-from os.path import expanduser
 from pathlib import Path
 from types import MappingProxyType
 
@@ -115,7 +114,7 @@ def _other_job(config: JobConfig) -> Iterator[Problem]:
 
 
 def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
-    path = Path(expanduser(source.path))
+    path = Path(source.path)
     shown = show(source.path)
     known = ", ".join(SUFFIXES)
     if source.name is not None and path.exists():

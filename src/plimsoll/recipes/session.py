@@ -19,6 +19,7 @@ from plimsoll.errors import Interrupted, WorkerDied
 from plimsoll.memory.meter import read_host
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.process_peaks import Footprints
+from plimsoll.memory.price.work import role_models
 from plimsoll.recipes.nodes import refuse_smaller_nodes
 from plimsoll.recipes.planning import plan_json, plan_run, plan_svg, predicted_peaks
 from plimsoll.recipes.shortage import explaining_shortage
@@ -153,7 +154,7 @@ class Session:
 @contextmanager
 def open_session(job: str, config: JobConfig) -> Iterator[Session]:
     """Open the run directory and all that watches the run; closes everything at the end."""
-    check_tokenizers(config)
+    check_tokenizers(config.actor.model, role_models(config))
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(config.run))
         latest = directory.latest_checkpoint()

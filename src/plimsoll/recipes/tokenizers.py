@@ -4,17 +4,17 @@ read another text, and nothing would show it."""
 from __future__ import annotations
 
 import filecmp
+from collections.abc import Mapping
 from pathlib import Path
 
-from plimsoll.config.jobs import JobConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.work import RoleName, key_of, role_models
+from plimsoll.memory.price.work import RoleName, key_of
 from plimsoll.model.load import load_tokenizer, read_model_config
 from plimsoll.recipes.model_files import has_tokenizer
 
 
-def check_tokenizers(config: JobConfig) -> None:
+def check_tokenizers(actor: ModelConfig, others: Mapping[RoleName, ModelConfig]) -> None:
     """Hold the other roles' tokenizers and embeddings against the actor's tokenizer.
 
     A teacher must have one that is the same, and a probability for every row of the actor's head.
@@ -24,8 +24,7 @@ def check_tokenizers(config: JobConfig) -> None:
     Raises:
         ConfigError: a token is not the same text for both, or has no row in the role's embedding.
     """
-    actor = config.actor.model
-    for role, model in role_models(config).items():
+    for role, model in others.items():
         if Path(model.path) == Path(actor.path):
             continue
         if role == "teacher":

@@ -48,13 +48,14 @@ class RunDirectory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let another process write to the directory, and leave nothing half written there."""
         if self.lock is not None:
             with suppress(OSError):  # a disk that failed is told by what failed on it
                 _remove_leftovers(self.path)
+        self.close()
+
+    def close(self) -> None:
+        """Let another process write to the directory."""
+        if self.lock is not None:
             self.lock.close()
 
     @property

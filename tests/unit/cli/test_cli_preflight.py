@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from plimsoll.config.data import SourceConfig
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.load import load_config, read_config
 from plimsoll.errors import ConfigError, SettingsConflict
@@ -347,13 +348,15 @@ def test_a_run_of_another_job_cannot_go_on(house: Path) -> None:
     check("--run.resume=auto")
 
 
-@pytest.mark.usefixtures("house")
-def test_a_run_directory_in_the_home_directory(
-    house: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_in_the_home_directory(house: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that all who read them find what was checked."""
     monkeypatch.setenv("HOME", str(house))
-    config = load_config(PpoConfig, "run.yaml", ["--run.directory=~/mine"])
-    assert config.run.directory == str(house / "mine")
+    sections = {"run.directory": "mine", "actor.model.path": "model", "data.train.path": "rows"}
+    flags = [f"--{key}=~/{name}" for key, name in sections.items()]
+    config = load_config(PpoConfig, "run.yaml", flags)
+    assert isinstance(config.data.train, SourceConfig)
+    found = (config.run.directory, config.actor.model.path, config.data.train.path)
+    assert found == tuple(str(house / name) for name in sections.values())
 
 
 @pytest.mark.usefixtures("house")

@@ -51,6 +51,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "broken.py").write_text("def score(:")
     (tmp_path / "typo.py").write_text("scroe")
     (tmp_path / "needy.py").write_text("import a_module_that_is_not_there")
+    (tmp_path / "reading.py").write_text("open('gone.txt')")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     for name in ("rules", "rules.exact", "rules.empty", "chosen"):
@@ -106,6 +107,7 @@ def test_options_that_cannot_be_used(options: dict[str, OptionValue], message: s
         ("needy:score", r"'needy:score' cannot be imported.*a_module_that_is_not_there"),
         ("broken:score", r"'broken:score' cannot be imported: SyntaxError"),
         ("typo:score", r"'typo:score' cannot be imported: NameError.*scroe"),
+        ("reading:score", r"'reading:score' cannot be imported: FileNotFoundError.*gone\.txt"),
         (":score", r"':score' cannot be imported"),
         (".chosen:score", r"'.chosen:score' cannot be imported"),
         ("chosen:must", r"needs the option 'scale': it has no default"),

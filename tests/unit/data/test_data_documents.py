@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,24 @@ def load_text(path: Path, tokenizer: Tokenizer, **settings: Any) -> Loaded[Sampl
     data = DataConfig(train=SourceConfig(path=str(path), text="body"), **settings)
     [source] = data.train_sources().values()
     return load_samples(data, source, make_template(tokenizer, data.chat_template, data.system))
+
+
+@pytest.mark.parametrize("at_once", [1, 3000])
+def test_long_documents_are_tokenized_a_few_at_a_time(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    """The tokenizer's answer takes dozens of times what is kept of it."""
+    file = write(tmp_path, *({"body": "yo" * length} for length in range(600, 700)))
+    together = load_text(file, tokenizer, max_tokens=100)
+    monkeypatch.setattr("plimsoll.data.template.TOKENIZED_AT_ONCE", at_once)
+    tracemalloc.start()
+    apart = load_text(file, tokenizer, max_tokens=100)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [one.tokens.tolist() for one in apart.items] == [
+        one.tokens.tolist() for one in together.items
+    ]
+    assert peak < 3 * 10**6, peak
 
 
 def load_whole(path: Path, tokenizer: Tokenizer, **settings: Any) -> tuple[Sample, ...]:

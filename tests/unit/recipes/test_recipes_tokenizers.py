@@ -10,9 +10,10 @@ import pytest
 from plimsoll.config.jobs import DistillConfig, DpoConfig, JobConfig
 from plimsoll.config.load import load_config
 from plimsoll.errors import ConfigError
+from plimsoll.memory.price.work import role_models
 from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes import tokenizers
 from plimsoll.recipes.arithmetic import make_tokenizer
-from plimsoll.recipes.tokenizers import check_tokenizers
 
 ENTRIES = make_tokenizer().get_vocab()
 DIGIT = min(token for text, token in ENTRIES.items() if text.isdigit())
@@ -37,6 +38,10 @@ def written(home: Path, job: type[JobConfig], role: str, rows: int) -> JobConfig
         )
     )
     return load_config(job, str(path))
+
+
+def check_tokenizers(config: JobConfig) -> None:
+    tokenizers.check_tokenizers(config.actor.model, role_models(config))
 
 
 def teacher(home: Path, rows: int) -> JobConfig:

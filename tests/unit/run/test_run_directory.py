@@ -249,3 +249,10 @@ def test_what_was_half_written_goes_when_the_run_ends(tmp_path: Path) -> None:
     with open_run(config(tmp_path)) as run:
         (run.path / ".model.partial-12345678").mkdir()
     assert not list(tmp_path.glob(".*"))
+
+
+def test_a_run_that_is_refused_leaves_the_directory_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / ".model.partial-12345678").mkdir()
+    with pytest.raises(ConfigError, match="no checkpoint to resume from"):
+        open_run(config(tmp_path, "must"))
+    assert list(tmp_path.glob(".*"))

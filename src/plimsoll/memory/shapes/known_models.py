@@ -12,7 +12,6 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
     Names may leave out the organisation; their case does not matter. Raises ConfigError for a
     directory without a config.json that can be used, and for a name that is not known.
     """
-    directory = Path(expanduser(path))
+    directory = Path(path)
     if directory.is_dir():
         return path, _read_config(directory / "config.json")
     if known := _by_key().get(_key(path)):
