@@ -1,0 +1,68 @@
+"""Tables and drawings of the documents that are the plan's are those of today."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import runpy
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli import main
+
+ROOT = Path(__file__).parents[3]
+DOCUMENTS = ROOT / "docs"
+
+
+def test_the_table_of_levers_is_what_its_script_prints() -> None:
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(ROOT / "benchmarks" / "levers.py"), run_name="__main__")
+    assert printed.getvalue() in (DOCUMENTS / "levers.md").read_text()
+
+
+def test_the_drawing_of_a_plan_is_that_of_its_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    drawn = tmp_path / "plan.svg"
+    scenario = "examples/scenarios/5_orz_1p5b_sleep.yaml"  # its title names the file so
+    assert main(["plan", scenario, "--svg", str(drawn)]) == 0
+    assert drawn.read_text() == (DOCUMENTS / "plan.svg").read_text()
+
+
+WAYS = {
+    "a copy on every card": ["--reference.stage", "0"],
+    "`reference.stage: 3`": [],
+    "`reference.offload: cpu`, a copy for each card": [
+        *("--reference.stage", "0", "--reference.offload", "cpu")
+    ],
+    "`reference.stage: 3`, `reference_logprobs.precompute: true`": [
+        *("--reference_logprobs.precompute", "true")
+    ],
+}
+PHASES = ("precompute", "load", "score", "train_actor")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_reference_takes_is_what_the_plan_says(way: str, tmp_path: Path) -> None:
+    text = (DOCUMENTS / "dpo.md").read_text()
+    config = re.search(r"# dpo: dpo-7b.yaml\n.*?(?=```)", text, re.DOTALL)
+    assert config is not None
+    file = tmp_path / "dpo-7b.yaml"
+    file.write_text(config[0])
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["plan", str(file), "--host-memory", "1TB", "--json", *WAYS[way]]) == 0
+    plan = json.loads(printed.getvalue())
+    sizes: dict[str, int] = defaultdict(int)
+    for item in plan["items"]:
+        if item["device"] == "node 0 card 0":
+            sizes[item["phase"]] += item["bytes"]
+    card = [f" {sizes[phase] / 1e9:.3g} " if sizes[phase] else " " for phase in PHASES]
+    host = f" {plan['hosts'][0]['peak']['bytes'] / 1e9:.3g} "
+    assert f"| {way} |{'|'.join([*card, host])}|" in text
