@@ -70,7 +70,7 @@ def load_rows(
     items: list[T] = []
     bad: list[BadRow] = []
     present: dict[str, None] = {}
-    read = 0
+    read, key = 0, source_key(data, source)
     for part in _parts(read_rows(source)):
         present |= {name: None for row in part if isinstance(row, Row) for name in row.values}
         for outcome in _finished(part, read, template, check, finish):
@@ -80,7 +80,9 @@ def load_rows(
                 items.append(outcome)
         read += len(part)
         seen(len(part))
-    check_columns(columns, present, source.path, source_key(data, source))
+        if data.on_bad_row == "stop":  # rows without a column are bad: no need to read on
+            check_columns(columns, present, source.path, key)
+    check_columns(columns, present, source.path, key)
     settled = BadRows(source.path, read, tuple(bad)).settle(data.on_bad_row)
     return Loaded(tuple(items), settled)
 

@@ -94,6 +94,17 @@ def test_rows_are_the_same_in_parts_of_any_size(
     assert sum(seen) == 6 and max(seen) <= at_once
 
 
+def test_a_column_that_no_row_has_is_told_before_all_rows_are_read(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "ROWS_AT_ONCE", 2)
+    seen = list[int]()
+    data = config(tmp_path, *[GOOD] * 9, on_bad_row="stop", prompt="Q", response="a")
+    with pytest.raises(ConfigError, match="has a column `Q`; there are `q`"):
+        load_samples(data, source(data), make_template(tokenizer, None, None), seen=seen.append)
+    assert seen == [2]
+
+
 def test_what_is_cut_off_is_not_held(tokenizer: Tokenizer, tmp_path: Path) -> None:
     rows = [{"q": "hi", "a": "yo" * 1000}]
     data = config(tmp_path, *rows, over_long="truncate")
