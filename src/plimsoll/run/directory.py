@@ -50,7 +50,8 @@ class RunDirectory:
     ) -> None:
         if self.lock is not None:
             with suppress(OSError):  # a disk that failed is told by what failed on it
-                _remove_leftovers(self.path)
+                # of what ranks write; other commands may write beside it
+                _remove_leftovers(self.path, "checkpoints/.*", ".model.*")
         self.close()
 
     def close(self) -> None:
@@ -243,7 +244,7 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _tidy(run: RunDirectory) -> None:
     """Take away leftovers of killed processes, and what belongs to steps after the checkpoint."""
-    _remove_leftovers(run.path)
+    _remove_leftovers(run.path, ".*", "checkpoints/.*", "trajectories/.*")
     run.out_of_memory_path.unlink(missing_ok=True)
     latest = run.latest_checkpoint()
     step = latest[0] if latest else -1  # without a checkpoint even step 0 is done again
@@ -254,14 +255,13 @@ def _tidy(run: RunDirectory) -> None:
             path.unlink()
 
 
-def _remove_leftovers(path: Path) -> None:
+def _remove_leftovers(path: Path, *patterns: str) -> None:
     """What processes that were killed had half written."""
-    for folder in (path, path / "checkpoints", path / "trajectories"):
-        for item in _items(folder):
-            if is_temporary(item) and item.is_dir():
-                remove_directory(item)
-            elif is_temporary(item):
-                item.unlink()
+    for item in [item for pattern in patterns for item in path.glob(pattern)]:
+        if is_temporary(item) and item.is_dir():
+            remove_directory(item)
+        elif is_temporary(item):
+            item.unlink()
 
 
 def _by_step(folder: Path) -> list[tuple[int, Path]]:

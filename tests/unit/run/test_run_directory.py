@@ -248,7 +248,9 @@ def test_a_run_that_was_refused_before_its_first_step_does_not_block_the_directo
 def test_what_was_half_written_goes_when_the_run_ends(tmp_path: Path) -> None:
     with open_run(config(tmp_path)) as run:
         (run.path / ".model.partial-12345678").mkdir()
-    assert not list(tmp_path.glob(".*"))
+        (run.path / "checkpoints" / ".step-000003.partial-12345678").mkdir(parents=True)
+        (run.path / ".exported.partial-12345678").mkdir()  # another command at work
+    assert [found.name for found in tmp_path.rglob(".*")] == [".exported.partial-12345678"]
 
 
 def test_a_run_that_is_refused_leaves_the_directory_as_it_is(tmp_path: Path) -> None:
