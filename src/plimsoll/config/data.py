@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from os.path import expanduser
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Tag
@@ -110,6 +112,11 @@ class DataConfig(Settings):
     shuffle: bool = True
     """A new order every epoch, from the run's seed."""
 
+    @property
+    def only_text(self) -> bool:
+        """Whether all sources are documents of plain text, which no chat template renders."""
+        return all(source.text is not None for source in self.sources().values())
+
     def train_sources(self) -> dict[str, SourceConfig]:
         """The sources to learn from, by their dotted keys."""
         if isinstance(self.train, SourceConfig):
@@ -120,3 +127,8 @@ class DataConfig(Settings):
         """All sources, by their dotted keys."""
         held_out = {} if self.eval is None else {"data.eval": self.eval}
         return self.train_sources() | held_out
+
+
+def template_file(chat_template: str) -> Path | None:
+    """The file that a `chat_template` names; None where it is Jinja itself."""
+    return None if "{" in chat_template else Path(expanduser(chat_template))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from plimsoll.config.data import template_file
 from plimsoll.data.report import nearest
 from plimsoll.errors import ConfigError
 
@@ -26,7 +26,8 @@ def template_text(tokenizer: PreTrainedTokenizerBase, configured: str | None) ->
 
 def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
     if configured is not None:
-        return configured if "{" in configured else _read_template(Path(expanduser(configured)))
+        file = template_file(configured)
+        return configured if file is None else _read_template(file)
     try:
         return str(tokenizer.get_chat_template())
     except ValueError as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
-from os.path import expanduser
 from pathlib import Path
 from typing import Any
 
-from plimsoll.config.data import DataConfig
+from plimsoll.config.data import DataConfig, template_file
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, show
 
@@ -39,12 +38,12 @@ def check_template(data: DataConfig, model: ModelConfig) -> Iterator[Problem]:
     """A chat template that is needed, and is not there."""
     given, path = data.chat_template, Path(model.path)
     if given is None:
-        needed = any(source.text is None for source in data.sources().values())
-        if needed and path.is_dir() and has_tokenizer(model.path) and not _has_template(path):
+        bare = path.is_dir() and has_tokenizer(model.path) and not _has_template(path)
+        if bare and not data.only_text:
             why = f"The tokenizer of {model.path} brings no chat template."
             instead = "a Jinja template, the path of one, or `none` to join prompt and response"
             yield Problem("data.chat_template", None, why, f"{instead} as plain text")
-    elif given != "none" and "{" not in given and not Path(expanduser(given)).is_file():
+    elif given != "none" and (file := template_file(given)) and not file.is_file():
         why = "It is neither a Jinja template nor `none`, and there is no such file."
         yield Problem("data.chat_template", show(given), why, "correct the path")
 

@@ -89,8 +89,7 @@ def run_template(config: JobConfig) -> Template:
     """How the run's rows become tokens."""
     data, model = config.data, config.actor.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    only_text = all(source.text is not None for source in data.sources().values())
-    form = "none" if only_text else data.chat_template
+    form = "none" if data.only_text else data.chat_template
     vocabulary = read_model_json(model.path).get("vocab_size")
     return make_template(tokenizer, form, data.system, vocabulary)
 

@@ -31,10 +31,11 @@ def _suggestions(advice: Advice) -> Iterator[str]:
     for number, suggestion in enumerate(advice.suggestions, 1):
         smallest = ", the smallest change" if suggestion.smallest else ""
         yield _filled(f"{number}. {suggestion.verdict}{smallest}: {_sizes(suggestion)}", "   ")
-        yield from _changes(suggestion)
+        yield from change_lines(suggestion)
 
 
-def _changes(suggestion: Suggestion) -> Iterator[str]:
+def change_lines(suggestion: Suggestion) -> Iterator[str]:
+    """Its diff, and what it costs."""
     yield from (f"   {line}" for change in suggestion.changes for line in change.lines)
     yield from (_filled(f"     {cost}", "     ") for cost in suggestion.costs)
 
@@ -54,7 +55,7 @@ def _cluster(advice: Advice) -> Iterator[str]:
 def _shorter(advice: Advice) -> Iterator[str]:
     if advice.shorter is not None:
         yield f"with shorter sequences it fits as written otherwise: {_sizes(advice.shorter)}"
-        yield from _changes(advice.shorter)
+        yield from change_lines(advice.shorter)
 
 
 def _sizes(suggestion: Suggestion) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from plimsoll.memory.advise.advice_text import change_lines
 from plimsoll.memory.explain.explain import Explanation
 from plimsoll.memory.plan.table import WIDTH
 from plimsoll.run.numbers import gigabytes_text
@@ -93,9 +94,8 @@ def _change(explanation: Explanation) -> Iterator[str]:
         )
         return
     yield _wrap(f"The smallest change that brings the {place}'s peak under {room}, by the plan:")
-    yield from (f"   {line}" for one in change.changes for line in one.lines)
-    yield from (_wrap(f"     {cost}", "     ") for cost in change.costs)
+    yield from change_lines(change)
 
 
-def _wrap(text: str, indent: str = "  ") -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)

@@ -13,7 +13,12 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.jobs import ComparedJobConfig, DistillConfig, JobConfig, PpoConfig
 from plimsoll.config.problems import show
 from plimsoll.memory.plan.kinds import Kind
-from plimsoll.memory.price.work import longest_sequence, longest_written, sequences_together
+from plimsoll.memory.price.work import (
+    key_of,
+    longest_sequence,
+    longest_written,
+    sequences_together,
+)
 
 Where = Literal["device", "host"]
 
@@ -101,7 +106,7 @@ def _trained(role: str, config: JobConfig) -> TrainedRole:
 
 
 def _frozen_model(role: str, where: Where, config: JobConfig) -> Iterator[str]:
-    key = "reward_model.role" if role == "reward" else role
+    key = key_of(role)
     frozen = _frozen(role, config)
     written = [f"{name}: {show(value)}" for name, value in written_reference(config).items()]
     beside = "".join(f" with {setting}" for setting in written if role == "reference")

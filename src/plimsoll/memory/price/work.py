@@ -65,7 +65,7 @@ def is_precomputed(config: JobConfig) -> bool:
     return isinstance(config, ComparedJobConfig) and config.reference_logprobs.precompute
 
 
-def key_of(role: RoleName) -> str:
+def key_of(role: str) -> str:
     """The config's key of a role."""
     return "reward_model.role" if role == "reward" else role
 
