@@ -192,6 +192,7 @@ def test_a_run_with_an_adapter_is_exported_and_measured(
         ("export model --to x", "neither a run with a checkpoint"),
         ("export lora --to model", "--to model is there already"),
         ("export lora --to ~/model", "/model is there already"),
+        ("merge model --out new", "is no adapter"),
         ("eval sft.yaml --data.eval.path gone.jsonl", "gone.jsonl"),
         ("eval lora", "no final model"),
         ("eval runs/lora", "no config and no run.directory 'runs/lora'"),

@@ -200,11 +200,16 @@ def merge(words: list[str]) -> None:
     parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args(words)
 
+    from plimsoll.recipes.found_models import refuse_existing, refuse_no_adapter
+
+    adapter, out = Path(options.adapter), Path(options.out)
+    refuse_existing("--out", out)
+    refuse_no_adapter(adapter)
     from plimsoll.recipes.merge import merge_adapter
 
     merge_adapter(
-        Path(options.adapter),
-        Path(options.out),
+        adapter,
+        out,
         options.base,
         dtype=options.dtype,
         quantization=options.quantization,
@@ -235,12 +240,15 @@ def export(words: list[str]) -> None:
     parser.add_argument("--merge", action="store_true", help="merge the adapter into its base")
     options = parser.parse_args(words)
 
+    from plimsoll.recipes.found_models import find_checkpoint, refuse_existing
+
+    to = Path(options.to)
+    refuse_existing("--to", to)
+    found = find_checkpoint(Path(options.source), merge=options.merge)
     from plimsoll.recipes.export import export_checkpoint
 
-    found = export_checkpoint(
-        Path(options.source), Path(options.to), options.dtype, merge=options.merge
-    )
-    show(f"The model of {found} is in {options.to}.")
+    export_checkpoint(found, to, options.dtype, merge=options.merge)
+    show(f"The model of {found.path} is in {options.to}.")
 
 
 def evaluate(words: list[str]) -> None:
@@ -271,6 +279,9 @@ def evaluate(words: list[str]) -> None:
     rest, flags = split_flags(words)
     options = parser.parse_args(rest)
 
+    from plimsoll.recipes.found_models import find_model
+
+    found = find_model(options.source, flags, options.model, options.out)
     from plimsoll.recipes.evaluate import run_eval
 
-    show(run_eval(options.source, flags, options.model, options.out))
+    show(run_eval(found))

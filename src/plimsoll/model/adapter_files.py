@@ -72,15 +72,10 @@ def read_adapter_config(directory: Path) -> Any:
     """PEFT's config of a saved adapter.
 
     Raises:
-        ConfigError: there is none, or one of a form that is not merged.
+        ConfigError: it cannot be read, or is of a form that is not merged.
     """
     from peft import PeftConfig
 
-    if not (directory / CONFIG).is_file():
-        raise ConfigError(
-            f"{str(directory)!r} is no adapter: it has no {CONFIG}. Give a directory "
-            "that PEFT or a run with an adapter has written, such as runs/NAME/model."
-        )
     with as_config_error(str(directory), CONFIG):
         config = PeftConfig.from_pretrained(str(directory))
     odd = [name for name in _OTHER_FORMS if getattr(config, name, None)]

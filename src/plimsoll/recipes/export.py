@@ -9,7 +9,6 @@ kept), so float32 is exact, and bfloat16 is what the trainer computed with.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.model import Dtype
-from plimsoll.config.which import load_any_config
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.errors import ConfigError
 from plimsoll.memory.price.work import head_of
@@ -28,42 +26,27 @@ from plimsoll.model.adapters import add_adapter
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.policy import PolicyModel
 from plimsoll.model.value import ValueModel
+from plimsoll.recipes.found_models import FoundCheckpoint
 from plimsoll.recipes.merge import load_plain, write_plain
-from plimsoll.run.directory import RunDirectory
 
 
-@dataclass(frozen=True)
-class Source:
-    """A checkpoint, and the config of the run that wrote it."""
-
-    checkpoint: Path
-    config: JobConfig
-
-
-def export_checkpoint(source: Path, to: Path, dtype: Dtype | None, *, merge: bool) -> Path:
-    """Write the actor of a checkpoint, or of a run's last one; gives the checkpoint.
+def export_checkpoint(
+    found: FoundCheckpoint, to: Path, dtype: Dtype | None, *, merge: bool
+) -> None:
+    """Write the actor of a checkpoint.
 
     dtype: of the written weights; default: the run's. merge: an adapter into its base; else it is
     written as PEFT does.
 
     Raises:
-        ConfigError: `to` is there already; `source` is no run or checkpoint; or there is no adapter
-            to merge.
+        ConfigError: the checkpoint is not of the model that its config names.
     """
-    if to.exists():
-        raise ConfigError(f"--to {to} is there already. Choose another directory.")
-    found = find_checkpoint(source)
     role = found.config.actor
-    if merge and role.adapter is None:
-        raise ConfigError(
-            f"--merge is given, and the run of {source} trains all weights: it has no adapter to "
-            f"merge. Leave --merge out."
-        )
     kind = "master" if role.ema is None else "average"
-    weights = read_weights(found.checkpoint / "actor", kind)
+    weights = read_weights(found.path / "actor", kind)
     dtype = dtype or role.model.dtype
     module = _load(found.config, dtype, merge=merge)
-    _fill(module, weights, found.checkpoint)
+    _fill(module, weights, found.path)
     tokenizer = load_tokenizer(role.model.path, role.model.trust_remote_code)
     if role.adapter is None or merge:
         write_plain(module, getattr(torch, dtype), tokenizer, to)
@@ -71,32 +54,6 @@ def export_checkpoint(source: Path, to: Path, dtype: Dtype | None, *, merge: boo
         parts = {name: module.get_parameter(name).detach() for name in weights}
         trained = {name: part.to(getattr(torch, dtype)) for name, part in parts.items()}
         save_adapter(module, trained, tokenizer, to)
-    return found.checkpoint
-
-
-def find_checkpoint(source: Path) -> Source:
-    """The checkpoint at `source`, or the last one of the run there.
-
-    Raises:
-        ConfigError: there is none, or its run's config is gone.
-    """
-    if (source / "state.json").is_file():
-        checkpoint, run = source, RunDirectory(source.absolute().parent.parent)
-    else:
-        run = RunDirectory(source)
-        latest = run.latest_checkpoint()
-        if latest is None:
-            raise ConfigError(
-                f"{source} is neither a run with a checkpoint nor a checkpoint. Give a "
-                f"run.directory, or one of its checkpoints/step-NNNNNN."
-            )
-        checkpoint = latest[1]
-    if not run.config_path.is_file():
-        raise ConfigError(
-            f"{run.config_path} is not there, which says what model {checkpoint} is of. Give a "
-            f"checkpoint in the run.directory that wrote it."
-        )
-    return Source(checkpoint, load_any_config(str(run.config_path)))
 
 
 def _load(config: JobConfig, dtype: Dtype, *, merge: bool) -> PolicyModel | ValueModel:

@@ -17,7 +17,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from plimsoll.config.model import ModelConfig
-from plimsoll.errors import ConfigError
 from plimsoll.model.adapter_files import load_adapter, read_adapter_config
 from plimsoll.model.adapters import plain_weight
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
@@ -32,11 +31,8 @@ def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) ->
     reading: how it is read: keys of `ModelConfig`, such as dtype, which is the merged model's too.
 
     Raises:
-        ConfigError: the adapter or the base cannot be read, or do not fit one another, or `out` is
-            there already.
+        ConfigError: the adapter or the base cannot be read, or do not fit one another.
     """
-    if out.exists():
-        raise ConfigError(f"--out {out} is there already. Choose another directory.")
     config = read_adapter_config(adapter)
     model = ModelConfig(path=base or config.base_model_name_or_path, **reading)
     module = load_plain(model, is_value=config.task_type == "SEQ_CLS")

@@ -64,6 +64,12 @@ def heavy_imports(*words: str) -> tuple[int, list[str]]:
         (["ppo", "ppo.yaml", "--dry-run", "--run.stepz", "3"], 2),
         (["ppo", "ppo.yaml", "--dry-run", "--cluster.where", "local"], 4),
         (["ppo", "none.yaml"], 2),
+        (["eval", "none"], 2),
+        (["eval", "out"], 2),
+        (["export", "model", "--to", "new"], 2),
+        (["export", "out", "--to", "model"], 2),
+        (["merge", "model", "--out", "new"], 2),
+        (["merge", "out", "--out", "model"], 2),
     ],
 )
 def test_help_and_bad_configs_import_nothing_heavy(words: list[str], code: int) -> None:

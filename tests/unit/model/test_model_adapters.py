@@ -251,11 +251,6 @@ def test_forms_that_are_not_merged_rightly_are_refused(
         read_adapter_config(written)
 
 
-def test_what_is_no_adapter_is_refused(untied: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is no adapter: it has no adapter_config.json"):
-        read_adapter_config(untied)
-
-
 def test_an_adapter_of_another_model_is_refused(written: Path, tmp_path: Path) -> None:
     path = tmp_path / "wider"
     write_tiny_model(path, tiny_config("qwen2", False, hidden=128), 0, make_tokenizer())

@@ -23,6 +23,7 @@ from plimsoll.config.jobs import DpoConfig, KtoConfig, PrmConfig, RmConfig
 from plimsoll.config.which import JOBS
 from plimsoll.errors import PlimsollError
 from plimsoll.recipes.evaluate import run_eval
+from plimsoll.recipes.found_models import find_model
 from plimsoll.recipes.kto import response_metrics
 from plimsoll.recipes.preference import pair_metrics
 from plimsoll.recipes.process_reward import process_metrics
@@ -118,4 +119,4 @@ def test_where_nothing_can_be_written_is_told_before_the_model_is_measured(tmp_p
         f"data: {{train: {{path: {rows}, text: t}}, eval: {{path: gone.jsonl, text: t}}}}\n"
     )
     with pytest.raises(PlimsollError, match=r"Cannot write .*rows\.jsonl/out: "):
-        run_eval(str(config), [], None, str(rows / "out"))
+        run_eval(find_model(str(config), [], None, str(rows / "out")))

@@ -1,0 +1,119 @@
+"""The models that eval, export and merge are given by their paths: found, or refused, before
+anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from plimsoll.config.jobs import JobConfig
+from plimsoll.config.which import load_any_config
+from plimsoll.errors import ConfigError
+from plimsoll.run.directory import RunDirectory
+
+_ADAPTER = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """A checkpoint, and the config of the run that wrote it."""
+
+    path: Path
+    config: JobConfig
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """What is measured: a model's path or name, as the config's job does. directory: where what
+    comes of it is written."""
+
+    path: str
+    config: JobConfig
+    directory: Path
+
+
+def refuse_existing(option: str, path: Path) -> None:
+    """Raise ConfigError where something is there already, which the option would overwrite."""
+    if path.exists():
+        raise ConfigError(f"{option} {path} is there already. Choose another directory.")
+
+
+def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
+    """The checkpoint at `source`, or the last one of the run there.
+
+    merge: the run's adapter is to be merged into its base.
+
+    Raises:
+        ConfigError: there is none, its run's config is gone, or there is no adapter to merge.
+    """
+    if (source / "state.json").is_file():
+        checkpoint, run = source, RunDirectory(source.absolute().parent.parent)
+    else:
+        run = RunDirectory(source)
+        latest = run.latest_checkpoint()
+        if latest is None:
+            raise ConfigError(
+                f"{source} is neither a run with a checkpoint nor a checkpoint. Give a "
+                f"run.directory, or one of its checkpoints/step-NNNNNN."
+            )
+        checkpoint = latest[1]
+    if not run.config_path.is_file():
+        raise ConfigError(
+            f"{run.config_path} is not there, which says what model {checkpoint} is of. Give a "
+            f"checkpoint in the run.directory that wrote it."
+        )
+    config = load_any_config(str(run.config_path))
+    if merge and config.actor.adapter is None:
+        raise ConfigError(
+            f"--merge is given, and the run of {source} trains all weights: it has no adapter to "
+            f"merge. Leave --merge out."
+        )
+    return FoundCheckpoint(checkpoint, config)
+
+
+def find_model(source: str, flags: list[str], model: str | None, out: str | None) -> FoundModel:
+    """What `plimsoll eval` is to measure.
+
+    source: a config, or a run.directory, whose config and final model are taken. model: a directory
+    or name instead of that, or of the config's actor.model.path. out: default: the run.directory.
+
+    Raises:
+        ConfigError: there is no such config, run or model, or the model is an adapter alone.
+    """
+    if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
+    run = Path(source) if Path(source).is_dir() else None
+    config = load_any_config(source if run is None else str(RunDirectory(run).config_path), flags)
+    path = model or (config.actor.model.path if run is None else _final_model(run))
+    if is_adapter(Path(path)):
+        raise ConfigError(
+            f"{path} is an adapter alone. Merge it first, with `plimsoll merge {path} --out "
+            f"DIRECTORY` or `plimsoll export {source} --merge --to DIRECTORY`, and give the result "
+            f"with --model."
+        )
+    return FoundModel(path, config, Path(out) if out else run or Path(config.run.directory))
+
+
+def _final_model(run: Path) -> str:
+    path = RunDirectory(run).model_path
+    if not path.is_dir():
+        raise ConfigError(
+            f"{run} has no final model yet. Write one from a checkpoint with `plimsoll export "
+            f"{run} --to DIRECTORY`, and give it with --model."
+        )
+    return str(path)
+
+
+def is_adapter(directory: Path) -> bool:
+    """Whether PEFT's config of an adapter is there."""
+    return (directory / _ADAPTER).is_file()
+
+
+def refuse_no_adapter(directory: Path) -> None:
+    """Raise ConfigError where there is no adapter to merge."""
+    if not is_adapter(directory):
+        raise ConfigError(
+            f"{str(directory)!r} is no adapter: it has no {_ADAPTER}. Give a directory "
+            "that PEFT or a run with an adapter has written, such as runs/NAME/model."
+        )
