@@ -28,7 +28,7 @@ _WARM_UP, _FEWEST = 10, 30
 _NOISE = 6.0
 """Growth must be so many times the scatter about its line."""
 _STEADY = 0.8
-"""The second half of a window must grow so nearly as fast as the whole."""
+"""Both halves of a window must grow so nearly as fast as the whole."""
 _SMALLEST = 4 * 2**20
 _SMALLEST_SHARE = 0.005
 """Growth over a window that is worth a word: of both the larger."""
@@ -60,8 +60,8 @@ def growth(held: Sequence[float]) -> float | None:
     """Bytes a step by which a process grows; None where it does not, or comes to rest.
 
     held: its bytes after each of at least 4 steps. The line of least squares must rise by more
-    than the scatter about it and than what is worth a word, and the second half must rise nearly as
-    fast as the whole: memory that warms up, or that jumps once, does not.
+    than the scatter about it and than what is worth a word, and both halves must rise nearly as
+    fast as the whole: memory that warms up, or that jumps or climbs once, does not.
     """
     values = np.asarray(held, dtype=np.float64)
     rate, scatter = _line(values)
@@ -70,7 +70,7 @@ def growth(held: Sequence[float]) -> float | None:
         return None
     half = len(values) // 2
     (first, _), (second, _) = _line(values[:half]), _line(values[half:])
-    return rate if first > 0 and second >= _STEADY * rate else None
+    return rate if min(first, second) >= _STEADY * rate else None
 
 
 def _line(values: NDArray[np.float64]) -> tuple[float, float]:
