@@ -155,7 +155,7 @@ def test_a_4_bit_trainers_first_weights_are_sent_before_they_are_compared(
 def beside(model: Path) -> Iterator[Pair]:
     """An engine with room for adapters of rank 8, the least that vLLM has for one of 4."""
     worker = trainer(model, AdapterConfig(rank=4, rslora=True))
-    with engine_on(model, adapter_rank=4) as (engine, loop):
+    with engine_on(model, adapter_rank=8) as (engine, loop):
         yield Pair(worker, engine, loop)
 
 

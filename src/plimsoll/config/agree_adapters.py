@@ -8,8 +8,8 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.problems import Problem
 
-LARGEST_RANK = 512
-"""Of vLLM's adapters: `max_lora_rank` in vllm/config/lora.py, 0.32."""
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks for which vLLM 0.32 makes room (MaxLoRARanks, vllm/config/lora.py)."""
 
 
 def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
@@ -74,6 +74,15 @@ def frozen(name: str, role: FrozenRole) -> Iterator[Problem]:
         )
 
 
+def room_for_rank(config: PpoConfig) -> int | None:
+    """The rank for which engines make room for an adapter beside their model; None where it is
+    merged or none, or of too high a rank."""
+    if config.actor.adapter is None or config.rollout.sync.adapter == "merged":
+        return None
+    rank = config.actor.adapter.rank
+    return next((room for room in VLLM_RANKS if room >= rank), None)
+
+
 def separate(config: PpoConfig) -> Iterator[Problem]:
     """An adapter that goes to the engines alone."""
     if config.rollout.sync.adapter == "merged":
@@ -96,11 +105,11 @@ def _against_separate(config: PpoConfig) -> Iterator[tuple[str, str]]:
         yield "The actor trains all its weights: it has no adapter.", "actor.adapter.rank: 16"
     elif adapter.dora:
         yield "vLLM computes no DoRA.", "actor.adapter.dora: false"
-    elif adapter.rank > LARGEST_RANK:
+    elif adapter.rank > VLLM_RANKS[-1]:
         yield (
-            f"vLLM takes adapters of rank {LARGEST_RANK} at most, and actor.adapter.rank is "
+            f"vLLM takes adapters of rank {VLLM_RANKS[-1]} at most, and actor.adapter.rank is "
             f"{adapter.rank}.",
-            f"actor.adapter.rank: {LARGEST_RANK}",
+            f"actor.adapter.rank: {VLLM_RANKS[-1]}",
         )
     if config.actor.model.quantization == "nf4":
         yield (

@@ -8,6 +8,7 @@ from dataclasses import replace
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import run_device, start_cluster, thread_count
+from plimsoll.config.agree_adapters import room_for_rank
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.data.dataset import load_prompts
@@ -88,18 +89,11 @@ def start(config: PpoConfig, prompts: Iterable[Prompt]) -> Cluster:
             device=device,
             rollout=config.rollout,
             trust_remote_code=config.actor.model.trust_remote_code,
-            adapter_rank=_separate_rank(config),
+            adapter_rank=room_for_rank(config),
         )
         for i in range(config.rollout.engines)
     ]
     return start_cluster(config.cluster, specs)
-
-
-def _separate_rank(config: PpoConfig) -> int | None:
-    """Of the adapter that engines take beside their model; None where it is merged or none."""
-    if config.actor.adapter is None or config.rollout.sync.adapter == "merged":
-        return None
-    return config.actor.adapter.rank
 
 
 def first_sync(cluster: Cluster, config: PpoConfig, data: PpoData) -> WeightSync:

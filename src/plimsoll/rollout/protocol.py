@@ -21,7 +21,7 @@ class EngineSpec:
 
     index: which of the run's engines this is. model: the directory it first loads.
     max_tokens: the longest prompt and response together. threads: CPU threads.
-    adapter_rank: of the adapters that the engine is to take beside its model; None: takes none.
+    adapter_rank: the engine makes room for an adapter of this rank beside its model; None: none.
     """
 
     index: int

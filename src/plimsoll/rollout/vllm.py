@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
+from plimsoll.memory.machine.nvidia import card_order
 from plimsoll.memory.meter import read_host
 from plimsoll.model.adapter_files import CONFIG, WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory
@@ -44,7 +45,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     }
     if spec.device == "cuda":
         # Its sampler serves no seeds and no processed log-probs, so it would only be compiled.
-        return common | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        return common | card_order() | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.threads)}
     cpu |= kernel_limits()
     if spec.rollout.tensor_parallel == 1:
@@ -260,13 +261,10 @@ class VllmEngine:
 
 
 def _adapter_settings(rank: int | None) -> dict[str, Any]:
-    """Room for one adapter, of the least of vLLM's ranks that is not under its own."""
+    """Room for one adapter of at most this rank."""
     if rank is None:
         return {}
-    from vllm.config.lora import MaxLoRARanks
-
-    enough = min(r for r in get_args(MaxLoRARanks) if r >= rank)
-    return {"enable_lora": True, "max_lora_rank": enough, "max_loras": 1}
+    return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
 
 
 def _kv_cache_bytes(spec: EngineSpec) -> int:

@@ -14,9 +14,9 @@ from plimsoll.memory.price.engines import (
     card_share,
     cpu_items,
     sleep_items,
-    transformers_items,
 )
 from plimsoll.memory.price.lifetimes import job_moments
+from plimsoll.memory.price.transformers_engine import transformers_items
 from plimsoll.memory.shapes.known_models import read_shape
 
 QWEN = read_shape("Qwen/Qwen2.5-1.5B")
@@ -62,6 +62,21 @@ def test_an_engine_takes_its_share_of_the_card_and_no_more() -> None:
     rest = int(0.3 * GIB) + int(0.8 * GIB) + share.profile_peak + share.token_counts
     assert held_at(items, TRAINING)["KV cache"] == CARD // 2 - 2 * PARAMETERS - rest
     assert share.kv_cache == held_at(items, TRAINING)["KV cache"]
+
+
+def test_an_engine_makes_room_for_an_adapter_around_every_layer() -> None:
+    """Queries and outputs of 1536, keys and values of 256, an MLP of 8960; rank 16, 2 bytes."""
+    beside = replace(sampler(), adapter_rank=16)
+    attention = 2 * (1536 + 1536) + 2 * (1536 + 256)
+    assert beside.adapter_room == 2 * 16 * 28 * (attention + 3 * (1536 + 8960))
+    assert card_share(sampler(), CARD).kv_cache - card_share(beside, CARD).kv_cache == (
+        beside.adapter_room
+    )
+    halves = replace(sampler(tensor_parallel=2), adapter_rank=16).adapter_room
+    attention = 2 * (1536 + 768) + 2 * (1536 + 128)
+    assert halves == 2 * 16 * 28 * (attention + 3 * (1536 + 4480))
+    assert sampler().adapter_room == 0
+    assert "room for an adapter" in held_at(cpu_items(beside, MOMENTS), TRAINING)
 
 
 def test_an_engine_whose_weights_do_not_fit_its_share_still_adds_up_to_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from plimsoll.config.agree_adapters import room_for_rank
 from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole
 from plimsoll.config.jobs import DistillConfig, JobConfig, PpoConfig, PrmConfig, RmConfig
@@ -19,7 +20,6 @@ from plimsoll.memory.price.engines import (
     cpu_items,
     receiving_items,
     sleep_items,
-    transformers_items,
 )
 from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
 from plimsoll.memory.price.overheads import Constants
@@ -31,6 +31,7 @@ from plimsoll.memory.price.processes import (
 )
 from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
 from plimsoll.memory.price.teaching import teaching_items
+from plimsoll.memory.price.transformers_engine import transformers_items
 from plimsoll.memory.price.varlen import Capability
 from plimsoll.memory.price.work import (
     RoleName,
@@ -84,6 +85,7 @@ class Job:
             self.shapes["actor"],
             longest_sequence(config),
             min(config.rollout.max_sequences, least),
+            room_for_rank(config),
         )
 
     def ranks(self, role: RoleName) -> int:

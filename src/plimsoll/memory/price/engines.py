@@ -1,4 +1,4 @@
-"""What the engines that sample hold: vLLM on cards and on CPU, transformers, and the weight sync.
+"""What the engines that sample hold: vLLM on cards and on CPU, and the weight sync.
 
 Read in vLLM 0.32 (v1/worker/gpu_worker.py, v1/worker/utils.py, utils/mem_utils.py): a worker makes
 its CUDA context and communicators first, then asks for `gpu_memory_utilization` of the card's
@@ -36,12 +36,13 @@ _RESIDUE, _RESIDUE_PARALLEL = int(0.8 * GIB), int(4.9 * GIB)
 @dataclass(frozen=True)
 class Sampler:
     """An engine's model and work. longest: tokens of the longest prompt with its response.
-    sequences: that are sampled at once."""
+    sequences: that are sampled at once. adapter_rank: as of `EngineSpec`."""
 
     rollout: RolloutConfig
     shape: ModelShape
     longest: int
     sequences: int
+    adapter_rank: int | None = None
 
     @property
     def element(self) -> int:
@@ -80,6 +81,19 @@ class Sampler:
         words = self.shape.vocabulary + -(-self.shape.vocabulary // 32)
         return 4 * self.rollout.max_sequences * words
 
+    @property
+    def adapter_room(self) -> int:
+        """Bytes on each card of vLLM's matrices for one adapter: two around every linear layer,
+        adapted or not, divided as that layer is on its wider side (vllm/lora/layers)."""
+        parallel = self.rollout.tensor_parallel
+        sides = 0
+        for linear in self.shape.linears:
+            whole, divided = linear.inputs, linear.outputs
+            if linear.outputs == self.shape.hidden:  # by its inputs
+                whole, divided = divided, whole
+            sides += linear.count * (whole + -(-divided // parallel))
+        return self.element * (self.adapter_rank or 0) * sides
+
 
 @dataclass(frozen=True)
 class Share:
@@ -89,6 +103,7 @@ class Share:
     weights: int
     profile_peak: int
     token_counts: int
+    adapter_room: int
     other: int
     graphs: int
 
@@ -99,14 +114,14 @@ class Share:
     @property
     def fixed(self) -> int:
         """Bytes that are neither weights nor KV cache."""
-        return self.profile_peak + self.token_counts + self.other + self.graphs
+        return self.profile_peak + self.token_counts + self.adapter_room + self.other + self.graphs
 
 
 def card_share(sampler: Sampler, card_bytes: int) -> Share:
     """card_bytes: the card's whole memory, as CUDA reports it."""
     asked = int(card_bytes * sampler.rollout.memory_share)
-    peak, counts = sampler.profile_peak, sampler.token_counts
-    return Share(asked, sampler.weights, peak, counts, _OTHER, _GRAPHS)
+    peak, counts, room = sampler.profile_peak, sampler.token_counts, sampler.adapter_room
+    return Share(asked, sampler.weights, peak, counts, room, _OTHER, _GRAPHS)
 
 
 def least_share(sampler: Sampler, card_bytes: int) -> float:
@@ -156,7 +171,8 @@ def _share_items(sampler: Sampler, share: Share, card_bytes: int) -> Iterator[It
         "device",
         min(share.fixed, rest),
         f"{share.profile_peak:,} of a forward of the largest batch + {share.graphs:,} CUDA graphs "
-        f"+ {share.token_counts:,} for counts of tokens + {share.other:,} besides torch",
+        f"+ {share.token_counts:,} for counts of tokens + {share.adapter_room:,} for an adapter + "
+        f"{share.other:,} besides torch",
     )
     yield _item(
         "KV cache",
@@ -217,6 +233,9 @@ def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Held, ...]:
         f"the largest batch: {rollout.max_sequences} sequences, or {_BATCHED_TOKENS} tokens",
     )
     held = [Held(weights, moments), Held(cache, moments)]
+    if room := sampler.adapter_room:
+        formula = f"{sampler.element} bytes x rank {sampler.adapter_rank} x inputs and outputs"
+        held.append(Held(_item("room for an adapter", "host", room, formula), moments))
     held.append(Held(peak, frozenset(m for m in moments if m.phase in ("load", "rollout", "sync"))))
     if shape.tied:
         size = sampler.element * shape.embedding_parameters // rollout.tensor_parallel
@@ -239,37 +258,6 @@ def receiving_items(
         source="rollout/vllm.py: receive; rollout/vllm_receiver.py",
     )
     return (Held(item, frozenset(m for m in moments if m.phase == "sync")),)
-
-
-def transformers_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Held, ...]:
-    """An engine on `generate` of transformers: a whole model, and a KV cache that grows to the
-    longest response and, as torch concatenates it, has one layer twice."""
-    shape, element = sampler.shape, sampler.element
-    sequences, longest = sampler.sequences, sampler.longest
-    cache = sequences * longest * sampler.kv_token
-    logits = sequences * shape.vocabulary * (element + 2 * 4)
-    sampling = frozenset(m for m in moments if m.phase == "rollout")
-
-    def held(name: str, size: int, formula: str, when: frozenset[Moment]) -> Held:
-        source = "rollout/transformers.py: generate of transformers with its DynamicCache"
-        return Held(Item("rollout", name, "device", "allocated", size, formula, source), when)
-
-    return (
-        held("weights", sampler.weights, f"{element} bytes x {shape.parameters:,}", moments),
-        held(
-            "KV cache",
-            cache + cache // shape.layers,
-            f"{sequences} sequences x {longest:,} tokens x {sampler.kv_token:,} bytes, and one "
-            "layer of it twice",
-            sampling,
-        ),
-        held(
-            "logits",
-            logits,
-            f"{sequences} sequences x {shape.vocabulary:,} x ({element} + 2 x 4) bytes",
-            sampling,
-        ),
-    )
 
 
 def _item(name: str, where: Where, size: int, formula: str) -> Item:
