@@ -4,8 +4,9 @@
 
 Files default to $PLIMSOLL_DATA/memory/published_peaks.csv; beside this one, peaks_of_others.csv has
 rows of other projects. Each row is modelled as the framework that it was measured with, and
-compared in its own metric. Values that are not known are listed and their rows left out. Exit
-code 2: no such file, or a file without the columns.
+compared in its own metric. Values that are not known are listed and their rows left out, and so is
+what was read into a value that is silent or may be read in several ways. Exit code 2: no such file,
+or a file without the columns.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ LOOKED_AT = (
     *("modelscope/ms-swift", "pytorch/torchtitan", "foundation-model-stack/fms-acceleration"),
     *("gist.github.com/chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a", "Anassbzdd/fitcheck"),
     *("whitecircle/halo", "ljm565/universal-llm-trainer", "ethanyanjiali/Mai", "pytorch/ao"),
+    *("intelligent-machine-learning/dlrover", "hiyouga/LLaMA-Factory", "meta-llama/llama-cookbook"),
+    *("dvlab-research/LongLoRA", "axolotl-ai-cloud/axolotl", "unslothai/unsloth"),
+    *("superkaiba/explore-persona-space", "FelipeMAffonso/research-neutrality-cost"),
+    "rsoumyadeep/AlignLab-posttraining",
 )
 """Sources whose rows were looked at after a first prediction, which docs/performance.md keeps."""
 GAPS = tuple(n / 100 for n in range(2, 13))
@@ -86,6 +91,7 @@ def report(found: Sequence[Row | Unknown], every_row: bool) -> None:
         print(f"{len(unknown)} rows left out, for a value that is not known:")
         for one in unknown:
             print(f"  {one.id}: {one.column} = {one.value!r}")
+    print_readings([one.row for one in rows])
     if cards := sorted({one.row.gpu for one in rows if one.row.capacity is None}):
         print(f"Cards that are not known, so that none of theirs is refused or missed: {cards}")
     print_table(rows)
@@ -93,6 +99,18 @@ def report(found: Sequence[Row | Unknown], every_row: bool) -> None:
     print(f"Looked at after a first prediction: {', '.join(LOOKED_AT)}.")
     print("Rows of other sources were never looked at.")
     print_left_out(rows)
+
+
+def print_readings(rows: Iterable[Row]) -> None:
+    """What was read into values that say nothing, or one of several things."""
+    readings: dict[str, list[str]] = {}
+    for row in rows:
+        for reading in row.readings:
+            readings.setdefault(reading, []).append(row.id)
+    if readings:
+        print("Read into rows that are silent, or may be read in several ways:")
+    for reading, ids in readings.items():
+        print(f"  {reading}: {', '.join(ids[:3])}{f' and {len(ids) - 3} more' if ids[3:] else ''}")
 
 
 def print_rows(rows: Iterable[Measured]) -> None:
@@ -109,10 +127,10 @@ def print_rows(rows: Iterable[Measured]) -> None:
 
 def print_table(rows: Sequence[Measured]) -> None:
     header = f"{'rows':>5}{'median':>8}{'worst under':>13}{'under':>7}{'refused':>9}{'missed':>8}"
-    allocated = {one.row.id: one.allocated for one in rows}
+    allocated = {one.row: one.allocated for one in rows}
 
     def plimsoll(row: Row, device: bool = False) -> float:
-        peak = in_metric(row, allocated[row.id], Constants())
+        peak = in_metric(row, allocated[row], Constants())
         return peak.device if device else peak.metric
 
     print(f"\n{'':<34}{header}")

@@ -51,6 +51,8 @@ def allocated_bytes(row: Row) -> int:
     project = PROJECTS.get(row.source, Project())
     if project.untied:
         row = replace(row, shape=replace(row.shape, tied=False))
+    if row.prepared is None:
+        row = replace(row, prepared=project.prepares)
     kept = tuple(states(row, project))
     activations = _Activations(row, project)
 
@@ -78,6 +80,10 @@ def _unreduced(row: Row, project: Project) -> int:
     return layers_left(row.shape, trained_parameters(row), sizes, row.adapter is not None)
 
 
+_PASSING = ("recomputed activations", "working set", "logits", "logits chunk")
+"""Not held from a layer's end to the loss."""
+
+
 @dataclass(frozen=True)
 class _Activations:
     """Of a row's micro-batch; bytes."""
@@ -88,19 +94,59 @@ class _Activations:
     @property
     def highest(self) -> int:
         held = activation_items("actor", self.row.shape, self._work, self._form, "train_actor")
-        return self._bytes(held)
+        at_loss = any(one.item.name == "logits" for one in held)
+        beside = self._cache if at_loss else 0
+        layers = self.row.shape.layers
+        highest = self._bytes(held) + beside + self._widened(layers) - self._dropped(layers)
+        kept = tuple(one for one in held if one.item.name not in _PASSING)
+        return max(highest, self._bytes(kept) + self._head_copies)
+
+    @property
+    def _head_copies(self) -> int:
+        """And the logits of a chunk that are made of them."""
+        shape, chunk = self.row.shape, self.row.chunk or 0
+        return (6 * shape.hidden + 2 * chunk) * shape.vocabulary * self.row.head_copies
 
     def left(self, layers: int) -> int:
         """Where the last of the first so many layers is undone."""
         at = Moment("train_actor", "backward")
         held = backward_items("actor", self.row.shape, self._work, self._form, at, layers)
-        return self._bytes(held) + self._held_logits if layers else 0
+        if not layers:
+            return 0
+        return self._bytes(held) + self._held + self._widened(layers) - self._dropped(layers - 1)
 
     @property
-    def _held_logits(self) -> int:
-        """Of the output, until the backward is done."""
-        words = self.row.tokens * self.row.shape.vocabulary
-        return self._form.element * words if self.project.holds_output else 0
+    def _held(self) -> int:
+        """The model's output, until the backward is done."""
+        logits = self._output * self.row.tokens * self.row.shape.vocabulary
+        return logits + self._cache if logits else 0
+
+    @property
+    def _output(self) -> int:
+        """Bytes of each logit that is held."""
+        said = self.row.holds_output
+        holds = self.project.holds_output if said is None else said
+        return holds * (4 if self.project.wide_output else self._form.element)
+
+    @property
+    def _cache(self) -> int:
+        """Keys and values of all layers, which attention does not save where they are computed
+        again."""
+        shape = self.row.shape
+        each = 2 * self._form.element * shape.kv_heads * shape.head_dim * shape.layers
+        return each * self.row.tokens if self.project.cached and self.row.checkpointed else 0
+
+    def _widened(self, layers: int) -> int:
+        """Checkpoints of what fp32 embeddings and 16-bit results add up to."""
+        wide = self.row.autocast and not zero_stage(self.row, self.project)
+        stream = 2 * self.row.tokens * self.row.shape.hidden
+        return stream * layers if wide and self.row.checkpointed else 0
+
+    def _dropped(self, layers: int) -> int:
+        """Every other product, which is computed again: those of keys, of the output and up."""
+        shape, dropped = self.row.shape, ("k_proj", "o_proj", "up_proj")
+        widths = (x.outputs * x.count // shape.layers for x in shape.linears if x.name in dropped)
+        return self._form.element * self.row.tokens * sum(widths) * layers * self.row.selective
 
     @property
     def at_end(self) -> int:
@@ -119,18 +165,19 @@ class _Activations:
 
     def _item_bytes(self, item: Item) -> int:
         if item.name == "logits":
-            return item.bytes * self._logit // _HUGGING_FACE
+            return int(item.bytes * self._logit / _HUGGING_FACE)
         return item.bytes
 
     @property
-    def _logit(self) -> int:
+    def _logit(self) -> float:
         """Bytes of each where the loss is highest. Of some at a time: logits and their gradients in
-        16 bits, and between them a log-softmax in fp32 that no compiler leaves out. In place: fp32
+        16 bits, and between them a log-softmax in fp32 that no compiler leaves out; one does, and
+        torchtune's loop drops its logits, so that one chunk of eight alone has both. In place: fp32
         logits, and what the loss reads of them. Qwen's own code leaves fp32 to autocast, which
         DeepSpeed has not."""
         row = self.row
         if row.chunked_loss and row.compiled:
-            return 4
+            return 2 + 2 / 8
         if row.loss_in_place:
             return self.project.in_place
         own = row.shape.family == "qwen"
@@ -139,7 +186,7 @@ class _Activations:
         if own or row.prepared:
             return _HUGGING_FACE
         capped = row.shape.logits_softcapped  # the backward of tanh reads its result
-        return self.project.logit + self._form.element * (self.project.holds_output + capped)
+        return self.project.logit + self._output + self._form.element * capped
 
     @property
     def _routed(self) -> int:
@@ -159,14 +206,16 @@ class _Activations:
 
     @property
     def _unsaved(self) -> int:
-        """Three results of an activation that is written in six operations. Liger's norms save
-        their input alone, not it in fp32 and normalised besides; its MLP no result of the SiLU."""
+        """Three results of an activation that is written in six operations. Liger's norms, and
+        those of a compiler that computes again what is cheap, save their input alone, not it in
+        fp32 and, to train them, normalised besides; their MLPs no result of the SiLU."""
         row, shape = self.row, self.row.shape
-        if row.fused_layers and not row.checkpointed:
+        if (row.fused_layers or row.compiled) and not row.checkpointed:
             normed = 2 * shape.hidden
             if shape.traits.query_norms:
                 normed += (shape.heads + shape.kv_heads) * shape.head_dim
-            return (4 * normed + 2 * shape.intermediate) * row.tokens * shape.layers
+            each = 2 if row.adapter else 4
+            return (each * normed + 2 * shape.intermediate) * row.tokens * shape.layers
         if shape.gated or not self.project.fused_gelu:
             return 0
         return 2 * 3 * row.tokens * shape.intermediate * self._whole_layers
@@ -199,4 +248,5 @@ class _Activations:
             adapter=pair,
             quantized=row.quantization != "none",
             inputs_on_host=row.inputs_on_host,
+            selective=row.selective,
         )

@@ -10,15 +10,19 @@ class Project:
     """What a project's code does where a row does not say it.
 
     deepspeed: strategy `single` still runs DeepSpeed ZeRO-2 where all weights are trained, or
-    where they are quantised. bucket: elements of its DeepSpeed buckets. dropout: of adapters.
+    where they are quantised. bucket: elements of its DeepSpeed buckets. auto_buckets: at stage 3
+    they follow the hidden size. dropout: of adapters.
     routed_copies: bf16 copies of every routed row of a mixture of experts that its own code makes
     besides those of transformers, and as many more where experts have adapters.
     untied: its own model code keeps embedding and head apart where they are tied.
     fused_gelu: an MLP without a gate keeps its first result alone, where transformers' keeps four.
     logit: bytes of each where the loss is highest. transformers' Llama until 4.44 has fp32 logits,
     what the loss reads of them, and its log-softmax. holds_output: its loop keeps the model's
-    output, and so its logits, until the backward is done; Trainer's does not. in_place: as `logit`,
-    where the loss makes the gradient in place of fp32 logits and of what it reads of them.
+    output, and so its logits, until the backward is done; Trainer's does not. wide_output: its
+    logits are fp32. cached: its layers are checkpointed from without, so that the model does not
+    know it and keeps keys and values as it does to generate. in_place: as `logit`, where the loss
+    makes the gradient in place of fp32 logits and of what it reads of them.
+    prepares: 4 and 8 bits by PEFT's preparation, which makes fp32 of what is not in them.
     reentrant: its checkpoints are, so that FSDP, which waits for the gradient of what frozen
     weights read, keeps every checkpoint and its gradient until the backward ends.
     quantized_inputs: its bitsandbytes (0.41) keeps the input of every 4-bit linear.
@@ -28,13 +32,17 @@ class Project:
 
     deepspeed: bool = False
     bucket: int = 500_000_000
+    auto_buckets: bool = False
     dropout: bool = False
     routed_copies: tuple[int, int] = (0, 0)
     untied: bool = False
     fused_gelu: bool = False
     logit: int = 12
     holds_output: bool = False
+    wide_output: bool = False
+    cached: bool = False
     in_place: int = 8
+    prepares: bool = True
     reentrant: bool = False
     quantized_inputs: bool = False
     flat_gradients: bool = False
@@ -66,6 +74,17 @@ PROJECTS = {
     "whitecircle/halo": Project(in_place=6),
     # src/models/*.py: a loss of the model's own 16-bit logits; src/trainer/trainer.py: epoch_train
     "ljm565/universal-llm-trainer": Project(logit=6, holds_output=True, reentrant=True),
+    # atorch/examples/llama2/fsdp_llama2.py, with transformers 4.31: fp32 logits
+    "intelligent-machine-learning/dlrover": Project(
+        holds_output=True, wide_output=True, cached=True
+    ),
+    # llama_finetuning.py of July 2023, with transformers 4.31; what it held is in the rows
+    "meta-llama/llama-cookbook": Project(wide_output=True, cached=True),
+    # model/model_utils/checkpointing.py: prepare_model_for_training; examples/deepspeed
+    "hiyouga/LLaMA-Factory": Project(auto_buckets=True, prepares=False, reentrant=True),
+    # utils/models.py: "converting modules to %s for flash attention", after PEFT's preparation;
+    # deepspeed_configs
+    "axolotl-ai-cloud/axolotl": Project(auto_buckets=True, prepares=False),
     # transformers' Trainer
     "foundation-model-stack/fms-acceleration": Project(reentrant=True),
 }

@@ -1,7 +1,8 @@
 """Published peaks of memory: a CSV row as typed facts, or the reason why it cannot be one.
 
 Free text is matched by whole words. A value that matches nothing is an `Unknown`: it is listed, and
-its row left out, because a guess would measure the guess.
+its row left out, because a guess would measure the guess. Where a row is silent on what every
+framework does alike, or may be read in several ways, the reading that was taken is kept with it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import peak_names as names
+import peak_numbers as numbers
 import peak_words as words
-from peak_words import Metric, NotKnown, Precision, Quantization, Strategy
+from peak_numbers import Metric, NotKnown
+from peak_words import Precision, Quantization, Strategy, Text
 from plimsoll.errors import ConfigError
 from plimsoll.memory.shapes.shape import ModelShape
 
@@ -22,6 +26,8 @@ COLUMNS = (
     *("dtype", "micro_batch", "seq_len", "grad_ckpt", "flash_attn", "optimizer"),
     *("reported_peak_gb_per_gpu", "notes", "confidence"),
 )
+_OPTIONAL = ("params_b", "gpu", "offload", "flash_attn", "optimizer", "notes", "confidence")
+"""Columns that a file may leave out, as a row their values."""
 
 
 @dataclass(frozen=True)
@@ -46,28 +52,36 @@ class Row:
     checkpoints; None: as its project has them. moments: bytes of the optimizer's state per fp32
     number. foreach: the optimizer makes a copy of all it updates. keeps_gradients: False where each
     weight is updated in the backward. accumulates: gradients over several micro-batches. chunk:
-    rows of logits at once; None: all. chunked_loss: logits are all there, and the loss is of some
-    at a time. loss_in_place: one kernel turns logits into their gradient. fused_layers: Liger's
-    norms and MLPs. compiled: by torch.compile. varied: lengths differ from step to step, so that
-    what is reserved depends on their order.
+    rows of logits at once; None: all. head_copies: of all its weights, in fp32 and 16 bits, for
+    each chunk. chunked_loss: logits are all there, and the loss is of some at a time.
+    loss_in_place: one kernel turns logits into their gradient. fused_layers: Liger's norms and
+    MLPs. compiled: by torch.compile. varied: lengths differ from step to step, so that what is
+    reserved depends on their order.
+    readings: what was read into values that are silent or may be read in several ways. bucket:
+    elements of DeepSpeed's gradients; None, and of prepared and holds_output: as its project has
+    them. autocast: torch.autocast casts fp32 weights. holds_output: until the backward is done.
+    selective: attention and every other product of a checkpointed layer are kept.
     peak: bytes; None: it ran out. capacity: bytes of the card; None: which card is not known, and
     only whether the row would have been refused depends on it.
     """
 
     id: str
     source: str
+    readings: tuple[str, ...]
     shape: ModelShape
     gpu: str
     capacity: int | None
     ranks: int
     strategy: Strategy
     auto_buckets: bool
+    bucket: int | None
     optimizer_offload: bool
     weight_offload: bool
     adapter: Adapter | None
     quantization: Quantization
     precision: Precision
-    prepared: bool
+    autocast: bool
+    prepared: bool | None
     wide_adapter: bool
     dropout: bool | None
     moments: float
@@ -77,12 +91,15 @@ class Row:
     sequences: int
     tokens: int
     checkpointed: bool
+    selective: bool
     reentrant: bool | None
     inputs_on_host: bool
     eager: bool
     chunk: int | None
+    head_copies: bool
     chunked_loss: bool
     loss_in_place: bool
+    holds_output: bool | None
     fused_layers: bool
     compiled: bool
     varied: bool
@@ -102,45 +119,81 @@ class Unknown:
 
 
 def read_rows(path: Path) -> Iterator[Row | Unknown]:
-    """Every row of a file with these columns; ConfigError where they are not there."""
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
-        absent = set(COLUMNS) - set(reader.fieldnames or ())
-        if absent:
-            raise ConfigError(f"{path} has no column {', '.join(sorted(absent))}.")
-        for raw in reader:
+    """Every row of a file with these columns, in any order, beside any others; ConfigError where
+    they are not there."""
+    try:
+        rows = list(csv.DictReader(path.read_text("utf-8-sig").splitlines(keepends=True)))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}. Save it as UTF-8.") from error
+    lines = [{(k or "").strip().lower(): v for k, v in row.items()} for row in rows]
+    if absent := set(COLUMNS) - set(_OPTIONAL) - set(lines[0] if lines else ()):
+        raise ConfigError(f"{path} has no column {', '.join(sorted(absent))}.")
+    for line in lines:
+        raw = {name: (line.get(name) or "").strip() for name in COLUMNS}
+        if any(raw.values()):
             try:
-                yield _row({name: (raw[name] or "").strip() for name in COLUMNS})
+                yield _row(raw)
             except NotKnown as error:
                 yield Unknown(raw["id"], error.column, error.value)
 
 
+_SILENT = r"|[-–?]|n/?a|unknown|default|unspecified|not (?:stated|given|said|known|specified)"
+
+
+def _assumed(text: Text) -> Iterator[tuple[str, str]]:
+    """What is read into columns that are silent: that nothing unusual was done. transformers,
+    torchtune and LitGPT have had PyTorch's fused attention since 2023; how an adapter's few
+    parameters are optimised hardly weighs."""
+    alone = re.fullmatch(r"1(?: ?x)?", text["n_gpus"])
+    assumed = {
+        "offload": "none",
+        "flash_attn": "sdpa",
+        **({"strategy": "single"} if alone else {}),
+        **({"optimizer": "adamw"} if "lora" in text["peft"] else {}),
+    }
+    return ((k, v) for k, v in assumed.items() if re.fullmatch(_SILENT, text[k]))
+
+
 def _row(raw: dict[str, str]) -> Row:
     text = {name: value.lower() for name, value in raw.items()}
+    assumed = dict(_assumed(text))
+    text |= assumed
+    shape, as_model = names.shape(raw["model"])
+    peak, as_peak = numbers.peak(text["reported_peak_gb_per_gpu"], text["notes"])
+    said = [f"{column}, silent: {value}" for column, value in assumed.items()]
     strategy = words.strategy(text)
     pair = "dpo" in text["task"]
     adapter = _adapter(text)
+    if adapter and adapter.targets == ("all-linear",) and "all" not in text["peft"]:
+        said.append("peft, silent on targets: every linear layer")
     optimizer_offload = words.offloads(text, "optim")
     weight_offload = words.offloads(text, "param|weight")
     if (optimizer_offload and not (weight_offload or "zero" in strategy)) or (
         weight_offload and strategy not in ("zero3", "fsdp")
     ):
         raise NotKnown("offload", raw["offload"])
-    sequences = words.integer(raw, "micro_batch") * (2 if pair else 1)
+    on_host = "cpu" in text["optimizer"] and not optimizer_offload
+    narrow = re.search(r"b?f(?:loat|p)?16 (?:states|moments)", text["optimizer"])
+    if on_host or (narrow and words.wide_adapters(text, strategy)):
+        raise NotKnown("optimizer", raw["optimizer"])
+    sequences = numbers.integer("micro_batch", raw["micro_batch"]) * (2 if pair else 1)
     return Row(
         id=raw["id"],
         source=re.split(r"[@: ]", raw["source"], maxsplit=1)[0],
-        shape=words.shape(raw["model"]),
+        readings=tuple(one for one in (*said, as_model, as_peak) if one),
+        shape=shape,
         gpu=raw["gpu"],
-        capacity=words.capacity(raw["gpu"]),
-        ranks=words.integer(raw, "n_gpus"),
+        capacity=names.capacity(raw["gpu"]),
+        ranks=numbers.integer("n_gpus", raw["n_gpus"]),
         strategy=strategy,
         auto_buckets="auto" in text["strategy"],
+        bucket=words.bucket(text),
         optimizer_offload=optimizer_offload,
         weight_offload=weight_offload,
         adapter=adapter,
         quantization=words.quantization(text),
         precision=words.precision(text, strategy),
+        autocast=words.autocast(text, strategy),
         prepared=words.prepared(text, strategy),
         dropout=words.dropout(text),
         wide_adapter=words.wide_adapters(text, strategy),
@@ -149,29 +202,35 @@ def _row(raw: dict[str, str]) -> Row:
         keeps_gradients=not re.search(r"in[_ ](bwd|backward)", text["optimizer"] + text["notes"]),
         accumulates=words.accumulates(text),
         sequences=sequences,
-        tokens=sequences * words.integer(raw, "seq_len"),
+        tokens=sequences * numbers.integer("seq_len", raw["seq_len"]),
         checkpointed=words.checkpointed(text),
+        selective=words.selective(text),
         reentrant=words.reentrant(text),
-        inputs_on_host="offload" in text["grad_ckpt"] or "activation" in text["offload"],
+        inputs_on_host=bool(re.search("offload|unsloth", text["grad_ckpt"]))
+        or "activation" in text["offload"],
         eager=words.eager(text),
         chunk=words.chunk(text),
-        chunked_loss=bool(re.search(r"chunked_cross_entropy|chunkedoutput", text["notes"])),
+        head_copies=words.head_copies(text),
+        chunked_loss=words.chunked_loss(text),
         loss_in_place=words.loss_in_place(text),
+        holds_output=words.holds_output(text),
         fused_layers=words.fused_layers(text),
         compiled=bool(re.search(r"\bcompile\b", text["notes"])),
-        varied=bool(re.search(r"samples of \d+ to|padded to the longest", text["notes"])),
+        varied=words.varied(text),
         reference=words.task(text) and pair and adapter is None,
-        peak=words.peak(text),
-        metric=words.metric(text["notes"]),
-        confident=text["confidence"] != "low",
+        peak=peak,
+        metric=numbers.metric(text["notes"]),
+        confident=not text["confidence"].startswith("low"),
     )
 
 
 def _adapter(text: dict[str, str]) -> Adapter | None:
     value = text["peft"]
-    if re.fullmatch(r"|no|none|full|false", value):
+    if re.fullmatch(r"|no|none|full(?: .*tun.*| ft)?|false", value):
+        if re.search(r"\bq?lora\b", text["task"]):
+            raise NotKnown("peft", value)  # of what rank?
         return None
-    rank = re.search(r"(?:\b|_)r(?:ank)?[ =:]*(\d+)\b", value)
+    rank = re.search(r"(?:(?:\b|_)r(?:ank)?[ =:-]*|lora[ -])(\d+)\b", value)
     if "lora" not in value or rank is None or re.search(r"ada-?lora|long-?lora|lora-?fa", value):
         raise NotKnown("peft", value)
     together = re.search(r"x(\d+) concurrent", value)

@@ -114,10 +114,10 @@ def _zero(row: Row, project: Project, stage: int) -> Iterator[Kept]:
 def bucket_sizes(row: Row, project: Project) -> tuple[int, int, int]:
     """Elements that are reduced and fetched at once, and of the largest that is kept whole
     (transformers/integrations/deepspeed.py, trainer_config_finalize)."""
-    if row.auto_buckets:
+    if row.auto_buckets or (project.auto_buckets and zero_stage(row, project) == 3):
         square = row.shape.hidden**2
         return square, int(0.9 * square), 10 * row.shape.hidden
-    return project.bucket, 50_000_000, 100_000
+    return row.bucket or project.bucket, 50_000_000, 100_000
 
 
 def _fsdp(row: Row, project: Project) -> Iterator[Kept]:
@@ -130,13 +130,15 @@ def _fsdp(row: Row, project: Project) -> Iterator[Kept]:
     if not row.weight_offload:
         yield Kept("base", "bytes", base, 1, "", ranks)
         yield from _trained_states(row, count, wide, ranks)
-    block = int(_QUANTIZED[row.quantization] * shape.linear_parameters / shape.layers)
-    root = 2 * _ends(shape)
+    gathered = 4 if row.autocast else 2  # as they are: in fp32
+    linears = shape.linear_parameters / shape.layers
+    block = int(_QUANTIZED[row.quantization] * linears) * gathered // 2
+    root = gathered * _ends(shape)
     yield _plain("gathered root and two blocks", root + 2 * block, 1, "computing")
     if ranks > 1 and row.metric != "allocated":  # on a stream whose freed memory others cannot use
         yield _plain("gather buffer", max(root, block), 1, "computing")
     if row.adapter is None:
-        yield _plain("gradients of a block, to reduce", block // 2, 2 + wide, "backward")
+        yield _plain("gradients of a block, to reduce", block // gathered, 2 + wide, "backward")
     if project.flat_gradients and row.accumulates:
         yield _plain("gradients of flat parameters", shape.parameters, wide, "training")
 
@@ -148,7 +150,7 @@ def _whole(row: Row) -> Iterator[Kept]:
     if adapter is None:
         wide = 2 if row.precision == "pure" else 4
         yield from _trained_states(row, trained_parameters(row), wide, 1)
-        if row.precision == "mixed":
+        if row.autocast:
             yield _plain("autocast's copies", row.shape.parameters, 2, "computing")
     else:
         element = 4 if row.precision == "fp32" else 2

@@ -5,49 +5,51 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from plimsoll.errors import ConfigError
-from plimsoll.memory.machine.hardware import find_card
-from plimsoll.memory.shapes.known_models import known_models, read_shape
-from plimsoll.memory.shapes.shape import ModelShape
+from peak_numbers import NotKnown, metric
 
 Strategy = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp"]
 Precision = Literal["mixed", "pure", "fp32", "fp32 weights"]
-Metric = Literal["allocated", "reserved", "device", "unstated"]
 Quantization = Literal["none", "nf4", "nf4 twice", "gptq", "gptq 8", "int8"]
 Text = dict[str, str]
 """A row by column, in lower case."""
 
 
-class NotKnown(Exception):
-    """A value that nothing here knows."""
-
-    def __init__(self, column: str, value: str) -> None:
-        super().__init__(column, value)
-        self.column, self.value = column, value
-
-
-_CHECKPOINTING = (
-    (r"^(no|none|false|off|disabled|without)\b", False),
-    (r"^(yes|full|true|on|enabled|recompute|offload|unsloth|(non-)?reentrant)\b", True),
+_Choices = tuple[tuple[str, bool | None], ...]
+"""Patterns in the order they count. None: known, but not modelled."""
+_CHECKPOINTING: _Choices = (
+    (r"every (?!layer)|selective|partial|some", None),
+    (r"^(no?|none|false|off|disabled|without|0)\b", False),
+    (r"^(y(es)?|(ac )?full|true|on|1|enabled|recompute|offload\w*|unsloth)\b", True),
+    (r"^(non-)?reentrant\b", True),
     (r"^(enable_activation|gradient|activation)_checkpointing\b", True),
 )
-_ATTENTION = (
+_ATTENTION: _Choices = (
+    (r"\bmath\b", None),
     (r"^(no|none|false|eager)\b", True),
-    (r"flash|fa-?[234]|sdpa|yes|true|varlen|xformers|fmha", False),
+    (r"flash|fa-?[234]|sdpa|yes|true|varlen|xformers|fmha|flex|cudnn|mem\w*[-_]eff", False),
 )
-_TASKS = ((r"sft|finetun|fine-tun|pretrain|\blm\b|cpt", True), (r"trainer only|dpo", True))
+_TASKS: _Choices = (
+    (r"sft|finetun|fine-tun|instruct|pretrain|\blm\b|cpt", True),
+    (r"trainer only|dpo", True),
+)
 
 
-def _choice(text: Text, column: str, known: tuple[tuple[str, bool], ...]) -> bool:
-    for pattern, value in known:
-        if re.search(pattern, text[column]):
-            return value
-    raise NotKnown(column, text[column])
+def _choice(text: Text, column: str, known: _Choices) -> bool:
+    found = [value for pattern, value in known if re.search(pattern, text[column])]
+    if not found or found[0] is None:
+        raise NotKnown(column, text[column])
+    return found[0]
 
 
 def checkpointed(text: Text) -> bool:
     """Whole layers are; which of a layer's results a selective kind keeps differs by project."""
-    return _choice(text, "grad_ckpt", _CHECKPOINTING)
+    return selective(text) or _choice(text, "grad_ckpt", _CHECKPOINTING)
+
+
+def selective(text: Text) -> bool:
+    """Whether attention and every other product of a checkpointed layer are kept, as torchtitan's
+    `_apply_op_sac` does."""
+    return "torchtitan" in text["source"] and bool(re.match(r"selective \(?op", text["grad_ckpt"]))
 
 
 def eager(text: Text) -> bool:
@@ -56,42 +58,25 @@ def eager(text: Text) -> bool:
 
 
 def task(text: Text) -> bool:
-    """Only jobs with one trained model are modelled (and DPO's frozen one)."""
+    """Only jobs with one trained model are modelled (and DPO's frozen one), and nobody's model code
+    that computes all of its backward itself."""
+    for column in ("task", "strategy", "notes"):
+        if re.search(r"(?<!no )(?<!without )\bunsloth\b", text[column]):
+            raise NotKnown(column, "unsloth")
     return _choice(text, "task", _TASKS)
 
 
-def shape(name: str) -> ModelShape:
-    """A known model, also where its organisation, `-hf` or `Meta-` are left out."""
-    found = [known for known in known_models() if _bare(known) == _bare(name)]
-    if not found:
-        raise NotKnown("model", name)
-    return read_shape(found[0])
-
-
-def _bare(name: str) -> str:
-    last = name.lower().rpartition("/")[2].removeprefix("meta-").removesuffix("-hf")
-    return re.sub(r"[ ._-]+|(?<=[a-z])(?=\d)", "-", last)
-
-
-def capacity(gpu: str) -> int | None:
-    """Bytes of a card; None where it is not known."""
-    try:
-        return find_card(gpu).usable_bytes
-    except ConfigError:
-        return None
-
-
-def integer(raw: Text, column: str) -> int:
-    """A count, above 0; `4k` is 4,096."""
-    found = re.fullmatch(r"(\d+)(k?)", raw[column].replace(",", "").lower())
-    if not found or int(found[1]) == 0:
-        raise NotKnown(column, raw[column])
-    return int(found[1]) * (1024 if found[2] else 1)
+_LAYERS_DIVIDED = (
+    r"\b[tpces]p[ =_-]?(?!0*1\b)\d|hsdp|hybrid"
+    r"|(tensor|pipeline|context|expert|sequence)[ -]parallel(?!\w* ?=? ?1\b)"
+)
 
 
 def strategy(text: Text) -> Strategy:
-    """How states are divided."""
+    """How states are divided, over all ranks; what divides layers besides is not modelled."""
     value = text["strategy"]
+    if re.search(_LAYERS_DIVIDED, value) or ("offload" in value and "none" in text["offload"]):
+        raise NotKnown("strategy", value)
     if re.search(r"\bfsdp2?\b", value):  # before ZeRO, which it is often likened to
         return "fsdp"
     if match := re.search(r"(?:zero[- _]?(?:stage)?|stage|ds_z)[- _]?([123])(?!\d)", value):
@@ -110,6 +95,8 @@ def offloads(text: Text, what: str) -> bool:
     known = r"optim\w*|param\w*|weights?|states?|activations?|cpu|to|and|none|no|false"
     if not re.fullmatch(rf"(({known})\W*)*", re.sub(r"\(.*?\)", "", value)):  # by what means
         raise NotKnown("offload", value)
+    if "cpu" in value and not re.search("optim|param|weight|state|activation", value):
+        raise NotKnown("offload", value)  # of what?
     return bool(re.search(what, value))
 
 
@@ -119,6 +106,8 @@ _TARGETS = {  # as PEFT, LitGPT and torchtune name them
     **dict.fromkeys(("v", "value"), ("v_proj",)),
     **dict.fromkeys(("o", "output_proj"), ("o_proj",)),
     "projection": ("o_proj", "dense"),
+    "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn"),
+    "attention": ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn"),
     "mlp": ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2"),
 }
 
@@ -166,15 +155,42 @@ def precision(text: Text, divided: Strategy) -> Precision:
     raise NotKnown("dtype", value)
 
 
-def prepared(text: Text, divided: Strategy) -> bool:
-    """Whether PEFT's preparation for training in 4 or 8 bits was done: it is where nothing else is
-    said. What FSDP divides has one dtype, and so stays as it was."""
-    if quantization(text) == "none" or divided == "fsdp":
+def autocast(text: Text, divided: Strategy) -> bool:
+    """Whether torch.autocast casts fp32 weights where they are used. FSDP's own mixed precision and
+    DeepSpeed have 16-bit ones; so has what is frozen beside an adapter."""
+    wide = precision(text, divided) in ("mixed", "fp32 weights")
+    if divided == "fsdp":
+        return wide and bool(re.search(r"torch\.(?:amp|autocast)|amp_native", text["dtype"]))
+    return wide and divided in ("single", "ddp") and "lora" not in text["peft"]
+
+
+def prepared(text: Text, divided: Strategy) -> bool | None:
+    """Whether PEFT's preparation for training in 4 or 8 bits was done; None where nothing is said.
+    What FSDP divides has one dtype, and TRL leaves it out there and under ZeRO-3."""
+    if quantization(text) == "none" or divided in ("fsdp", "zero3"):
         return False
     named = r"prepares the model|prepare_model_for_\w+|peft's prep"
     if said := re.search(rf"(\bno |\bnot |without )?(?:{named})", text["notes"]):
         return not said[1]
-    return precision(text, divided) != "pure"
+    return False if precision(text, divided) == "pure" or _trl(text) >= (0, 27) else None
+
+
+def _trl(text: Text) -> tuple[int, int]:
+    """Its version, where one is named."""
+    found = re.search(r"\btrl[ =v]*(\d+)\.(\d+)", f"{text['task']} {text['notes']}")
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def bucket(text: Text) -> int | None:
+    """Elements of DeepSpeed's buckets of gradients; None where nothing is said."""
+    said = f"{text['strategy']} {text['notes']}"
+    found = re.search(r"reduce_bucket_size\W{0,3}(\d+(?:\.\d+)?(?:e\d+)?)", said)
+    return int(float(found[1])) if found else None
+
+
+def holds_output(text: Text) -> bool | None:
+    """Whether the model's output lives until the backward is done; None where nothing is said."""
+    return True if "keeps the model's output" in text["notes"] else None
 
 
 def wide_adapters(text: Text, divided: Strategy) -> bool:
@@ -210,7 +226,8 @@ def moments(text: Text) -> float:
         raise NotKnown("optimizer", value)
     if "paged" in value and metric(text["notes"]) in ("allocated", "reserved"):
         return 0.0
-    kinds = (("adam", 8.0), ("lion", 4.0), ("adafactor", 0.02), ("sgd", 0.0))
+    momentum = 4.0 if "momentum" in value else 0.0
+    kinds = (("adam", 8.0), ("lion", 4.0), ("adafactor", 0.02), ("sgd", momentum))
     for name, each in kinds:
         if name in value:
             return each / 4 if re.search(r"8-?bit", value) else each
@@ -223,52 +240,54 @@ def accumulates(text: Text) -> bool:
     return not re.search(one, text["notes"])
 
 
-_FUSED_HEAD = r"fused (?:linear )?(?:cross|ce\b)|cut cross|fused (?:chunked )?(?:lm )?head"
+_FUSED_HEAD = r"fused[- ](?:linear[- ])?(?:cross|ce\b)|cut[- ]cross|fused (?:chunked )?(?:lm )?head"
+_NO_LIGER = r"(?:no|without) liger|liger\w*(?: kernels?)?\W{1,2}(?:no|off|false)\b"
+_CHUNK = (
+    r"chunked (?:lm )?head \((\d+)\)|(?:loss|head|logits?)[^;]*\bchunk(?:s of| size)? ?=? ?(\d+)"
+    r"|\bchunk(?:s of| size)? ?=? ?(\d+)[^;]*(?:loss|head|logits?)"
+)
 
 
 def chunk(text: Text) -> int | None:
-    """Rows of logits at once; None: all. Liger's kernels fuse the head, if nothing else is said."""
+    """Rows of logits at once; None: all. Liger's kernels fuse the head, if nothing else is said,
+    and so does TRL's trainer for SFT since 1.7."""
     notes = text["notes"]
-    if match := re.search(r"chunked (?:lm )?head \((\d+)\)|chunk(?:s of| size)? ?=? ?(\d+)", notes):
-        return int(match[1] or match[2])
-    if re.search(rf"logits materiali[sz]ed|(?:no|without) (?:liger|{_FUSED_HEAD})", notes):
+    if match := re.search(_CHUNK, notes):
+        return int(match[1] or match[2] or match[3])
+    if re.search(rf"logits materiali[sz]ed|{_NO_LIGER}|(?:no|without) {_FUSED_HEAD}", notes):
         return None
+    if _chunked_nll(text):
+        return 256  # TRL's _CHUNKED_LM_HEAD_CHUNK_SIZE
     return 1024 if re.search(rf"liger|{_FUSED_HEAD}", notes) else None
+
+
+def _chunked_nll(text: Text) -> bool:
+    default = _trl(text) >= (1, 7) and "sft" in text["task"]
+    other = re.search(r"liger|loss_type\W{0,3}(?:nll|dft)\b", text["notes"])
+    return "chunked_nll" in text["notes"] or (default and not other)
+
+
+def head_copies(text: Text) -> bool:
+    """Whether a fused head is multiplied in fp32 under torch.autocast, as by TRL before 1.13."""
+    return (0, 0) < _trl(text) < (1, 13) and _chunked_nll(text)
+
+
+def chunked_loss(text: Text) -> bool:
+    """Whether logits are all there, and their loss is of some at a time."""
+    return bool(re.search(r"chunked[_ ](?:ce\b|cross.?entropy)|chunkedoutput", text["notes"]))
+
+
+def varied(text: Text) -> bool:
+    """Whether lengths differ from step to step."""
+    return bool(re.search(r"samples of \d+ to|padded to the longest|lengths vary", text["notes"]))
 
 
 def fused_layers(text: Text) -> bool:
     """Whether norms, rotary embeddings and MLPs are Liger's."""
-    return bool(re.search(r"(?<!no )(?<!without )liger kernels?\b", text["notes"]))
+    named = re.search(r"liger[ _]kernels?\b", text["notes"])
+    return bool(named) and not re.search(_NO_LIGER, text["notes"])
 
 
 def loss_in_place(text: Text) -> bool:
     """Whether one kernel makes the gradient of whole logits where these are."""
     return bool(re.search(r"fastkernels|liger cross.?entropy", text["notes"]))
-
-
-def peak(text: Text) -> float | None:
-    """Bytes: GiB and MiB only where it or the notes say so. None: it ran out."""
-    value = text["reported_peak_gb_per_gpu"]
-    if re.search(r"oom|out of memory", value):
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(gib|gb|g|mib)?", value)
-    if not found:
-        raise NotKnown("reported_peak_gb_per_gpu", value)
-    said = found[2] or next(iter(re.findall(r"\b(gib|mib)\b", text["notes"])), "gb")
-    return float(found[1]) * {"gib": 2**30, "mib": 2**20}.get(said, 1e9)
-
-
-_METRICS: tuple[tuple[Metric, str], ...] = (
-    ("reserved", "reserved"),
-    ("allocated", "allocated|memory active|log_peak_memory_stats"),
-    ("device", "nvidia-smi|nvml|device[- ]used"),
-)
-
-
-def metric(notes: str) -> Metric:
-    """What was read: the first that is named. Active memory is what is allocated, and what is freed
-    as soon as another stream is done with it."""
-    found = [
-        (match.start(), name) for name, words in _METRICS if (match := re.search(words, notes))
-    ]
-    return min(found)[1] if found else "unstated"
