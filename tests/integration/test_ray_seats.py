@@ -1,4 +1,4 @@
-"""Ranks and engines on the cards of several nodes, by Ray's own book-keeping.
+"""Ranks and engines on several nodes and their cards, by Ray's own book-keeping.
 
 Two real Ray nodes on this machine; their GPUs are only counted.
 """
@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from plimsoll.cluster.ray import _share_cards
-from plimsoll.cluster.ray_actors import Member, create_ranks, members
+from plimsoll.cluster.ray_actors import Member, create_ranks, members, share_cards
+from plimsoll.cluster.ray_start import wait_for_nodes
 from plimsoll.cluster.start import run_device
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.rollout.protocol import EngineSpec
 
 pytestmark = pytest.mark.slow
@@ -42,8 +43,8 @@ def two_nodes() -> Iterator[None]:
 def groups(two_nodes: None) -> tuple[list[Member], list[Member]]:
     """Four ranks of the actor, and three of the critic's own."""
     return (
-        members("training rank", create_ranks(4, "cuda", 1), timeout=120),
-        members("critic rank", create_ranks(3, "cuda", 1), timeout=120),
+        members("training rank", create_ranks(4, "cuda", 1, ()), timeout=120),
+        members("critic rank", create_ranks(3, "cuda", 1, ()), timeout=120),
     )
 
 
@@ -77,7 +78,7 @@ def test_engines_see_the_cards_of_the_ranks_that_they_share(
     ranks, critics = groups
     rollout = RolloutConfig(tensor_parallel=2, placement="shared")
     specs = [EngineSpec(i, "none", 8, 1, "cuda", rollout) for i in range(3)]
-    actors = _share_cards(specs, "cuda", [*ranks, *critics])
+    actors = share_cards(specs, "cuda", [*ranks, *critics])
     found = members("rollout engine", actors, timeout=120)
     # A lambda: a named function of this file would have to be importable over there.
     visible = [a.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for a in actors]
@@ -89,3 +90,33 @@ def test_engines_see_the_cards_of_the_ranks_that_they_share(
         (ranks[0].host.node_id, "2,3"),
         (critics[0].host.node_id, ",".join(spare)),
     }
+
+
+def test_ranks_on_cpu_are_spread_over_the_nodes_and_work_where_the_command_does(
+    two_nodes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nodes = wait_for_nodes(ClusterConfig(address="joined", nodes=2))
+    ranks = members("training rank", create_ranks(2, "cpu", 1, nodes), timeout=120)
+    assert [rank.host.node_id for rank in ranks] == nodes
+    assert nodes[0] == ray.get_runtime_context().get_node_id() != nodes[1]
+    where = [rank.actor.__ray_call__.remote(lambda _: os.getcwd()) for rank in ranks]
+    assert ray.get(where) == [str(tmp_path)] * 2
+
+
+def test_what_the_cluster_lacks_is_told_while_it_is_waited_for(
+    groups: tuple[list[Member], list[Member]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A third node; and a second card where one of eight is free."""
+    few = ClusterConfig(address="joined", nodes=3, start_timeout=0.6)
+    here = "the Ray cluster at joined has 2 of 3 nodes"
+    with pytest.raises(PlimsollError, match=rf"^{here} \(cluster.nodes\) after 1 s"):
+        wait_for_nodes(few)
+    monkeypatch.setattr("plimsoll.cluster.ray_actors._SOON_SECONDS", 0.1)
+    cards = "1 of the cluster's 8 GPUs are free"
+    with pytest.raises(PlimsollError, match=rf"the training ranks in 0 s .*: {cards}\. Ask for"):
+        members("training rank", create_ranks(2, "cuda", 1, ()), timeout=0.2)
+    told = f"{here}: waiting for the others\nwaiting for Ray to start the training ranks: {cards}\n"
+    assert capfd.readouterr().err == told

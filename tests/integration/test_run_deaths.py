@@ -18,9 +18,11 @@ from commands import PPO, SFT, Command, title, wait_for, write_config, write_tas
 
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.engine import FrozenRole
+from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.engine.worker import Worker
-from plimsoll.errors import PlimsollError, WorkerDied
+from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
 from plimsoll.rollout.protocol import EngineSpec, RolloutEngine
 
 pytestmark = pytest.mark.slow
@@ -221,6 +223,9 @@ def test_who_is_named_is_where_a_failure_began(
             rf"{name} failed\n  Why: KeyError: 'actor'\n{LOG}", f"{failed.value}\n"
         )
         assert found, str(failed.value)
+        absent = FrozenRole(model=ModelConfig(path="./absent"))
+        with pytest.raises(ConfigError, match=rf"(?s)absent.*\n  Told by: {name}$"):
+            cluster.all(Worker.load_policy, "actor", absent, 1.0)
         os.kill(int(found[1]), signal.SIGKILL)
         with pytest.raises(WorkerDied) as died:
             cluster.hand_over(Worker.weight_bucket, ("actor", ()), RolloutEngine.receive)

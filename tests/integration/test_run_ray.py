@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -146,3 +148,23 @@ def test_a_critic_with_ranks_of_its_own_learns_the_same(home: Path) -> None:
     for name in ("reward", "kl", "value_loss", "critic/grad_norm", "actor/grad_norm", "ratio"):
         assert column(together, name), name
         np.testing.assert_allclose(column(apart, name), column(together, name), rtol=2e-2)
+
+
+_CALLS = """
+import time
+import ray
+from plimsoll.cluster.ray_start import start_ray
+from plimsoll.config.cluster import ClusterConfig
+
+start_ray(ClusterConfig())
+actor = ray.remote(type("Actor", (), {"call": lambda self: None})).remote()
+ray.get([actor.call.remote() for _ in range(5)])
+time.sleep(2)  # Ray sends its records once a second
+print("recorded", len(ray.timeline()))
+"""
+
+
+def test_a_runs_own_ray_keeps_no_record_of_every_call() -> None:
+    """Ray's head grew by 3.6 KB with each, for up to 100,000 calls."""
+    done = subprocess.run([sys.executable, "-c", _CALLS], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "recorded 0", done.stderr

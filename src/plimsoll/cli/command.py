@@ -23,6 +23,8 @@ from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge,
 from plimsoll.config.allocator import begin_anew
 from plimsoll.config.threads import waiting
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.memory.machine.nvidia import card_order
+from plimsoll.run.output import open_missing
 
 _INTERRUPTED = 130
 _READER_GONE = 141  # as shells expect of a command that SIGPIPE ended
@@ -75,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {_without_utf8(error)}", file=sys.stderr)
         return ConfigError.exit_code
     except KeyboardInterrupt:
+        if debug:
+            traceback.print_exc()
         print("error: interrupted", file=sys.stderr)
         return _INTERRUPTED
     except ReaderGone:
@@ -83,9 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare(words: list[str], debug: bool) -> None:
+    open_missing()
     if words and words[0] in _COMPUTING:
         begin_anew()
-        os.environ.update(waiting())
+        os.environ.update(waiting() | card_order())
     # As Ctrl-C: what is half written is then taken away, and other processes are ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is shown all the same

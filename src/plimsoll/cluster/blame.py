@@ -23,6 +23,8 @@ _SHORTAGE = re.compile(
     r"can't allocate memory|not enough memory|Cannot allocate memory"
 )
 _RAYLET_GONE = "Owner's node has crashed"
+_UNREACHABLE = re.compile(r"actor \w+ is unavailable")
+_NODE_GONE = re.compile(r"because its node has died\. Node Id: \w+(.*)", re.DOTALL)
 _TAIL_BYTES = 256 * 1024
 _LONGEST = 500
 
@@ -39,7 +41,11 @@ def why_dead(report: str) -> str:
     detail = _DETAIL.search(report)
     if _RAYLET_GONE in report:
         return "Ray's own process on the command's node (raylet) was killed, or it crashed"
-    if detail is None:  # the whole node, or Ray itself: its last lines say so
+    if _UNREACHABLE.search(report):
+        return "it cannot be reached: Ray's process on its node (raylet), or all of it, is gone"
+    if node := _NODE_GONE.search(report):
+        return " ".join(f"its node is gone: {node[1]}".split()).rstrip(":")[:_LONGEST]
+    if detail is None:  # Ray itself: its last lines say so
         return " ".join(report.split())[-_LONGEST:]
     if "unexpectedly exits with a connection error" in detail[1]:
         return SILENT

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from plimsoll.cluster.blame import crash_in, failing_process, told, why_dead
 from plimsoll.cluster.ending import ending
 from plimsoll.cluster.protocol import Ranks
-from plimsoll.cluster.ray_actors import Member, create_engine, create_ranks, look_at, members
-from plimsoll.cluster.ray_start import start_ray
-from plimsoll.cluster.seats import Seat, shared_seats
+from plimsoll.cluster.ray_actors import (
+    Member,
+    create_engines,
+    create_ranks,
+    look_at,
+    members,
+    share_cards,
+)
+from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.start import run_device
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
@@ -85,10 +91,11 @@ class RayCluster:
         self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int
     ) -> None:
         device, patience = run_device(config), config.start_timeout
-        actors = create_ranks(config.ranks, device, threads)
-        critics = create_ranks(config.critic_ranks or 0, device, threads)
+        nodes = wait_for_nodes(config)
+        actors = create_ranks(config.ranks, device, threads, nodes)
+        critics = create_ranks(config.critic_ranks or 0, device, threads, nodes)
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
-        engines = [] if shared else [create_engine(spec, device) for spec in specs]
+        engines = [] if shared else create_engines(specs, device, nodes)
         groups = [
             members("training rank", actors, patience),
             members("critic rank", critics, patience),
@@ -97,7 +104,7 @@ class RayCluster:
         self._watch(self._ranks)
         self._before = self._look_around(patience)
         if shared:
-            engines = _share_cards(specs, device, self._ranks)
+            engines = share_cards(specs, device, self._ranks)
         self._engines = members("rollout engine", engines, patience)
         starting = {
             member.actor.start.remote(place): member
@@ -238,12 +245,12 @@ class RayCluster:
     def _result(self, reference: Any, member: Member) -> Any:
         try:
             return ray.get(reference)
-        except (RayActorError, OutOfMemoryError, RayTaskError) as error:
+        except RayError as error:
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, OutOfMemory):
                 raise self._ran_out(member, cause) from error
             if isinstance(cause, PlimsollError):
-                raise cause from error
+                raise type(cause)(f"{cause}\n  Told by: {member.name}") from error
             # A call also fails when one dies whose result or whose part in it it needs.
             ended, _ = ray.wait(list(self._watches), num_returns=1, timeout=_CULPRIT_SECONDS)
             if ended:
@@ -280,13 +287,6 @@ def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[P
     for rank in range(len(group)):
         first = group[0].host
         yield Place(rank, len(group), 0, first.node, first.port, device, threads)
-
-
-def _share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
-    """Engines on the cards of ranks that have theirs already."""
-    own = [Seat(member.host.node_id, member.host.cards) for member in ranks]
-    seats = shared_seats(own, len(specs), specs[0].rollout.tensor_parallel)
-    return [create_engine(spec, device, seat) for spec, seat in zip(specs, seats, strict=True)]
 
 
 def _why(member: Member, error: RayError) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -18,7 +19,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from plimsoll.cluster.blame import tells_of_shortage, told, vllm_exception_in, why_dead
-from plimsoll.cluster.seats import Seat
+from plimsoll.cluster.seats import Seat, shared_seats, spread
 from plimsoll.config.allocator import preloading
 from plimsoll.config.threads import waiting
 from plimsoll.engine.process_group import Place, free_port
@@ -27,10 +28,13 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.memory.explain.incident import Incident, OutOfMemory
 from plimsoll.memory.machine.node_state import NodeState, read_node
-from plimsoll.memory.machine.nvidia import visible_cards
+from plimsoll.memory.machine.nvidia import card_order, visible_cards
 from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.run.output import tell
 
 _LOOK_SECONDS = 20.0
+_SOON_SECONDS = 30.0
+"""How long processes take to start where nothing else holds their cards."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,15 @@ class Member:
 
 
 class RankActor:
-    """Hosts one `Worker`.
+    """Hosts one `Worker`. directory: the command's.
 
     Consumes: calls of the controller, in order. Waits for: other ranks, inside collectives.
     Unblocked by: the controller making the same call on every rank. Produces: results.
     `watch` runs beside them and never returns: its reference fails when the process dies.
     """
+
+    def __init__(self, directory: str) -> None:
+        _work_in(directory)
 
     def host(self) -> Host:
         """Known before the process group is made."""
@@ -92,13 +99,14 @@ class RankActor:
 
 
 class EngineActor:
-    """Hosts one `RolloutEngine`; many calls run at once.
+    """Hosts one `RolloutEngine`; many calls run at once. directory: the command's.
 
     Consumes: requests and weights from the controller. Waits for: its engine. Unblocked by: its
     engine's progress. Produces: trajectories. `watch` returns or fails only when the engine died.
     """
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, directory: str) -> None:
+        _work_in(directory)
         self._spec = spec
 
     async def host(self) -> Host:
@@ -124,23 +132,39 @@ class EngineActor:
         return f"{reason} after {said}" if said else reason
 
 
-def create_ranks(count: int, device: str, threads: int) -> list[Any]:
-    """Ask Ray for the actors of a group of training ranks; on GPUs, on as few nodes as can be."""
-    environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device} | waiting()
+def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) -> list[Any]:
+    """Ask Ray for the actors of a group of training ranks: on CPU spread over the nodes (by Ray's
+    names for them), on GPUs wherever those are, on as few nodes as can be."""
+    environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
+    environment |= waiting() | card_order()
     if device == "cpu":
         environment |= preloading()
     actor = ray.remote(
         num_cpus=0, concurrency_groups={"watch": 1}, runtime_env={"env_vars": environment}
     )(RankActor)
     if device == "cpu" or count == 0:
-        return [actor.remote() for _ in range(count)]
+        placed = (actor.options(scheduling_strategy=_on(s.node_id)) for s in spread(nodes, count))
+        return [one.remote(os.getcwd()) for one in placed]
     cards = placement_group([{"GPU": 1}] * count, strategy="PACK")
     bundles = [PlacementGroupSchedulingStrategy(cards, i) for i in range(count)]
-    return [actor.options(num_gpus=1, scheduling_strategy=b).remote() for b in bundles]
+    return [actor.options(num_gpus=1, scheduling_strategy=b).remote(os.getcwd()) for b in bundles]
 
 
-def create_engine(spec: EngineSpec, device: str, seat: Seat | None = None) -> Any:
-    """Ask Ray for the actor of one engine; seat: cards of ranks that it shares, where it does."""
+def create_engines(specs: Sequence[EngineSpec], device: str, nodes: Sequence[str]) -> list[Any]:
+    """Ask Ray for the actors of engines: on CPU spread over the nodes, or on GPUs of their own."""
+    seats = spread(nodes, len(specs)) if device == "cpu" else [None] * len(specs)
+    return [_create_engine(spec, device, seat) for spec, seat in zip(specs, seats, strict=True)]
+
+
+def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
+    """Ask Ray for the actors of engines on the cards of ranks that have theirs already."""
+    own = [Seat(member.host.node_id, member.host.cards) for member in ranks]
+    seats = shared_seats(own, len(specs), specs[0].rollout.tensor_parallel)
+    return [_create_engine(spec, device, seat) for spec, seat in zip(specs, seats, strict=True)]
+
+
+def _create_engine(spec: EngineSpec, device: str, seat: Seat | None) -> Any:
+    """Ask Ray for the actor of one engine; seat: None for GPUs of its own."""
     from plimsoll.rollout.vllm import environment as vllm_environment
 
     environment = vllm_environment(spec)
@@ -148,23 +172,26 @@ def create_engine(spec: EngineSpec, device: str, seat: Seat | None = None) -> An
         environment |= preloading()
     actor = ray.remote(num_cpus=0, max_concurrency=10_000)(EngineActor)
     if seat is None:
-        gpus = spec.rollout.tensor_parallel if device == "cuda" else 0
+        gpus = spec.rollout.tensor_parallel
         placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment})
     else:
         # Ray has given the cards to the ranks, and would not give them again.
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(seat.cards)}
         placed = actor.options(
             num_gpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(seat.node_id, soft=False),
+            scheduling_strategy=_on(seat.node_id),
             runtime_env={"env_vars": environment | visible},
         )
-    return placed.remote(spec)
+    return placed.remote(spec, os.getcwd())
+
+
+def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 def look_at(node_id: str, pids: Sequence[int]) -> NodeState | None:
     """A node as a task finds it there; None where none can be run soon."""
-    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(read_node)
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on(node_id))(read_node)
     try:
         state: NodeState = ray.get(task.remote(pids), timeout=_LOOK_SECONDS)
     except RayError:  # the node is gone, or too busy
@@ -175,19 +202,44 @@ def look_at(node_id: str, pids: Sequence[int]) -> NodeState | None:
 def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
     """Wait until all actors have a process; they are called by their role and number."""
     try:
-        hosts = ray.get([actor.host.remote() for actor in actors], timeout=timeout)
+        hosts = _hosts(role, [actor.host.remote() for actor in actors], timeout)
     except GetTimeoutError as error:
         raise PlimsollError(
-            f"Ray could not start all processes in {timeout:.0f} s (cluster.start_timeout): "
-            f"the cluster has {ray.cluster_resources()}. Ask for fewer ranks or engines, or "
-            "wait for other jobs"
+            f"Ray could not start the {role}s in {timeout:.0f} s (cluster.start_timeout): "
+            f"{_free_gpus()}. Ask for fewer ranks or engines, or wait for other jobs"
         ) from error
-    except (RayActorError, OutOfMemoryError) as error:
+    except RayError as error:
         raise PlimsollError(f"Ray could not start a process: {why_dead(str(error))}") from error
     return [
         Member(f"{role} {i}", actor, host)
         for i, (actor, host) in enumerate(zip(actors, hosts, strict=True))
     ]
+
+
+def _hosts(role: str, asked: Sequence[Any], timeout: float) -> list[Host]:
+    """Where actors live; while cards are waited for, which another job may hold, that is told."""
+    soon = min(timeout, _SOON_SECONDS)
+    with suppress(GetTimeoutError):
+        found: list[Host] = ray.get(asked, timeout=soon)
+        return found
+    if ray.cluster_resources().get("GPU", 0) > 0:
+        tell(f"waiting for Ray to start the {role}s: {_free_gpus()}")
+    found = ray.get(asked, timeout=timeout - soon)
+    return found
+
+
+def _free_gpus() -> str:
+    free, known = (r.get("GPU", 0) for r in (ray.available_resources(), ray.cluster_resources()))
+    if known == 0:
+        return "they need no GPUs, so its nodes are slow"
+    return f"{free:.0f} of the cluster's {known:.0f} GPUs are free"
+
+
+def _work_in(directory: str) -> None:
+    """Have paths mean here what they mean to the command; on a node that lacks its directory only
+    absolute ones do. In a cluster that is joined, processes begin where `ray start` was called."""
+    with suppress(OSError):
+        os.chdir(directory)
 
 
 def _own_host() -> Host:

@@ -1,4 +1,4 @@
-"""Which cards each engine uses where engines share the training ranks' cards."""
+"""Which node each CPU process is on, and which cards engines use that share the ranks' cards."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from plimsoll.errors import SettingsConflict
 
 @dataclass(frozen=True, order=True)
 class Seat:
-    """Cards of one Ray node, by their names there; see `Host`."""
+    """Cards of one Ray node, by their names there (see `Host`); none on CPU."""
 
     node_id: str
     cards: tuple[str, ...]
+
+
+def spread(nodes: Sequence[str], count: int) -> list[Seat]:
+    """Seats on CPU, spread evenly over the nodes, in their order: as the plan has it."""
+    return [Seat(nodes[i * len(nodes) // count], ()) for i in range(count)]
 
 
 def shared_seats(ranks: Sequence[Seat], engines: int, parallel: int) -> list[Seat]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
+from plimsoll.config.threads import most_at_once
 from plimsoll.engine.process_group import choose_device
 from plimsoll.rollout.protocol import EngineSpec
 
@@ -34,9 +35,8 @@ def run_device(config: ClusterConfig) -> Device:
 
 
 def thread_count(config: ClusterConfig, engines: int) -> int:
-    """CPU threads of each process. Engines and ranks take turns (one samples while the other
-    waits), so each kind is given all cores."""
+    """CPU threads of each process."""
     if config.threads is not None:
         return config.threads
     cores = len(os.sched_getaffinity(0))
-    return max(1, cores // max(config.ranks, engines, 1))
+    return max(1, cores // most_at_once(config, engines))

@@ -20,7 +20,7 @@ class ClusterConfig(Settings):
     """Ranks of a group of the critic's own, on GPUs of their own; default: the critic shares the
     actor's ranks."""
     nodes: PositiveInt = 1
-    """Machines that the run may use."""
+    """Machines of the run; it waits until the Ray cluster has as many."""
     hardware: str | None = None
     """The cards of each machine, for the plan, such as 8xA100-80GB; default: the machine at
     hand."""
@@ -29,9 +29,10 @@ class ClusterConfig(Settings):
     calibration: WrittenPath | None = None
     """A file that `plimsoll calibrate` wrote: constants of the plan, measured on runs of yours."""
     threads: PositiveInt | None = None
-    """CPU threads of each rank and engine; default: the machine's cores divided among them."""
+    """CPU threads of each rank and engine; default: a machine's cores divided among its ranks, and
+    among its engines."""
     address: str | None = None
     """A running Ray cluster's address; default: a cluster of this machine alone,
     ended with the run."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds that actors may take to start."""
+    """Seconds that nodes may take to join, and processes to start."""

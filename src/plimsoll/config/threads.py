@@ -1,8 +1,17 @@
-"""How the threads of a process wait for one another."""
+"""How many processes share a machine's cores, and how the threads of one wait for one another."""
 
 from __future__ import annotations
 
 import os
+from math import ceil
+
+from plimsoll.config.cluster import ClusterConfig
+
+
+def most_at_once(cluster: ClusterConfig, engines: int) -> int:
+    """The processes of a node that compute at the same time, at most. Ranks, the critic's own ranks
+    and engines take turns: while one kind works the others wait."""
+    return ceil(max(cluster.ranks, cluster.critic_ranks or 0, engines) / cluster.nodes)
 
 
 def waiting() -> dict[str, str]:

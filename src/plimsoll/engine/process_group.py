@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -69,6 +71,17 @@ def free_port() -> int:
         return port
 
 
+def interface_to(address: str, port: int) -> str | None:
+    """The network interface of this machine over which it reaches an address; None where the system
+    does not tell."""
+    family, kind, _, _, there = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(there)  # of datagrams: nothing is sent
+        own = probe.getsockname()[0]
+    addresses = ((name, a) for name, known in psutil.net_if_addrs().items() for a in known)
+    return next((name for name, a in addresses if a.address == own), None)
+
+
 def prepare_environment(place: Place) -> None:
     """Set what DeepSpeed and PyTorch read from the environment. Call before importing DeepSpeed."""
     os.environ |= {
@@ -81,6 +94,10 @@ def prepare_environment(place: Place) -> None:
         "TOKENIZERS_PARALLELISM": "false",
     }
     os.environ |= kernel_limits()
+    reached = interface_to(place.address, place.port)
+    if place.device == "cpu" and reached is not None:
+        # gloo would take what the machine's own name stands for: often 127.0.1.1, or nothing.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", reached)
     torch.set_num_threads(place.threads)
 
 
@@ -96,6 +113,8 @@ def join(place: Place) -> torch.device:
             world_size=place.ranks,
             timeout=timedelta(minutes=30),
         )
+    # DeepSpeed 0.19.8 calls what torch 2.13 says is deprecated.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     import deepspeed
 
     # Its shared-memory collectives for CPU take half a minute of g++ at first use and are meant for

@@ -15,6 +15,7 @@ from plimsoll.config.jobs import (
     SftConfig,
 )
 from plimsoll.config.reference import needs_reference
+from plimsoll.config.threads import most_at_once
 from plimsoll.memory.price.work import is_precomputed
 
 
@@ -52,11 +53,11 @@ def _processes(config: JobConfig) -> list[tuple[str, str]]:
     ]
     if cluster.critic_ranks is not None and critic is not None:
         rows.append((_several("critic rank", cluster.critic_ranks), critic))
-    processes = cluster.ranks + (cluster.critic_ranks or 0)
+    engines = 0
     if isinstance(config, PpoConfig):
         rows.append((_several("engine", config.rollout.engines), _engine(config)))
-        processes += config.rollout.engines
-    threads = cluster.threads or f"the machine's cores / {processes}"
+        engines = config.rollout.engines
+    threads = cluster.threads or f"the machine's cores / {most_at_once(cluster, engines)}"
     return [*rows, ("threads of each", str(threads))]
 
 

@@ -19,7 +19,8 @@ from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.machine.hardware import (
     Hardware,
     Node,
-    live_hardware,
+    found_here,
+    live_machine,
     parse_bytes,
     parse_cluster,
 )
@@ -92,7 +93,7 @@ def plan_run(config: JobConfig) -> Plan | str:
         return f"no plan of memory: {error}"
     if cluster.hardware is None or cluster.address is not None:
         return plan
-    lacking = _lacking(ground.hardware.nodes[0], live_hardware().nodes[0], cluster)
+    lacking = _lacking(ground.hardware.nodes[0], found_here(), cluster)
     return replace(plan, problems=(*plan.problems, *lacking))
 
 
@@ -101,7 +102,7 @@ def hardware_of(cluster: ClusterConfig) -> Hardware:
     memory = None if cluster.host_memory is None else parse_bytes(cluster.host_memory)
     if cluster.hardware is not None:
         return parse_cluster(cluster.hardware, cluster.nodes, memory)
-    node = live_hardware().nodes[0]
+    node = live_machine()
     return Hardware((replace(node, host_bytes=memory or node.host_bytes),) * cluster.nodes)
 
 

@@ -1,10 +1,22 @@
-"""Output whose reader may have gone, as the one of `plimsoll ... | head -1` has."""
+"""Output that leads nowhere: its reader has gone (`plimsoll ... | head -1`), its disk is full, or
+the process began without it (`>&-`)."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 _STANDARD_ERROR = 2
+
+
+def open_missing() -> None:
+    """Have standard streams that this process began without lead nowhere. The first files that it
+    opens would take their places, and what libraries print would be written into them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # takes the lowest place that is free
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, mode, encoding="utf-8"))
 
 
 def silence(descriptor: int) -> None:
@@ -19,5 +31,5 @@ def tell(line: str) -> None:
     print() is at work in the code that it interrupted."""
     try:
         os.write(_STANDARD_ERROR, f"{line}\n".encode())
-    except BrokenPipeError:
+    except OSError:
         silence(_STANDARD_ERROR)

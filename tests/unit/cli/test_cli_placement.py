@@ -40,7 +40,7 @@ def test_ppo_on_ray() -> None:
         "                   critic c (float32, ZeRO stage 2)\n"
         "                   reference (the actor's first weights)\n"
         "  engines 0-2      vllm (bfloat16, tensor parallel 2), at most 256 sequences at once\n"
-        "  threads of each  the machine's cores / 5\n"
+        "  threads of each  the machine's cores / 3\n"
         "A step\n"
         "  sequences        8 prompts x 4 responses = 32\n"
         "  tokens           at most 100 + 28 = 128 a sequence, 4,096 in all\n"
@@ -48,6 +48,14 @@ def test_ppo_on_ray() -> None:
         "  optimizer steps  8, of 8 sequences each\n"
         "  of the run       10 steps, 320 sequences\n"
     )
+
+
+def test_the_cores_of_each_of_several_nodes_are_divided() -> None:
+    nodes = "cluster: {ranks: 2, critic_ranks: 5, nodes: 2, address: 'head:1'}\n"
+    text = placement(
+        validate(PpoConfig, read_tree(PPO.replace("cluster: {ranks: 2}\n", nodes), "f"))
+    )
+    assert "the machine's cores / 3\n" in text
 
 
 def test_the_reference_of_its_own() -> None:

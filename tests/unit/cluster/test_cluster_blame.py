@@ -33,7 +33,13 @@ The actor is dead because its worker process has died. Worker exit type: SYSTEM_
 detail: Worker exits unexpectedly. Worker exits with an exit code 3."""
 
 NODE = """The actor died unexpectedly before finishing this task.
-The actor is dead because its node has died. Node Id: 5ff27f3c"""
+\tpid: 462
+The actor died because its node has died. Node Id: 5ff27f3c
+\tthe actor's node was terminated unexpectedly: health check failed due to missing too many \
+heartbeats"""
+
+RAYLET = """The actor d9f80acf is unavailable: The actor is temporarily unavailable: RpcError: RPC \
+error: Socket closed rpc_code: 14. The task may or may not have been executed on the actor."""
 
 MONITOR = """\
 1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, \
@@ -50,6 +56,7 @@ KeyError: 'x'"""
 
 FAILED_CORE = """\
 (EngineCore pid=9) WARNING 11-20 23:14:26 [cpu_worker.py:114] libiomp is not found
+(EngineCore pid=9) ERROR 11-20 23:14:26 [cpu_worker.py:120] OSError: an earlier one
 (EngineCore pid=9) ERROR 11-20 23:14:27 [core.py:1510] EngineCore failed to start.
 (EngineCore pid=9) ERROR 11-20 23:14:27 [core.py:1510] Traceback (most recent call last):
 (EngineCore pid=9) ERROR 11-20 23:14:27 [core.py:1510]     raise ValueError(
@@ -66,9 +73,20 @@ def test_a_killed_process_is_told_as_one() -> None:
 
 def test_other_ends_are_told_in_rays_words() -> None:
     assert why_dead(ENDED) == "Worker exits unexpectedly. Worker exits with an exit code 3."
-    assert why_dead(NODE).endswith("its node has died. Node Id: 5ff27f3c")
     assert "(raylet) was killed, or it crashed" in why_dead(f"{KILLED}\nOwner's node has crashed.")
-    assert len(why_dead("word " * 1000)) <= 500
+    long = why_dead("word " * 1000 + "end")
+    assert len(long) <= 500 and long.endswith(" end")
+
+
+def test_a_node_that_is_gone_is_told_as_one() -> None:
+    assert why_dead(NODE) == (
+        "its node is gone: the actor's node was terminated unexpectedly: health check failed due "
+        "to missing too many heartbeats"
+    )
+    assert why_dead(NODE.partition("\n\tthe")[0]) == "its node is gone"
+    assert why_dead(RAYLET) == (
+        "it cannot be reached: Ray's process on its node (raylet), or all of it, is gone"
+    )
 
 
 def test_rays_memory_monitor_says_how_full_the_node_was() -> None:
@@ -125,7 +143,7 @@ def test_a_crash_of_the_interpreter_is_found(tmp_path: Path) -> None:
     log = str(tmp_path / "worker-1")
     assert crash_in(log) is None
     Path(f"{log}.err").write_bytes(
-        b"\xff\nValueError: old\nFatal Python error: Aborted\n  File x\n"
+        b"\xff\nFatal Python error: old\nFatal Python error: Aborted\n  File x\n"
     )
     assert crash_in(log) == "Fatal Python error: Aborted"
 

@@ -62,6 +62,7 @@ def test_a_kill_without_evidence_is_not() -> None:
     assert told(SILENT, sighting(2, 2)) == ["WorkerDied", innocent]
     assert told(SILENT, sighting(None, 3)) == ["WorkerDied", unknown]
     assert told(SILENT, Sighting("rank 1", "a")) == ["WorkerDied", unknown]
+    assert told(SILENT, Sighting("rank 1", "a", None, node(2))) == ["WorkerDied", unknown]
 
 
 def test_a_crash_is_not_even_where_the_kernel_killed_others() -> None:
@@ -74,6 +75,7 @@ def test_a_crash_is_not_even_where_the_kernel_killed_others() -> None:
     [
         ("Ray's memory monitor killed it: 1 worker(s) were killed due to the node running low on "
          "memory", "host"),
+        (f"{ENGINE_ENDED} after ValueError: Free memory on device cuda:0 (0.27/79 GiB)", "device"),
         (f"{ENGINE_ENDED} after torch.OutOfMemoryError: CUDA out of memory. Tried to", "device"),
     ],
 )  # fmt: skip
@@ -81,6 +83,7 @@ def test_who_says_that_it_was_memory_is_believed(why: str, where: str) -> None:
     error = ending("rollout engine 0", why, "/tmp/worker-1", sighting(0, 0))
     assert isinstance(error, OutOfMemory)
     assert (error.incident.where, error.incident.why) == (where, why)
+    assert str(error).splitlines()[1:3] == [f"  Why: {why}", LOGS]
 
 
 def test_the_error_crosses_processes_as_it_is() -> None:

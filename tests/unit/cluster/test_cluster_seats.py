@@ -1,4 +1,4 @@
-"""Engines on the training ranks' cards: each on one node, no card twice."""
+"""CPU processes on nodes; engines on the training ranks' cards: each on one node, no card twice."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.seats import Seat, shared_seats
+from plimsoll.cluster.seats import Seat, shared_seats, spread
 from plimsoll.errors import SettingsConflict
+
+
+def test_cpu_processes_are_where_the_plan_has_them() -> None:
+    assert [seat.node_id for seat in spread(["a", "b"], 5)] == ["a", "a", "a", "b", "b"]
+    assert [seat.node_id for seat in spread(["a", "b", "c"], 2)] == ["a", "b"]
+    assert spread(["a"], 0) == []
 
 
 def ranks(*nodes: int) -> list[Seat]:

@@ -15,7 +15,8 @@ from plimsoll.memory.machine.hardware import (
     Card,
     Node,
     find_card,
-    live_hardware,
+    found_here,
+    live_machine,
     parse_bytes,
     parse_cluster,
 )
@@ -158,12 +159,15 @@ def test_what_is_no_amount_is_refused(text: str) -> None:
     assert repr(text) in str(caught.value) and "512GiB" in str(caught.value)
 
 
-def install_nvidia_smi(folder: Path, cards: str, processes: str = "", code: int = 0) -> None:
-    """A driver's tool that answers the two questions as nvidia-smi does."""
+def install_nvidia_smi(
+    folder: Path, cards: str, processes: str = "", code: int = 0, parts: str = ""
+) -> None:
+    """A driver's tool that answers the questions as nvidia-smi does."""
     tool = folder / "nvidia-smi"
     tool.write_text(
         "#!/bin/sh\n"
-        f'case "$1" in --query-gpu=*) printf "%b" "{cards}";; *) printf "%b" "{processes}";; esac\n'
+        f'case "$1" in --query-gpu=*) printf "%b" "{cards}";; -L) printf "%b" "{parts}";;\n'
+        f'*) printf "%b" "{processes}";; esac\n'
         f"exit {code}\n"
     )
     tool.chmod(0o755)
@@ -180,10 +184,10 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_live_machine_is_what_the_driver_says(driver: Path) -> None:
     install_nvidia_smi(
         driver,
-        "0, GPU-a, NVIDIA GeForce RTX 4090, 24564, 480, 300, 8.9, 580.1\\n"
-        "1, GPU-b, NVIDIA Nonesuch, 10000, [N/A], 0, [N/A], 580.1\\n",
+        "0, GPU-a, NVIDIA GeForce RTX 4090, 24564, 480, 300, 8.9, 580.1, [N/A]\\n"
+        "1, GPU-b, NVIDIA Nonesuch, 10000, [N/A], 0, [N/A], 580.1, [N/A]\\n",
     )
-    known, unknown = live_hardware().nodes[0].cards
+    known, unknown = live_machine().cards
     assert known.usable_bytes == (24564 - 480) * 2**20
     assert known.bf16_flops == find_card("4090").bf16_flops
     assert known.compute_capability == (8, 9)
@@ -194,13 +198,34 @@ def test_the_live_machine_is_what_the_driver_says(driver: Path) -> None:
 def test_hidden_cards_are_no_part_of_the_machine(
     driver: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_nvidia_smi(driver, "0, GPU-a, Tesla T4, 15360, 450, 0, 7.5, 1\\n")
+    install_nvidia_smi(driver, "0, GPU-a, Tesla T4, 15360, 450, 0, 7.5, 1, [N/A]\\n")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert live_hardware().nodes[0].cards == ()
+    assert live_machine().cards == ()
+
+
+def test_a_card_that_mig_has_cut_is_not_taken_for_a_whole_one(
+    driver: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_nvidia_smi(
+        driver,
+        "0, GPU-a, NVIDIA A100-SXM4-40GB, 40960, 580, 0, 8.0, 580.1, Enabled\\n"
+        "1, GPU-b, NVIDIA A100-SXM4-40GB, 40960, 580, 0, 8.0, 580.1, Disabled\\n",
+        parts="GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a)\\n"
+        "  MIG 3g.20gb     Device  0: (UUID: MIG-c7)\\n"
+        "  MIG 1g.5gb      Device  1: (UUID: MIG-d8)\\n"
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-b)\\n",
+    )
+    for visible in ("0,1", "MIG-d8"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with pytest.raises(ConfigError, match="GPU 0 is cut by MIG into 2 instances"):
+            live_machine()
+    assert len(found_here().cards) == 1  # so that what is given by hand can be held against it
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert live_machine().cards == found_here().cards != ()
 
 
 def test_a_driver_that_fails_is_an_error_and_no_empty_machine(driver: Path) -> None:
     said = "Driver/library version mismatch"
     install_nvidia_smi(driver, said, said, code=18)
     with pytest.raises(PlimsollError, match=said):
-        live_hardware()
+        live_machine()

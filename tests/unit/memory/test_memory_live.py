@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from plimsoll.memory.machine.host import HostMemory, Limit, cgroup_limit, live_host
-from plimsoll.memory.machine.nvidia import CardProcess, LiveCard, live_cards, visible_cards
+from plimsoll.memory.machine.nvidia import (
+    CardProcess,
+    LiveCard,
+    card_order,
+    live_cards,
+    visible_cards,
+)
 
 MIB, GIB = 2**20, 2**30
 
@@ -83,8 +89,9 @@ def test_cards_and_the_processes_on_them(tmp_path: Path, monkeypatch: pytest.Mon
         "#!/bin/sh\n"
         'case "$1" in\n'
         "--query-gpu=index,uuid,name,memory.total,memory.reserved,memory.used,compute_cap,"
-        'driver_version) echo "0, GPU-a, NVIDIA A100-SXM4-80GB, 81920, 768, 30000, 8.0, 570.1"\n'
-        '  echo "1, GPU-b, NVIDIA A100-SXM4-80GB, 81920, 768, 4, 8.0, 570.1";;\n'
+        "driver_version,mig.mode.current) "
+        'echo "0, GPU-a, NVIDIA A100-SXM4-80GB, 81920, 768, 30000, 8.0, 570.1, Disabled"\n'
+        '  echo "1, GPU-b, NVIDIA A100-SXM4-80GB, 81920, 768, 4, 8.0, 570.1, Disabled";;\n'
         "--query-compute-apps=gpu_uuid,pid,process_name,used_memory)\n"
         '  echo "GPU-a, 77, python train.py, now, 29000"; echo "GPU-a, 78, [x], [N/A]";;\n'
         "*) exit 9;;\n"
@@ -103,6 +110,13 @@ def test_cards_and_the_processes_on_them(tmp_path: Path, monkeypatch: pytest.Mon
     assert idle.index == 1 and idle.processes == ()
 
 
+def test_cards_are_numbered_as_the_driver_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert card_order() == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert card_order() == {}
+
+
 def test_no_driver_no_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert live_cards() == ()
@@ -119,11 +133,13 @@ def test_no_driver_no_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("GPU-b1", [1]),
         ("0,7,1", [0]),
         ("GPU-", []),
+        ("MIG-c4", [2]),
     ],
 )
 def test_visible_devices_are_read_as_cuda_reads_them(visible: str | None, seen: list[int]) -> None:
+    parts = ((), (), ("MIG-c3", "MIG-c4"))
     cards = [
-        LiveCard(index, uuid, "T4", 1, 0, 0, (7, 5), "1", ())
+        LiveCard(index, uuid, "T4", 1, 0, 0, (7, 5), "1", (), parts[index])
         for index, uuid in enumerate(("GPU-a0", "GPU-b1", "GPU-c2"))
     ]
     assert [card.index for card in visible_cards(cards, visible)] == seen

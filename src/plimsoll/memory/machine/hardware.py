@@ -192,14 +192,36 @@ def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
     return Hardware((Node(_cards_of(text), host_memory),) * nodes)
 
 
-def live_hardware() -> Hardware:
+def live_machine() -> Node:
     """This machine: the GPUs that CUDA programs of this process may use, and the memory that the
     process may fill (a cgroup's limit counts).
 
-    Raises PlimsollError when nvidia-smi is there and fails.
+    Raises ConfigError where MIG has cut one of them, PlimsollError when nvidia-smi is there and
+    fails.
     """
-    cards = visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return Hardware((Node(tuple(map(_from_driver, cards)), live_host().capacity_bytes),))
+    cards = _visible()
+    cut = next((card for card in cards if card.instances), None)
+    if cut is not None:
+        raise ConfigError(
+            f"GPU {cut.index} is cut by MIG into {len(cut.instances)} instances, and nvidia-smi "
+            "does not tell the bytes of the one that a run would get. Write them as "
+            "cluster.hardware (--cluster), such as 9.5GiB: `python -c 'import torch; "
+            "print(torch.cuda.mem_get_info()[1])'` says how many there are."
+        )
+    return _node(cards)
+
+
+def found_here() -> Node:
+    """As `live_machine`; of a card that MIG has cut, the whole."""
+    return _node(_visible())
+
+
+def _visible() -> tuple[LiveCard, ...]:
+    return visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _node(cards: tuple[LiveCard, ...]) -> Node:
+    return Node(tuple(map(_from_driver, cards)), live_host().capacity_bytes)
 
 
 def _cards_of(text: str) -> tuple[Card, ...]:

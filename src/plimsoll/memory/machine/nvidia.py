@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,7 +12,10 @@ from dataclasses import dataclass
 from plimsoll.errors import PlimsollError
 
 _MIB = 2**20
-_CARD_FIELDS = "index,uuid,name,memory.total,memory.reserved,memory.used,compute_cap,driver_version"
+_CARD_FIELDS = (
+    "index,uuid,name,memory.total,memory.reserved,memory.used,compute_cap,driver_version,"
+    "mig.mode.current"
+)
 _PROCESS_FIELDS = "gpu_uuid,pid,process_name,used_memory"
 _PATIENCE = 30.0  # seconds; a sick driver lets nvidia-smi hang
 
@@ -30,6 +35,8 @@ class LiveCard:
 
     total_bytes: all of the card; reserved_bytes: what the driver keeps of it, 0 where it is too
     old to say; used_bytes: what processes hold. In a container the processes may be hidden.
+    instances: the UUIDs of the parts that MIG has cut it into; a process uses one of them, whose
+    bytes are not told.
     """
 
     index: int
@@ -41,6 +48,7 @@ class LiveCard:
     compute_capability: tuple[int, int] | None
     driver: str
     processes: tuple[CardProcess, ...]
+    instances: tuple[str, ...] = ()
 
     @property
     def usable_bytes(self) -> int:
@@ -53,6 +61,14 @@ class LiveCard:
         return max(0, self.usable_bytes - self.used_bytes)
 
 
+def card_order() -> dict[str, str]:
+    """For the environment of a process that uses CUDA: it numbers cards as nvidia-smi and Ray do,
+    unless this process's environment says otherwise. By itself CUDA begins with the fastest, where
+    they are not alike.
+    """
+    return {} if "CUDA_DEVICE_ORDER" in os.environ else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
 def live_cards() -> tuple[LiveCard, ...]:
     """All cards of this machine; () where there is no nvidia-smi.
 
@@ -61,36 +77,62 @@ def live_cards() -> tuple[LiveCard, ...]:
     if shutil.which("nvidia-smi") is None:
         return ()
     processes = [_process(row) for row in _query("compute-apps", _PROCESS_FIELDS)]
-    return tuple(_card(row, processes) for row in _query("gpu", _CARD_FIELDS))
+    rows = _query("gpu", _CARD_FIELDS)
+    instances = _instances() if any(row[-1] == "Enabled" for row in rows) else {}
+    return tuple(_card(row, processes, instances) for row in rows)
 
 
 def visible_cards(cards: Sequence[LiveCard], visible: str | None) -> tuple[LiveCard, ...]:
     """Those that CUDA_VISIBLE_DEVICES lets a process see; all where it is None.
 
-    As CUDA does, a list of indices or UUIDs (or their beginnings) counts up to its first wrong
-    entry. Indices are nvidia-smi's, which are CUDA's where all cards are alike.
+    As CUDA does, a list of indices or UUIDs (or their beginnings), of cards or of MIG's instances
+    of them, counts up to its first wrong entry. Indices are nvidia-smi's; see `card_order`.
     """
     if visible is None:
         return tuple(cards)
     seen: list[LiveCard] = []
     for entry in visible.split(","):
         word = entry.strip()
-        match = [c for c in cards if word == str(c.index) or (word and c.uuid.startswith(word))]
+        match = [c for c in cards if _is_meant(c, word)]
         if len(match) != 1:
             break
         seen.append(match[0])
     return tuple(seen)
 
 
+def _is_meant(card: LiveCard, word: str) -> bool:
+    names = (card.uuid, *card.instances)
+    return word == str(card.index) or (word != "" and any(n.startswith(word) for n in names))
+
+
 def _query(what: str, fields: str) -> list[list[str]]:
-    words = ["nvidia-smi", f"--query-{what}={fields}", "--format=csv,noheader,nounits"]
+    rows = _ask(f"--query-{what}={fields}", "--format=csv,noheader,nounits")
+    return [[cell.strip() for cell in row.split(", ")] for row in rows if row]
+
+
+def _instances() -> dict[str, tuple[str, ...]]:
+    """The UUIDs of MIG's instances of each card, by the card's."""
+    found: dict[str, tuple[str, ...]] = {}
+    card = ""
+    for uuid in re.findall(r"\(UUID: ([^)]+)\)", "\n".join(_ask("-L"))):
+        if uuid.startswith("MIG-"):
+            found[card] = (*found.get(card, ()), uuid)
+        else:
+            card = uuid
+    return found
+
+
+def _ask(*words: str) -> list[str]:
+    """The lines that nvidia-smi answers."""
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE)
+        done = subprocess.run(
+            ["nvidia-smi", *words], capture_output=True, text=True, timeout=_PATIENCE
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _failed(str(error)) from error
     if done.returncode:
         raise _failed(done.stdout.strip() or done.stderr.strip())
-    return [[cell.strip() for cell in row.split(", ")] for row in done.stdout.splitlines() if row]
+    return done.stdout.splitlines()
 
 
 def _failed(why: str) -> PlimsollError:
@@ -100,8 +142,12 @@ def _failed(why: str) -> PlimsollError:
     )
 
 
-def _card(row: list[str], processes: list[tuple[str, CardProcess]]) -> LiveCard:
-    index, uuid, name, total, reserved, used, capability, driver = row
+def _card(
+    row: list[str],
+    processes: list[tuple[str, CardProcess]],
+    instances: dict[str, tuple[str, ...]],
+) -> LiveCard:
+    index, uuid, name, total, reserved, used, capability, driver, _ = row
     major, _, minor = capability.partition(".")
     return LiveCard(
         index=int(index),
@@ -113,6 +159,7 @@ def _card(row: list[str], processes: list[tuple[str, CardProcess]]) -> LiveCard:
         compute_capability=(int(major), int(minor)) if minor else None,
         driver=driver,
         processes=tuple(process for card, process in processes if card == uuid),
+        instances=instances.get(uuid, ()),
     )
 
 
