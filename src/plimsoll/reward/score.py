@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from numbers import Real
+from traceback import format_exception_only
+from typing import SupportsFloat
 
 from plimsoll.config.choice import resolve_choice
 from plimsoll.config.reward import RewardConfig
@@ -58,24 +59,39 @@ def _part(rule: _Rule, trajectory: Trajectory) -> RewardPart:
         value = rule.function(trajectory)
     except PlimsollError as error:
         raise type(error)(f"{_where(rule, trajectory)}: {error}") from error
-    except (Exception, SystemExit) as error:  # own code may do anything, and the row must be known
+    except KeyboardInterrupt:  # Ctrl-C
+        raise
+    except BaseException as error:  # own code may do anything, and the row must be known
+        told = " ".join("".join(format_exception_only(error)).split())
         raise PlimsollError(
-            f"{_where(rule, trajectory)} raised {type(error).__name__}: {error}. "
-            f"{_shown(trajectory)}"
+            f"{_where(rule, trajectory)} raised {told}. {_shown(trajectory)}"
         ) from error
-    if not isinstance(value, Real) or not _is_finite(value):
+    number = _finite(value)
+    if number is None:
         raise PlimsollError(
-            f"{_where(rule, trajectory)} gave {value!r} ({type(value).__name__}), and a reward "
-            f"must be a finite number. {_shown(trajectory)}"
+            f"{_where(rule, trajectory)} gave {_repr(value)} ({type(value).__name__}), and a "
+            f"reward must be a finite number. {_shown(trajectory)}"
         )
-    return RewardPart(rule.name, float(value), rule.weight)
+    return RewardPart(rule.name, number, rule.weight)
 
 
-def _is_finite(value: Real) -> bool:
+def _finite(value: object) -> float | None:
+    """A number of Python's, NumPy's or torch's; None for anything else, and for NaN or infinity."""
+    if not isinstance(value, SupportsFloat):
+        return None
     try:
-        return math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # many numbers; or one too large
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _repr(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of over 4,300 digits
+        text = object.__repr__(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _where(rule: _Rule, trajectory: Trajectory) -> str:

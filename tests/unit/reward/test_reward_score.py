@@ -15,7 +15,8 @@ from plimsoll.records import Prompt, RewardPart, Trajectory
 from plimsoll.reward.score import build_rewards
 
 MODULE = """
-import math
+import asyncio, math
+import numpy, torch
 def ratio(trajectory, *, over: int = 10):
     return len(trajectory.response_text) / over
 def is_short(trajectory):
@@ -30,8 +31,25 @@ def gives_none(trajectory):
     pass
 def gives_too_much(trajectory):
     return 10**400
+def gives_a_number_that_cannot_be_shown(trajectory):
+    return 10**5000
+def gives_numbers(trajectory):
+    return torch.tensor([0.5, 1.0])
+def gives_one_of_torch(trajectory):
+    return torch.tensor(0.5)
+def gives_one_of_numpy(trajectory):
+    return numpy.bool_(True)
 def leaves(trajectory):
     raise SystemExit(0)
+def is_cancelled(trajectory):
+    raise asyncio.CancelledError
+class Wordless(Exception):
+    def __str__(self):
+        raise RuntimeError
+def fails_without_words(trajectory):
+    raise Wordless
+def is_interrupted(trajectory):
+    raise KeyboardInterrupt
 """
 
 
@@ -82,8 +100,12 @@ def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) ->
         ("gives_nan", "gave nan (float), and a reward must be a finite number"),
         ("gives_text", "gave '0.5' (str)"),
         ("gives_none", "gave None (NoneType)"),
-        ("gives_too_much", f"gave 1{'0' * 400} (int), and a reward must be a finite number"),
-        ("leaves", "raised SystemExit: 0"),
+        ("gives_too_much", f"gave 1{'0' * 199}... (int), and a reward must be a finite number"),
+        ("gives_a_number_that_cannot_be_shown", "gave <int object at "),
+        ("gives_numbers", "gave tensor([0.5000, 1.0000]) (Tensor)"),
+        ("leaves", "raised SystemExit: 0. The prompt"),
+        ("is_cancelled", "raised asyncio.exceptions.CancelledError. The prompt"),
+        ("fails_without_words", "raised my_rewards.Wordless: <exception str() failed>. The pro"),
     ],
 )
 def test_a_rule_that_fails_names_itself_row_prompt_and_response(
@@ -97,6 +119,17 @@ def test_a_rule_that_fails_names_itself_row_prompt_and_response(
     assert "The prompt: '?'. The response (cut): " in message
     assert repr("a" * 200) in message and "a" * 201 not in message
     pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
+
+
+def test_ctrl_c_in_a_rule_is_no_failure_of_it(module: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        build_rewards({"mine": config(f"{module}:is_interrupted")})(trajectory("a"))
+
+
+def test_one_number_of_torch_or_numpy_is_a_reward(module: str) -> None:
+    names = ("gives_one_of_torch", "gives_one_of_numpy")
+    scorer = build_rewards({name: config(f"{module}:{name}") for name in names})
+    assert [part.value for part in scorer(trajectory("a")).rewards] == [0.5, 1.0]
 
 
 def test_a_known_error_keeps_its_kind_and_gains_the_row() -> None:
