@@ -132,10 +132,10 @@ class Command:
                 return
         raise AssertionError(f"ended without {start!r}: {self._errors.read_text()}")
 
-    def finish(self) -> Outcome:
+    def finish(self, seconds: float = _PATIENCE) -> Outcome:
         """Wait for the end."""
         try:
-            rest, _ = self.process.communicate(timeout=_PATIENCE)
+            rest, _ = self.process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             self.kill_all()
             raise

@@ -13,6 +13,8 @@ import pytest
 import torch
 from commands import PPO, SFT, Command, metrics, wait_for, write_config, write_task
 
+from plimsoll.run.rows import read_rows
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
@@ -26,6 +28,9 @@ needs_vllm = pytest.mark.skipif(
 STEPS = 2
 GAP = 0.05
 """Nats: rounding in bfloat16. A wrong or stale weight gives several tenths."""
+PATIENCE = 540.0
+"""Seconds of one run: vLLM compiles the model and captures its graphs at its first start on a
+machine."""
 
 
 def shared(sleep_level: int, **rollout: Any) -> dict[str, Any]:
@@ -48,7 +53,7 @@ def check(home: Path, config: dict[str, Any]) -> list[dict[str, Any]]:
     write_task(home)
     write_config(home, "ppo", config)
     command = Command(home, "ppo", "ppo.yaml")
-    outcome = command.finish()
+    outcome = command.finish(PATIENCE)
     assert outcome.code == 0, outcome.err
     wait_for(lambda: not command.processes(), "the end of all processes of the run")
     rows = metrics(home / "ppo")
@@ -66,7 +71,7 @@ def test_sft_learns(tmp_path: Path) -> None:
     config["cluster"]["device"] = "cuda"
     config["actor"]["model"]["dtype"] = "bfloat16"
     write_config(tmp_path, "sft", config)
-    outcome = Command(tmp_path, "sft", "sft.yaml").finish()
+    outcome = Command(tmp_path, "sft", "sft.yaml").finish(PATIENCE)
     assert outcome.code == 0, outcome.err
     losses = [row["loss"] for row in metrics(tmp_path / "sft") if "loss" in row]
     assert losses[-1] < 0.7 * losses[0]
@@ -79,10 +84,22 @@ def test_ppo_in_one_process(tmp_path: Path) -> None:
     check(tmp_path, config)
 
 
+def card_bytes(home: Path, phase: str) -> list[int]:
+    """What the card showed to the engine in each step's phase, at its fullest."""
+    rows = read_rows(home / "ppo" / "ledger.jsonl")
+    own = [row for row in rows if (row["process"], row["phase"]) == ("engine 0", phase)]
+    return [row["measured"]["device_bytes"] for row in own]
+
+
 @needs_vllm
 @pytest.mark.parametrize("sleep_level", [0, 1, 2])
 def test_ppo_with_vllm_on_the_same_card(sleep_level: int, tmp_path: Path) -> None:
-    check(tmp_path, shared(sleep_level))
+    config = shared(sleep_level)
+    check(tmp_path, config)
+    share = config["rollout"]["memory_share"] * torch.cuda.mem_get_info()[1]
+    assert min(card_bytes(tmp_path, "rollout")) > 0.8 * share
+    training = card_bytes(tmp_path, "train_actor")
+    assert max(training) < 0.6 * share if sleep_level else min(training) > 0.8 * share
 
 
 @needs_vllm

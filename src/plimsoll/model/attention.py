@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from inspect import signature
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,11 @@ from plimsoll.records import Ints, leaders
 
 SDPA = "plimsoll_sdpa"
 VARLEN = "plimsoll_varlen"
+
+_GROUPED: dict[str, Any] = (
+    {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
+)
+"""Torch 2.11 lets its kernel take fewer heads of keys than of queries without being told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,7 +259,7 @@ def _varlen(pack: _Pack) -> Tensor:
         # It counts the keys before the query, without itself. Flash attention has a sequence's last
         # query at its last key (torch/nn/attention/bias.py, on CausalVariant.LOWER_RIGHT).
         window_size=(-1 if pack.window is None else pack.window - 1, 0),
-        enable_gqa=pack.query.shape[1] != pack.key.shape[1],
+        **_GROUPED,
     )
     assert isinstance(output_THD, Tensor)
     return output_THD[None]

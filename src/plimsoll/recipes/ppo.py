@@ -102,8 +102,8 @@ def train(
             rows = data.order.indices(state.data_position, config.batch.prompts)
             prompts = [data.train[row] for row in rows]
             trajectories = sample(cluster, config, prompts, step, scorer)
-            cluster.engines_do(RolloutEngine.sleep)
         with session.phase("score", cluster):
+            cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
             judged = judge(trajectories, config, cluster)
             batch = pack_batch(judged, config, cluster.ranks, cluster.critics.ranks, step)
             scores = score(batch, config, cluster)
@@ -236,7 +236,7 @@ def next_kl_coefficient(config: PpoConfig, state: RunState, batch: Batch, scores
     kl = config.algorithm.kl
     if kl.target is None or state.step < config.algorithm.critic_warmup_steps:
         return state.kl_coefficient
-    observed = observed_kl(batch, scores)
+    observed = observed_kl(scores)
     responses = len(batch.trajectories)
     return adapt(state.kl_coefficient, observed, responses, kl.target, kl.horizon)
 

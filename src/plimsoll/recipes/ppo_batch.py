@@ -248,7 +248,7 @@ def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[
         "finished": fmean(t.finish_reason == "stop" for t in trajectories),
     } | _foreseen(np.concatenate(learnables.returns), np.concatenate(scores.values))
     if learnables.kl is not None:
-        metrics["kl"] = observed_kl(batch, scores)
+        metrics["kl"] = observed_kl(scores)
     if scores.recomputed:
         sampled = np.concatenate([t.sampler_logprobs for t in trajectories])
         metrics["logprob_gap"] = float(np.abs(sampled - np.concatenate(scores.policy)).mean())
@@ -264,10 +264,9 @@ def _foreseen(returns_L: Floats, values_L: Floats) -> dict[str, float]:
     return {"value_explained": 1 - float((returns_L - values_L).var()) / variance}
 
 
-def observed_kl(batch: Batch, scores: Scores) -> float:
+def observed_kl(scores: Scores) -> float:
     """The mean KL per response from the reference (k1 summed over tokens), nats."""
-    if scores.reference is None:
-        return 0.0
+    assert scores.reference is not None
     gaps = zip(scores.policy, scores.reference, strict=True)
     return fmean(float((policy - reference).sum()) for policy, reference in gaps)
 

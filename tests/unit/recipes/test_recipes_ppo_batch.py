@@ -174,8 +174,11 @@ def test_a_step_with_several_updates_does(settings: PpoConfig) -> None:
 
 def test_without_a_kl_no_reference_is_asked() -> None:
     cluster = PlainCluster(ranks=1)
-    _, scores = scores_of(config(kl={"place": "none"}), cluster, trajectories())
+    settings = config(kl={"place": "none"})
+    batch, scores = scores_of(settings, cluster, trajectories())
     assert cluster.asked == [("values", "critic")] and scores.reference is None
+    learnables = estimate_advantages(batch, scores, settings, kl_coefficient=0.1)
+    assert learnables.kl is None and "kl" not in batch_metrics(batch, scores, learnables)
 
 
 def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None:
@@ -256,6 +259,7 @@ def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_batch() -> Non
 
 def test_metrics_of_a_batch_by_hand() -> None:
     found, scores = two_trajectories()
+    scores = replace(scores, reference=[floats(-1.5, -1.0), floats(-1.25)])
     settings = config(
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
@@ -263,8 +267,8 @@ def test_metrics_of_a_batch_by_hand() -> None:
     metrics = batch_metrics(batch, scores, estimate_advantages(batch, scores, settings, 0.1))
     assert metrics["reward"] == 1.0 and metrics["reward/length"] == 0.5
     assert metrics["response_tokens"] == 1.5 and metrics["finished"] == 0.5
-    # KL per response: 0.5 - 1 = -0.5 and 0.5.
-    assert metrics["kl"] == observed_kl(batch, scores) == pytest.approx(0.0)
+    # KL per response: 0.5 - 1 = -0.5 and 0.75.
+    assert metrics["kl"] == observed_kl(scores) == pytest.approx(0.125)
     # Sampled 0, -0.001 and -1; the trainer says -1, -2 and -0.5.
     assert metrics["logprob_gap"] == pytest.approx((1.0 + 1.999 + 0.5) / 3)
     # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
