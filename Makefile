@@ -44,12 +44,16 @@ bench: setup
 	$(BIN)/python benchmarks/memory_accuracy.py benchmarks/peaks_of_others.csv $(PEAKS)
 
 setup: $(STAMP)
+	@grep -qF "$$(pwd -P)/.venv/bin" $(BIN)/plimsoll || \
+	  { echo ".venv was made in another directory and cannot be moved: make clean, and again"; exit 1; }
 
 # torch comes first and with its own dependencies, so that each machine gets its own build of it;
 # the rest comes from a complete lock file, without a resolver (docs/decisions.md says why).
 $(STAMP): requirements/$(BACKEND).txt pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 13) else \
-	  f"Plimsoll needs Python 3.11 or 3.12, and $(PYTHON) is {v.major}.{v.minor}: make PYTHON=python3.11 ...")'
+	  f"Plimsoll needs Python 3.11 or 3.12, and $(PYTHON) is {v.major}.{v.minor}: make PYTHON=python3.11 ... " \
+	  "(`uv python install 3.12` brings one where the system has none)")'
+	@case "$$PWD" in *\ *) echo "Ray cannot run from a path with spaces: move $$PWD"; exit 1;; esac
 	@echo "setting up .venv (about 4 GB, with BACKEND=gpu 9 GB; a few minutes)"
 	$(PYTHON) -m venv --clear .venv
 	$(PIP) torch==2.13.0

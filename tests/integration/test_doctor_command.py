@@ -40,7 +40,8 @@ def test_a_busy_card_and_a_lost_cluster_end_with_code_1(tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(
         "#!/bin/sh\n"
-        'case "$1" in --query-gpu=*) echo "0, GPU-a, NVIDIA A10, 23028, 400, 21000, 8.6, 570.1";;\n'
+        'case "$1" in --query-gpu=*)\n'
+        'echo "0, GPU-a, NVIDIA A10, 23028, 400, 21000, 8.6, 570.1, [N/A]";;\n'
         '*) echo "GPU-a, 4242, python, 20900";; esac\n'
     )
     smi.chmod(0o755)

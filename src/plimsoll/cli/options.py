@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NoReturn
 
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.output import silence
 
 
@@ -31,3 +31,6 @@ def show(text: str) -> None:
     except BrokenPipeError:
         silence(sys.stdout.fileno())
         raise ReaderGone from None
+    except OSError as error:
+        silence(sys.stdout.fileno())
+        raise PlimsollError(f"Standard output cannot be written: {error.strerror}.") from error

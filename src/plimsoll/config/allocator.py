@@ -25,12 +25,13 @@ _BEFORE = "PLIMSOLL_LD_PRELOAD"
 
 
 def library() -> Path | None:
-    """jemalloc's file; None on other systems than Linux, and where Ray came without it."""
+    """jemalloc's file; None on other systems than Linux, where Ray came without it, and where its
+    path has a space or colon, at which LD_PRELOAD is divided."""
     ray = importlib.util.find_spec("ray")
     if sys.platform != "linux" or ray is None or ray.origin is None:
         return None
     path = Path(ray.origin).parent / "core" / "libjemalloc.so"
-    return path if path.is_file() else None
+    return path if path.is_file() and not set(" :") & set(str(path)) else None
 
 
 def is_chosen(environment: Mapping[str, str] = os.environ) -> bool:

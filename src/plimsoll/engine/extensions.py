@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import time
 from pathlib import Path
 
 from plimsoll.errors import PlimsollError
+from plimsoll.memory.machine.tools import own_scripts
 
 # On a machine with nvcc and no GPU it tells whoever imports it so.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 MOST_SECONDS = 600.0
 """That compiling may take; it takes about one minute."""
+
+_SHOWN_LINES = 3
+
+
+def offer_ninja() -> None:
+    """Put the ninja of this Python's packages on the PATH, where torch looks for one, if none is:
+    a command that is called by its path (.venv/bin/plimsoll) has not put them there."""
+    if shutil.which("ninja") is None:
+        os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:{own_scripts()}"
 
 
 def await_build(name: str) -> None:
@@ -32,6 +44,13 @@ def await_build(name: str) -> None:
                 "machine is starting just now, remove the file and try again"
             )
         time.sleep(1.0)
+
+
+def compiler_errors(output: str) -> str:
+    """The first lines of a failed build that tell why, without the commands around them."""
+    lines = [line.strip() for line in output.splitlines()]
+    telling = [line for line in lines if "error" in line or "not found" in line]
+    return "\n  ".join(telling[:_SHOWN_LINES]) or output
 
 
 def _age(file: Path) -> float | None:

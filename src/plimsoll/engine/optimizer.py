@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
-from plimsoll.engine.extensions import await_build
+from plimsoll.engine.extensions import await_build, compiler_errors, offer_ninja
+from plimsoll.errors import PlimsollError
 
 
 def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
@@ -19,24 +21,39 @@ def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimize
     groups = parameter_groups(module, settings)
     betas = (settings.beta1, settings.beta2)
     if role.zero.optimizer_offload == "cpu":
-        from deepspeed.ops.adam import DeepSpeedCPUAdam
-
-        await_build("cpu_adam")
-        offloaded: torch.optim.Optimizer = DeepSpeedCPUAdam(
-            groups,
-            lr=0.0,
-            betas=betas,
-            eps=settings.eps,
-            adamw_mode=True,
-            fp32_optimizer_states=role.zero.state_dtype == "float32",
-        )
-        return offloaded
+        return _offloaded(groups, role)
     if settings.kind == "adamw_8bit":
         from bitsandbytes.optim import AdamW8bit
 
         small: torch.optim.Optimizer = AdamW8bit(groups, lr=0.0, betas=betas, eps=settings.eps)
         return small
     return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=settings.eps, fused=True)
+
+
+def _offloaded(groups: Sequence[Mapping[str, object]], role: TrainedRole) -> torch.optim.Optimizer:
+    """DeepSpeed's Adam on the CPU. Raises PlimsollError where it cannot be compiled."""
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    settings = role.optimizer
+    offer_ninja()
+    try:
+        await_build("cpu_adam")
+        made: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            groups,
+            lr=0.0,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            adamw_mode=True,
+            fp32_optimizer_states=role.zero.state_dtype == "float32",
+        )
+    except (RuntimeError, OSError) as error:
+        raise PlimsollError(
+            "DeepSpeed's Adam for the CPU (optimizer_offload: cpu) cannot be compiled: "
+            f"{compiler_errors(str(error.__cause__ or error))}\n`plimsoll doctor` says whether a "
+            "compiler, ninja or Python's headers are missing. It is compiled into "
+            "TORCH_EXTENSIONS_DIR, ~/.cache/torch_extensions by default, which must be writable."
+        ) from error
+    return made
 
 
 def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[str, object]]:

@@ -21,8 +21,10 @@ from rich.table import Table
 
 from plimsoll.config.jobs import PpoConfig, SftConfig
 from plimsoll.config.load import load_config
+from plimsoll.config.problems import refuse
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer, problems, write_problems
+from plimsoll.recipes.needs import missing_needs
 from plimsoll.recipes.ppo import run_ppo
 from plimsoll.recipes.sft import run_sft
 from plimsoll.run.curves import PPO_PANELS, draw_curves
@@ -105,10 +107,13 @@ def run_demo(directory: str, seed: int) -> Outcome:
         console.print(f"removing the last demo in {home}")
         remove_directory(home)
     prepare(home, seed)
+    sft = load_config(SftConfig, str(home / "sft.yaml"))
+    ppo = load_config(PpoConfig, str(home / "ppo.yaml"))
+    refuse(missing_needs(ppo))
     console.rule("1. supervised fine-tuning")
-    run_sft(load_config(SftConfig, str(home / "sft.yaml")))
+    run_sft(sft)
     console.rule("2. PPO on Ray, DeepSpeed and vLLM")
-    run_ppo(load_config(PpoConfig, str(home / "ppo.yaml")))
+    run_ppo(ppo)
     console.rule("3. what came of it")
     return tell(home, console, time.monotonic() - started)
 

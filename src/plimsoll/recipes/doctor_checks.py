@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,7 +10,7 @@ from plimsoll.memory.machine.host import HostMemory
 from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.machine.versions import judge_version
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
-from plimsoll.recipes.doctor_compilers import compilers
+from plimsoll.recipes.doctor_compilers import compilers, libnuma
 from plimsoll.recipes.doctor_finding import Finding, State
 from plimsoll.recipes.doctor_machine import Disk, Machine, RayView, TorchView
 from plimsoll.run.numbers import bytes_text
@@ -26,6 +27,7 @@ _OPTIONAL = {
 _BUSY_BYTES = _GIB  # an idle card shows some hundred MiB, more with a display
 _LEAST_SHARED = _GIB  # Docker gives 64 MiB; NCCL alone takes some tens of MiB a rank
 _RAY_SHARE = 0.3  # of the memory: Ray's object store (ray_constants.py)
+_LONGEST_TEMPORARY = 39  # bytes: below it /ray/session_<date>_<time>_<pid>/sockets/plasma_store
 _RAY_FULL = 0.05  # free: Ray spills no objects to a disk that is fuller
 _LEAST_DISK, _TIGHT_DISK = _GIB, 20 * _GIB
 _LEAST_FILES = 4096
@@ -46,11 +48,12 @@ def judge(machine: Machine) -> list[Finding]:
         memory(machine.memory),
         swap(machine.memory),
         locked_memory(machine.locked_bytes, gpu),
-        shared_memory(machine.shared, machine.memory),
+        shared_memory(machine.shared, machine.memory, gpu),
         open_files(machine.open_files),
         run_disk(machine.runs),
         temporary_disk(machine.temporary),
         compilers(machine.tools, gpu),
+        *libnuma(machine.tools, machine.versions),
         *ray(machine.versions["ray"], machine.ray),
     ]
 
@@ -132,6 +135,11 @@ def gpu_checks(card: LiveCard, torch: TorchView) -> Iterator[Finding]:
 def gpu_memory(card: LiveCard) -> Finding:
     """Free memory, and who holds the rest."""
     name = f"gpu {card.index}"
+    if card.instances:
+        seen = f"{card.name}, cut by MIG into {len(card.instances)} instances"
+        why = "What each of them has is not told here: `plimsoll plan` cannot see it."
+        fix = "cluster.hardware: the bytes of one, such as 9.5GiB; a run uses one of them"
+        return Finding(name, "warn", seen, why, fix)
     seen = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
     if card.used_bytes <= _BUSY_BYTES and not card.processes:
         return Finding(name, "ok", seen)
@@ -214,12 +222,12 @@ def locked_memory(limit: int | None, gpu: bool) -> Finding:
     return Finding("locked memory", "warn", seen, why, fix)
 
 
-def shared_memory(shared: Disk, host: HostMemory) -> Finding:
+def shared_memory(shared: Disk, host: HostMemory, gpu: bool) -> Finding:
     """/dev/shm, where NCCL's buffers and Ray's object store are."""
     seen = f"{bytes_text(shared.free_bytes)} of {bytes_text(shared.total_bytes)} free"
     size = f"docker run --shm-size={max(1, round(_RAY_SHARE * host.capacity_bytes / _GIB))}g"
     fix = f"{size} (or --ipc=host); delete what is left over in {shared.path}"
-    if shared.free_bytes < _LEAST_SHARED:
+    if gpu and shared.free_bytes < _LEAST_SHARED:
         why = "NCCL ends with `No space left on device` or a bus error, and Ray goes to the disk."
         return Finding("shared memory", "wrong", seen, why, fix)
     if shared.free_bytes < _RAY_SHARE * host.free_bytes:
@@ -252,6 +260,10 @@ def temporary_disk(disk: Disk) -> Finding:
     if disk.free_bytes < _LEAST_DISK:
         why = "Ray keeps its logs and sessions there and cannot start."
         return Finding("temporary disk", "wrong", seen, why, "make room, or set TMPDIR")
+    if len(os.fsencode(disk.path)) > _LONGEST_TEMPORARY:
+        why = "Ray's sockets are below it, and their paths are over the system's 107 bytes."
+        fix = f"set TMPDIR to a path of at most {_LONGEST_TEMPORARY} bytes"
+        return Finding("temporary disk", "wrong", seen, why, fix)
     if disk.free_bytes < _RAY_FULL * disk.total_bytes:
         why = "It is over 95 % full, and Ray then spills no more objects to it."
         return Finding("temporary disk", "warn", seen, why, "make room, or set TMPDIR")

@@ -12,8 +12,6 @@ import resource
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,9 +22,8 @@ from plimsoll.cluster.address import knock
 from plimsoll.errors import PlimsollError
 from plimsoll.memory.machine.host import HostMemory, live_host
 from plimsoll.memory.machine.nvidia import LiveCard, live_cards, visible_cards
+from plimsoll.memory.machine.tools import system_tools
 from plimsoll.memory.machine.versions import PACKAGES, installed_version
-
-TOOLS = ("gcc", "g++", "ninja", "nvcc")
 
 _PATIENCE = 60.0  # seconds for one import
 _SEE_TORCH = """
@@ -80,7 +77,7 @@ class Machine:
 
     versions: of each of memory.versions.PACKAGES, None where not installed. cards: those that
     CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why nvidia-smi fails.
-    locked_bytes: None for no limit. tools: where each of TOOLS and Python.h are, None where not.
+    locked_bytes: None for no limit. tools: as `system_tools` finds them.
     """
 
     python: tuple[int, int, int]
@@ -120,8 +117,8 @@ def observe(directory: str, address: str | None) -> Machine:
         open_files=_limit(resource.RLIMIT_NOFILE) or sys.maxsize,
         shared=_disk("/dev/shm"),
         runs=_disk(directory),
-        temporary=_disk(tempfile.gettempdir()),
-        tools={tool: _find(tool) for tool in TOOLS} | {"Python.h": _headers()},
+        temporary=_disk(_ray_temporary()),
+        tools=system_tools(),
         ray=RayView(ray[1], address, _silence(address)),
     )
 
@@ -167,18 +164,9 @@ def _disk(path: str) -> Disk:
     return Disk(path, usage.total, usage.free)
 
 
-def _find(tool: str) -> str | None:
-    """On the PATH; nvcc also where CUDA_HOME or the usual place has it, and for gcc what CC names,
-    or clang, will do, as for Triton (runtime/build.py)."""
-    if tool == "gcc":
-        return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    return shutil.which(tool) or shutil.which(tool, path=f"{home}/bin")
-
-
-def _headers() -> str | None:
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    return str(header) if header.is_file() else None
+def _ray_temporary() -> str:
+    """Where Ray keeps its sessions (_common/utils.py, get_default_system_temp_dir)."""
+    return os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
 
 
 def _silence(address: str | None) -> str:

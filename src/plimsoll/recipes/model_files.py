@@ -9,12 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.config.data import DataConfig, template_file
+from plimsoll.config.jobs import ComparedJobConfig, DistillConfig, JobConfig, PpoConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, show
 
 _INDEX = "model.safetensors.index.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+
+
+def models_by_key(config: JobConfig) -> dict[str, ModelConfig]:
+    """The models of all roles, by the keys that the config has for them."""
+    models = {"actor.model": config.actor.model}
+    if isinstance(config, PpoConfig):
+        models["critic.model"] = config.critic.model
+        if config.reward_model is not None:
+            models["reward_model.role.model"] = config.reward_model.role.model
+    if isinstance(config, ComparedJobConfig | PpoConfig) and config.reference is not None:
+        models["reference.model"] = config.reference.model
+    if isinstance(config, DistillConfig):
+        models["teacher.model"] = config.teacher.model
+    return models
 
 
 def check_model(key: str, model: ModelConfig, *, tokenizer: bool) -> Iterator[Problem]:

@@ -6,8 +6,6 @@ read them.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +13,7 @@ from types import MappingProxyType
 
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.jobs import (
-    ComparedJobConfig,
-    DistillConfig,
-    DpoConfig,
-    JobConfig,
-    PpoConfig,
-)
+from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.reference import needs_reference
@@ -29,10 +21,17 @@ from plimsoll.config.which import JOBS, named_job
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.work import longest_written, trained_roles
+from plimsoll.memory.price.work import longest_written
 from plimsoll.memory.shapes.config_fields import longrope_positions
 from plimsoll.recipes.chosen import check_choices
-from plimsoll.recipes.model_files import check_missing, check_model, check_template, read_model_json
+from plimsoll.recipes.model_files import (
+    check_missing,
+    check_model,
+    check_template,
+    models_by_key,
+    read_model_json,
+)
+from plimsoll.recipes.needs import missing_needs
 from plimsoll.recipes.ppo_inputs import check_heads
 from plimsoll.run.directory import RunDirectory, resume_problems
 
@@ -58,30 +57,17 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     for name, source in config.data.sources().items():
         yield from _source(name, source)
     yield from check_template(config.data, config.actor.model)
-    models = _models(config)
+    models = models_by_key(config)
     for key, model in models.items():
         yield from check_model(key, model, tokenizer=key in ("actor.model", "teacher.model"))
         yield from _length(config, key, model)
-    yield from _packages(config)
+    yield from missing_needs(config)
     yield from _nodes(config.cluster)
     yield from check_choices(config)
     if isinstance(config, PpoConfig):
         yield from check_heads(config)
     if isinstance(config, DpoConfig):
         yield from _reference(config)
-
-
-def _models(config: JobConfig) -> dict[str, ModelConfig]:
-    models = {"actor.model": config.actor.model}
-    if isinstance(config, PpoConfig):
-        models["critic.model"] = config.critic.model
-        if config.reward_model is not None:
-            models["reward_model.role.model"] = config.reward_model.role.model
-    if isinstance(config, ComparedJobConfig | PpoConfig) and config.reference is not None:
-        models["reference.model"] = config.reference.model
-    if isinstance(config, DistillConfig):
-        models["teacher.model"] = config.teacher.model
-    return models
 
 
 def _run_directory(config: JobConfig) -> Iterator[Problem]:
@@ -162,25 +148,6 @@ def _length(config: JobConfig, key: str, model: ModelConfig) -> Iterator[Problem
         )
 
 
-def _packages(config: JobConfig) -> Iterator[Problem]:
-    """Those that not every run needs."""
-    if config.cluster.where == "ray":
-        yield from _package("ray", "cluster.where", "ray", "cluster.where: local (one rank)")
-    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
-        yield from _package("vllm", "rollout.engine", "vllm", "rollout.engine: transformers")
-    for name, role in trained_roles(config).items():
-        if role.adapter is not None:
-            rank = str(role.adapter.rank)
-            yield from _package("peft", f"{name}.adapter.rank", rank, f"no {name}.adapter")
-        if role.optimizer.kind == "adamw_8bit":
-            key = f"{name}.optimizer.kind"
-            yield from _package("bitsandbytes", key, "adamw_8bit", f"{key}: adamw")
-    for key, model in _models(config).items():
-        if model.quantization == "nf4":
-            other = f"{key}.quantization: none"
-            yield from _package("bitsandbytes", f"{key}.quantization", "nf4", other)
-
-
 def _nodes(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.nodes > 1 and cluster.address is None and cluster.where == "ray":
         yield Problem(
@@ -191,17 +158,6 @@ def _nodes(cluster: ClusterConfig) -> Iterator[Problem]:
             "give cluster.address: HOST:PORT",
             code="nodes-without-cluster",
             conflict=True,
-        )
-
-
-def _package(module: str, key: str, value: str, other: str) -> Iterator[Problem]:
-    if importlib.util.find_spec(module) is None:
-        yield Problem(
-            key,
-            value,
-            f"The package {module} is not installed.",
-            f"install plimsoll-rl with its extra `cpu` or `gpu`, or write {other}",
-            code="package-missing",
         )
 
 

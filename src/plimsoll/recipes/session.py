@@ -167,9 +167,7 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         stop = stack.enter_context(StopRequest())
         board = None
         if config.run.tensorboard:
-            board = stack.enter_context(
-                TensorBoardWriter(directory.tensorboard_path, state.step + 1)
-            )
+            board = TensorBoardWriter(directory.tensorboard_path, state.step + 1)
         progress = stack.enter_context(Progress(job, config.run.steps, directory.path, sys.stdout))
         if not reset_process_peak():
             progress.note(

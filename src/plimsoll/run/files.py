@@ -49,6 +49,28 @@ def write_whole(path: Path, content: str | bytes) -> None:
         partial.write_bytes(data)
 
 
+def append_whole(path: Path, data: bytes) -> None:
+    """Add records at a file's end, all of them or, where that fails, nothing.
+
+    Raises PlimsollError with path and reason where the disk is full or not writable.
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                written = file.write(data)
+                while written < len(data):
+                    written += file.write(data[written:])
+            except OSError:
+                file.truncate(end)
+                raise
+    except OSError as error:
+        raise PlimsollError(
+            f"Cannot add to {path}: {error}. What it had is whole. "
+            f"Free disk space or correct the rights, then resume the run."
+        ) from error
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a temporary sibling to write to, which takes the file's place at success.

@@ -2,7 +2,8 @@
 
 On a terminal: a bar with the time that is left, and the last values under it, redrawn in place.
 Elsewhere (a pipe, a log file, a dumb terminal): one plain ASCII line per step. A run whose reader
-goes away (`plimsoll ppo ... | head -1`) says so once on standard error, and goes on unseen.
+goes away (`plimsoll ppo ... | head -1`), or whose log file's disk is full, says so once on standard
+error, and goes on unseen.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _BEFORE_STEPS = frozenset({"data", "precompute", "load"})
 _BESIDE_STEPS = frozenset({"eval", "save"})
 """Phases that do no work on a step's tokens: of the first report, and of some later ones."""
 _UNSEEN = (
-    "nobody reads standard output any more: the run goes on unseen; its metrics.jsonl shows how "
-    "far it is, and `kill -INT {pid}` saves and stops it"
+    "standard output cannot be written any more ({why}): the run goes on unseen; its "
+    "metrics.jsonl shows how far it is, and `kill -INT {pid}` saves and stops it"
 )
 
 
@@ -184,9 +185,9 @@ class PlainDisplay:
         try:
             self._stream.write(safe + "\n")
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
             silence(self._stream.fileno())
-            tell(_UNSEEN.format(pid=os.getpid()))
+            tell(_UNSEEN.format(why=error.strerror, pid=os.getpid()))
 
     @contextmanager
     def counting(self, what: str, total: int | None) -> Iterator[Advance]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from plimsoll.errors import PlimsollError
-from plimsoll.run.files import whole_file, write_whole
+from plimsoll.run.files import append_whole, whole_file, write_whole
 
 Row = Mapping[str, Any]
 
@@ -31,22 +31,7 @@ def append_row(path: Path, row: Row) -> None:
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:
     """Add rows at the end. If the disk is full, the file keeps the rows that it had."""
-    lines = "".join(map(row_line, rows)).encode()
-    try:
-        with path.open("ab", buffering=0) as file:
-            end = file.tell()
-            try:
-                written = file.write(lines)
-                while written < len(lines):
-                    written += file.write(lines[written:])
-            except OSError:
-                file.truncate(end)
-                raise
-    except OSError as error:
-        raise PlimsollError(
-            f"Cannot add rows to {path}: {error}. The earlier rows are whole. "
-            f"Free disk space or correct the rights, then resume the run."
-        ) from error
+    append_whole(path, "".join(map(row_line, rows)).encode())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

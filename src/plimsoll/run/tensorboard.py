@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
-from types import TracebackType
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from plimsoll.run.files import append_whole, write_whole
 
 
 class TensorBoardWriter:
-    """Writes scalars. A context manager: closing it puts the last ones on the disk.
+    """Writes scalars, each step's at once: TensorBoard's own writer has a thread for it, which ends
+    with a traceback where the disk is full, and is heard of a step later.
 
     directory: where the event file goes; several parts of a run share it.
     first_step: what earlier event files hold from this step on is dropped by TensorBoard, so a
@@ -21,28 +26,23 @@ class TensorBoardWriter:
     """
 
     def __init__(self, directory: Path, first_step: int = 1) -> None:
-        self._writer = EventFileWriter(str(directory))
+        now = time.time()
+        # TensorBoard reads files in the order of their names, that is of their beginning.
+        name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._path = directory / name
         start = SessionLog(status=SessionLog.START)
-        self._writer.add_event(Event(wall_time=time.time(), step=first_step, session_log=start))
-
-    def __enter__(self) -> TensorBoardWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        head = Event(wall_time=now, file_version="brain.Event:2")
+        begin = Event(wall_time=now, step=first_step, session_log=start)
+        write_whole(self._path, _record(head) + _record(begin))
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write one step's scalars and flush them."""
+        """Write one step's scalars."""
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
-        self._writer.add_event(event)
-        self._writer.flush()
+        append_whole(self._path, _record(event))
 
-    def close(self) -> None:
-        """Write what is left and close the file."""
-        self._writer.close()
+
+def _record(event: Event) -> bytes:
+    buffer = BytesIO()
+    RecordWriter(buffer).write(event.SerializeToString())
+    return buffer.getvalue()

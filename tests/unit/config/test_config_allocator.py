@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +67,19 @@ def test_nothing_begins_anew_without_need(
     else:
         monkeypatch.setattr(allocator, "_NVIDIA", tmp_path)
     allocator.begin_anew()
+
+
+def test_a_path_that_ld_preload_would_divide(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, found in (("mine", True), ("my own", False), ("my:own", False)):
+        file = tmp_path / name / "ray" / "core" / "libjemalloc.so"
+        file.parent.mkdir(parents=True)
+        file.touch()
+        spec = SimpleNamespace(origin=str(file.parents[1] / "__init__.py"))
+        monkeypatch.setattr("importlib.util.find_spec", lambda _, spec=spec: spec)
+        assert (library() == file) is found
+        assert ("LD_PRELOAD" in preloading({})) is found
 
 
 _FREED = """

@@ -1,16 +1,23 @@
-"""A lock that a killed process left does not make later ones wait for ever."""
+"""A lock that a killed process left does not make later ones wait for ever; ninja is found, and a
+compiler that is not there is named."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from plimsoll.engine.extensions import MOST_SECONDS, await_build
+from plimsoll.config.engine import TrainedRole, ZeroConfig
+from plimsoll.config.model import ModelConfig
+from plimsoll.engine.extensions import MOST_SECONDS, await_build, offer_ninja
+from plimsoll.engine.optimizer import make_optimizer
 from plimsoll.errors import PlimsollError
+from plimsoll.memory.machine.tools import own_scripts
 
 
 @pytest.fixture
@@ -40,3 +47,28 @@ def test_an_old_lock_is_named(lock: Path) -> None:
     with pytest.raises(PlimsollError, match=r"cpu_adam/lock has been there for 15 minutes"):
         await_build("cpu_adam")
     assert lock.exists()
+
+
+def test_the_ninja_of_this_python_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if shutil.which("ninja", path=own_scripts()) is None:
+        pytest.skip("Python has no ninja of its own here")
+    offer_ninja()
+    assert shutil.which("ninja") == f"{own_scripts()}/ninja"
+    assert os.environ["PATH"].startswith(f"{tmp_path}:")
+
+
+@pytest.mark.usefixtures("lock")
+def test_an_adam_that_cannot_be_compiled_is_explained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    role = TrainedRole(
+        model=ModelConfig(path="any"), zero=ZeroConfig(stage=2, optimizer_offload="cpu")
+    )
+    told = r"Adam for the CPU .* cannot be compiled: \S+ 1: \S+/no-compiler: not found\n"
+    with pytest.raises(PlimsollError, match=told):
+        make_optimizer(torch.nn.Linear(2, 2), role)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/proc/nobody")
+    with pytest.raises(PlimsollError, match=r"No such file or directory: '/proc/nobody"):
+        make_optimizer(torch.nn.Linear(2, 2), role)

@@ -14,6 +14,7 @@ import pytest
 from plimsoll.errors import PlimsollError
 from plimsoll.memory.machine.host import HostMemory, Limit
 from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
+from plimsoll.memory.machine.tools import COMPILERS, LIBNUMA
 from plimsoll.recipes.doctor import refuse_wrong, report, table
 from plimsoll.recipes.doctor_checks import judge
 from plimsoll.recipes.doctor_finding import Finding
@@ -46,7 +47,7 @@ SOUND = Machine(
     shared=Disk("/dev/shm", 256 * GIB, 250 * GIB),
     runs=Disk("runs", 1000 * GIB, 900 * GIB),
     temporary=Disk("/tmp", 1000 * GIB, 900 * GIB),
-    tools=dict.fromkeys(("gcc", "g++", "ninja", "nvcc", "Python.h"), "/usr/bin"),
+    tools=dict.fromkeys((*COMPILERS, "Python.h", LIBNUMA), "/usr/bin"),
     ray=RayView("", None, ""),
 )
 
@@ -113,6 +114,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("cuda", replace(SOUND, cards=()), "warn", "CUDA_VISIBLE_DEVICES"),
         ("gpu 0", with_card(used_bytes=61 * GIB, processes=TRAINER), "wrong", "kill 77"),
         ("gpu 0", with_card(used_bytes=3 * GIB), "warn", "hidden"),
+        ("gpu 0", with_card(instances=("MIG-a", "MIG-b")), "warn", "cluster.hardware"),
         (
             "gpu 0",
             with_card(used_bytes=3 * MIB, processes=(CardProcess(5, "x", None),)),
@@ -155,7 +157,14 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("open files", replace(SOUND, open_files=1024), "warn", "ulimit -n 65536"),
         ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * GIB)), "warn", "checkpoint"),
         ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * MIB)), "wrong", "run.dir"),
+        ("shared memory", replace(CPU, shared=Disk("/dev/shm", MIB, MIB)), "warn", "slow"),
         ("temporary disk", replace(SOUND, temporary=Disk("/t", GIB, MIB)), "wrong", "TMPDIR"),
+        (
+            "temporary disk",
+            replace(SOUND, temporary=Disk("/t" * 20, 1000 * GIB, 900 * GIB)),
+            "wrong",
+            "at most 39 bytes",
+        ),
         (
             "temporary disk",
             replace(SOUND, temporary=Disk("/t", 1000 * GIB, 40 * GIB)),
@@ -170,6 +179,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
             "warn",
             "g++ and ninja and Python.h missing",
         ),
+        ("libnuma", replace(CPU, tools={**SOUND.tools, LIBNUMA: None}), "wrong", "libnuma1"),
         ("ray import", replace(SOUND, ray=RayView("no libprotobuf", None, "")), "wrong", "libpr"),
         ("ray address", replace(SOUND, ray=RayView("", "a:1", "refused")), "wrong", "ray start"),
     ],
@@ -260,17 +270,21 @@ def test_a_crashing_import_and_a_busy_card_are_seen(
     smi = tmp_path / "nvidia-smi"
     smi.write_text(
         "#!/bin/sh\n"
-        'case "$1" in --query-gpu=*) echo "0, GPU-a, Tesla T4, 15360, 450, 9000, 7.5, 570.1";;\n'
+        'case "$1" in --query-gpu=*)\n'
+        'echo "0, GPU-a, Tesla T4, 15360, 450, 9000, 7.5, 570.1, [N/A]";;\n'
         '*) echo "GPU-a, 4242, python, 8900";; esac\n'
     )
     smi.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     machine = observe(str(tmp_path / "not" / "yet"), "127.0.0.1:nothing")
     assert machine.torch == TorchView(False, None, False, (), "the import was ended by signal 11")
     assert machine.ray.trouble == "ImportError: no libprotobuf" and machine.ray.silence
     assert machine.cards[0].processes == (CardProcess(4242, "python", 8900 * MIB),)
+    assert machine.temporary.path == str(tmp_path / "gone")
     assert machine.python == sys.version_info[:3] and machine.runs.free_bytes > 0
     wrong = {finding.name for finding in judge(machine) if finding.state == "wrong"}
     assert {"cuda", "gpu 0", "ray import", "ray address"} <= wrong

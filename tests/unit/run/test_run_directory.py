@@ -95,6 +95,7 @@ def test_resume_has_each_step_once(tmp_path: Path) -> None:
         save(run, 4)
     (run.path / "checkpoints" / ".step-000006.partial-12345678").mkdir()
     (run.path / "trajectories" / ".step-000007.parquet.partial-12345678").write_text("half")
+    (run.path / ".git").mkdir()  # not the run's
     with run.metrics_path.open("a") as file:
         file.write('{"step": 7, "pa')
 
@@ -111,6 +112,7 @@ def test_resume_has_each_step_once(tmp_path: Path) -> None:
         "step-000002",
         "step-000004",
     ]
+    assert [item.name for item in tmp_path.glob(".*")] == [".git"]
 
 
 def test_auto_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
@@ -161,6 +163,7 @@ except ConfigError as error:
     sys.exit(str(error))
 """
     command = [sys.executable, "-c", program, str(tmp_path)]
+    (tmp_path / LOCK_FILE).write_text("4194305\n")  # of one that has ended
     with open_run(config(tmp_path)):
         second = subprocess.run(command, capture_output=True, text=True)
     assert second.returncode == 1

@@ -58,7 +58,7 @@ def test_a_metric_that_is_not_there_names_those_that_are() -> None:
         after_evaluation(
             BestConfig(metric="eval/accuracy"),
             START,
-            {"loss": 1.0, "eval/loss": 1.0, "eval/perplexity": 2.7},
+            {"loss": 1.0, "eval/perplexity": 2.7, "eval/loss": 1.0},
         )
 
 

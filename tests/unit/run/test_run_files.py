@@ -63,7 +63,7 @@ assert read_rows(folder / "rows.jsonl") == [{{"step": 1}}]
     big, rows = done.stdout.splitlines()
     assert f"Cannot write {tmp_path / 'big.bin'}: [Errno {errno.EFBIG}]" in big
     assert "Free disk space" in big
-    assert f"Cannot add rows to {tmp_path / 'rows.jsonl'}: [Errno {errno.EFBIG}]" in rows
+    assert f"Cannot add to {tmp_path / 'rows.jsonl'}: [Errno {errno.EFBIG}]" in rows
     assert names(tmp_path) == ["rows.jsonl"]
     assert (tmp_path / "rows.jsonl").read_text() == '{"step": 1}\n'
 

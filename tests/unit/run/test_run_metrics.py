@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import math
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -35,11 +36,8 @@ def scalars(directory: Path, tag: str) -> list[tuple[int, float]]:
 def test_one_write_reaches_file_tensorboard_and_display(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     stream = io.StringIO()
-    with (
-        Progress("ppo", 2, tmp_path, stream) as progress,
-        TensorBoardWriter(run.tensorboard_path) as tensorboard,
-    ):
-        sink = MetricsSink(run, progress, tensorboard)
+    with Progress("ppo", 2, tmp_path, stream) as progress:
+        sink = MetricsSink(run, progress, TensorBoardWriter(run.tensorboard_path))
         sink.write(report(1))
         sink.write(report(2))
     assert read_rows(run.metrics_path)[1] == {
@@ -59,11 +57,8 @@ def test_one_write_reaches_file_tensorboard_and_display(tmp_path: Path) -> None:
 def test_the_ledger_reaches_file_and_tensorboard(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     ledger = Ledger({}, 0)
-    with (
-        Progress("ppo", 2, tmp_path, io.StringIO()) as progress,
-        TensorBoardWriter(run.tensorboard_path) as tensorboard,
-    ):
-        sink = MetricsSink(run, progress, tensorboard)
+    with Progress("ppo", 2, tmp_path, io.StringIO()) as progress:
+        sink = MetricsSink(run, progress, TensorBoardWriter(run.tensorboard_path))
         for step, peak in ((1, 30), (2, 40)):
             ledger.add("score", {"rank 0": Reading(HostReading("a", peak, 9, 50, 100))}, 1.0)
             sink.write_ledger(ledger.take(step))
@@ -79,10 +74,26 @@ def test_a_metric_cannot_take_the_place_of_a_measure() -> None:
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
     for first, value in ((1, 1.0), (3, 2.0)):
-        with TensorBoardWriter(tmp_path, first_step=first) as writer:
-            for step in range(first, 5):
-                writer.write(step, {"loss": value})
+        writer = TensorBoardWriter(tmp_path, first_step=first)
+        for step in range(first, 5):
+            writer.write(step, {"loss": value})
     assert scalars(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
+
+
+def test_tensorboard_keeps_what_it_had_where_the_disk_is_full(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it."""
+    writer = TensorBoardWriter(tmp_path)
+    writer.write(1, {"loss": 1.0})
+    size = next(tmp_path.iterdir()).stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8, limits[1]))
+    try:
+        with pytest.raises(PlimsollError, match=r"Cannot add to .*tfevents.*Free disk space"):
+            writer.write(2, {"loss": 2.0})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    writer.write(3, {"loss": 3.0})
+    assert scalars(tmp_path, "loss") == [(1, 1.0), (3, 3.0)]
 
 
 def test_the_whole_room_needs_no_torch() -> None:

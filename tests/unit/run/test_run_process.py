@@ -121,3 +121,6 @@ def test_a_run_without_a_reader_goes_on_and_says_so_once() -> None:
     assert seen.stderr.count("goes on unseen") == 1 and "stopping after this step" in seen.stderr
     assert subprocess.run(command, stdout=writer, stderr=writer).returncode == 0
     os.close(writer)
+    with open("/dev/full", "w") as full:
+        seen = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert seen.returncode == 0 and seen.stderr.count("No space left on device") == 1

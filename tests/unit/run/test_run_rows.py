@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,20 @@ def test_a_torn_last_line_is_left_out_wherever_it_was_torn(tmp_path: Path, cut: 
     keep_rows_until(path, 5)
     append_row(path, {"step": 2})
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_full_disk_leaves_the_rows_that_were_there(tmp_path: Path) -> None:
+    """A limit on the size of files stands for it: half of the second row can be written."""
+    path = tmp_path / "metrics.jsonl"
+    append_row(path, {"step": 1})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (18, limits[1]))
+    try:
+        with pytest.raises(PlimsollError, match=r"metrics\.jsonl: .*What it had is whole"):
+            append_row(path, {"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == '{"step": 1}\n'
 
 
 def test_a_character_torn_in_its_middle_is_no_problem(tmp_path: Path) -> None:

