@@ -22,6 +22,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.engine.zero import ZeroEngine
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
+from plimsoll.run.readings import Share
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,7 @@ class Sent:
     plan: tuple[tuple[str, ...], ...]
     names: tuple[str, ...]
     buckets: tuple[WeightBucket | None, ...]
+    shares: tuple[Share, ...]
 
 
 def send_weights(
@@ -51,7 +53,7 @@ def send_weights(
     for step in range(3):
         plan = worker.weight_plan("actor", bucket_bytes)
         buckets = tuple(worker.weight_bucket("actor", names) for names in plan)
-        sent.append(Sent(plan, worker.weight_names("actor"), buckets))
+        sent.append(Sent(plan, worker.weight_names("actor"), buckets, worker.shares()))
         if step < 2:
             policy_step(worker, place, BATCHES[step], 31, RATES[step])
     worker.save_model("actor", out)
@@ -93,6 +95,18 @@ def test_the_buckets_hold_the_model(
     assert not torch.equal(changed[0], changed[1]) and not torch.equal(changed[1], changed[2])
     for bucket in first[2].buckets:
         check_bucket(bucket, bucket_bytes, is_tied)
+    for sent in (first[2], second[2]):
+        check_share(sent, setting, elements=sum(tensor.numel() for tensor in before.values()))
+
+
+def check_share(sent: Sent, setting: Setting, elements: int) -> None:
+    """Half of what is divided, but for padding."""
+    [share] = sent.shares
+    at_stage_3 = setting.zero.stage == 3
+    whole = elements * (2 if setting.dtype == "bfloat16" else 4)
+    expected = Share("actor", "weights" if at_stage_3 else "fp32 masters", whole, 2, share.held)
+    assert share == expected
+    assert whole / 2 <= share.held < 1.01 * whole / 2
 
 
 def tensors_of(sent: Sent) -> dict[str, torch.Tensor]:

@@ -106,9 +106,11 @@ def test_metrics_are_means_over_the_steps_pairs() -> None:
 
 
 def test_the_gradient_of_dpo_by_hand() -> None:
-    """-beta * sigmoid(-m) / 4 on the chosen, the opposite on the rejected."""
+    """-beta * sigmoid(-m) / 4 on the chosen, the opposite on the rejected; metrics have none."""
     policy_S = doubles(POLICY, learns=True)
-    compute("dpo", policy_S, doubles(REFERENCE), doubles(LENGTHS), beta=0.5).loss.backward()
+    output = compute("dpo", policy_S, doubles(REFERENCE), doubles(LENGTHS), beta=0.5)
+    assert not any(metric.requires_grad for metric in output.metrics.values())
+    output.loss.backward()
     assert policy_S.grad is not None
     expected = [-0.2689414 / 8, 0.2689414 / 8, -0.8175745 / 8, 0.8175745 / 8]
     assert policy_S.grad.tolist() == pytest.approx(expected, abs=1e-7)

@@ -83,9 +83,12 @@ def test_metrics_are_means_over_the_steps_pairs(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_gradient_by_hand(name: str) -> None:
-    """-sigmoid(m - ahead) / 4 on the chosen score, and 2 * 0.1 * sum / 4 of the centring."""
+    """-sigmoid(m - ahead) / 4 on the chosen score, and 2 * 0.1 * sum / 4 of the centring; metrics
+    have none."""
     chosen = doubles(CHOSEN, learns=True)
-    compute(name, chosen, doubles(REJECTED), [0.5, 0.0], 0.1).loss.backward()
+    output = compute(name, chosen, doubles(REJECTED), [0.5, 0.0], 0.1)
+    assert not any(metric.requires_grad for metric in output.metrics.values())
+    output.loss.backward()
     assert chosen.grad is not None
     expected = [(-0.3775407 + 0.2 * 3) / 4, (-0.8175745 - 0.2 * 0.5) / 4]
     assert chosen.grad.tolist() == pytest.approx(expected, abs=1e-7)

@@ -67,9 +67,12 @@ def test_every_loss_is_computed_by_hand_above() -> None:
 
 
 def test_the_gradient_by_hand() -> None:
-    """-lambda_D beta s(1 - s) / 4 of a desirable response, the opposite of an undesirable one."""
+    """-lambda_D beta s(1 - s) / 4 of a desirable response, the opposite of an undesirable one;
+    metrics have none."""
     logratios_S = doubles(LOGRATIOS, learns=True)
-    compute(logratios_S, DESIRABLE, COUNTS, {"desirable_weight": 2.0}).loss.backward()
+    output = compute(logratios_S, DESIRABLE, COUNTS, {"desirable_weight": 2.0})
+    assert not any(metric.requires_grad for metric in output.metrics.values())
+    output.loss.backward()
     slopes = [SIGMOID_1 * (1 - SIGMOID_1), 0.25, SIGMOID_2 * (1 - SIGMOID_2)]
     expected = [-2 * 0.5 * slopes[0] / 4, -2 * 0.5 * slopes[1] / 4, 0.5 * slopes[2] / 4]
     assert logratios_S.grad is not None

@@ -92,13 +92,16 @@ def test_selective_checkpoints_keep_products_and_attention() -> None:
     assert found["device recomputed activations"] == full["device recomputed activations"]
 
 
-def test_selective_checkpoints_keep_little_of_an_adapter() -> None:
-    """Its first matrix' narrow results; the second's are wide, and cheap to compute again."""
-    adapter = AdapterForm(rank=8, targets=("q_proj", "down_proj"), element=2)
+@pytest.mark.parametrize(("dora", "dropout"), [(False, True), (True, False), (True, True)])
+def test_selective_checkpoints_keep_little_of_an_adapter(dora: bool, dropout: bool) -> None:
+    """Its first matrix' narrow results; the second's are wide, and cheap to compute again. For
+    magnitudes the frozen layer is run a second time, on what dropout has thinned."""
+    adapter = AdapterForm(8, ("q_proj", "down_proj"), element=2, dropout=dropout, dora=dora)
     form = replace(FULL, checkpoint_every=1, selective=True)
     plain, adapted = (_bytes(replace(form, adapter=a)) for a in (None, adapter))
     more = adapted["device kept activations"] - plain["device kept activations"]
-    assert more == 31 * 4096 * 2 * 2 * 8
+    again = 2 * 4096 if dora and dropout else 0
+    assert more == 31 * 4096 * 2 * (2 * 8 + again)
 
 
 def test_inputs_on_the_host_leave_two_on_the_device() -> None:

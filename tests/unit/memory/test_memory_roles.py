@@ -48,6 +48,7 @@ def test_full_training_at_stage_3() -> None:
     assert size(held, "accumulated gradients") == 4 * PARAMETERS // 8
     assert size(held, "live parameters") == 2_000_000_000
     assert size(held, "reduce bucket") == 2 * 50_000_000
+    assert size(held, "checkpoint file") == 2 * 2**28
 
 
 def test_eight_bit_moments() -> None:
@@ -86,6 +87,9 @@ def test_a_second_copy_of_the_weights_for_slow_links() -> None:
     zero = {"stage": 3, "hpz_partition_size": 4}
     assert size(actor(ranks=16, zero=zero), "second copy of weights") == 2 * PARAMETERS // 4
     assert "second copy of weights" not in actor(ranks=16, zero={"stage": 3})
+    held = actor(ranks=16, zero=zero, adapter={"rank": 16}, model={"quantization": "nf4"})
+    first = sum(size(held, name) for name in ("weights", "frozen weights", "4-bit weights"))
+    assert size(held, "second copy of weights") == pytest.approx(16 / 4 * first, rel=1e-6)
 
 
 def test_layer_inputs_go_to_pinned_host_memory() -> None:
@@ -115,6 +119,24 @@ def test_an_adapter_on_all_linears() -> None:
     assert size(held, "moments") == trained  # 8 bytes over 8 ranks
     assert size(held, "bucket of weights") == 2**28  # it is merged into what is sent
     assert size(held, "model to save") == 2 * trained
+    assert size(held, "checkpoint file") == 12 * trained // 8
+    averaged = actor(zero={"stage": 2}, adapter={"rank": 16}, ema={})
+    assert size(averaged, "checkpoint file") == 16 * trained // 8
+
+
+def test_dropout_and_four_bits_of_an_adapter_are_computed_with() -> None:
+    """Dropout keeps a mask of one byte in each layer but the last, which is at its top, and its
+    output in place of its input; of the weights in 4 bits one at a time is written out."""
+
+    def held(dropout: float = 0.0, quantization: str = "none") -> dict[str, Held]:
+        adapter = {"rank": 16, "targets": ("down_proj",), "dropout": dropout}
+        model = {"gradient_checkpointing": False, "quantization": quantization}
+        return actor(zero={"stage": 2}, adapter=adapter, model=model)
+
+    plain, thinned, coded = held(), held(dropout=0.1), held(quantization="nf4")
+    masks = size(thinned, "activations") - size(plain, "activations")
+    assert masks == (LAYERS - 1) * WORK.tokens * INNER
+    assert size(coded, "working set") - size(plain, "working set") == 2 * HIDDEN * INNER
 
 
 def test_an_adapter_on_some_linears_with_magnitudes() -> None:

@@ -38,6 +38,7 @@ class Case:
     targets: Tensor
     teacher_hidden: Tensor
     teacher_weight: Tensor
+    teacher_bias: Tensor | None = None
 
     def leaves(self) -> list[Tensor]:
         return [t for t in (self.hidden, self.weight, self.bias) if t is not None]
@@ -46,7 +47,7 @@ class Case:
         return Lesson(
             hidden_L_H=self.teacher_hidden,
             weight_VH=self.teacher_weight,
-            bias_V=None,
+            bias_V=self.teacher_bias,
             form=form,
             divergence=divergence(CHOICES[name]),
             temperature=temperature,
@@ -58,7 +59,7 @@ class Case:
 def make_case(
     rows: int, width: int, vocab: int, bias: bool = False, dtype: torch.dtype = torch.float32
 ) -> Case:
-    """The teacher is one wider."""
+    """The teacher is one wider, and has three tokens more, which the student's head lacks."""
     generator = torch.Generator().manual_seed(rows * 1000 + width * 10 + vocab)
 
     def draw(*shape: int) -> Tensor:
@@ -71,7 +72,8 @@ def make_case(
         draw(vocab).requires_grad_() if bias else None,
         targets,
         draw(rows, width + 1),
-        draw(vocab, width + 1),
+        draw(vocab + 3, width + 1),
+        draw(vocab + 3) if bias else None,
     )
 
 
@@ -95,7 +97,10 @@ def full(
     bias = None if case.bias is None else case.bias.double()
     logits = torch.nn.functional.linear(case.hidden.double(), case.weight.double(), bias)
     student = capped(logits, form)
-    teacher = capped(case.teacher_hidden.double() @ case.teacher_weight.double().T, taught)
+    wide, cut = case.teacher_weight.double(), slice(len(case.weight))
+    wide_bias = None if case.teacher_bias is None else case.teacher_bias.double()[cut]
+    logits = torch.nn.functional.linear(case.teacher_hidden.double(), wide[cut], wide_bias)
+    teacher = capped(logits, taught)
     found = definition(name, student / temperature, teacher / temperature).sum() / TOKENS
     nll = torch.nn.functional.cross_entropy(student, case.targets, reduction="sum") / TOKENS
     return Distilled((1 - share) * temperature**2 * found + share * nll, found, nll)

@@ -202,3 +202,5 @@ def test_holds_no_more_than_one_chunk_of_logits(dtype: torch.dtype) -> None:
     ours = peak_bytes(head, lambda: chunked(head, chunk))
     assert one_chunk <= ours <= bound
     assert peak_bytes(head, lambda: full(head)) > rows * vocab * 4 > bound
+    few = make_head(chunk // 2, width, vocab, dtype=dtype)
+    assert peak_bytes(few, lambda: chunked(few, chunk)) <= bound - one_chunk // 2

@@ -197,6 +197,14 @@ def test_not_a_number_is_no_agreement() -> None:
         prove(WeightSync(route, 12, PROBE, 1e9, ""), 0)
 
 
+def test_engines_get_weights_other_than_the_files_before_they_are_compared() -> None:
+    """The trainer's bias is -0.5, that of the engines' files 0."""
+    config = SyncConfig(max_logprob_gap=0.1)
+    assert prepare_sync(make_route(), config, PROBE, send_first=True).bound == 2e-5
+    with pytest.raises(WeightSyncError, match="max_logprob_gap"):
+        prepare_sync(make_route(), config, PROBE)
+
+
 def test_rounding_sets_the_bound_of_the_syncs_after_it() -> None:
     route, prepared = prepare(noise=0.01)
     assert prepared.bound == pytest.approx(0.03, rel=1e-4)

@@ -83,7 +83,7 @@ def trained_role(
     if device == "cpu":
         kept += tuple(made_on_cpu(counts, sizes, role.optimizer))
     kept += tuple(loading(shape, counts, device))
-    kept += tuple(leaving(counts, sizes, shape, role.adapter is not None, device, sync_bucket))
+    kept += tuple(leaving(counts, sizes, role.adapter is not None, device, sync_bucket))
     form = activation_form(
         role.model, role.adapter, shape, head, device, entropy, own.scaled, own.capability
     )

@@ -40,7 +40,6 @@ def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Kept]
 def leaving(
     counts: Counts,
     sizes: ZeroSizes,
-    shape: ModelShape,
     adapted: bool,
     device: Device,
     sync_bucket: int,
