@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import ConfigError
+from plimsoll.memory.plan.layout import Kind, Process, Slot
 from plimsoll.memory.price.overheads import NUMBERS, Constants, read_constants, write_constants
+from plimsoll.memory.price.processes import process_items
 
 
 def test_every_number_has_a_source() -> None:
@@ -59,3 +61,23 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path, content: str) -> None
 def test_no_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no calibration"):
         read_constants(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "processes"), [("local", 1), ("recipe", 1), ("rank", 1), ("engine", 2), ("ray", 0)]
+)
+def test_torch_for_cuda_weighs_in_each_process_without_a_card(kind: Kind, processes: int) -> None:
+    """An engine has its core beside it; Ray's own processes do not import torch."""
+    process = Process(kind, 0, Slot(0))
+
+    def held(*, cuda_build: bool) -> int:
+        items = process_items(process, "cpu", 1, True, False, cuda_build, Constants())
+        return sum(item.bytes for item in items)
+
+    more = held(cuda_build=True) - held(cuda_build=False)
+    assert more == processes * Constants().cuda_build
+
+
+def test_on_cards_torchs_build_is_part_of_cudas_libraries() -> None:
+    items = process_items(Process("rank", 0, Slot(0, 0)), "cuda", 1, True, False, True, Constants())
+    assert "torch's CUDA build" not in [item.name for item in items]

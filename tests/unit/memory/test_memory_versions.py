@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from packaging.version import Version
 
 from plimsoll.memory.machine.versions import (
     PACKAGES,
+    has_cuda_build,
     installed_version,
     judge_version,
 )
@@ -86,3 +89,16 @@ def test_no_tested_version_is_one_that_fails() -> None:
         for failure in package.fatal:
             both = SpecifierSet(f"{package.tested},{failure.versions}")
             assert not list(both.filter(numbers)) and failure.source
+
+
+def test_torchs_build_for_cuda_is_told_by_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)
+    assert not has_cuda_build()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    assert has_cuda_build()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert not has_cuda_build()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from plimsoll.errors import ConfigError
 from plimsoll.memory.machine.host import live_host
 from plimsoll.memory.machine.nvidia import LiveCard, live_cards, visible_cards
+from plimsoll.memory.machine.versions import has_cuda_build
 
 _MOST_BYTES = 2**60
 _CARD_BYTES = range(10**9, 2**40)  # outside, a unit is forgotten or wrong
@@ -52,10 +53,12 @@ class Card:
 @dataclass(frozen=True)
 class Node:
     """One machine. cards: () for CPU alone. host_bytes: None where unknown, so that nothing can
-    be said of whether the host's share fits."""
+    be said of whether the host's share fits. cuda_build: whether its torch is built for CUDA, as
+    PyPI's is, and so weighs more on CPU too."""
 
     cards: tuple[Card, ...]
     host_bytes: int | None
+    cuda_build: bool = False
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,7 @@ def _visible() -> tuple[LiveCard, ...]:
 
 
 def _node(cards: tuple[LiveCard, ...]) -> Node:
-    return Node(tuple(map(_from_driver, cards)), live_host().capacity_bytes)
+    return Node(tuple(map(_from_driver, cards)), live_host().capacity_bytes, has_cuda_build())
 
 
 def _cards_of(text: str) -> tuple[Card, ...]:

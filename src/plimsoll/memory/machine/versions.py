@@ -6,9 +6,11 @@ between its ends were not all tried. A failure names the thread that reports it.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
@@ -145,6 +147,14 @@ def installed_version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def has_cuda_build() -> bool:
+    """Whether torch is here, built for CUDA; without importing it."""
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return False
+    return Path(torch.origin).with_name("lib").joinpath("libtorch_cuda.so").is_file()
 
 
 def judge_version(name: str, found: str | None) -> VersionProblem | None:

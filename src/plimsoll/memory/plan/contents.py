@@ -162,7 +162,8 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     groups |= {"engine": parallel, "engine worker": parallel}
     group, adapted = groups.get(process.kind, 1), _has_adapter(job, process)
     vllm = sampler is not None and sampler.rollout.engine == "vllm"
-    for item in process_items(process, job.device, group, vllm, adapted, job.constants):
+    cuda_build = job.hardware.nodes[process.slot.node].cuda_build
+    for item in process_items(process, job.device, group, vllm, adapted, cuda_build, job.constants):
         yield Held(item, job.moments)
     computing = frozenset(moment for moment in job.moments if moment.phase != "load")
     narrow = any(model.dtype == "bfloat16" for model in role_models(job.config).values())

@@ -25,6 +25,8 @@ _SOURCES = {
     "allocator_gap": "published: reserved over allocated bytes, 5 to 7 %",
     "worker_process": f"{_HERE}: resident beside tensors once its first engine is made, 491 MB",
     "cuda_libraries": "published: host memory of a process with a CUDA context, 2 to 3 GB",
+    "cuda_build": "measured: torch 2.13 for CUDA 13.0, with transformers and DeepSpeed: 721 MiB "
+    "resident instead of 357 with its CPU build",
     "controller_process": f"{_HERE}: with torch, transformers and Ray, 457 to 515 MiB",
     "kernel_cache": f"{_HERE}: what is resident beside tensors later on, 580 MB of SFT after 60 "
     "steps, 600 of DPO and 585 of PPO (657 with trajectory_libraries) after 8, less worker_process",
@@ -45,7 +47,8 @@ class Constants:
     cuda_context: of a process on a card, kernels loaded. nccl_communicator: on a card, of each
     communicator of more than one rank. allocator_gap: reserved over allocated device bytes, as a
     share of the latter. worker_process: resident memory of a training rank without tensors.
-    cuda_libraries: what CUDA adds to that. controller_process: the same of the process that runs
+    cuda_libraries: what CUDA adds to that; cuda_build: what torch's build for CUDA adds to each
+    process that uses no card. controller_process: the same of the process that runs
     the recipe. kernel_cache: of a process that computes on CPU: the kernels that it keeps
     (`kernel_limits` in engine/process_group.py).
     adapter_libraries: what PEFT, and bitsandbytes with it, add to a process that trains an adapter.
@@ -63,6 +66,7 @@ class Constants:
     allocator_gap: float = 0.05
     worker_process: int = 468 * MIB
     cuda_libraries: int = 2_300 * MIB
+    cuda_build: int = 364 * MIB
     controller_process: int = 480 * MIB
     kernel_cache: int = 95 * MIB
     adapter_libraries: int = 52 * MIB

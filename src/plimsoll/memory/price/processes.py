@@ -11,11 +11,21 @@ from plimsoll.memory.price.overheads import Constants
 
 
 def process_items(
-    process: Process, device: Device, group: int, vllm: bool, adapted: bool, constants: Constants
+    process: Process,
+    device: Device,
+    group: int,
+    vllm: bool,
+    adapted: bool,
+    cuda_build: bool,
+    constants: Constants,
 ) -> Iterator[Item]:
     """group: how many processes its communicator joins; of an engine's front, its workers'. vllm:
-    whether engines run vLLM. adapted: whether it trains an adapter."""
-    yield from _on_host(process, vllm, _with_core(process, device, group), constants)
+    whether engines run vLLM. adapted: whether it trains an adapter. cuda_build: as of `Node`."""
+    vllm_processes = _with_core(process, device, group)
+    yield from _on_host(process, vllm, vllm_processes, constants)
+    if cuda_build and device == "cpu" and process.kind != "ray":
+        processes = vllm_processes if vllm else 1
+        yield _constant("torch's CUDA build", "host", "cuda_build", constants, processes)
     if adapted:
         yield _constant("PEFT and bitsandbytes", "host", "adapter_libraries", constants)
     if device == "cpu" or process.slot.card is None:
