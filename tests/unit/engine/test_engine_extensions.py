@@ -4,18 +4,17 @@ compiler that is not there is named."""
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from plimsoll.config.engine import TrainedRole, ZeroConfig
-from plimsoll.config.model import ModelConfig
 from plimsoll.engine.extensions import MOST_SECONDS, await_build, offer_ninja
-from plimsoll.engine.optimizer import make_optimizer
 from plimsoll.errors import PlimsollError
 from plimsoll.memory.machine.tools import own_scripts
 
@@ -58,17 +57,38 @@ def test_the_ninja_of_this_python_is_found(monkeypatch: pytest.MonkeyPatch, tmp_
     assert os.environ["PATH"].startswith(f"{tmp_path}:")
 
 
-@pytest.mark.usefixtures("lock")
+_OFFLOADED = """
+import torch
+from plimsoll.config.engine import TrainedRole, ZeroConfig
+from plimsoll.config.model import ModelConfig
+from plimsoll.engine.optimizer import make_optimizer
+from plimsoll.errors import PlimsollError
+
+zero = ZeroConfig(stage=2, optimizer_offload="cpu")
+try:
+    make_optimizer(torch.nn.Linear(2, 2), TrainedRole(model=ModelConfig(path="any"), zero=zero))
+except PlimsollError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("CXX", "/no-compiler", r"cannot be compiled: \S+ 1: /no-compiler: not found\n"),
+        ("TORCH_EXTENSIONS_DIR", "/proc/nobody", r"No such file or directory: '/proc/nobody"),
+    ],
+    ids=["compiler", "directory"],
+)
 def test_an_adam_that_cannot_be_compiled_is_explained(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    variable: str, value: str, told: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
-    role = TrainedRole(
-        model=ModelConfig(path="any"), zero=ZeroConfig(stage=2, optimizer_offload="cpu")
+    """In a process of its own: one that has loaded it once compiles nothing."""
+    settings = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", _OFFLOADED],
+        env=settings | {variable: value},
+        capture_output=True,
+        text=True,
     )
-    told = r"Adam for the CPU .* cannot be compiled: \S+ 1: \S+/no-compiler: not found\n"
-    with pytest.raises(PlimsollError, match=told):
-        make_optimizer(torch.nn.Linear(2, 2), role)
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "/proc/nobody")
-    with pytest.raises(PlimsollError, match=r"No such file or directory: '/proc/nobody"):
-        make_optimizer(torch.nn.Linear(2, 2), role)
+    assert re.search(rf"Adam for the CPU .*{told}", done.stdout, re.DOTALL), done.stderr
