@@ -166,16 +166,8 @@ def _row(raw: dict[str, str]) -> Row:
     adapter = _adapter(text)
     if adapter and adapter.targets == ("all-linear",) and "all" not in text["peft"]:
         said.append("peft, silent on targets: every linear layer")
-    optimizer_offload = words.offloads(text, "optim")
-    weight_offload = words.offloads(text, "param|weight")
-    if (optimizer_offload and not (weight_offload or "zero" in strategy)) or (
-        weight_offload and strategy not in ("zero3", "fsdp")
-    ):
-        raise NotKnown("offload", raw["offload"])
-    on_host = "cpu" in text["optimizer"] and not optimizer_offload
-    narrow = re.search(r"b?f(?:loat|p)?16 (?:states|moments)", text["optimizer"])
-    if on_host or (narrow and words.wide_adapters(text, strategy)):
-        raise NotKnown("optimizer", raw["optimizer"])
+    optimizer_offload, weight_offload = _offloads(raw, text, strategy)
+    _refuse_optimizer(raw, text, strategy, optimizer_offload)
     sequences = numbers.integer("micro_batch", raw["micro_batch"]) * (2 if pair else 1)
     return Row(
         id=raw["id"],
@@ -222,6 +214,23 @@ def _row(raw: dict[str, str]) -> Row:
         metric=numbers.metric(text["notes"]),
         confident=not text["confidence"].startswith("low"),
     )
+
+
+def _offloads(raw: Text, text: Text, strategy: Strategy) -> tuple[bool, bool]:
+    """Whether the optimizer and the weights are on the host."""
+    optimizer, weights = words.offloads(text, "optim"), words.offloads(text, "param|weight")
+    if (optimizer and not (weights or "zero" in strategy)) or (
+        weights and strategy not in ("zero3", "fsdp")
+    ):
+        raise NotKnown("offload", raw["offload"])
+    return optimizer, weights
+
+
+def _refuse_optimizer(raw: Text, text: Text, strategy: Strategy, offloaded: bool) -> None:
+    on_host = "cpu" in text["optimizer"] and not offloaded
+    narrow = re.search(r"b?f(?:loat|p)?16 (?:states|moments)", text["optimizer"])
+    if on_host or (narrow and words.wide_adapters(text, strategy)):
+        raise NotKnown("optimizer", raw["optimizer"])
 
 
 def _adapter(text: dict[str, str]) -> Adapter | None:

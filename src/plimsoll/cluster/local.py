@@ -15,7 +15,7 @@ from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.memory.explain.incident import OutOfMemory, Sighting
 from plimsoll.memory.machine.node_state import read_node
-from plimsoll.memory.machine.nvidia import live_cards, visible_cards
+from plimsoll.memory.machine.nvidia import own_cards
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.transformers import TransformersEngine
@@ -90,7 +90,7 @@ class LocalCluster:
             raise error.told(text, self._seen()) from error
 
     def _seen(self) -> Sighting:
-        visible = visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        visible = own_cards()
         return Sighting(
             process="local",
             node=platform.node(),

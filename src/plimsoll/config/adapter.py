@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from plimsoll.config.base import PositiveFloat, PositiveInt, Probability, Settings
 
+ADAPTER_FILE = "adapter_config.json"
+"""PEFT's config in an adapter's directory."""
+
 
 class AdapterConfig(Settings):
     """LoRA, Hu et al. 2021, https://arxiv.org/abs/2106.09685; trained and saved with PEFT."""

@@ -94,8 +94,7 @@ def prepare_environment(place: Place) -> None:
         "TOKENIZERS_PARALLELISM": "false",
     }
     os.environ |= kernel_limits()
-    reached = interface_to(place.address, place.port)
-    if place.device == "cpu" and reached is not None:
+    if place.device == "cpu" and (reached := interface_to(place.address, place.port)):
         # gloo would take what the machine's own name stands for: often 127.0.1.1, or nothing.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", reached)
     torch.set_num_threads(place.threads)

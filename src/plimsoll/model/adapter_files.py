@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from plimsoll.config.adapter import ADAPTER_FILE
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapters import ADAPTER, inject
 from plimsoll.model.checks import as_config_error
@@ -18,7 +19,6 @@ from plimsoll.model.policy import WRAPPER, PolicyModel
 from plimsoll.model.value import ValueModel
 from plimsoll.run.files import whole_directory
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PLAIN_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of PEFT's init_lora_weights that leave the base as it is."""
@@ -52,7 +52,7 @@ def save_adapter(
     """
     config, weights = adapter_bytes(module, state)
     with whole_directory(directory) as partial:
-        (partial / CONFIG).write_bytes(config)
+        (partial / ADAPTER_FILE).write_bytes(config)
         (partial / WEIGHTS).write_bytes(weights)
         tokenizer.save_pretrained(partial)
 
@@ -64,7 +64,7 @@ def adapter_bytes(
     tensors = {_saved_name(name): tensor.contiguous().cpu() for name, tensor in state.items()}
     with TemporaryDirectory() as directory:
         module.lm.peft_config[ADAPTER].save_pretrained(directory)
-        config = Path(directory, CONFIG).read_bytes()
+        config = Path(directory, ADAPTER_FILE).read_bytes()
     return config, save(tensors, metadata={"format": "pt"})
 
 
@@ -76,7 +76,7 @@ def read_adapter_config(directory: Path) -> Any:
     """
     from peft import PeftConfig
 
-    with as_config_error(str(directory), CONFIG):
+    with as_config_error(str(directory), ADAPTER_FILE):
         config = PeftConfig.from_pretrained(str(directory))
     odd = [name for name in _OTHER_FORMS if getattr(config, name, None)]
     if getattr(config, "init_lora_weights", None) not in _PLAIN_STARTS:

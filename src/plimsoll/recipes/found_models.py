@@ -7,12 +7,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from plimsoll.config.adapter import ADAPTER_FILE
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.which import load_any_config
 from plimsoll.errors import ConfigError
 from plimsoll.run.directory import RunDirectory
-
-_ADAPTER = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,13 @@ def _final_model(run: Path) -> str:
 
 def is_adapter(directory: Path) -> bool:
     """Whether PEFT's config of an adapter is there."""
-    return (directory / _ADAPTER).is_file()
+    return (directory / ADAPTER_FILE).is_file()
 
 
 def refuse_no_adapter(directory: Path) -> None:
     """Raise ConfigError where there is no adapter to merge."""
     if not is_adapter(directory):
         raise ConfigError(
-            f"{str(directory)!r} is no adapter: it has no {_ADAPTER}. Give a directory "
+            f"{str(directory)!r} is no adapter: it has no {ADAPTER_FILE}. Give a directory "
             "that PEFT or a run with an adapter has written, such as runs/NAME/model."
         )

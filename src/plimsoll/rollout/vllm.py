@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from plimsoll.config.adapter import ADAPTER_FILE
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.config.threads import waiting
 from plimsoll.engine.export import AdapterFiles
@@ -20,7 +21,7 @@ from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
 from plimsoll.memory.machine.nvidia import card_order
 from plimsoll.memory.meter import read_host
-from plimsoll.model.adapter_files import CONFIG, WEIGHTS
+from plimsoll.model.adapter_files import WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
@@ -227,7 +228,7 @@ class VllmEngine:
             await self._wake()
             self._asleep = False
         with tempfile.TemporaryDirectory(dir=_shared_memory(len(files.weights))) as directory:
-            Path(directory, CONFIG).write_bytes(files.config)
+            Path(directory, ADAPTER_FILE).write_bytes(files.config)
             Path(directory, WEIGHTS).write_bytes(files.weights)
             new = LoRARequest(f"version {files.version}", files.version, directory)
             await self._add_adapter(new)

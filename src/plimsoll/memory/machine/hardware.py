@@ -13,13 +13,12 @@ capability 8.0 have no bf16 units; theirs is the fp32 rate, at which PyTorch the
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from dataclasses import dataclass, replace
 
 from plimsoll.errors import ConfigError
 from plimsoll.memory.machine.host import live_host
-from plimsoll.memory.machine.nvidia import LiveCard, live_cards, visible_cards
+from plimsoll.memory.machine.nvidia import LiveCard, own_cards
 from plimsoll.memory.machine.versions import has_cuda_build
 
 _MOST_BYTES = 2**60
@@ -202,7 +201,7 @@ def live_machine() -> Node:
     Raises ConfigError where MIG has cut one of them, PlimsollError when nvidia-smi is there and
     fails.
     """
-    cards = _visible()
+    cards = own_cards()
     cut = next((card for card in cards if card.instances), None)
     if cut is not None:
         raise ConfigError(
@@ -216,11 +215,7 @@ def live_machine() -> Node:
 
 def found_here() -> Node:
     """As `live_machine`; of a card that MIG has cut, the whole."""
-    return _node(_visible())
-
-
-def _visible() -> tuple[LiveCard, ...]:
-    return visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return _node(own_cards())
 
 
 def _node(cards: tuple[LiveCard, ...]) -> Node:

@@ -100,6 +100,11 @@ def visible_cards(cards: Sequence[LiveCard], visible: str | None) -> tuple[LiveC
     return tuple(seen)
 
 
+def own_cards() -> tuple[LiveCard, ...]:
+    """The cards that CUDA programs of this process may use. Raises as `live_cards`."""
+    return visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
 def _is_meant(card: LiveCard, word: str) -> bool:
     names = (card.uuid, *card.instances)
     return word == str(card.index) or (word != "" and any(n.startswith(word) for n in names))

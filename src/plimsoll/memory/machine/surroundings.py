@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plimsoll.config.allocator import is_chosen, library
-from plimsoll.memory.machine.nvidia import live_cards, visible_cards
+from plimsoll.memory.machine.nvidia import own_cards
 from plimsoll.memory.machine.versions import PACKAGES, installed_version
 
 _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -31,7 +31,7 @@ class Surroundings:
 def read_surroundings() -> Surroundings:
     """As this process finds them. Raises PlimsollError when nvidia-smi is there and fails."""
     found = {package.name: installed_version(package.name) for package in PACKAGES}
-    cards = visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    cards = own_cards()
     return Surroundings(
         allocator_settings(os.environ),
         {name: version for name, version in found.items() if version is not None},
