@@ -77,7 +77,8 @@ def run_ppo(config: PpoConfig) -> None:
                 sync = first_sync(cluster, config, data)
             with session.phase("load", cluster):
                 restore(session, cluster, ROLES)
-            state = train(session, config, data, cluster, sync, scorer)
+            counted = session.progress.counted(scorer)
+            state = train(session, config, data, cluster, sync, counted)
             save_model(session, cluster, state)
 
 

@@ -31,8 +31,9 @@ from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, memory_use
 from plimsoll.run.memory import reset_process_peak
 from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.progress import Progress, StepReport
+from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Reading
+from plimsoll.run.standing import StepReport
 from plimsoll.run.state import RunState
 from plimsoll.run.tensorboard import TensorBoardWriter
 
@@ -77,7 +78,8 @@ class Session:
         if name != "save":
             self._write_saved()
         explained = explaining_shortage(self.config, self.directory, name)
-        with self.clock.phase(name), explained, _told_of_deaths(name):
+        shown = self.progress.phase(name)
+        with self.clock.phase(name), shown, explained, _told_of_deaths(name):
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ledger import LedgerRow, ledger_values
-from plimsoll.run.progress import Progress, StepReport
+from plimsoll.run.progress import Progress
+from plimsoll.run.standing import StepReport
 from plimsoll.run.tensorboard import TensorBoardWriter
 
 

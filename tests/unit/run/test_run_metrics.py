@@ -16,9 +16,10 @@ from plimsoll.run.curves import PPO_PANELS, Panel, draw_curves
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ledger import Ledger, MemoryUse
 from plimsoll.run.metrics import MetricsSink, scalars_of
-from plimsoll.run.progress import Progress, StepReport
+from plimsoll.run.progress import Progress
 from plimsoll.run.readings import HostReading, Reading
 from plimsoll.run.rows import read_rows
+from plimsoll.run.standing import StepReport
 from plimsoll.run.tensorboard import TensorBoardWriter
 
 USE = {"rank 0": MemoryUse(64, 60)}

@@ -17,7 +17,8 @@ import pytest
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.numbers import bytes_text, duration_text, gigabytes_text
-from plimsoll.run.progress import Progress, StepReport, headline
+from plimsoll.run.progress import Progress
+from plimsoll.run.standing import StepReport, headline
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\x80-\x9f]")
 
@@ -114,9 +115,11 @@ def test_an_ascii_stream_takes_any_note(tmp_path: Path) -> None:
 
 
 PROGRAM = """
+import time
 from pathlib import Path
 from plimsoll.run.ledger import MemoryUse
-from plimsoll.run.progress import Progress, StepReport
+from plimsoll.run.progress import Progress
+from plimsoll.run.standing import StepReport
 with Progress("ppo", 3, Path("runs/a")) as progress:
     with progress.counting("sequences scored", 4) as advance:
         advance(3)
@@ -128,6 +131,9 @@ with Progress("ppo", 3, Path("runs/a")) as progress:
         progress.update(StepReport(step, metrics, 4000, seconds, memory))
         if step == 2:
             progress.note("a note that stays")
+            with progress.phase("rollout"):
+                scored = [*map(progress.counted(str), range(37))]
+                time.sleep(0.6)  # redrawn four times a second
 """
 
 
@@ -162,6 +168,13 @@ def test_a_terminal_gets_a_block_within_its_width(columns: int) -> None:
     lines = re.split(r"[\r\n]+", shown)
     assert max(map(len, lines)) <= columns
     assert "ppo 3/3" in shown and "a note that stays" in shown and "scored" in shown
+
+
+def test_the_block_shows_what_goes_on_until_it_ends() -> None:
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_terminal(100))
+    now = "now      rollout, 37 done, 0:00:0"
+    assert now in shown[shown.rindex("ppo 2/3") - 200 : shown.rindex("ppo 3/3")]
+    assert now not in shown[shown.rindex("ppo 3/3") :]
 
 
 def test_the_block_shows_values_speed_seconds_and_memory() -> None:

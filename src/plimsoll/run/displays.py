@@ -1,0 +1,187 @@
+"""The two ways of showing a run's progress.
+
+On a terminal: a bar with the time that is left, the last values under it, and what goes on now,
+redrawn in place. Elsewhere (a pipe, a log file, a dumb terminal): one plain ASCII line per step.
+A run whose reader goes away (`plimsoll ppo ... | head -1`), or whose log file's disk is full, says
+so once on standard error, and goes on unseen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol, TextIO
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from plimsoll.run.counter import Advance, count_bar, count_lines
+from plimsoll.run.numbers import duration_text
+from plimsoll.run.output import silence, tell
+from plimsoll.run.standing import Standing, StepReport, headline
+
+_UNSEEN = (
+    "standard output cannot be written any more ({why}): the run goes on unseen; its "
+    "metrics.jsonl shows how far it is, and `kill -INT {pid}` saves and stops it"
+)
+
+
+class Display(Protocol):
+    """A way of showing progress."""
+
+    def show(self, standing: Standing) -> None:
+        """Show the step that has just ended."""
+
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+
+    def counting(self, what: str, total: int | None) -> AbstractContextManager[Advance]:
+        """Show a count while the block goes on. total: None where it is not known."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+def display_for(stream: TextIO, now: Callable[[], str]) -> Display:
+    """The display of a stream. now: says what goes on, empty between phases."""
+    # rich alone would also take FORCE_COLOR for a terminal, and write codes into log files.
+    if stream.isatty():
+        console = Console(file=stream)
+        if not console.is_dumb_terminal:
+            return LiveDisplay(console, now)
+    return PlainDisplay(stream)
+
+
+class PlainDisplay:
+    """A line per step."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def show(self, standing: Standing) -> None:
+        """Print the step's line."""
+        self.note(plain_line(standing))
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        encoding = self._stream.encoding or "utf-8"
+        safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
+        try:
+            self._stream.write(safe + "\n")
+            self._stream.flush()
+        except OSError as error:
+            silence(self._stream.fileno())
+            tell(_UNSEEN.format(why=error.strerror, pid=os.getpid()))
+
+    @contextmanager
+    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
+        """Print a line now and then."""
+        yield count_lines(what, total, self.note)
+
+    def close(self) -> None:
+        """Nothing to restore."""
+
+
+def plain_line(standing: Standing) -> str:
+    """A step as one ASCII line; steps with the same metrics have them in the same columns."""
+    report = standing.report
+    width = len(str(standing.steps))
+    phases = ", ".join(f"{phase} {s:.1f}" for phase, s in report.seconds.items())
+    parts = [
+        f"{standing.job} step {report.step:>{width}}/{standing.steps}",
+        *(f"{name} {value:>9.4g}" for name, value in headline(report.metrics).items()),
+        f"{report.tokens_per_second:>8,.0f} tokens/s",
+        f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
+        *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
+        f"left {duration_text(standing.seconds_left)}",
+    ]
+    return " | ".join(parts).encode("ascii", errors="backslashreplace").decode("ascii")
+
+
+class LiveDisplay:
+    """A block at the bottom of a terminal that is redrawn in place, several times a second."""
+
+    def __init__(self, console: Console, now: Callable[[], str]) -> None:
+        self._now = now
+        self._block: RenderableType = Group()
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._shown)
+        self._live.start()
+
+    def _shown(self) -> RenderableType:
+        now = self._now()
+        return Group(self._block, Text(f"now      {now}", style="dim")) if now else self._block
+
+    def show(self, standing: Standing) -> None:
+        """Redraw the block."""
+        self._redraw(live_block(standing))
+
+    def note(self, text: str) -> None:
+        """Print a line above the block."""
+        self._live.console.print(Text(text))
+
+    @contextmanager
+    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
+        """A bar in the block's place, which is empty again afterwards."""
+        bar, advance = count_bar(what, total, self._live.console)
+        self._redraw(bar)
+        try:
+            yield advance
+        finally:
+            self._redraw(Group())
+
+    def close(self) -> None:
+        """Leave the last block where it is, and the cursor under it."""
+        self._live.stop()
+
+    def _redraw(self, block: RenderableType) -> None:
+        self._block = block
+        self._live.refresh()
+
+
+def live_block(standing: Standing) -> Group:
+    """The bar, and under it the last values by kind; long lines wrap in their column."""
+    report = standing.report
+    bar = Table.grid(padding=(0, 1), expand=True)
+    bar.add_column(no_wrap=True)
+    bar.add_column(ratio=1)
+    bar.add_column(no_wrap=True)
+    bar.add_row(
+        Text(f"{standing.job} {report.step}/{standing.steps}", style="bold"),
+        ProgressBar(total=standing.steps, completed=report.step),
+        Text(f"{duration_text(standing.seconds_left)} left"),
+    )
+    values = Table.grid(padding=(0, 1))
+    values.add_column(style="dim", no_wrap=True)
+    values.add_column()
+    for label, texts in _value_rows(standing).items():
+        values.add_row(label, Text("   ".join(texts)))
+    return Group(bar, values)
+
+
+def _value_rows(standing: Standing) -> dict[str, list[str]]:
+    report = standing.report
+    speed = f"{report.tokens_per_second:,.0f} tokens/s"
+    rows = {
+        "metrics": [f"{name} {value:.4g}" for name, value in standing.metrics.items()],
+        "speed": [speed, f"{report.total_seconds:.1f} s/step"],
+        "seconds": [f"{phase} {seconds:.1f}" for phase, seconds in report.seconds.items()],
+        "memory": _memory_texts(report),
+    }
+    return {label: texts for label, texts in rows.items() if texts}
+
+
+def _memory_texts(report: StepReport) -> list[str]:
+    """The fullest of each kind of process that computes, and where they are several, the fullest
+    node."""
+    fullest: dict[str, str] = {}
+    for name, use in report.memory.items():
+        kind = name.rstrip("0123456789")
+        if kind == "recipe" or (kind == "node " and len(report.memory) == 2):
+            continue
+        if kind not in fullest or use.measured > report.memory[fullest[kind]].measured:
+            fullest[kind] = name
+    return [f"{name} {report.memory[name].text}" for name in fullest.values()]

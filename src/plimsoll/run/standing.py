@@ -1,0 +1,71 @@
+"""What is known of a step when it is done, and of a run at that step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from plimsoll.run.ledger import MemoryUse
+
+_HEADLINE = re.compile(
+    r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|eval/.+"
+)
+_HEADLINES = 8
+BEFORE_STEPS = frozenset({"data", "precompute", "load"})
+_BESIDE_STEPS = frozenset({"eval", "save"})
+"""Phases that do no work on a step's tokens: of the first report, and of some later ones."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What is known of a step when it is done.
+
+    metrics: by name, such as `reward`, `reward/math_answer`, `kl`, `policy_loss`.
+    tokens: how many tokens the step worked on.
+    seconds: by phase since the last report; their sum is the step's time.
+    memory: by process or node, the peak of the step.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    tokens: int
+    seconds: Mapping[str, float]
+    memory: Mapping[str, MemoryUse]
+
+    @property
+    def total_seconds(self) -> float:
+        """The time of the whole step."""
+        return sum(self.seconds.values())
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the phases that work on the step's tokens: not of reading data and loading, nor of
+        evaluating and saving. 0 where no time was measured."""
+        seconds = self.seconds_without(BEFORE_STEPS | _BESIDE_STEPS)
+        return self.tokens / seconds if seconds > 0 else 0.0
+
+    def seconds_without(self, phases: Set[str]) -> float:
+        """The time of the other phases."""
+        return sum(seconds for phase, seconds in self.seconds.items() if phase not in phases)
+
+
+def headline(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics worth a look at every step: rewards, KL, losses, accuracies; in their order."""
+    found = [(name, value) for name, value in metrics.items() if _HEADLINE.fullmatch(name)]
+    return dict(found[:_HEADLINES])
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A step's report within its run: what a display shows.
+
+    metrics: the last value of each headline metric, also of those that not every step has.
+    seconds_left: an estimate from the steps so far.
+    """
+
+    job: str
+    steps: int
+    report: StepReport
+    metrics: Mapping[str, float]
+    seconds_left: float
