@@ -78,8 +78,8 @@ class Session:
         if name != "save":
             self._write_saved()
         explained = explaining_shortage(self.config, self.directory, name)
-        shown = self.progress.phase(name)
-        with self.clock.phase(name), shown, explained, _told_of_deaths(name):
+        self.progress.enter(name)
+        with self.clock.phase(name), explained, _told_of_deaths(name):
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start

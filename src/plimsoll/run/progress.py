@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +62,7 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._phase = None
         self._display.close()
 
     def update(self, report: StepReport) -> None:
@@ -72,14 +73,9 @@ class Progress:
         left = (self._steps - report.step) * self._seconds / self._steps_seen
         self._display.show(Standing(self._job, self._steps, report, self._last, left))
 
-    @contextmanager
-    def phase(self, name: TimedPhase) -> Iterator[None]:
-        """Show what goes on, and for how long, while the block does."""
-        self._phase = _Phase(name, time.monotonic())
-        try:
-            yield
-        finally:
-            self._phase = None
+    def enter(self, phase: TimedPhase) -> None:
+        """Show what goes on from here, and for how long."""
+        self._phase = _Phase(phase, time.monotonic())
 
     def counted(self, function: Callable[[Given], Made]) -> Callable[[Given], Made]:
         """The same function, whose calls are counted in the phase that goes on."""
