@@ -41,7 +41,10 @@ LOOKED_AT = (
     *("intelligent-machine-learning/dlrover", "hiyouga/LLaMA-Factory", "meta-llama/llama-cookbook"),
     *("dvlab-research/LongLoRA", "axolotl-ai-cloud/axolotl", "unslothai/unsloth"),
     *("superkaiba/explore-persona-space", "FelipeMAffonso/research-neutrality-cost"),
-    "rsoumyadeep/AlignLab-posttraining",
+    *("rsoumyadeep/AlignLab-posttraining", "AgileRL/AgileRL", "gpjt/fine-tune-2024-04"),
+    *("philschmid/deep-learning-pytorch-huggingface", "usamec/lowmem_finetuning"),
+    *("ai-learner-1429/peft-examples", "ellisbrown/BDML25SP", "llama-recipes-on-3090"),
+    "hub.docker.com/u/thecloudgarage",
 )
 """Sources whose rows were looked at after a first prediction, which docs/performance.md keeps."""
 GAPS = tuple(n / 100 for n in range(2, 13))

@@ -46,7 +46,8 @@ def in_metric(row: Row, allocated: float, constants: Constants) -> Peak:
 def allocated_bytes(row: Row) -> int:
     """The maximum over forward and backward, the first reduction of gradients, their norm and the
     optimizer's step, as of a trained role (memory/price/lifetimes.py); but the DeepSpeed of these
-    rows made its buckets before the backward (zero/stage_1_and_2.py, backward).
+    rows made its buckets before the backward (zero/stage_1_and_2.py, backward), and took the norm
+    of a gradient that goes to the host where it reduced it (copy_grads_in_partition).
     """
     project = PROJECTS.get(row.source, Project())
     if project.untied:
@@ -60,13 +61,15 @@ def allocated_bytes(row: Row) -> int:
         return kept_bytes(kept, "always", "built", "stepped", *lives)
 
     before: tuple[Life, ...] = ("training",) if row.accumulates else ()
+    early = row.optimizer_offload and zero_stage(row, project) in (1, 2)
+    norming: tuple[Life, ...] = ("computing", "backward", *before) if early else ("training",)
     return max(
         living("computing", "backward", *before) + activations.highest,
         living("computing", "backward", *before) + activations.left(row.shape.layers),
         living("computing", "backward", "reducing", *before)
         + activations.left(_unreduced(row, project)),
         living("computing", "backward", "training") + activations.at_end,
-        living("training", "norming"),
+        living("norming", *norming),
         living("training", "stepping"),
     )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Literal
 
 Metric = Literal["allocated", "reserved", "device", "unstated"]
+Text = dict[str, str]
+"""A row by column, in lower case."""
 
 
 class NotKnown(Exception):
@@ -42,17 +45,25 @@ def peak(value: str, notes: str) -> tuple[float | None, str]:
     found = _PEAK.fullmatch(re.sub(r"(?<=\d),(?=\d{3}\b)", "", value).strip())
     if not found or not float(found[1]):
         raise NotKnown("reported_peak_gb_per_gpu", value)
-    said = found[3] or next(iter(re.findall(r"\b(gib|mib)\b", notes)), "gb")
+    said = found[3] or _unit(found[1], notes)
     if said == "gb" and re.search(r"gb of the card|2\*\*30|1024 ?(?:\*\*|\^) ?3", notes):
         said = "gib"
     read = f"peak {value} as its upper end" if found[2] else ""
     return max(float(found[1]), float(found[2] or 0)) * _UNITS[said], read
 
 
+def _unit(number: str, notes: str) -> str:
+    """What the notes name, alone or after that number: after others it is something else's."""
+    for match in re.finditer(r"(?:(\d+(?:\.\d+)?) ?)?\b(gib|mib)\b", notes):
+        if not match[1] or math.isclose(float(match[1]), float(number), rel_tol=0.02):
+            return match[2]
+    return "gb"
+
+
 _METRICS: tuple[tuple[Metric, str], ...] = (
     ("reserved", "reserved"),
     ("allocated", "allocated|memory active|active memory|peak active|log_peak_memory_stats"),
-    ("device", r"nvidia-smi|nvml|device[- ]used|system/gpu"),
+    ("device", r"nvidia-smi|nvml|device[- ]used|system/gpu|wandb[^;]*gpu memory"),
 )
 
 
@@ -63,3 +74,9 @@ def metric(notes: str) -> Metric:
         (match.start(), name) for name, words in _METRICS if (match := re.search(words, notes))
     ]
     return min(found)[1] if found else "unstated"
+
+
+def trl(text: Text) -> tuple[int, int]:
+    """TRL's version, where one is named."""
+    found = re.search(r"\btrl[ =v]*(\d+)\.(\d+)", f"{text['task']} {text['notes']}")
+    return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -28,6 +28,7 @@ class Project:
     quantized_inputs: its bitsandbytes (0.41) keeps the input of every 4-bit linear.
     flat_gradients: its FSDP makes one parameter of each block, frozen weights and all, so that its
     gradient is as large; whole on each rank until the step, where gradients are accumulated.
+    reference_adapter: a frozen one is kept beside that which is trained.
     """
 
     deepspeed: bool = False
@@ -46,6 +47,7 @@ class Project:
     reentrant: bool = False
     quantized_inputs: bool = False
     flat_gradients: bool = False
+    reference_adapter: bool = False
 
 
 PROJECTS = {
@@ -85,6 +87,8 @@ PROJECTS = {
     # utils/models.py: "converting modules to %s for flash attention", after PEFT's preparation;
     # deepspeed_configs
     "axolotl-ai-cloud/axolotl": Project(auto_buckets=True, prepares=False),
+    # algorithms/core/base.py
+    "AgileRL/AgileRL": Project(reference_adapter=True),
     # transformers' Trainer
     "foundation-model-stack/fms-acceleration": Project(reentrant=True),
 }

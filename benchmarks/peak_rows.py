@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import peak_losses as losses
 import peak_names as names
 import peak_numbers as numbers
 import peak_words as words
-from peak_numbers import Metric, NotKnown
-from peak_words import Precision, Quantization, Strategy, Text
+from peak_numbers import Metric, NotKnown, Text
+from peak_words import Precision, Quantization, Strategy
 from plimsoll.errors import ConfigError
 from plimsoll.memory.shapes.shape import ModelShape
 
@@ -162,7 +163,7 @@ def _row(raw: dict[str, str]) -> Row:
     peak, as_peak = numbers.peak(text["reported_peak_gb_per_gpu"], text["notes"])
     said = [f"{column}, silent: {value}" for column, value in assumed.items()]
     strategy = words.strategy(text)
-    pair = "dpo" in text["task"]
+    pair = words.pairs(text)
     adapter = _adapter(text)
     if adapter and adapter.targets == ("all-linear",) and "all" not in text["peft"]:
         said.append("peft, silent on targets: every linear layer")
@@ -201,15 +202,15 @@ def _row(raw: dict[str, str]) -> Row:
         inputs_on_host=bool(re.search("offload|unsloth", text["grad_ckpt"]))
         or "activation" in text["offload"],
         eager=words.eager(text),
-        chunk=words.chunk(text),
-        head_copies=words.head_copies(text),
-        chunked_loss=words.chunked_loss(text),
-        loss_in_place=words.loss_in_place(text),
-        holds_output=words.holds_output(text),
+        chunk=losses.chunk(text),
+        head_copies=losses.head_copies(text),
+        chunked_loss=losses.chunked_loss(text),
+        loss_in_place=losses.loss_in_place(text),
+        holds_output=losses.holds_output(text),
         fused_layers=words.fused_layers(text),
         compiled=bool(re.search(r"\bcompile\b", text["notes"])),
         varied=words.varied(text),
-        reference=words.task(text) and pair and adapter is None,
+        reference=words.task(text) and "dpo" in text["task"] and adapter is None,
         peak=peak,
         metric=numbers.metric(text["notes"]),
         confident=not text["confidence"].startswith("low"),
@@ -235,7 +236,7 @@ def _refuse_optimizer(raw: Text, text: Text, strategy: Strategy, offloaded: bool
 
 def _adapter(text: dict[str, str]) -> Adapter | None:
     value = text["peft"]
-    if re.fullmatch(r"|no|none|full(?: .*tun.*| ft)?|false", value):
+    if re.fullmatch(r"|no(?:ne| peft| lora)?|full(?:[ -](?:.*tun.*|ft|param.*))?|false", value):
         if re.search(r"\bq?lora\b", text["task"]):
             raise NotKnown("peft", value)  # of what rank?
         return None

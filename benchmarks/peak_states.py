@@ -35,7 +35,7 @@ def states(row: Row, project: Project) -> Iterator[Kept]:
     elif row.strategy == "fsdp":
         yield from _fsdp(row, project)
     else:
-        yield from _whole(row)
+        yield from _whole(row, project)
 
 
 def zero_stage(row: Row, project: Project) -> int:
@@ -143,22 +143,29 @@ def _fsdp(row: Row, project: Project) -> Iterator[Kept]:
         yield _plain("gradients of flat parameters", shape.parameters, wide, "training")
 
 
-def _whole(row: Row) -> Iterator[Kept]:
+def _whole(row: Row, project: Project) -> Iterator[Kept]:
     """A copy on every rank. Autocast keeps fp32 weights, and casts of them until the backward's
-    end; beside an adapter the base stays in 16 bits, and what is trained of it as it was."""
-    adapter = row.adapter
+    end, or if they are frozen until their layer's; beside an adapter the base is in 16 bits, if
+    nothing else is said, and what is trained of it as it was."""
+    adapter, shape = row.adapter, row.shape
     if adapter is None:
         wide = 2 if row.precision == "pure" else 4
         yield from _trained_states(row, trained_parameters(row), wide, 1)
         if row.autocast:
-            yield _plain("autocast's copies", row.shape.parameters, 2, "computing")
+            yield _plain("autocast's copies", shape.parameters, 2, "computing")
     else:
-        element = 4 if row.precision == "fp32" else 2
+        element = 4 if row.precision in ("fp32", "fp32 weights") else 2
+        if row.autocast:
+            block = shape.linear_parameters // (shape.layers if row.checkpointed else 1)
+            yield _plain("autocast's copies", block, 2, "computing")
         yield Kept("base", "bytes", int(_base(row, element, 4 if row.prepared else 2)), 1, "")
-        pairs = adapter.together * _adapter_parameters(row.shape, adapter)
-        yield from _trained_states(row, pairs, 4 if row.wide_adapter else 2, 1)
+        pairs = adapter.together * _adapter_parameters(shape, adapter)
+        wide = 4 if row.wide_adapter else 2
+        yield from _trained_states(row, pairs, wide, 1)
+        if project.reference_adapter:
+            yield _plain("reference adapter", pairs, wide)
         if adapter.ends:
-            yield from _trained_states(row, _ends(row.shape), element, 1)
+            yield from _trained_states(row, _ends(shape), element, 1)
     if row.strategy == "ddp" and row.ranks > 1:
         yield _plain("DDP's buckets", trained_parameters(row), 4, "training")
 

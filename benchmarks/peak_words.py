@@ -5,32 +5,33 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from peak_numbers import NotKnown, metric
+from peak_losses import NO_LIGER
+from peak_numbers import NotKnown, Text, metric, trl
 
 Strategy = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp"]
 Precision = Literal["mixed", "pure", "fp32", "fp32 weights"]
 Quantization = Literal["none", "nf4", "nf4 twice", "gptq", "gptq 8", "int8"]
-Text = dict[str, str]
-"""A row by column, in lower case."""
 
 
 _Choices = tuple[tuple[str, bool | None], ...]
 """Patterns in the order they count. None: known, but not modelled."""
+_ITS_NAME = r"(?:enable_)?(?:gradient|activation)[ _-]checkpointing"
 _CHECKPOINTING: _Choices = (
     (r"every (?!layer)|selective|partial|some", None),
-    (r"^(no?|none|false|off|disabled|without|0)\b", False),
+    (rf"^({_ITS_NAME}\W+)?(no?|none|false|off|disabled|without|0)\b", False),
     (r"^(y(es)?|(ac )?full|true|on|1|enabled|recompute|offload\w*|unsloth)\b", True),
-    (r"^(non-)?reentrant\b", True),
-    (r"^(enable_activation|gradient|activation)_checkpointing\b", True),
+    (r"^((non-)?reentrant|use_reentrant|checkpointed|(every|each|per)[- ](layer|block))\b", True),
+    (rf"^{_ITS_NAME}\b", True),
 )
 _ATTENTION: _Choices = (
     (r"\bmath\b", None),
     (r"^(no|none|false|eager)\b", True),
     (r"flash|fa-?[234]|sdpa|yes|true|varlen|xformers|fmha|flex|cudnn|mem\w*[-_]eff", False),
 )
+_PAIRS = r"dpo|orpo|simpo|\bcpo\b"
 _TASKS: _Choices = (
-    (r"sft|finetun|fine-tun|instruct|pretrain|\blm\b|cpt", True),
-    (r"trainer only|dpo", True),
+    (r"sft|fine-?tun|instruct|pre-?train|\bc?lm\b|language model|cpt", True),
+    (rf"trainer only|{_PAIRS}", True),
 )
 
 
@@ -66,6 +67,11 @@ def task(text: Text) -> bool:
     return _choice(text, "task", _TASKS)
 
 
+def pairs(text: Text) -> bool:
+    """Whether two responses are computed at once."""
+    return bool(re.search(_PAIRS, text["task"]))
+
+
 _LAYERS_DIVIDED = (
     r"\b[tpces]p[ =_-]?(?!0*1\b)\d|hsdp|hybrid"
     r"|(tensor|pipeline|context|expert|sequence)[ -]parallel(?!\w* ?=? ?1\b)"
@@ -77,12 +83,14 @@ def strategy(text: Text) -> Strategy:
     value = text["strategy"]
     if re.search(_LAYERS_DIVIDED, value) or ("offload" in value and "none" in text["offload"]):
         raise NotKnown("strategy", value)
-    if re.search(r"\bfsdp2?\b", value):  # before ZeRO, which it is often likened to
+    # before ZeRO, which it is often likened to
+    if re.search(r"\bfsdp[12]?\b|\bfull[_ ]shard|\bfully_shard", value):
         return "fsdp"
-    if match := re.search(r"(?:zero[- _]?(?:stage)?|stage|ds_z)[- _]?([123])(?!\d)", value):
+    named = r"(?:zero[- _]?(?:stage)?|stage|\b(?:ds_)?z)"
+    if match := re.search(rf"{named}[- _]?([123])(?!\d)", value):
         stages: dict[str, Strategy] = {"1": "zero1", "2": "zero2", "3": "zero3"}
         return stages[match[1]]
-    if re.search(r"\bddp\b|data parallel", value):
+    if re.search(r"\bddp\b|data[- ]parallel", value):
         return "ddp"
     if re.search(r"single|^none$|^1 ?gpu", value):
         return "single"
@@ -157,11 +165,12 @@ def precision(text: Text, divided: Strategy) -> Precision:
 
 def autocast(text: Text, divided: Strategy) -> bool:
     """Whether torch.autocast casts fp32 weights where they are used. FSDP's own mixed precision and
-    DeepSpeed have 16-bit ones; so has what is frozen beside an adapter."""
+    DeepSpeed have 16-bit ones; so has what is frozen beside an adapter, if nothing else is said."""
     wide = precision(text, divided) in ("mixed", "fp32 weights")
     if divided == "fsdp":
         return wide and bool(re.search(r"torch\.(?:amp|autocast)|amp_native", text["dtype"]))
-    return wide and divided in ("single", "ddp") and "lora" not in text["peft"]
+    beside = "lora" in text["peft"] and precision(text, divided) != "fp32 weights"
+    return wide and divided in ("single", "ddp") and not beside
 
 
 def prepared(text: Text, divided: Strategy) -> bool | None:
@@ -172,13 +181,7 @@ def prepared(text: Text, divided: Strategy) -> bool | None:
     named = r"prepares the model|prepare_model_for_\w+|peft's prep"
     if said := re.search(rf"(\bno |\bnot |without )?(?:{named})", text["notes"]):
         return not said[1]
-    return False if precision(text, divided) == "pure" or _trl(text) >= (0, 27) else None
-
-
-def _trl(text: Text) -> tuple[int, int]:
-    """Its version, where one is named."""
-    found = re.search(r"\btrl[ =v]*(\d+)\.(\d+)", f"{text['task']} {text['notes']}")
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    return False if precision(text, divided) == "pure" or trl(text) >= (0, 27) else None
 
 
 def bucket(text: Text) -> int | None:
@@ -186,11 +189,6 @@ def bucket(text: Text) -> int | None:
     said = f"{text['strategy']} {text['notes']}"
     found = re.search(r"reduce_bucket_size\W{0,3}(\d+(?:\.\d+)?(?:e\d+)?)", said)
     return int(float(found[1])) if found else None
-
-
-def holds_output(text: Text) -> bool | None:
-    """Whether the model's output lives until the backward is done; None where nothing is said."""
-    return True if "keeps the model's output" in text["notes"] else None
 
 
 def wide_adapters(text: Text, divided: Strategy) -> bool:
@@ -240,43 +238,6 @@ def accumulates(text: Text) -> bool:
     return not re.search(one, text["notes"])
 
 
-_FUSED_HEAD = r"fused[- ](?:linear[- ])?(?:cross|ce\b)|cut[- ]cross|fused (?:chunked )?(?:lm )?head"
-_NO_LIGER = r"(?:no|without) liger|liger\w*(?: kernels?)?\W{1,2}(?:no|off|false)\b"
-_CHUNK = (
-    r"chunked (?:lm )?head \((\d+)\)|(?:loss|head|logits?)[^;]*\bchunk(?:s of| size)? ?=? ?(\d+)"
-    r"|\bchunk(?:s of| size)? ?=? ?(\d+)[^;]*(?:loss|head|logits?)"
-)
-
-
-def chunk(text: Text) -> int | None:
-    """Rows of logits at once; None: all. Liger's kernels fuse the head, if nothing else is said,
-    and so does TRL's trainer for SFT since 1.7."""
-    notes = text["notes"]
-    if match := re.search(_CHUNK, notes):
-        return int(match[1] or match[2] or match[3])
-    if re.search(rf"logits materiali[sz]ed|{_NO_LIGER}|(?:no|without) {_FUSED_HEAD}", notes):
-        return None
-    if _chunked_nll(text):
-        return 256  # TRL's _CHUNKED_LM_HEAD_CHUNK_SIZE
-    return 1024 if re.search(rf"liger|{_FUSED_HEAD}", notes) else None
-
-
-def _chunked_nll(text: Text) -> bool:
-    default = _trl(text) >= (1, 7) and "sft" in text["task"]
-    other = re.search(r"liger|loss_type\W{0,3}(?:nll|dft)\b", text["notes"])
-    return "chunked_nll" in text["notes"] or (default and not other)
-
-
-def head_copies(text: Text) -> bool:
-    """Whether a fused head is multiplied in fp32 under torch.autocast, as by TRL before 1.13."""
-    return (0, 0) < _trl(text) < (1, 13) and _chunked_nll(text)
-
-
-def chunked_loss(text: Text) -> bool:
-    """Whether logits are all there, and their loss is of some at a time."""
-    return bool(re.search(r"chunked[_ ](?:ce\b|cross.?entropy)|chunkedoutput", text["notes"]))
-
-
 def varied(text: Text) -> bool:
     """Whether lengths differ from step to step."""
     return bool(re.search(r"samples of \d+ to|padded to the longest|lengths vary", text["notes"]))
@@ -285,9 +246,4 @@ def varied(text: Text) -> bool:
 def fused_layers(text: Text) -> bool:
     """Whether norms, rotary embeddings and MLPs are Liger's."""
     named = re.search(r"liger[ _]kernels?\b", text["notes"])
-    return bool(named) and not re.search(_NO_LIGER, text["notes"])
-
-
-def loss_in_place(text: Text) -> bool:
-    """Whether one kernel makes the gradient of whole logits where these are."""
-    return bool(re.search(r"fastkernels|liger cross.?entropy", text["notes"]))
+    return bool(named) and not re.search(NO_LIGER, text["notes"])

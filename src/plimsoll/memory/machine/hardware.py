@@ -90,6 +90,7 @@ CARDS: tuple[Card, ...] = (
     _card("H200", 143_073, 141, (9, 0), (989, 4800, 450), "logs: 139.72 to 139.81 GiB"),
     _card("B200", 182_630, 180, (10, 0), (2250, 7700, 900), "pytorch/ao#4002"),
     _card("L40S", 45_486, 48, (8, 9), (362, 864, 32), "stepfun-ai/Step-Video-T2V#8"),
+    _card("L4", 22_563, 24, (8, 9), (121, 300, 32), "AgileRL/AgileRL, memory/fixtures"),
     _card("A10", 22_587, 24, (8, 6), (125, 600, 32), "logs: an A10G, 24 GB by the same driver"),
     _card("A10G", 22_587, 24, (8, 6), (70, 600, 32), "logs: as the A10"),
     _card("A6000", 48_670, 48, (8, 6), (155, 768, 32), "logs: 47.53 to 47.54 GiB"),
