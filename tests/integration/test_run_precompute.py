@@ -14,7 +14,7 @@ from commands import metrics
 from kto_cases import PAIRS, PRECOMPUTE, STEPS, train_here, write_labelled
 
 from plimsoll.cluster.protocol import Ranks
-from plimsoll.engine.worker import Role
+from plimsoll.config.roles import RoleName
 from plimsoll.recipes.update import Packs, log_probs
 from plimsoll.records import Floats
 from plimsoll.run.stored_logprobs import read_logprobs
@@ -76,7 +76,7 @@ class Scorer:
     interrupted: int | None = None
     """In which call."""
 
-    def __call__(self, role: Role, packs: Packs, ranks: Ranks) -> Floats:
+    def __call__(self, role: RoleName, packs: Packs, ranks: Ranks) -> Floats:
         self.sequences.append(sum(int((p.samples_S >= 0).sum()) for own in packs for p in own))
         if len(self.sequences) == self.interrupted:
             signal.raise_signal(signal.SIGINT)

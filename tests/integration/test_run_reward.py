@@ -162,7 +162,8 @@ def test_ppo_takes_it_as_its_reward_model(home: Path, whole: Outcome) -> None:
 
 
 def test_a_process_reward_model_scores_each_step(home: Path) -> None:
-    outcome = run(home, "prm", "prm.yaml")
+    notebook = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    outcome = run(home, "prm", "prm.yaml", environment=notebook)
     assert (outcome.code, outcome.err) == (0, "")
     last = metrics(home / "prm")[-1]
     assert last["eval/accuracy"] > 0.9 > 0.6 > last["eval/labels"]

@@ -70,4 +70,4 @@ def test_a_model_without_a_score_head_is_refused(home: Path) -> None:
     write_config(home, "headless", config)
     outcome = run_here(home, "ppo", "headless.yaml")
     assert outcome.code == 2
-    assert "score.weight" in outcome.err
+    assert "has no head that gives scores" in outcome.err

@@ -8,11 +8,11 @@ preference loss that compares with a reference takes it as its second positional
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, TypeVar
+
+import torch
 
 from plimsoll.algorithm.inputs import (
     AdvantageInputs,
@@ -30,6 +30,9 @@ from plimsoll.config.choice import resolve_choice
 from plimsoll.config.reference import needs_reference
 from plimsoll.errors import ConfigError
 
+Output = TypeVar("Output")
+Shapes = Mapping[str, torch.Size]
+
 
 @dataclass(frozen=True)
 class PreferenceLoss:
@@ -41,55 +44,97 @@ class PreferenceLoss:
 
 
 def policy_loss(choice: Choice) -> Callable[[PolicyLossInputs], LossOutput]:
-    """The policy loss of the config, its options bound. Errors: see `resolve`."""
-    return resolve(choice, "policy_loss")
+    """The policy loss of the config, its options bound. Errors: see `_held`."""
+    return _held(choice, "policy_loss", LossOutput, _one_loss)
 
 
 def preference_loss(choice: Choice) -> PreferenceLoss:
-    """The preference loss of the config, its options bound. Errors: see `resolve`."""
-    arguments = ("inputs", "reference") if needs_reference(choice) else ("inputs",)
-    return PreferenceLoss(resolve(choice, "preference_loss", arguments), len(arguments) == 2)
+    """The preference loss of the config, its options bound. Errors: see `_held`."""
+    compared = needs_reference(choice)
+    loss = _held(choice, "preference_loss", LossOutput, _one_loss, arguments=1 + compared)
+    return PreferenceLoss(loss, compared)
 
 
 def reward_loss(choice: Choice) -> Callable[[RewardLossInputs], LossOutput]:
-    """The reward loss of the config, its options bound. Errors: see `resolve`."""
-    return resolve(choice, "reward_loss")
+    """The reward loss of the config, its options bound. Errors: see `_held`."""
+    return _held(choice, "reward_loss", LossOutput, _one_loss)
 
 
 def unpaired_loss(choice: Choice) -> Callable[[UnpairedLossInputs], LossOutput]:
-    """The unpaired loss of the config, its options bound. Errors: see `resolve`."""
-    return resolve(choice, "unpaired_loss")
+    """The unpaired loss of the config, its options bound. Errors: see `_held`."""
+    return _held(choice, "unpaired_loss", LossOutput, _one_loss)
 
 
 def divergence(choice: Choice) -> Callable[[DivergenceInputs], DivergenceOutput]:
-    """The divergence of the config, its options bound. Errors: see `resolve`."""
-    return resolve(choice, "divergence")
+    """The divergence of the config, its options bound. Errors: see `_held`."""
+    return _held(choice, "divergence", DivergenceOutput, _rows)
 
 
 def advantage(choice: Choice) -> Callable[[AdvantageInputs], Advantages]:
-    """The advantage estimator of the config, its options bound. Errors: see `resolve`."""
-    return resolve(choice, "advantage")
+    """The advantage estimator of the config, its options bound. Errors: see `_held`."""
+    return _held(choice, "advantage", Advantages, _tokens)
 
 
-def resolve(
-    choice: Choice, package: str, arguments: tuple[str, ...] = ("inputs",)
-) -> functools.partial[Any]:
+def _one_loss(*_: object) -> Shapes:
+    return {"loss": torch.Size()}
+
+
+def _rows(inputs: DivergenceInputs) -> Shapes:
+    size_NV = inputs.student_NV.shape
+    return {"values_N": size_NV[:1], "gradient_NV": size_NV}
+
+
+def _tokens(inputs: AdvantageInputs) -> Shapes:
+    return dict.fromkeys(("advantages_L", "returns_L"), inputs.rewards_L.shape)
+
+
+@dataclass(frozen=True)
+class _Held(Generic[Output]):
+    """A function whose output is held to a kind, with tensors of the shapes that its inputs ask
+    for: others would be broadcast, or fail far from here."""
+
+    name: str
+    function: Callable[..., Output]
+    kind: type[Output]
+    shapes: Callable[..., Shapes]
+
+    def __call__(self, *inputs: object) -> Output:
+        """Raises ConfigError for another output."""
+        output, wanted = self.function(*inputs), self.shapes(*inputs)
+        found = {field: _shape(getattr(output, field, None)) for field in wanted}
+        if isinstance(output, self.kind) and found == wanted:
+            return output
+        raise ConfigError(
+            f"{self.name} gave {type(output).__name__} with {_listed(found)}, and "
+            f"{self.kind.__name__} with {_listed(wanted)} is needed. docs/extend.md shows one."
+        )
+
+
+def _shape(value: object) -> torch.Size | None:
+    return value.shape if isinstance(value, torch.Tensor) else None
+
+
+def _listed(shapes: Mapping[str, torch.Size | None]) -> str:
+    kinds = {name: "no tensor" if s is None else f"shape {list(s)}" for name, s in shapes.items()}
+    return ", ".join(f"{name}: {kind}" for name, kind in kinds.items())
+
+
+def _held(
+    choice: Choice,
+    package: str,
+    kind: type[Output],
+    shapes: Callable[..., Shapes],
+    arguments: int = 1,
+) -> Callable[..., Output]:
     """The function that `choice` names in a package of algorithm/, its options checked and bound.
 
-    Raises ConfigError for a name, option or option's value that cannot be used, and for a
-    function that does not take just these positional arguments.
+    arguments: how many it takes by position.
+    Raises ConfigError for a name, option or option's value that cannot be used, and for a function
+    that does not take just these arguments.
     """
     name, key = FUNCTIONS[package]
     try:
-        function = resolve_choice(choice, f"{PACKAGE}.{package}", name)
+        function = resolve_choice(choice, f"{PACKAGE}.{package}", name, arguments)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    try:
-        inspect.signature(function).bind(*arguments)
-    except TypeError as error:
-        raise ConfigError(
-            f"{key}: {choice.name!r} cannot be called as a function of {package}: {error}. It must "
-            f"take its {' and '.join(arguments)} as the only positional "
-            f"{'argument' if len(arguments) == 1 else 'arguments'}, and its options by keyword."
-        ) from error
-    return function
+    return _Held(f"{key}: {choice.name!r}", function, kind, shapes)

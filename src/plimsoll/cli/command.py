@@ -13,11 +13,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import TextIOWrapper
 from types import TracebackType
 
 from plimsoll import __version__
-from plimsoll.cli.jobs import distill, dpo, kto, ppo, prm, rm, sft
+from plimsoll.cli.jobs import RECIPES, run_job
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
 from plimsoll.config.allocator import begin_anew
@@ -28,6 +29,8 @@ from plimsoll.run.output import open_missing
 
 _INTERRUPTED = 130
 _READER_GONE = 141  # as shells expect of a command that SIGPIPE ended
+
+_OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 
 _HELP = """\
 Plimsoll: RLHF that knows its load line.
@@ -90,13 +93,25 @@ def _prepare(words: list[str], debug: bool) -> None:
     open_missing()
     if words and words[0] in _COMPUTING:
         begin_anew()
+        _leave_launcher()
         os.environ.update(waiting() | card_order())
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's own, which its commands inherit, is not here
     # As Ctrl-C: what is half written is then taken away, and other processes are ended.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if isinstance(sys.stdout, TextIOWrapper):  # what its encoding lacks is shown all the same
         sys.stdout.reconfigure(errors="backslashreplace")
     if not debug:
         sys.excepthook = _show_unexpected
+
+
+def _leave_launcher() -> None:
+    """Forget what torchrun or mpirun says of the process that it started. The ranks are of this
+    command's own making: torch would look for torchrun's store instead of opening one, and
+    DeepSpeed end on a rank that is not mpirun's (torch/distributed/rendezvous.py,
+    deepspeed/runtime/engine.py)."""
+    for name in list(os.environ):
+        if name in _OF_A_RANK or name.startswith(("TORCHELASTIC_", "OMPI_COMM_WORLD_")):
+            del os.environ[name]
 
 
 def _dispatch(words: list[str]) -> None:
@@ -119,13 +134,7 @@ def _dispatch(words: list[str]) -> None:
 
 _COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
     "demo": demo,
-    "sft": sft,
-    "distill": distill,
-    "rm": rm,
-    "prm": prm,
-    "dpo": dpo,
-    "kto": kto,
-    "ppo": ppo,
+    **{name: partial(run_job, name) for name in RECIPES},
     "eval": evaluate,
     "plan": plan,
     "report": report,

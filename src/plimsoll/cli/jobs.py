@@ -1,4 +1,4 @@
-"""The commands that train: `plimsoll sft|distill|rm|prm|dpo|kto|ppo CONFIG.yaml`. All is checked,
+"""The commands that train: `plimsoll JOB CONFIG.yaml`, with the name of a job. All is checked,
 and planned, before anything heavy is imported.
 """
 
@@ -8,7 +8,9 @@ import argparse
 import difflib
 import shutil
 import sys
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from plimsoll.cli.options import Parser, show
 from plimsoll.errors import ConfigError
@@ -18,84 +20,34 @@ if TYPE_CHECKING:
     from plimsoll.config.jobs import JobConfig
     from plimsoll.memory.plan.plan import Plan
 
-    ConfigT = TypeVar("ConfigT", bound=JobConfig)
+
+RECIPES: Mapping[str, str] = {
+    "sft": "sft:run_sft",
+    "distill": "distill:run_distill",
+    "rm": "reward_model:run_rm",
+    "prm": "process_reward:run_prm",
+    "dpo": "preference:run_dpo",
+    "kto": "kto:run_kto",
+    "ppo": "ppo:run_ppo",
+}
+"""By the name of a job's command: the file in recipes/ and its function that runs the job."""
 
 
-def sft(words: list[str]) -> None:
-    from plimsoll.config.jobs import SftConfig
-
-    config = _job("sft", SftConfig, words)
+def run_job(name: str, words: list[str]) -> None:
+    """The command of the job of this name."""
+    config = _checked(name, words)
     if config is not None:
-        from plimsoll.recipes.sft import run_sft
-
-        run_sft(config)
-
-
-def distill(words: list[str]) -> None:
-    from plimsoll.config.jobs import DistillConfig
-
-    config = _job("distill", DistillConfig, words)
-    if config is not None:
-        from plimsoll.recipes.distill import run_distill
-
-        run_distill(config)
+        file, function = RECIPES[name].split(":")
+        vars(import_module(f"plimsoll.recipes.{file}"))[function](config)
 
 
-def rm(words: list[str]) -> None:
-    from plimsoll.config.jobs import RmConfig
-
-    config = _job("rm", RmConfig, words)
-    if config is not None:
-        from plimsoll.recipes.reward_model import run_rm
-
-        run_rm(config)
-
-
-def prm(words: list[str]) -> None:
-    from plimsoll.config.jobs import PrmConfig
-
-    config = _job("prm", PrmConfig, words)
-    if config is not None:
-        from plimsoll.recipes.process_reward import run_prm
-
-        run_prm(config)
-
-
-def dpo(words: list[str]) -> None:
-    from plimsoll.config.jobs import DpoConfig
-
-    config = _job("dpo", DpoConfig, words)
-    if config is not None:
-        from plimsoll.recipes.preference import run_dpo
-
-        run_dpo(config)
-
-
-def kto(words: list[str]) -> None:
-    from plimsoll.config.jobs import KtoConfig
-
-    config = _job("kto", KtoConfig, words)
-    if config is not None:
-        from plimsoll.recipes.kto import run_kto
-
-        run_kto(config)
-
-
-def ppo(words: list[str]) -> None:
-    from plimsoll.config.jobs import PpoConfig
-
-    config = _job("ppo", PpoConfig, words)
-    if config is not None:
-        from plimsoll.recipes.ppo import run_ppo
-
-        run_ppo(config)
-
-
-def _job(name: str, model: type[ConfigT], words: list[str]) -> ConfigT | None:
+def _checked(name: str, words: list[str]) -> JobConfig | None:
     """The checked config that is to run; None where help or a dry run was asked for, and given."""
     from plimsoll.config.flags import split_flags
     from plimsoll.config.load import read_config
+    from plimsoll.config.which import JOBS
 
+    model = JOBS[name]
     rest, flags = split_flags(words)
     options = _job_options(name, model, rest)
     if options.help is not None:

@@ -117,7 +117,7 @@ def _settings_of(options: Namespace, flags: Sequence[str]) -> list[str]:
 
 
 def _traced(config: JobConfig) -> dict[str, TracedRole]:
-    from plimsoll.memory.price.work import role_models
+    from plimsoll.config.roles import role_models
     from plimsoll.recipes.trace_models import trace_activations
 
     return {role: trace_activations(config, role) for role in role_models(config)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from plimsoll.engine.worker import Role
+from plimsoll.config.roles import RoleName
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Request
 from plimsoll.run.readings import Reading
@@ -78,6 +78,6 @@ class Cluster(Ranks, Protocol):
         ...
 
 
-def ranks_of(cluster: Cluster, role: Role) -> Ranks:
+def ranks_of(cluster: Cluster, role: RoleName) -> Ranks:
     """The group that hosts a role."""
     return cluster.critics if role == "critic" else cluster

@@ -26,12 +26,15 @@ from plimsoll.config.jobs import (
     DpoConfig,
     JobConfig,
     KtoConfig,
+    PairJobConfig,
     PpoConfig,
     PrmConfig,
     RmConfig,
+    SequenceJobConfig,
     SftConfig,
 )
 from plimsoll.config.problems import Problem, refuse, show
+from plimsoll.config.roles import given_frozen, key_of, trained_roles
 from plimsoll.config.yaml_tree import Origins
 
 SourceCheck = Callable[[str, SourceConfig], Iterator[Problem]]
@@ -45,29 +48,24 @@ def check_agreement(config: JobConfig, origins: Origins = MappingProxyType({})) 
     Raises ConfigError (exit code 2) for values that can never do; SettingsConflict (4) where
     every problem is between settings that are right by themselves.
     """
+    refuse(_problems(config), origins)
+
+
+def _problems(config: JobConfig) -> Iterator[Problem]:
     match config:
-        case SftConfig():
-            refuse(_sequences(config, sft_source), origins)
-        case DistillConfig():
-            refuse(_distill(config), origins)
+        case SftConfig() | DistillConfig():
+            return _sequences(config, sft_source)
         case PrmConfig():
-            refuse(_sequences(config, step_source), origins)
-        case DpoConfig() | RmConfig():
-            refuse(_pairs(config), origins)
+            return _sequences(config, step_source)
         case KtoConfig():
-            refuse(_sequences(config, labelled_source), origins)
+            return _sequences(config, labelled_source)
+        case DpoConfig() | RmConfig():
+            return _pairs(config)
         case PpoConfig():
-            refuse(_ppo(config), origins)
+            return _ppo(config)
 
 
-def _distill(config: DistillConfig) -> Iterator[Problem]:
-    yield from _sequences(config, sft_source)
-    yield from frozen("teacher", config.teacher)
-
-
-def _sequences(
-    config: SftConfig | DistillConfig | KtoConfig | PrmConfig, check: SourceCheck
-) -> Iterator[Problem]:
+def _sequences(config: SequenceJobConfig, check: SourceCheck) -> Iterator[Problem]:
     yield from _common(config)
     yield from _role("actor", config.actor, config.run.steps)
     for name, source in config.data.sources().items():
@@ -75,7 +73,7 @@ def _sequences(
     yield from _budget(config, config.data.max_tokens, "data.max_tokens")
 
 
-def _pairs(config: DpoConfig | RmConfig) -> Iterator[Problem]:
+def _pairs(config: PairJobConfig) -> Iterator[Problem]:
     margin = ("margin",) if isinstance(config, RmConfig) else ()
     yield from _common(config)
     yield from _role("actor", config.actor, config.run.steps)
@@ -115,7 +113,7 @@ def _common(config: JobConfig) -> Iterator[Problem]:
             "leave data.step_separator out",
             code="data-columns",
         )
-    if config.cluster.critic_ranks is not None and not isinstance(config, PpoConfig):
+    if config.cluster.critic_ranks is not None and "critic" not in trained_roles(config):
         yield Problem(
             "cluster.critic_ranks",
             str(config.cluster.critic_ranks),
@@ -124,12 +122,10 @@ def _common(config: JobConfig) -> Iterator[Problem]:
             code="critic-ranks",
             conflict=True,
         )
-    if isinstance(config, ComparedJobConfig | PpoConfig) and config.reference is not None:
-        yield from frozen("reference", config.reference)
+    for name, role in given_frozen(config).items():
+        yield from frozen(key_of(name), role)
     if isinstance(config, ComparedJobConfig):
         yield from stored_logprobs(config.reference_logprobs)
-    if isinstance(config, PpoConfig) and config.reward_model is not None:
-        yield from frozen("reward_model.role", config.reward_model.role)
     if config.run.eval_every is not None and config.data.eval is None:
         yield Problem(
             "run.eval_every",
@@ -206,12 +202,12 @@ def _offload(name: str, role: TrainedRole) -> Iterator[Problem]:
             code="offload-stage",
             conflict=True,
         )
-    if zero.optimizer_offload == "cpu" and role.optimizer.kind == "adamw_8bit":
+    if zero.optimizer_offload == "cpu" and role.optimizer.kind != "adamw":
         yield Problem(
             f"{name}.zero.optimizer_offload",
             "cpu",
-            f"DeepSpeedCPUAdam, which steps on the host, has no moments of 8 bits "
-            f"({name}.optimizer.kind: adamw_8bit).",
+            f"DeepSpeedCPUAdam, which steps on the host, is AdamW alone, and no "
+            f"{role.optimizer.kind} ({name}.optimizer.kind).",
             f"{name}.zero.optimizer_offload: none, or {name}.optimizer.kind: adamw",
             code="adamw-8bit-offload",
             conflict=True,

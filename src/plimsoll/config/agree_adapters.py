@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import RlJobConfig
 from plimsoll.config.problems import Problem
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -74,7 +74,7 @@ def frozen(name: str, role: FrozenRole) -> Iterator[Problem]:
         )
 
 
-def room_for_rank(config: PpoConfig) -> int | None:
+def room_for_rank(config: RlJobConfig) -> int | None:
     """The rank for which engines make room for an adapter beside their model; None where it is
     merged or none, or of too high a rank."""
     if config.actor.adapter is None or config.rollout.sync.adapter == "merged":
@@ -83,7 +83,7 @@ def room_for_rank(config: PpoConfig) -> int | None:
     return next((room for room in VLLM_RANKS if room >= rank), None)
 
 
-def separate(config: PpoConfig) -> Iterator[Problem]:
+def separate(config: RlJobConfig) -> Iterator[Problem]:
     """An adapter that goes to the engines alone."""
     if config.rollout.sync.adapter == "merged":
         return
@@ -98,7 +98,7 @@ def separate(config: PpoConfig) -> Iterator[Problem]:
         )
 
 
-def _against_separate(config: PpoConfig) -> Iterator[tuple[str, str]]:
+def _against_separate(config: RlJobConfig) -> Iterator[tuple[str, str]]:
     """(why not, what else to change)"""
     adapter, rollout = config.actor.adapter, config.rollout
     if adapter is None:

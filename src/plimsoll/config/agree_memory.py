@@ -8,14 +8,14 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import JobConfig, PpoConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem
+from plimsoll.config.roles import role_ranks, trained_roles
 
 
 def memory_levers(config: JobConfig) -> Iterator[Problem]:
     """Checkpointing, dtype of states and ZeRO++ of the roles that learn."""
-    ranks = config.cluster.ranks
-    yield from _levers("actor", config.actor, ranks)
+    for name, role in trained_roles(config).items():
+        yield from _levers(name, role, role_ranks(config, name))
     if isinstance(config, PpoConfig):
-        yield from _levers("critic", config.critic, config.cluster.critic_ranks or ranks)
         yield from _one_group(config)
 
 

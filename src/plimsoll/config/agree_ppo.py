@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.algorithm import KlConfig
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import RlJobConfig
 from plimsoll.config.problems import Problem, show
 from plimsoll.config.rollout import SamplingConfig
 
@@ -14,7 +14,7 @@ _FIGURES = ("reward", "finished", "response_tokens", "rows", "skipped_rows", "mo
 `eval.json`."""
 
 
-def sampled(config: PpoConfig) -> Iterator[Problem]:
+def sampled(config: RlJobConfig) -> Iterator[Problem]:
     """A job that samples what it learns from."""
     yield from _rollout(config)
     yield from _sampling(config)
@@ -22,7 +22,7 @@ def sampled(config: PpoConfig) -> Iterator[Problem]:
     yield from _steps(config)
 
 
-def _rollout(config: PpoConfig) -> Iterator[Problem]:
+def _rollout(config: RlJobConfig) -> Iterator[Problem]:
     rollout = config.rollout
     if config.cluster.where == "local" and rollout.engine == "vllm":
         yield Problem(
@@ -74,7 +74,7 @@ def _rollout(config: PpoConfig) -> Iterator[Problem]:
         )
 
 
-def _sampling(config: PpoConfig) -> Iterator[Problem]:
+def _sampling(config: RlJobConfig) -> Iterator[Problem]:
     sampling = config.rollout.sampling
     if sampling.temperature == 0:
         yield Problem(
@@ -185,7 +185,7 @@ def _unused_kl(kl: KlConfig) -> Iterator[Problem]:
             )
 
 
-def _steps(config: PpoConfig) -> Iterator[Problem]:
+def _steps(config: RlJobConfig) -> Iterator[Problem]:
     batch, algorithm = config.batch, config.algorithm
     sequences = batch.prompts * batch.responses
     if sequences % algorithm.mini_batches:
@@ -210,7 +210,7 @@ def _steps(config: PpoConfig) -> Iterator[Problem]:
     yield from _rewards(config)
 
 
-def _rewards(config: PpoConfig) -> Iterator[Problem]:
+def _rewards(config: RlJobConfig) -> Iterator[Problem]:
     weights = [part.weight for part in config.rewards.values()]
     if config.reward_model is not None:
         weights.append(config.reward_model.weight)
@@ -225,7 +225,7 @@ def _rewards(config: PpoConfig) -> Iterator[Problem]:
     yield from _names(config)
 
 
-def _names(config: PpoConfig) -> Iterator[Problem]:
+def _names(config: RlJobConfig) -> Iterator[Problem]:
     taken = dict.fromkeys(_FIGURES, "Another figure of an evaluation has this name.")
     if config.reward_model is not None:
         taken["reward_model"] = "The score of the reward model is shown under this name."

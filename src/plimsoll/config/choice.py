@@ -41,20 +41,33 @@ _IMPORT_FAILURES = (
 )
 
 
-def resolve_choice(choice: Choice, package: str, function: str) -> functools.partial[Any]:
+def resolve_choice(
+    choice: Choice, package: str, function: str, arguments: int = 1
+) -> functools.partial[Any]:
     """The function that `choice` names, with the choice's options bound.
 
     package: the dotted package that holds the named files, such as
         `plimsoll.algorithm.policy_loss`.
     function: the name of the one function that each of its files defines, such as `loss`.
+    arguments: how many it is called with, by position.
 
-    Raises ConfigError for a name, an option or an option's value that cannot be used.
+    Raises ConfigError for a name, an option or an option's value that cannot be used, and for a
+    function that cannot be called so.
     """
     if ":" in choice.name:
         found = _by_import_path(choice.name)
     else:
         found = _by_name(choice.name, package, function)
-    return functools.partial(found, **_checked_options(choice, _signature_of(found)))
+    bound = functools.partial(found, **_checked_options(choice, _signature_of(found)))
+    try:
+        inspect.signature(bound).bind(*[None] * arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{choice.name!r} cannot be called as a function of {package.rpartition('.')[2]}: "
+            f"{error}. It must take {arguments} positional "
+            f"{'argument' if arguments == 1 else 'arguments'}, and its options by keyword."
+        ) from error
+    return bound
 
 
 def check_choice(choice: Choice, package: str, function: str) -> None:
@@ -166,6 +179,11 @@ def _by_import_path(path: str) -> Callable[..., Any]:
 
 def _function_of(module: ModuleType, function: str, name: str) -> Callable[..., Any]:
     found: object = vars(module).get(function)
+    if inspect.iscoroutinefunction(found):
+        raise ConfigError(
+            f"{name!r} is an `async def`, and nothing would await what it gives. Name a plain "
+            f"`def`, which may call it by asyncio.run."
+        )
     if callable(found) and inspect.isfunction(inspect.unwrap(found)):
         return found
     if found is not None:

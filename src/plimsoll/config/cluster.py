@@ -29,8 +29,8 @@ class ClusterConfig(Settings):
     calibration: WrittenPath | None = None
     """A file that `plimsoll calibrate` wrote: constants of the plan, measured on runs of yours."""
     threads: PositiveInt | None = None
-    """CPU threads of each rank and engine; default: a machine's cores divided among its ranks, and
-    among its engines."""
+    """CPU threads of each rank and engine; default: a machine's cores, or what a cgroup's quota
+    leaves of them, divided among its ranks, and among its engines."""
     address: str | None = None
     """A running Ray cluster's address; default: a cluster of this machine alone,
     ended with the run."""

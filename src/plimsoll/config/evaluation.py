@@ -12,6 +12,7 @@ from plimsoll.config.jobs import (
     DpoConfig,
     JobConfig,
     KtoConfig,
+    PairJobConfig,
     PpoConfig,
     PrmConfig,
     RmConfig,
@@ -91,6 +92,6 @@ def _names(config: JobConfig) -> Names:
 
 def reports_more(config: JobConfig) -> bool:
     """Whether there may be other metrics than those: a loss by import path has its own."""
-    if not isinstance(config, DpoConfig | KtoConfig | RmConfig):
+    if not isinstance(config, PairJobConfig | KtoConfig):
         return False
     return ":" in config.algorithm.loss.name

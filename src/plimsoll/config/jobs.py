@@ -162,8 +162,14 @@ class PpoConfig(Settings):
     """Advantage, losses, KL."""
 
 
-DataJobConfig = SftConfig | DistillConfig | DpoConfig | KtoConfig | RmConfig | PrmConfig
+SequenceJobConfig = SftConfig | DistillConfig | KtoConfig | PrmConfig
+"""The jobs that learn from a fixed data set of single sequences."""
+PairJobConfig = DpoConfig | RmConfig
+"""The jobs that learn from a fixed data set of pairs."""
+DataJobConfig = SequenceJobConfig | PairJobConfig
 """The jobs that learn from a fixed data set."""
 ComparedJobConfig = DpoConfig | KtoConfig
 """Those of them that compare the actor with a reference."""
-JobConfig = DataJobConfig | PpoConfig
+RlJobConfig = PpoConfig
+"""The jobs that learn from what they sample."""
+JobConfig = DataJobConfig | RlJobConfig

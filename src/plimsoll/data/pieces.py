@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, DataError
 
 Messages = Sequence[Mapping[str, Any]]
 """OpenAI-style turns: `role` and `content` as text; other keys are passed on to the template."""
@@ -36,12 +36,26 @@ def readable(messages: Messages) -> str:
 
 
 def join_plain(turns: Messages) -> tuple[Piece, ...]:
-    """Contents one after the other with nothing between; the assistant's in pieces of their own."""
+    """Contents one after the other with nothing between; the assistant's in pieces of their own.
+    Raises DataError for tool calls, which are beside it."""
+    if any(turn.get("tool_calls") for turn in turns):
+        raise DataError("has tool_calls, which plain text leaves out: write them into the content")
     pieces = []
     for learned, group in itertools.groupby(turns, key=lambda turn: turn["role"] == "assistant"):
         piece = Piece("".join(turn["content"] for turn in group))
         pieces.append(learn_whole(piece) if learned else piece)
     return tuple(pieces)
+
+
+def check_calls(turns: Messages, text: str) -> None:
+    """DataError for a tool call that the text of its conversation leaves out."""
+    for call in (call for turn in turns for call in turn.get("tool_calls", ())):
+        name = str(call.get("function", call)["name"])
+        if name not in text:
+            raise DataError(
+                f"calls the tool {name!r}, and the chat template leaves calls out: write it into"
+                f" the content, or set `data.chat_template` to a template that has them"
+            )
 
 
 def learn_whole(piece: Piece) -> Piece:

@@ -146,6 +146,9 @@ def _message(turn: object, place: str) -> Mapping[str, object]:
         raise RowProblem(
             f"{place}.role", f"is `{role}`, which is none of {', '.join(ROLES)}.{hint}"
         )
+    if turn.get("tool_calls") and turn.get("content") is None:
+        why = "is missing beside tool_calls: write them into it, as the model's template has them"
+        raise RowProblem(f"{place}.content", why)
     _checked_text(_present(turn, "content", place), f"{place}.content")
     # a missing key is None in columnar data; templates ask whether a key is there
     return {name: value for name, value in turn.items() if value is not None}

@@ -29,6 +29,7 @@ from plimsoll.data.pieces import (
     Piece,
     Span,
     check_begins,
+    check_calls,
     close_last,
     join_plain,
     learn_whole,
@@ -162,6 +163,7 @@ class Template:
                 **self.tokenizer.special_tokens_map,
             )
             texts[0].encode()  # what a message has besides may be no valid Unicode
+            check_calls(turns, texts[0])
         except _REFUSALS as error:
             raise DataError(f"is refused by the chat template: {error}") from error
         return texts[0], marked[0] if marked else []

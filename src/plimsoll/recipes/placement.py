@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import (
-    ComparedJobConfig,
-    DistillConfig,
-    DpoConfig,
-    JobConfig,
-    KtoConfig,
-    PpoConfig,
-    PrmConfig,
-    RmConfig,
-    SftConfig,
-)
-from plimsoll.config.reference import needs_reference
+from plimsoll.config.jobs import JobConfig, PairJobConfig, RlJobConfig, SequenceJobConfig
+from plimsoll.config.roles import given_frozen, is_compared, is_precomputed, trained_roles
 from plimsoll.config.threads import most_at_once
-from plimsoll.memory.price.work import is_precomputed
 
 
 def placement(config: JobConfig) -> str:
@@ -25,13 +14,9 @@ def placement(config: JobConfig) -> str:
 
 
 def _step(config: JobConfig) -> list[tuple[str, str]]:
-    match config:
-        case SftConfig() | DistillConfig() | PrmConfig() | KtoConfig():
-            return _sequences_step(config)
-        case DpoConfig() | RmConfig():
-            return _pairs_step(config)
-        case PpoConfig():
-            return _ppo_step(config)
+    if isinstance(config, RlJobConfig):
+        return _sampled_step(config)
+    return _pairs_step(config) if isinstance(config, PairJobConfig) else _sequences_step(config)
 
 
 def _processes(config: JobConfig) -> list[tuple[str, str]]:
@@ -39,7 +24,7 @@ def _processes(config: JobConfig) -> list[tuple[str, str]]:
     roles = _roles(config)
     critic = next((role for role in roles if role.startswith("critic ")), None)
     if cluster.where == "local":
-        sampler = ["rollout (transformers)"] if isinstance(config, PpoConfig) else []
+        sampler = ["rollout (transformers)"] if isinstance(config, RlJobConfig) else []
         return [
             ("this process", "the recipe, rank 0 of 1, no Ray"),
             *(("", role) for role in [*roles, *sampler]),
@@ -54,7 +39,7 @@ def _processes(config: JobConfig) -> list[tuple[str, str]]:
     if cluster.critic_ranks is not None and critic is not None:
         rows.append((_several("critic rank", cluster.critic_ranks), critic))
     engines = 0
-    if isinstance(config, PpoConfig):
+    if isinstance(config, RlJobConfig):
         rows.append((_several("engine", config.rollout.engines), _engine(config)))
         engines = config.rollout.engines
     threads = cluster.threads or f"the machine's cores / {most_at_once(cluster, engines)}"
@@ -62,19 +47,13 @@ def _processes(config: JobConfig) -> list[tuple[str, str]]:
 
 
 def _roles(config: JobConfig) -> list[str]:
-    if isinstance(config, SftConfig | RmConfig | PrmConfig):
-        return [_trained("actor", config.actor)]
-    if isinstance(config, DistillConfig):
-        return [_trained("actor", config.actor), _frozen("teacher", config.teacher)]
-    if isinstance(config, ComparedJobConfig):
-        compared = isinstance(config, KtoConfig) or needs_reference(config.algorithm.loss)
-        return [_trained("actor", config.actor), *([_reference(config)] if compared else [])]
-    roles = [_trained("actor", config.actor), _trained("critic", config.critic)]
-    if config.algorithm.kl.place != "none":
-        roles.append(_reference(config))
-    if config.reward_model is not None:
-        roles.append(_frozen("reward", config.reward_model.role))
-    return roles
+    frozen = given_frozen(config)
+    reference = frozen.pop("reference", None)
+    return [
+        *(_trained(name, role) for name, role in trained_roles(config).items()),
+        *([_reference(config, reference)] if is_compared(config) else []),
+        *(_frozen(name, role) for name, role in frozen.items()),
+    ]
 
 
 def _trained(name: str, role: TrainedRole) -> str:
@@ -86,8 +65,8 @@ def _trained(name: str, role: TrainedRole) -> str:
     return f"{name} {role.model.path} ({_dtype(role)}{adapter}, ZeRO stage {zero.stage}{host})"
 
 
-def _reference(config: ComparedJobConfig | PpoConfig) -> str:
-    role, before = config.reference, is_precomputed(config)
+def _reference(config: JobConfig, role: FrozenRole | None) -> str:
+    before = is_precomputed(config)
     if role is None and config.actor.adapter is not None and not before:
         return "reference (the actor with its adapter switched off)"
     when = ", before it is loaded" if before else ""
@@ -107,7 +86,7 @@ def _dtype(role: TrainedRole | FrozenRole) -> str:
     return model.dtype if model.quantization == "none" else f"{model.quantization}, {model.dtype}"
 
 
-def _engine(config: PpoConfig) -> str:
+def _engine(config: RlJobConfig) -> str:
     rollout = config.rollout
     shared = f", tensor parallel {rollout.tensor_parallel}" if rollout.tensor_parallel > 1 else ""
     return (
@@ -116,9 +95,7 @@ def _engine(config: PpoConfig) -> str:
     )
 
 
-def _sequences_step(
-    config: SftConfig | DistillConfig | PrmConfig | KtoConfig,
-) -> list[tuple[str, str]]:
+def _sequences_step(config: SequenceJobConfig) -> list[tuple[str, str]]:
     longest, count = config.data.max_tokens, config.batch.sequences
     return [
         ("sequences", f"{count:,}, of at most {longest:,} tokens: {count * longest:,} at most"),
@@ -127,7 +104,7 @@ def _sequences_step(
     ]
 
 
-def _pairs_step(config: DpoConfig | RmConfig) -> list[tuple[str, str]]:
+def _pairs_step(config: PairJobConfig) -> list[tuple[str, str]]:
     longest, count = config.data.max_tokens, config.batch.pairs
     return [
         ("pairs", f"{count:,}, of two sequences of at most {longest:,} tokens each"),
@@ -137,7 +114,7 @@ def _pairs_step(config: DpoConfig | RmConfig) -> list[tuple[str, str]]:
     ]
 
 
-def _ppo_step(config: PpoConfig) -> list[tuple[str, str]]:
+def _sampled_step(config: RlJobConfig) -> list[tuple[str, str]]:
     batch, algorithm = config.batch, config.algorithm
     count = batch.prompts * batch.responses
     new = config.rollout.sampling.max_new_tokens

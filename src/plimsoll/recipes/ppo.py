@@ -20,9 +20,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.engine.objectives.policy import PolicyObjective
-from plimsoll.engine.objectives.value import ValueObjective
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.engine.worker import StepResult
 from plimsoll.recipes.judging import judge
 from plimsoll.recipes.ppo_batch import (
     Batch,
@@ -34,10 +32,9 @@ from plimsoll.recipes.ppo_batch import (
     pack_batch,
     policy_streams,
     score,
-    value_streams,
 )
+from plimsoll.recipes.ppo_critic import foreseen, score_values, train_critic
 from plimsoll.recipes.ppo_setup import (
-    ROLES,
     PpoData,
     first_sync,
     load_prompt_data,
@@ -48,7 +45,7 @@ from plimsoll.recipes.ppo_setup import (
 from plimsoll.recipes.run_data import epoch_metrics
 from plimsoll.recipes.sampling import Scorer, evaluate, sample
 from plimsoll.recipes.saving import evaluated, finished, restore, save_model, save_when_due
-from plimsoll.recipes.session import Session, open_session, skipped, total_metrics
+from plimsoll.recipes.session import Session, mean_metrics, open_session
 from plimsoll.recipes.update import update
 from plimsoll.records import Floats
 from plimsoll.reward.score import build_rewards
@@ -76,7 +73,7 @@ def run_ppo(config: PpoConfig) -> None:
             with session.phase("sync", cluster):
                 sync = first_sync(cluster, config, data)
             with session.phase("load", cluster):
-                restore(session, cluster, ROLES)
+                restore(session, cluster)
             counted = session.progress.counted(scorer)
             state = train(session, config, data, cluster, sync, counted)
             save_model(session, cluster, state)
@@ -108,9 +105,10 @@ def train(
             judged = judge(trajectories, config, cluster)
             batch = pack_batch(judged, config, cluster.ranks, cluster.critics.ranks, step)
             scores = score(batch, config, cluster)
-            learnables = estimate_advantages(batch, scores, config, state.kl_coefficient)
+            values = score_values(batch, cluster)
+            learnables = estimate_advantages(batch, scores, values, config, state.kl_coefficient)
         with session.phase("train_critic", cluster):
-            critic = train_critic(batch, scores, learnables.returns, config, cluster, state)
+            critic = train_critic(batch, values, learnables.returns, config, cluster, state)
         with session.phase("train_actor", cluster):
             actor = train_actor(batch, scores, learnables.advantages, config, cluster, state)
         with session.phase("sync", cluster):
@@ -118,6 +116,7 @@ def train(
             proved = sync_weights(sync, step)
         metrics = (
             batch_metrics(batch, scores, learnables)
+            | foreseen(learnables.returns, values)
             | actor
             | critic
             | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": proved.gap}
@@ -139,7 +138,7 @@ def train(
             means = mean_advantages(learnables)
             session.directory.write_trajectories(step, batch.trajectories, means)
         session.report(step, metrics, batch.tokens)
-        save_when_due(session, cluster, ROLES, state)
+        save_when_due(session, cluster, state)
     return state
 
 
@@ -153,35 +152,6 @@ def begin(
             before = evaluate(cluster, config, data.eval, scorer)
         session.report(0, before, 0)
     return replace(state, kl_coefficient=first_kl_coefficient(config.algorithm.kl, state))
-
-
-def train_critic(
-    batch: Batch,
-    scores: Scores,
-    returns: list[Floats],
-    config: PpoConfig,
-    cluster: Cluster,
-    state: RunState,
-) -> dict[str, float]:
-    """All epochs and mini-batches of the critic; the means of their metrics."""
-    optimizer = config.critic.optimizer
-    objective = ValueObjective(config.algorithm.value_clip)
-    updates = config.algorithm.epochs * config.algorithm.mini_batches
-    results = []
-    for number, mini in batch.schedule(config.algorithm.epochs):
-        rate = learning_rate(optimizer, state.step * updates + number, config.run.steps * updates)
-        streams = value_streams(mini, scores, returns)
-        results.append(
-            update(
-                "critic", cluster.critics, mini.critic_packs, streams, mini.counts, objective, rate
-            )
-        )
-    metrics = _mean_metrics(results)
-    return metrics | {
-        "value_loss": metrics.pop("loss"),
-        "critic/grad_norm": metrics.pop("grad_norm"),
-        "critic/skipped_steps": metrics.pop("skipped_steps"),
-    }
 
 
 def train_actor(
@@ -207,7 +177,7 @@ def train_actor(
         rate = actor_rate(config, state.step, number)
         streams = policy_streams(mini, scores, advantages, algorithm.kl.place == "loss")
         results.append(update("actor", cluster, mini.packs, streams, mini.counts, objective, rate))
-    metrics = _mean_metrics(results)
+    metrics = mean_metrics(results)
     return metrics | {
         "actor/loss": metrics.pop("loss"),
         "actor/grad_norm": metrics.pop("grad_norm"),
@@ -240,9 +210,3 @@ def next_kl_coefficient(config: PpoConfig, state: RunState, batch: Batch, scores
     observed = observed_kl(scores)
     responses = len(batch.trajectories)
     return adapt(state.kl_coefficient, observed, responses, kl.target, kl.horizon)
-
-
-def _mean_metrics(updates: list[list[StepResult]]) -> dict[str, float]:
-    totals = [total_metrics(r) | {"grad_norm": r[0].grad_norm} for r in updates]
-    means = {name: sum(t[name] for t in totals) / len(totals) for name in totals[0]}
-    return means | {"skipped_steps": sum(skipped(t["grad_norm"]) for t in totals)}

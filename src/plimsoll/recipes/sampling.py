@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import RlJobConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.recipes.judging import judge
 from plimsoll.records import Ints, Prompt, Trajectory
@@ -20,7 +20,7 @@ _EVAL_SEED = 2**31 - 1
 
 
 def sample(
-    cluster: Cluster, config: PpoConfig, prompts: Sequence[Prompt], step: int, scorer: Scorer
+    cluster: Cluster, config: RlJobConfig, prompts: Sequence[Prompt], step: int, scorer: Scorer
 ) -> list[Trajectory]:
     """Responses to a step's prompts, each scored as it comes, in the prompts' order."""
     seed = int(np.random.SeedSequence([config.run.seed, step]).generate_state(1)[0])
@@ -28,7 +28,7 @@ def sample(
 
 
 def evaluate(
-    cluster: Cluster, config: PpoConfig, prompts: Sequence[Prompt], scorer: Scorer
+    cluster: Cluster, config: RlJobConfig, prompts: Sequence[Prompt], scorer: Scorer
 ) -> dict[str, float]:
     """The mean reward, and of each part, over one response to each held-out prompt."""
     found = answer_held_out(cluster, config, prompts, scorer)
@@ -36,7 +36,7 @@ def evaluate(
 
 
 def answer_held_out(
-    cluster: Cluster, config: PpoConfig, prompts: Sequence[Prompt], scorer: Scorer
+    cluster: Cluster, config: RlJobConfig, prompts: Sequence[Prompt], scorer: Scorer
 ) -> list[Trajectory]:
     """One response to each held-out prompt, with all parts of its reward."""
     sampling = config.eval_sampling or config.rollout.sampling
@@ -51,7 +51,7 @@ def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
-def probe_sequences(prompts: Sequence[Prompt], config: PpoConfig) -> list[Ints]:
+def probe_sequences(prompts: Sequence[Prompt], config: RlJobConfig) -> list[Ints]:
     """The token sequences that weight syncs are proved with: the first prompts of the data that
     have two tokens, as the log-prob of a sequence's first is not known; where none has, two prompts
     of one token after each other."""

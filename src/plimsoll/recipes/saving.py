@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
-from plimsoll.engine.worker import Role, Worker
+from plimsoll.config.roles import trained_roles
+from plimsoll.engine.worker import Worker
 from plimsoll.recipes.resuming import changed_settings
 from plimsoll.recipes.session import Session, config_text
 from plimsoll.run.best import after_evaluation, is_patience_out
@@ -26,32 +27,30 @@ def evaluated(session: Session, state: RunState, metrics: Mapping[str, float]) -
     return state if best is None else after_evaluation(best, state, metrics)
 
 
-def save_when_due(
-    session: Session, cluster: Cluster, roles: Sequence[Role], state: RunState
-) -> None:
+def save_when_due(session: Session, cluster: Cluster, state: RunState) -> None:
     """Write a checkpoint when one is due, of the best evaluation, at the end and after Ctrl-C,
     which then ends the run; remove the oldest."""
     asked = session.stop.requested or finished(session, state) or state.best_step == state.step
     if asked or session.due(session.config.run.save_every, state.step):
         with session.phase("save", cluster):
-            _save(session, cluster, roles, state)
+            _save(session, cluster, state)
         session.stop_if_asked(state.step)
 
 
-def _save(session: Session, cluster: Cluster, roles: Sequence[Role], state: RunState) -> None:
+def _save(session: Session, cluster: Cluster, state: RunState) -> None:
     directory = session.directory
     with whole_directory(directory.checkpoint_path(state.step)) as partial:
-        for role in roles:
+        for role in trained_roles(session.config):
             ranks_of(cluster, role).all(Worker.save_checkpoint, role, (partial / role).absolute())
         state.save(partial / "state.json")
     directory.prune_checkpoints(session.config.run.keep_checkpoints, state.best_step)
 
 
-def restore(session: Session, cluster: Cluster, roles: Sequence[Role]) -> None:
+def restore(session: Session, cluster: Cluster) -> None:
     """Read the checkpoint that the run resumes from."""
     if session.resumed is None:
         return
-    for role in roles:
+    for role in trained_roles(session.config):
         ranks_of(cluster, role).all(
             Worker.load_checkpoint, role, (session.resumed / role).absolute()
         )

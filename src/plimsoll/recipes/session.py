@@ -13,13 +13,13 @@ from pathlib import Path
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.describe import dump_config
 from plimsoll.config.jobs import JobConfig
+from plimsoll.config.roles import role_models
 from plimsoll.data.report import BadRow
 from plimsoll.engine.worker import StepResult
 from plimsoll.errors import Interrupted, WorkerDied
 from plimsoll.memory.meter import read_host
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.process_peaks import Footprints
-from plimsoll.memory.price.work import role_models
 from plimsoll.recipes.nodes import refuse_smaller_nodes
 from plimsoll.recipes.planning import plan_json, plan_run, plan_svg, predicted_peaks
 from plimsoll.recipes.shortage import explaining_shortage
@@ -215,6 +215,13 @@ def step_metrics(results: Sequence[StepResult], rate: float) -> dict[str, float]
     norm = results[0].grad_norm
     seen = {"grad_norm": norm, "skipped_steps": skipped(norm), "learning_rate": rate}
     return total_metrics(results) | seen
+
+
+def mean_metrics(updates: Sequence[Sequence[StepResult]]) -> dict[str, float]:
+    """What several optimizer steps are seen by: their means, and how many were left out."""
+    totals = [total_metrics(results) | {"grad_norm": results[0].grad_norm} for results in updates]
+    means = {name: sum(t[name] for t in totals) / len(totals) for name in totals[0]}
+    return means | {"skipped_steps": sum(skipped(t["grad_norm"]) for t in totals)}
 
 
 def skipped(grad_norm: float) -> float:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from plimsoll.config.model import ModelConfig
+from plimsoll.config.roles import RoleName, key_of
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.work import RoleName, key_of
 from plimsoll.model.load import load_tokenizer, read_model_config
 from plimsoll.recipes.model_files import has_tokenizer
 

@@ -21,19 +21,13 @@ from transformers import (
 )
 
 from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.model import ModelConfig
+from plimsoll.config.roles import RoleName, frozen_roles, role_ranks, trained_roles
 from plimsoll.errors import ConfigError
 from plimsoll.memory.price.activations import activation_items
 from plimsoll.memory.price.computing import activation_form
-from plimsoll.memory.price.work import (
-    HeadKind,
-    RoleName,
-    frozen_roles,
-    head_of,
-    micro_batch,
-    trained_roles,
-)
+from plimsoll.memory.price.work import HeadKind, head_of, micro_batch
 from plimsoll.memory.shapes.known_models import read_fields, read_shape
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 from plimsoll.memory.trace import Traced, trace
@@ -85,8 +79,7 @@ def trace_activations(config: JobConfig, role: RoleName) -> TracedRole:
     forms = _forms(config)
     if role not in forms:
         raise ConfigError(f"this job has no role {role!r} to trace. It has {', '.join(forms)}.")
-    own = config.cluster.critic_ranks if role == "critic" else None
-    work = micro_batch(config, own or config.cluster.ranks)
+    work = micro_batch(config, role_ranks(config, role))
     return trace_form(forms[role], replace(work, learned=min(work.learned, _HEAD_ROWS)))
 
 
@@ -115,8 +108,8 @@ def _hf_config(path: str) -> PreTrainedConfig:
 
 
 def _forms(config: JobConfig) -> dict[RoleName, TraceForm]:
-    policy = isinstance(config, PpoConfig)
-    temperature = config.rollout.sampling.temperature if isinstance(config, PpoConfig) else 1.0
+    policy = isinstance(config, RlJobConfig)
+    temperature = config.rollout.sampling.temperature if isinstance(config, RlJobConfig) else 1.0
     trained = {
         name: TraceForm(role.model, role.adapter, head_of(config, name), True, policy, temperature)
         for name, role in trained_roles(config).items()

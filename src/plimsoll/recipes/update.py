@@ -9,8 +9,9 @@ import numpy as np
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.cluster.protocol import Ranks
+from plimsoll.config.roles import RoleName
 from plimsoll.engine.objectives.objective import Objective
-from plimsoll.engine.worker import Role, StepResult, Worker
+from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.records import BatchCounts, Floats, Pack
 
 S = TypeVar("S")
@@ -20,7 +21,7 @@ Packs = Sequence[Sequence[Pack]]
 
 
 def update(
-    role: Role,
+    role: RoleName,
     ranks: Ranks,
     packs: Packs,
     streams: Sequence[Sequence[S]],
@@ -38,7 +39,7 @@ def update(
     )
 
 
-def log_probs(role: Role, packs: Packs, ranks: Ranks) -> Floats:
+def log_probs(role: RoleName, packs: Packs, ranks: Ranks) -> Floats:
     """The log-prob (nats) of the response of each sequence of a batch, in the batch's order."""
     found = ranks.each(Worker.sequence_log_probs, [(role, own) for own in packs])
     return in_batch_order(packs, found)

@@ -62,6 +62,21 @@ def rewards_alone(inputs: AdvantageInputs) -> Advantages:
 
 """
 
+OTHER_OUTPUTS = """
+from plimsoll.algorithm.inputs import Advantages, LossOutput
+
+def tensor_alone(inputs):
+    return inputs.logprobs_L.sum()
+
+def loss_of_each_token(inputs):
+    return LossOutput(inputs.logprobs_L, {})
+
+def number(inputs):
+    return LossOutput(inputs.logprobs_L.sum().item(), {})
+
+def advantage_of_each_sequence(inputs):
+    return Advantages(inputs.rewards_L[-1:], inputs.rewards_L)
+"""
 
 INPUTS = AdvantageInputs(
     rewards_L=torch.tensor([0.0, 1.0]),
@@ -108,7 +123,9 @@ def test_a_new_loss_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert policy_loss(choice)(policy_inputs()).loss.item() == pytest.approx(7)
     with pytest.raises(ConfigError, match=r"no option 'scael'.*mean 'scale'"):
         policy_loss(Choice(name="my_new_loss:reinforce", options={"scael": 2}))
-    with pytest.raises(ConfigError, match=r"cannot be called.*only positional argument"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be called.*must take 1 positional argument, and"
+    ):
         policy_loss(Choice(name="my_new_loss:no_inputs"))
 
 
@@ -124,7 +141,7 @@ def test_a_new_preference_loss_says_by_its_parameters_whether_it_needs_a_referen
     compared = preference_loss(Choice(name="my_pairs:compared"))
     reference = PairValues(torch.tensor([-1.0]), torch.tensor([-1.0]))
     assert compared.needs_reference and compared.compute(inputs, reference).loss == 1
-    with pytest.raises(ConfigError, match=r"cannot be called.*inputs and reference as the only"):
+    with pytest.raises(ConfigError, match=r"cannot be called.*must take 2 positional arguments"):
         preference_loss(Choice(name="my_pairs:greedy"))
     with pytest.raises(ConfigError, match=r"No preference_loss is called 'dop'.*mean 'dpo'"):
         preference_loss(Choice(name="dop"))
@@ -135,6 +152,34 @@ def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(tmp_path)
     estimator = advantage(Choice(name="my_new_advantage:rewards_alone"))
     assert estimator(INPUTS).advantages_L.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "tensor_alone",
+            "gave Tensor with loss: no tensor, and LossOutput with loss: shape [] is needed",
+        ),
+        (
+            "loss_of_each_token",
+            "gave LossOutput with loss: shape [2], and LossOutput with loss: shape []",
+        ),
+        ("number", "gave LossOutput with loss: no tensor, and LossOutput with loss: shape []"),
+    ],
+)
+def test_a_loss_that_gives_something_else_is_told(
+    name: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "other_outputs.py").write_text(OTHER_OUTPUTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    loss = policy_loss(Choice(name=f"other_outputs:{name}"))
+    message = f"algorithm.policy_loss: 'other_outputs:{name}' {told}"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        loss(policy_inputs())
+    estimator = advantage(Choice(name="other_outputs:advantage_of_each_sequence"))
+    with pytest.raises(ConfigError, match=r"advantages_L: shape \[1\].*advantages_L: shape \[2\]"):
+        estimator(INPUTS)
 
 
 @pytest.mark.parametrize("dual_clip", [1.0, 0.5])

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import pkgutil
+import re
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +26,7 @@ from plimsoll.config.reference import needs_reference
 
 torch.set_num_threads(1)
 
+PAGE = Path(__file__).parents[3] / "docs" / "dpo.md"
 NAMES = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
 # Two of the step's four pairs. Log-ratios to the reference: chosen 1 and 0, rejected -1 and 3, so
@@ -202,10 +207,17 @@ def test_pairs_are_every_second_sequence() -> None:
     assert in_pairs(doubles([1.0])).chosen_P.tolist() == []
 
 
-def test_who_needs_a_reference_is_told_by_its_parameters() -> None:
-    found = {name for name in NAMES if needs_reference(Choice(name=name))}
-    assert found == {"dpo", "robust", "ipo", "hinge"}
-    assert {name for name in NAMES if preference_loss(Choice(name=name)).needs_reference} == found
+def test_the_page_tells_the_options_and_the_reference_of_each_loss() -> None:
+    row = r"^\| `(\w+)` \| .* \| (.*) \| (yes|no) \|$"
+    rows = re.findall(row, PAGE.read_text(), re.MULTILINE)
+    assert sorted(name for name, _, _ in rows) == NAMES
+    for name, options, answer in rows:
+        loss = vars(import_module(f"{package.__name__}.{name}"))["loss"]
+        compared = preference_loss(Choice(name=name)).needs_reference
+        assert compared == needs_reference(Choice(name=name)) == (answer == "yes")
+        taken = inspect.signature(loss).parameters.values()
+        named = [one.name for one in taken if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        assert re.findall(r"`(\w+)`", options) == named
 
 
 @given(hits=st.integers(0, 500), more=st.integers(1, 500))

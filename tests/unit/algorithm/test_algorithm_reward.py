@@ -141,7 +141,7 @@ def test_a_loss_of_ones_own_by_import_path() -> None:
     [
         (Choice(name="log_sigmod"), "log_sigmoid"),
         (Choice(name="log_exp", options={"beta": 1.0}), "no option 'beta'"),
-        (Choice(name=f"{__name__}:two"), "inputs"),
+        (Choice(name=f"{__name__}:two"), "take 1 positional argument"),
     ],
 )
 def test_a_loss_that_cannot_be_called_is_refused(choice: Choice, told: str) -> None:

@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 
 import plimsoll
 from plimsoll.cli import main
+from plimsoll.cli.jobs import RECIPES
+from plimsoll.config.which import JOBS
 
 HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")
 CONFIG = """\
@@ -88,6 +90,16 @@ def test_help_is_printed_when_nothing_is_asked(capsys: Captured) -> None:
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == said
     assert all(f"plimsoll {command}" in said for command in ("demo", "sft", "ppo", "doctor"))
+
+
+def test_every_job_has_its_command_its_recipe_and_its_line_of_help(capsys: Captured) -> None:
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    for job in JOBS:
+        file, function = RECIPES[job].split(":")
+        recipe = (Path(plimsoll.__file__).parent / "recipes" / f"{file}.py").read_text()
+        assert f"\ndef {function}(config: " in recipe
+        assert f"\n  plimsoll {job} CONFIG.yaml " in text
 
 
 def test_version(capsys: Captured) -> None:

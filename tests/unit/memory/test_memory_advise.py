@@ -17,9 +17,9 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise, smallest_change
 from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
-from plimsoll.memory.advise.costs import speed_words
+from plimsoll.memory.advise.costs import COSTLESS, costs_of, speed_words
 from plimsoll.memory.advise.effects import EFFECTS, effect_of, effect_words
-from plimsoll.memory.advise.moves import filled, grown, saving_moves, with_room
+from plimsoll.memory.advise.moves import faster_moves, filled, grown, saving_moves, with_room
 from plimsoll.memory.advise.search import Site, saving_states
 from plimsoll.memory.machine.hardware import Hardware, parse_bytes, parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
@@ -119,6 +119,18 @@ def test_suggestions_are_better_sorted_and_true(
         assert verdict in (("fits", "risky") if plan.verdict == "does not fit" else ("fits",))
         assert one.relative_seconds < 0.97 or not advice.fits
         assert all(value_at(config, c.key) == c.before != c.after for c in one.changes)
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_every_move_has_words_for_what_it_costs(path: Path) -> None:
+    """But more ranks, whose cards the effect names."""
+    config = load_any_config(str(path))
+    hardware = named_hardware(config)
+    plan = make_plan(config, Ground(hardware))
+    moves = [*saving_moves(config, plan, hardware), *faster_moves(config, hardware)]
+    changes = [change for move in moves for change in changes_between(config, move)]
+    dear = [change for change in changes if change.after not in COSTLESS]
+    assert {one.key for one in dear if len(costs_of(config, [one], 1.0)) == 2} <= {"cluster.ranks"}
 
 
 def test_no_change_of_a_suggestion_is_superfluous() -> None:

@@ -15,6 +15,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.recipes.ppo import next_kl_coefficient
 from plimsoll.recipes.ppo_batch import (
+    Batch,
     Scores,
     batch_metrics,
     estimate_advantages,
@@ -23,8 +24,8 @@ from plimsoll.recipes.ppo_batch import (
     pack_batch,
     policy_streams,
     score,
-    value_streams,
 )
+from plimsoll.recipes.ppo_critic import foreseen, score_values, value_streams
 from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory
 from plimsoll.run.state import RunState
 
@@ -96,9 +97,13 @@ class PlainCluster:
 
 def scores_of(
     settings: PpoConfig, cluster: PlainCluster, found: Sequence[Trajectory]
-) -> tuple[Any, Scores]:
+) -> tuple[Batch, Scores]:
     batch = pack_batch(list(found), settings, cluster.ranks, cluster.critics.ranks, step=1)
     return batch, score(batch, settings, cast(Cluster, cluster))
+
+
+def values_of(batch: Batch, cluster: PlainCluster) -> list[Floats]:
+    return score_values(batch, cast(Cluster, cluster))
 
 
 @given(
@@ -118,14 +123,16 @@ def test_scores_land_at_their_trajectory(
     settings = config(mini_batches=mini_batches, epochs=2)
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"seed": seed})})
     found = trajectories(lengths)
-    batch, scores = scores_of(settings, PlainCluster(ranks, critic_ranks), found)
+    cluster = PlainCluster(ranks, critic_ranks)
+    batch, scores = scores_of(settings, cluster, found)
+    values = values_of(batch, cluster)
     assert sorted(i for mini in batch.minis for i in mini.members) == list(range(6))
     assert scores.reference is not None
     for i, t in enumerate(found):
         expected = -t.response_tokens / np.float32(1000)
         np.testing.assert_allclose(scores.policy[i], expected, rtol=1e-6)
         np.testing.assert_allclose(scores.reference[i], expected - 0.25, rtol=1e-6)
-        np.testing.assert_allclose(scores.values[i], expected - 0.5, rtol=1e-6)
+        np.testing.assert_allclose(values[i], expected - 0.5, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("ranks", "critic_ranks"), [(1, None), (3, None), (2, 3)])
@@ -134,11 +141,12 @@ def test_streams_lie_beside_the_tokens_that_they_belong_to(
 ) -> None:
     settings = config(mini_batches=2)
     found = trajectories()
-    batch, scores = scores_of(settings, PlainCluster(ranks, critic_ranks), found)
+    cluster = PlainCluster(ranks, critic_ranks)
+    batch, scores = scores_of(settings, cluster, found)
     own = [t.response_tokens.astype(np.float32) for t in found]
     for mini in batch.minis:
         policies = policy_streams(mini, scores, own, kl_loss=True)
-        values = value_streams(mini, scores, own)
+        values = value_streams(mini, values_of(batch, cluster), own)
         for packs, policy_row in zip(mini.packs, policies, strict=True):
             for p, policy in zip(packs, policy_row, strict=True):
                 old, reference = policy.old_logprobs_L, policy.reference_logprobs_L
@@ -156,7 +164,7 @@ def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
     cluster = PlainCluster(ranks=2)
     found = trajectories()
     batch, scores = scores_of(config(), cluster, found)
-    assert set(cluster.asked) == {("log_probs", "reference"), ("values", "critic")}
+    assert set(cluster.asked) == {("log_probs", "reference")}
     assert not scores.recomputed
     assert all(s is t.sampler_logprobs for s, t in zip(scores.policy, found, strict=True))
     [mini] = batch.minis
@@ -176,8 +184,9 @@ def test_without_a_kl_no_reference_is_asked() -> None:
     cluster = PlainCluster(ranks=1)
     settings = config(kl={"place": "none"})
     batch, scores = scores_of(settings, cluster, trajectories())
-    assert cluster.asked == [("values", "critic")] and scores.reference is None
-    learnables = estimate_advantages(batch, scores, settings, kl_coefficient=0.1)
+    assert cluster.asked == [] and scores.reference is None
+    values = values_of(batch, cluster)
+    learnables = estimate_advantages(batch, scores, values, settings, kl_coefficient=0.1)
     assert learnables.kl is None and "kl" not in batch_metrics(batch, scores, learnables)
 
 
@@ -214,9 +223,12 @@ def two_trajectories() -> tuple[list[Trajectory], Scores]:
         policy=[floats(-1.0, -2.0), floats(-0.5)],
         recomputed=True,
         reference=[floats(-1.5, -1.0), floats(-1.0)],
-        values=[floats(1.0, 0.5), floats(4.0)],
     )
     return found, scores
+
+
+VALUES = [floats(1.0, 0.5), floats(4.0)]
+"""Of the critic, for the two."""
 
 
 def test_advantages_by_hand() -> None:
@@ -224,7 +236,7 @@ def test_advantages_by_hand() -> None:
     options = {"name": "gae", "options": {"gamma": 1.0, "gae_lambda": 0.5}}
     settings = config(advantage=options, kl={"coefficient": 0.1})
     batch = pack_batch(found, settings, 1, 1, step=1)
-    learnables = estimate_advantages(batch, scores, settings, kl_coefficient=0.1)
+    learnables = estimate_advantages(batch, scores, VALUES, settings, kl_coefficient=0.1)
     # k1 is policy - reference: 0.5, -1, 0.5; rewards -0.05, 0.1 + 0 and 2 - 0.05.
     # First: delta 0.1 - 0.5 = -0.4 at the end, before it -0.05 + 0.5 - 1 + 0.5 * -0.4 = -0.75.
     # Second: 1.95 - 4 = -2.05.
@@ -243,15 +255,17 @@ def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
     batch = pack_batch(found, settings, 1, 1, step=1)
-    learnables = estimate_advantages(batch, scores, settings, kl_coefficient=0.1)
+    learnables = estimate_advantages(batch, scores, VALUES, settings, kl_coefficient=0.1)
     np.testing.assert_allclose(np.concatenate(learnables.returns), [0.0, 0.0, 2.0], atol=1e-6)
 
 
 def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_batch() -> None:
     found = trajectories()
     settings = config(whiten_advantages=True)
-    batch, scores = scores_of(settings, PlainCluster(1), found)
-    learnables = estimate_advantages(batch, scores, settings, 0.0)
+    cluster = PlainCluster(1)
+    batch, scores = scores_of(settings, cluster, found)
+    values = values_of(batch, cluster)
+    learnables = estimate_advantages(batch, scores, values, settings, 0.0)
     flat = np.concatenate(learnables.advantages)
     assert float(flat.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(flat.std()) == pytest.approx(1.0, rel=0.05)
@@ -264,7 +278,8 @@ def test_metrics_of_a_batch_by_hand() -> None:
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
     batch = pack_batch(found, settings, 1, 1, step=1)
-    metrics = batch_metrics(batch, scores, estimate_advantages(batch, scores, settings, 0.1))
+    learnables = estimate_advantages(batch, scores, VALUES, settings, 0.1)
+    metrics = batch_metrics(batch, scores, learnables)
     assert metrics["reward"] == 1.0 and metrics["reward/length"] == 0.5
     assert metrics["response_tokens"] == 1.5 and metrics["finished"] == 0.5
     # KL per response: 0.5 - 1 = -0.5 and 0.75.
@@ -273,7 +288,8 @@ def test_metrics_of_a_batch_by_hand() -> None:
     assert metrics["logprob_gap"] == pytest.approx((1.0 + 1.999 + 0.5) / 3)
     # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
     residual = np.var([-1.0, -0.5, -2.0])
-    assert metrics["value_explained"] == pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))
+    explained = pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))
+    assert foreseen(learnables.returns, VALUES) == {"value_explained": explained}
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 0.5), (1, 0.48)])
@@ -293,6 +309,6 @@ def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
     batch = pack_batch(same, settings, 1, 1, step=1)
-    learnables = estimate_advantages(batch, scores, settings, 0.1)
+    learnables = estimate_advantages(batch, scores, VALUES, settings, 0.1)
     np.testing.assert_allclose(np.concatenate(learnables.returns), 0.3, rtol=1e-6)
-    assert "value_explained" not in batch_metrics(batch, scores, learnables)
+    assert foreseen(learnables.returns, VALUES) == {}

@@ -9,8 +9,8 @@ import pytest
 
 from plimsoll.config.jobs import DistillConfig, DpoConfig, JobConfig
 from plimsoll.config.load import load_config
+from plimsoll.config.roles import role_models
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.work import role_models
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes import tokenizers
 from plimsoll.recipes.arithmetic import make_tokenizer

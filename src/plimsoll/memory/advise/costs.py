@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from plimsoll.config.jobs import JobConfig
+from plimsoll.config.roles import trained_roles
 from plimsoll.memory.advise.changes import Change
 from plimsoll.memory.advise.effects import effect_words
 from plimsoll.memory.advise.speed import trained_parameters
-from plimsoll.memory.price.work import trained_roles
 from plimsoll.memory.shapes.known_models import read_shape
 
 _ABOUT_THE_SAME = 1.05
@@ -38,7 +38,7 @@ _COSTS: dict[str, str] = {
     "nodes": "other machines; between them the network is slower than the cards' link",
 }
 """By the end of a key; the first that matches."""
-_COSTLESS = ("none", "shared", "auto", 0, False)
+COSTLESS = ("none", "shared", "auto", 0, False)
 """What is switched off costs nothing more."""
 
 
@@ -54,7 +54,7 @@ def speed_words(relative: float) -> str:
 def costs_of(changed: JobConfig, changes: Sequence[Change], relative: float) -> tuple[str, ...]:
     """What becomes of what is learned, speed, and what else changes. changed: the config after
     the changes."""
-    found = (_cost(change.key) for change in changes if change.after not in _COSTLESS)
+    found = (_cost(change.key) for change in changes if change.after not in COSTLESS)
     others = (cost for cost in found if cost is not None)
     further = dict.fromkeys([*_adapter_costs(changed, changes), *others])
     return (effect_words(changes), speed_words(relative), *further)

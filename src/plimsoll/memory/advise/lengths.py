@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.memory.advise.changes import Value, changes_between, value_at
 from plimsoll.memory.advise.search import Site, State
 from plimsoll.memory.price.work import longest_sequence, sequences_together
@@ -34,7 +34,7 @@ def shortened(site: Site) -> State | None:
 
 
 def _key(config: JobConfig) -> str:
-    sampled = isinstance(config, PpoConfig)
+    sampled = isinstance(config, RlJobConfig)
     return "rollout.sampling.max_new_tokens" if sampled else "data.max_tokens"
 
 
@@ -44,7 +44,7 @@ def _lengths(config: JobConfig, length: int) -> dict[str, Value]:
     least = (longest_sequence(config) - written + length) * sequences_together(config)
     tokens = min(config.batch.micro_batch_tokens, least)
     found: dict[str, Value] = {_key(config): length, "batch.micro_batch_tokens": tokens}
-    held_out = config.eval_sampling if isinstance(config, PpoConfig) else None
+    held_out = config.eval_sampling if isinstance(config, RlJobConfig) else None
     if held_out is not None:
         found["eval_sampling.max_new_tokens"] = min(held_out.max_new_tokens, length)
     return found

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import ComparedJobConfig, JobConfig, PpoConfig
+from plimsoll.config.jobs import ComparedJobConfig, JobConfig, RlJobConfig
+from plimsoll.config.roles import frozen_roles, key_of, trained_roles
 from plimsoll.memory.advise.changes import Value, changed, changes_between
 from plimsoll.memory.items import Item
 from plimsoll.memory.machine.hardware import Hardware
@@ -18,14 +19,7 @@ from plimsoll.memory.plan.layout import lay_out
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.stores import Store, likely_worst
 from plimsoll.memory.plan.ways_out import written_reference
-from plimsoll.memory.price.work import (
-    frozen_roles,
-    key_of,
-    longest_sequence,
-    sequences_together,
-    step_sequences,
-    trained_roles,
-)
+from plimsoll.memory.price.work import longest_sequence, sequences_together, step_sequences
 from plimsoll.memory.rules.engines import largest_share
 from plimsoll.memory.rules.states import LOST_BELOW
 
@@ -48,7 +42,7 @@ def saving_moves(config: JobConfig, plan: Plan, hardware: Hardware) -> Iterator[
         yield _of_frozen(config, frozen)
     if isinstance(config, ComparedJobConfig) and "reference" in frozen_roles(config):
         yield {"reference_logprobs.precompute": True}
-    if isinstance(config, PpoConfig) and config.cluster.where == "ray":
+    if isinstance(config, RlJobConfig) and config.cluster.where == "ray":
         yield from _engine_moves(config, plan, hardware)
     if config.cluster.where == "ray":
         yield from _cluster_moves(config, hardware)
@@ -213,7 +207,7 @@ def _of_frozen(config: JobConfig, move: FrozenMove) -> Move:
     return found
 
 
-def _engine_moves(config: PpoConfig, plan: Plan, hardware: Hardware) -> Iterator[Move]:
+def _engine_moves(config: RlJobConfig, plan: Plan, hardware: Hardware) -> Iterator[Move]:
     rollout = config.rollout
     if rollout.engine == "vllm" and hardware.nodes[0].cards:
         yield from _shares(config, plan)
@@ -226,7 +220,7 @@ def _engine_moves(config: PpoConfig, plan: Plan, hardware: Hardware) -> Iterator
     yield with_room(config, moved, hardware)
 
 
-def _shares(config: PpoConfig, plan: Plan) -> Iterator[Move]:
+def _shares(config: RlJobConfig, plan: Plan) -> Iterator[Move]:
     """The shares of a card that the ranks leave, awake and asleep; a larger one where the engine's
     weights or KV cache lack room."""
     rollout = config.rollout
@@ -242,7 +236,7 @@ def _shares(config: PpoConfig, plan: Plan) -> Iterator[Move]:
             yield {"rollout.sleep_level": level, "rollout.memory_share": share}
 
 
-def _caches(config: PpoConfig, plan: Plan) -> Iterator[Move]:
+def _caches(config: RlJobConfig, plan: Plan) -> Iterator[Move]:
     """The KV cache for which everything else on the hosts leaves room, in halves of a GiB."""
     rooms = [
         store.capacity - likely_worst(store.without(_is_cache).peak, plan.band)
@@ -276,7 +270,7 @@ def _cluster_moves(config: JobConfig, hardware: Hardware) -> Iterator[Move]:
         return
     yield {"cluster.ranks": min(cluster.ranks, cluster.nodes * cards)}
     yield with_room(config, {}, hardware)
-    if isinstance(config, PpoConfig) and cluster.critic_ranks is None:
+    if "critic" in trained_roles(config) and cluster.critic_ranks is None:
         yield with_room(config, {"cluster.critic_ranks": cluster.ranks}, hardware)
 
 

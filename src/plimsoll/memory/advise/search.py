@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
 
-from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.memory.advise.changes import Change, changed, changes_between
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.moves import Move, faster_moves, on_nodes, saving_moves
@@ -237,7 +237,7 @@ def _dominates(one: State, other: State) -> bool:
 
 def _share(state: State) -> float:
     """Of a card, that vLLM has; 0 without."""
-    return state.config.rollout.memory_share if isinstance(state.config, PpoConfig) else 0.0
+    return state.config.rollout.memory_share if isinstance(state.config, RlJobConfig) else 0.0
 
 
 def _lacking(store: Store, band: Band) -> float:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import KtoConfig, PpoConfig
+from plimsoll.config.jobs import KtoConfig, RlJobConfig
+from plimsoll.config.roles import RoleName, frozen_roles, role_models, trained_roles
 from plimsoll.memory.advise.engine_speed import (
     sampling_seconds,
     sequences_at_once,
@@ -24,14 +25,7 @@ from plimsoll.memory.machine.hardware import Node
 from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.price.engines import card_share
 from plimsoll.memory.price.roles import adapter_tensors
-from plimsoll.memory.price.work import (
-    RoleName,
-    frozen_roles,
-    longest_sequence,
-    role_models,
-    step_sequences,
-    trained_roles,
-)
+from plimsoll.memory.price.work import longest_sequence, step_sequences
 from plimsoll.memory.shapes.shape import ModelShape
 
 _ADAM_BYTES = 30.0
@@ -176,11 +170,11 @@ def step_seconds(job: Job) -> float:
 
 
 def _role_seconds(job: Job) -> Iterator[float]:
-    sampled = job.config if isinstance(job.config, PpoConfig) else None
+    sampled = job.config if isinstance(job.config, RlJobConfig) else None
     for name, trained in trained_roles(job.config).items():
         rates, epochs = _rates(job, job.ranks(name)), sampled.algorithm.epochs if sampled else 1
         yield training_seconds(trained, _work(job, name, epochs), rates)
-        if isinstance(job.config, PpoConfig | KtoConfig):  # values, old log-probs; KTO's KL
+        if isinstance(job.config, RlJobConfig | KtoConfig):  # values, old log-probs; KTO's KL
             yield scoring_seconds(trained, _work(job, name, 1), rates)
     for name, frozen in frozen_roles(job.config).items():
         yield scoring_seconds(frozen, _work(job, name, 1), _rates(job, job.ranks(name)))
@@ -188,7 +182,7 @@ def _role_seconds(job: Job) -> Iterator[float]:
 
 def _work(job: Job, name: RoleName, epochs: int) -> Pass:
     config, ranks = job.config, job.ranks(name)
-    updates = epochs * (config.algorithm.mini_batches if isinstance(config, PpoConfig) else 1)
+    updates = epochs * (config.algorithm.mini_batches if isinstance(config, RlJobConfig) else 1)
     longest = longest_sequence(config)
     own = ceil(step_sequences(config) / ranks) * longest  # of one update
     return Pass(
@@ -211,7 +205,7 @@ def _rates(job: Job, ranks: int) -> Rates:
 
 def _rollout_seconds(job: Job) -> float:
     sampler, config = job.sampler, job.config
-    if sampler is None or not isinstance(config, PpoConfig):
+    if sampler is None or not isinstance(config, RlJobConfig):
         return 0.0
     rates = _rates(job, 1)
     sequences = ceil(config.batch.prompts * config.batch.responses / sampler.rollout.engines)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from plimsoll.config.roles import frozen_roles, trained_roles
 from plimsoll.memory.explain.incident import Incident, Sighting
 from plimsoll.memory.machine.node_state import NodeState
 from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
@@ -14,7 +15,6 @@ from plimsoll.memory.plan.layout import Process
 from plimsoll.memory.plan.peaks import Use
 from plimsoll.memory.plan.process_peaks import read_as
 from plimsoll.memory.plan.stores import Store
-from plimsoll.memory.price.work import frozen_roles, trained_roles
 from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import Share
 
@@ -176,8 +176,10 @@ def _others(scene: Scene) -> Answer:
     states = [state for state in (scene.seen.after, scene.seen.before) if state is not None]
     if scene.store.where == "host" and states:
         state = states[0]
-        named = [f"{h.name} (pid {h.pid}) {gigabytes_text(h.bytes)}" for h in state.others]
-        return _held(question, state.capacity - state.room, state.capacity, named)
+        held = state.capacity - state.room
+        inside = (h for h in state.others if h.bytes <= held)  # not in another cgroup
+        named = [f"{h.name} (pid {h.pid}) {gigabytes_text(h.bytes)}" for h in inside]
+        return _held(question, held, state.capacity, named)
     for state in states:
         card = _card(scene.seen, state)
         # A driver that hides processes shows those of the run as nobody's.

@@ -16,7 +16,16 @@ FOR_CPU_ADAM = ("g++", "ninja", "Python.h")
 FOR_CPU_ENGINES = ("g++", "Python.h", LIBNUMA)
 """vLLM's build for CPUs links against libnuma, and compiles its sampler by torch.compile."""
 
-DEBIAN = {"g++": "g++", "ninja": "ninja-build", "Python.h": "python3-dev", LIBNUMA: "libnuma1"}
+FOR_GPU_ENGINES = ("gcc", "Python.h")
+"""Triton compiles its way into the driver at its first use (backends/nvidia/driver.py)."""
+
+DEBIAN = {
+    "gcc": "gcc",
+    "g++": "g++",
+    "ninja": "ninja-build",
+    "Python.h": "python3-dev",
+    LIBNUMA: "libnuma1",
+}
 """The packages that have them."""
 
 

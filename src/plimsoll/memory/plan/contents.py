@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from plimsoll.config.agree_adapters import room_for_rank
 from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.jobs import DistillConfig, JobConfig, PpoConfig, PrmConfig, RmConfig
+from plimsoll.config.jobs import DistillConfig, JobConfig, PrmConfig, RlJobConfig, RmConfig
+from plimsoll.config.roles import RoleName, frozen_roles, role_models, role_ranks, trained_roles
 from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.layout import Kind, Layout, Process, lay_out
@@ -34,16 +35,12 @@ from plimsoll.memory.price.teaching import teaching_items
 from plimsoll.memory.price.transformers_engine import transformers_items
 from plimsoll.memory.price.varlen import Capability
 from plimsoll.memory.price.work import (
-    RoleName,
     bucket_bytes,
-    frozen_roles,
     head_of,
     longest_sequence,
     micro_batch,
     phases,
-    role_models,
     step_sequences,
-    trained_roles,
 )
 from plimsoll.memory.shapes.known_models import read_shape
 from plimsoll.memory.shapes.shape import ModelShape
@@ -75,7 +72,7 @@ class Job:
     @property
     def sampler(self) -> Sampler | None:
         """What each engine runs; None without engines."""
-        if not isinstance(self.config, PpoConfig):
+        if not isinstance(self.config, RlJobConfig):
             return None
         config = self.config
         asked = config.batch.prompts * config.batch.responses
@@ -90,8 +87,7 @@ class Job:
 
     def ranks(self, role: RoleName) -> int:
         """Over how many ranks a role is divided."""
-        own = self.config.cluster.critic_ranks
-        return own if role == "critic" and own else self.config.cluster.ranks
+        return role_ranks(self.config, role)
 
 
 def make_job(config: JobConfig, hardware: Hardware, constants: Constants) -> Job:
@@ -99,12 +95,9 @@ def make_job(config: JobConfig, hardware: Hardware, constants: Constants) -> Job
     cards = [len(node.cards) for node in hardware.nodes]
     device: Device = "cuda" if any(cards) and config.cluster.device != "cpu" else "cpu"
     layout = lay_out(config, cards if device == "cuda" else [0] * len(cards))
-    trained, frozen = trained_roles(config), frozen_roles(config)
-    models = {name: role.model for name, role in trained.items()}
-    models |= {name: role.model for name, role in frozen.items()}
-    shapes = {name: read_shape(model.path) for name, model in models.items()}
-    moments = job_moments(tuple(models), phases(config))
-    if isinstance(config, PpoConfig):
+    shapes = {name: read_shape(model.path) for name, model in role_models(config).items()}
+    moments = job_moments(tuple(shapes), phases(config))
+    if isinstance(config, RlJobConfig):
         moments |= {STARTING}
     capability = _lowest_capability(hardware, layout)
     return Job(config, hardware, constants, device, layout, shapes, moments, capability)
@@ -205,7 +198,7 @@ def _role(job: Job, name: RoleName) -> Iterator[Held]:
 
 def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
     config, shape, ranks = job.config, job.shapes[name], job.ranks(name)
-    sampled = config if isinstance(config, PpoConfig) else None
+    sampled = config if isinstance(config, RlJobConfig) else None
     own = RoleWork(
         *(name, shape, head_of(config, name), micro_batch(config, ranks), ranks),
         device=job.device,
@@ -231,7 +224,7 @@ def _sync_bucket(job: Job) -> int:
     goes in one piece (cluster/route.py)."""
     config, shape = job.config, job.shapes["actor"]
     adapter = config.actor.adapter
-    if isinstance(config, PpoConfig) and adapter and config.rollout.sync.adapter == "separate":
+    if isinstance(config, RlJobConfig) and adapter and config.rollout.sync.adapter == "separate":
         numbers = sum(count * each for count, each in adapter_tensors(shape, adapter))
         return numbers * config.actor.model.element
     return bucket_bytes(config, shape)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.jobs import JobConfig
+from plimsoll.config.roles import trained_roles
 from plimsoll.memory.items import Item
 from plimsoll.memory.plan.kinds import Kind, kind_of
 from plimsoll.memory.plan.stores import Store
@@ -68,7 +69,7 @@ def _kinds(store: Store, config: JobConfig) -> Iterator[Culprit]:
 
 def _roles(store: Store, config: JobConfig) -> Iterator[Culprit]:
     """All that a trained role has, for which it would need other machines: the critic first."""
-    for role in ("critic", "actor") if isinstance(config, PpoConfig) else ():
+    for role in ("critic", "actor") if "critic" in trained_roles(config) else ():
 
         def chosen(item: Item, role: str = role) -> bool:
             return item.role == role

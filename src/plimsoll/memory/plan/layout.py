@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.rollout import RolloutConfig
 
 Kind = Literal["local", "recipe", "ray", "rank", "critic rank", "engine", "engine worker"]
@@ -60,7 +60,7 @@ class Layout:
 
 def lay_out(config: JobConfig, cards: Sequence[int]) -> Layout:
     """Place a run's processes; cards: how many each node has (0 on all for a run on CPU)."""
-    rollout = config.rollout if isinstance(config, PpoConfig) else None
+    rollout = config.rollout if isinstance(config, RlJobConfig) else None
     if config.cluster.where == "local":
         slot = Slot(0, 0 if cards[0] else None)
         return Layout((Process("local", 0, slot),), (), 1 if cards[0] else 0)

@@ -10,15 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import ComparedJobConfig, DistillConfig, JobConfig, PpoConfig
+from plimsoll.config.jobs import ComparedJobConfig, JobConfig, PpoConfig, RlJobConfig
 from plimsoll.config.problems import show
+from plimsoll.config.roles import given_frozen, key_of, trained_roles
 from plimsoll.memory.plan.kinds import Kind
-from plimsoll.memory.price.work import (
-    key_of,
-    longest_sequence,
-    longest_written,
-    sequences_together,
-)
+from plimsoll.memory.price.work import longest_sequence, longest_written, sequences_together
 
 Where = Literal["device", "host"]
 
@@ -36,7 +32,7 @@ def states_way_out(role: str, where: Where, config: JobConfig) -> str:
 def written_reference(config: JobConfig) -> Mapping[str, bool | int | float | str]:
     """The model of a reference that the config leaves to its default, the actor's: what must stand
     beside any other key of the reference."""
-    if not isinstance(config, ComparedJobConfig | PpoConfig) or config.reference is not None:
+    if not isinstance(config, ComparedJobConfig | RlJobConfig) or config.reference is not None:
         return {}
     own = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of what learns
     fields = config.actor.model.model_dump(exclude_defaults=True, exclude=own)
@@ -48,7 +44,7 @@ def _ways(role: str, kind: Kind, where: Where, config: JobConfig) -> Iterator[st
         case "frozen models":
             yield from _frozen_model(role, where, config)
         case "rollout engines":
-            assert isinstance(config, PpoConfig)
+            assert isinstance(config, RlJobConfig)
             yield from _engine(where, config)
         case "activations":
             yield from _activations(role, where, config)
@@ -70,7 +66,7 @@ def _states(role: str, where: Where, config: JobConfig) -> Iterator[str]:
             yield f"{zero}.optimizer_offload: cpu{stage}"
         if trained.zero.stage < 3 and (offloaded or config.cluster.ranks > 1):
             yield f"{zero}.stage: 3"
-    elif isinstance(config, PpoConfig) and config.cluster.critic_ranks is None:
+    elif "critic" in trained_roles(config) and config.cluster.critic_ranks is None:
         yield "cluster.critic_ranks, so that actor and critic are on nodes of their own"
     if trained.adapter is None:
         yield f"{role}.adapter"
@@ -122,15 +118,11 @@ def _frozen_model(role: str, where: Where, config: JobConfig) -> Iterator[str]:
 
 
 def _frozen(role: str, config: JobConfig) -> FrozenRole:
-    if role == "reward" and isinstance(config, PpoConfig) and config.reward_model is not None:
-        return config.reward_model.role
-    if isinstance(config, DistillConfig):
-        return config.teacher
-    given = config.reference if isinstance(config, ComparedJobConfig | PpoConfig) else None
-    return given or FrozenRole(model=config.actor.model)
+    given = {str(name): frozen for name, frozen in given_frozen(config).items()}
+    return given.get(role) or FrozenRole(model=config.actor.model)
 
 
-def _engine(where: Where, config: PpoConfig) -> Iterator[str]:
+def _engine(where: Where, config: RlJobConfig) -> Iterator[str]:
     rollout = config.rollout
     if rollout.engine == "transformers":
         yield f"a smaller rollout.max_sequences (now {rollout.max_sequences})"

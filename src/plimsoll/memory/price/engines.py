@@ -22,11 +22,12 @@ GIB = 2**30
 
 ASLEEP: tuple[Phase, ...] = ("score", "train_critic", "train_actor")
 """The phases through which engines with a sleep level sleep; their KV cache comes back only when
-the new weights are all there."""
+the new weights are all there, and then a forward of the actor proves them beside it."""
 
 STARTING = Moment("load", "start engines")
 """Engines take their share before the ranks read their models."""
 
+_SENDING = Moment("sync", "gather")
 _BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
 _OTHER = int(0.3 * GIB)
 _GRAPHS = int(0.8 * GIB)
@@ -142,7 +143,7 @@ def card_items(
     """
     awake = _awake(sampler.rollout, moments)
     asleep = moments - awake
-    with_cache = frozenset(m for m in awake if not (asleep and m.phase == "sync"))
+    with_cache = awake - {_SENDING} if asleep else awake
     *others, cache = _share_items(sampler, card_share(sampler, card_bytes), card_bytes)
     held = [*(Held(item, awake) for item in others), Held(cache, with_cache)]
     if asleep:
@@ -257,7 +258,7 @@ def receiving_items(
         formula=f"{copies} x {bucket:,} bytes of the largest bucket",
         source="rollout/vllm.py: receive; rollout/vllm_receiver.py",
     )
-    return (Held(item, frozenset(m for m in moments if m.phase == "sync")),)
+    return (Held(item, moments & {_SENDING}),)
 
 
 def _item(name: str, where: Where, size: int, formula: str) -> Item:

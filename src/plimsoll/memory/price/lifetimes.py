@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
+from plimsoll.config.roles import RoleName
 from plimsoll.memory.items import PHASES, Moment, Phase
 
 INSTANTS: dict[Phase, tuple[str, ...]] = {
@@ -14,12 +15,10 @@ INSTANTS: dict[Phase, tuple[str, ...]] = {
     "score": ("forward",),
     "train_critic": ("forward_backward", "backward", "reduce", "norm", "step"),
     "train_actor": ("forward_backward", "backward", "reduce", "norm", "step"),
-    "sync": ("gather",),
+    "sync": ("gather", "forward"),
     "save": ("gather", "write"),
 }
 """The instants of each phase but load, which has one per role, in the order they are loaded."""
-
-LOAD_ORDER = ("actor", "critic", "reference", "reward", "teacher")
 
 TrainPhase = Literal["train_critic", "train_actor"]
 
@@ -43,7 +42,8 @@ Life = Literal[
 """
 always: from the moment the role is loaded. built: from when its engine is built, after it was read.
 stepped: from the first optimizer step. loading: while it is read. building: while its engine is
-built. scoring: while it scores. computing: scoring, and forward and backward.
+built. scoring: while it scores, the actor also what proves a sync. computing: scoring, and forward
+and backward.
 backward: of its own training, from the first gradient on. reducing: when a bucket of gradients is
 first full and is reduced. training: forward, backward, norm and step. norming: while its gradient
 norm is taken, just before its step. stepping: its step. sending, saving: while weights are gathered
@@ -96,6 +96,7 @@ def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> b
     read, build = _load_moments(role)
     own = phase is not None and moment.phase == phase
     backward = own and moment.instant in ("backward", "reduce")
+    scoring = moment.phase == "score" or (role == "actor" and moment == Moment("sync", "forward"))
     match life:
         case "always":
             return moment in (read, build) or _later(role, moment)
@@ -108,9 +109,9 @@ def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> b
         case "building":
             return moment == build
         case "scoring":
-            return moment.phase == "score"
+            return scoring
         case "computing":
-            return moment.phase == "score" or (own and moment.instant not in ("norm", "step"))
+            return scoring or (own and moment.instant not in ("norm", "step"))
         case "backward":
             return backward
         case "reducing":
@@ -122,7 +123,7 @@ def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> b
         case "stepping":
             return own and moment.instant == "step"
         case "sending":
-            return moment.phase == "sync"
+            return moment == Moment("sync", "gather")
         case "saving":
             return moment.phase == "save" and moment.instant == "gather"
         case "writing":
@@ -135,7 +136,7 @@ def _later(role: str, moment: Moment) -> bool:
     if moment.phase != "load":
         return True
     other = moment.instant.split()[-1]
-    order = LOAD_ORDER
+    order = get_args(RoleName)
     return other in order and role in order and order.index(other) > order.index(role)
 
 

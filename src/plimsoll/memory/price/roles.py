@@ -10,8 +10,8 @@ from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.deepspeed import Device, deepspeed_settings, frozen_settings
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.price.activation_form import TaughtHead
+from plimsoll.memory.items import Held, Moment, Phase
+from plimsoll.memory.price.activation_form import ActivationForm, TaughtHead
 from plimsoll.memory.price.activations import activation_items, backward_items
 from plimsoll.memory.price.computing import activation_form
 from plimsoll.memory.price.division import Counts, ZeroSizes
@@ -94,12 +94,16 @@ def trained_role(
         *activation_items(name, shape, work, form, phase),
         *backward_items(name, shape, work, form, Moment(phase, "backward"), shape.layers),
         *backward_items(name, shape, work, form, Moment(phase, "reduce"), left),
-        *(
-            activation_items(name, shape, work, replace(form, trained=False), "score")
-            if any(moment.phase == "score" for moment in own.moments)
-            else ()
-        ),
+        *_forwards(own, replace(form, trained=False)),
     )
+
+
+def _forwards(own: RoleWork, form: ActivationForm) -> Iterator[Held]:
+    """Without a backward: where the role scores, and where the actor's log-probs prove a sync."""
+    phases: tuple[Phase, ...] = ("score", "sync") if own.name == "actor" else ("score",)
+    for phase in phases:
+        if Moment(phase, "forward") in own.moments:
+            yield from activation_items(own.name, own.shape, own.work, form, phase)
 
 
 def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Held, ...]:

@@ -1,79 +1,24 @@
-"""What a job's config says of its roles, phases and the largest forward of a rank."""
+"""What a job's config says of its heads, its phases and the largest forward of a rank."""
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import Literal
 
-from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.jobs import (
-    ComparedJobConfig,
     DistillConfig,
-    DpoConfig,
     JobConfig,
     KtoConfig,
-    PpoConfig,
+    PairJobConfig,
     PrmConfig,
+    RlJobConfig,
     RmConfig,
-    SftConfig,
 )
-from plimsoll.config.model import ModelConfig
-from plimsoll.config.reference import needs_reference
+from plimsoll.config.roles import RoleName, is_compared, is_precomputed, trained_roles
 from plimsoll.memory.items import Phase
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
-RoleName = Literal["actor", "critic", "reference", "reward", "teacher"]
 HeadKind = Literal["policy", "value", "states"]
 """What is computed of a token: log-probs over the vocabulary, one number, or its hidden states."""
-
-
-def trained_roles(config: JobConfig) -> dict[RoleName, TrainedRole]:
-    """The roles that learn."""
-    if isinstance(config, PpoConfig):
-        return {"actor": config.actor, "critic": config.critic}
-    return {"actor": config.actor}
-
-
-def frozen_roles(config: JobConfig) -> dict[RoleName, FrozenRole]:
-    """The models that only score. The first weights of an actor with an adapter are no further
-    model: its own with the adapter switched off; but for a reference that scores before there is an
-    actor."""
-    match config:
-        case SftConfig() | RmConfig() | PrmConfig():
-            return {}
-        case DistillConfig():
-            return {"teacher": config.teacher}
-        case DpoConfig():
-            wanted = needs_reference(config.algorithm.loss)
-        case KtoConfig():
-            wanted = True
-        case PpoConfig():
-            wanted = config.algorithm.kl.place != "none"
-        case _:
-            assert_never(config)
-    found: dict[RoleName, FrozenRole] = {}
-    if wanted and config.reference is not None:
-        found["reference"] = config.reference
-    elif wanted and (config.actor.adapter is None or is_precomputed(config)):
-        found["reference"] = FrozenRole(model=config.actor.model)
-    if isinstance(config, PpoConfig) and config.reward_model is not None:
-        found["reward"] = config.reward_model.role
-    return found
-
-
-def is_precomputed(config: JobConfig) -> bool:
-    """Whether the reference scores everything before the actor is loaded."""
-    return isinstance(config, ComparedJobConfig) and config.reference_logprobs.precompute
-
-
-def key_of(role: str) -> str:
-    """The config's key of a role."""
-    return "reward_model.role" if role == "reward" else role
-
-
-def role_models(config: JobConfig) -> dict[RoleName, ModelConfig]:
-    """The model of every role."""
-    trained = {name: role.model for name, role in trained_roles(config).items()}
-    return trained | {name: role.model for name, role in frozen_roles(config).items()}
 
 
 def head_of(config: JobConfig, role: RoleName) -> HeadKind:
@@ -87,12 +32,12 @@ def head_of(config: JobConfig, role: RoleName) -> HeadKind:
 
 def sequences_together(config: JobConfig) -> int:
     """Sequences that are always in the same micro-batch: the two of a pair."""
-    return 2 if isinstance(config, DpoConfig | RmConfig) else 1
+    return 2 if isinstance(config, PairJobConfig) else 1
 
 
 def longest_sequence(config: JobConfig) -> int:
     """Tokens of the longest sequence that a forward may see."""
-    new = config.rollout.sampling.max_new_tokens if isinstance(config, PpoConfig) else 0
+    new = config.rollout.sampling.max_new_tokens if isinstance(config, RlJobConfig) else 0
     return config.data.max_tokens + new
 
 
@@ -102,7 +47,7 @@ def longest_written(config: JobConfig, *, sampling: bool) -> tuple[int, str]:
     sampling: the role answers held-out prompts too, as the actor does.
     """
     longest, written = config.data.max_tokens, f"data.max_tokens = {config.data.max_tokens}"
-    if not isinstance(config, PpoConfig):
+    if not isinstance(config, RlJobConfig):
         return longest, written
     new = config.rollout.sampling.max_new_tokens
     written += f", rollout.sampling.max_new_tokens = {new}"
@@ -126,27 +71,21 @@ def micro_batch(config: JobConfig, ranks: int) -> MicroBatch:
 
 def _shares_prompts(config: JobConfig) -> bool:
     """A response may then be a token long, and its prompt almost all of a micro-batch."""
-    return isinstance(config, DpoConfig | RmConfig) and config.batch.share_prompts
+    return isinstance(config, PairJobConfig) and config.batch.share_prompts
 
 
 def step_sequences(config: JobConfig) -> int:
     """Of one optimizer step, over all ranks."""
-    match config:
-        case SftConfig() | DistillConfig() | PrmConfig() | KtoConfig():
-            return config.batch.sequences
-        case DpoConfig() | RmConfig():
-            return 2 * config.batch.pairs
-        case PpoConfig():
-            trajectories = config.batch.prompts * config.batch.responses
-            return -(-trajectories // config.algorithm.mini_batches)
-        case _:
-            assert_never(config)
+    if isinstance(config, RlJobConfig):
+        trajectories = config.batch.prompts * config.batch.responses
+        return -(-trajectories // config.algorithm.mini_batches)
+    return 2 * config.batch.pairs if isinstance(config, PairJobConfig) else config.batch.sequences
 
 
 def bucket_bytes(config: JobConfig, shape: ModelShape) -> int:
     """Of the largest bucket of the actor's weights on its way to the engines: one tensor may be
     larger than a bucket is meant to be, and a tied head is sent beside the embedding."""
-    if not isinstance(config, PpoConfig):
+    if not isinstance(config, RlJobConfig):
         return 0
     element = config.actor.model.element
     tied = element * shape.embedding_parameters if shape.tied else 0
@@ -158,12 +97,13 @@ def bucket_bytes(config: JobConfig, shape: ModelShape) -> int:
 def phases(config: JobConfig) -> frozenset[Phase]:
     """Those that the job has. Evaluation by log-probs counts as scoring."""
     found: set[Phase] = {"load", "train_actor", "save"}
-    if isinstance(config, PpoConfig):
-        return frozenset(found | {"rollout", "score", "train_critic", "sync"})
-    compared = isinstance(config, DpoConfig) and needs_reference(config.algorithm.loss)
+    if "critic" in trained_roles(config):
+        found.add("train_critic")
+    if isinstance(config, RlJobConfig):
+        return frozenset(found | {"rollout", "score", "sync"})
     if is_precomputed(config):
         found.add("precompute")
-        compared = False
+    compared = is_compared(config) and not is_precomputed(config)
     scored = isinstance(config, KtoConfig | DistillConfig)
     if compared or scored or config.data.eval is not None:
         found.add("score")

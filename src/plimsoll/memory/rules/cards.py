@@ -4,26 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.config.jobs import (
-    DistillConfig,
-    DpoConfig,
-    KtoConfig,
-    PpoConfig,
-    PrmConfig,
-    RmConfig,
-    SftConfig,
-)
+from plimsoll.config.jobs import PairJobConfig, RlJobConfig
+from plimsoll.config.roles import frozen_roles, key_of, role_models, trained_roles
 from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
-from plimsoll.memory.price.work import (
-    frozen_roles,
-    key_of,
-    role_models,
-    sequences_together,
-    step_sequences,
-    trained_roles,
-)
+from plimsoll.memory.price.work import sequences_together, step_sequences
 
 
 def card_rules(job: Job) -> Iterator[PlanProblem]:
@@ -85,14 +71,11 @@ def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
     ranks = max(job.ranks(role) for role in trained_roles(config))
     if groups >= ranks:
         return
-    match config:
-        case SftConfig() | DistillConfig() | PrmConfig() | KtoConfig():
-            what, keys = "sequences", "batch.sequences"
-        case DpoConfig() | RmConfig():
-            what, keys = "pairs", "batch.pairs"
-        case PpoConfig():
-            what = "sequences"
-            keys = "batch.prompts or batch.responses, or fewer algorithm.mini_batches"
+    what, keys = "sequences", "batch.sequences"
+    if isinstance(config, PairJobConfig):
+        what, keys = "pairs", "batch.pairs"
+    elif isinstance(config, RlJobConfig):
+        keys = "batch.prompts or batch.responses, or fewer algorithm.mini_batches"
     yield PlanProblem(
         "idle-ranks",
         "warning",

