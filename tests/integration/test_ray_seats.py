@@ -28,15 +28,16 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[None]:
     """Of four cards each."""
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    nodes = Cluster()
-    for _ in range(2):
-        nodes.add_node(num_cpus=1, num_gpus=4)
-    ray.init(nodes.address, logging_level="ERROR")
-    yield
-    ray.shutdown()
-    nodes.shutdown()
-    del os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray counts no more than it names
+        nodes = Cluster()
+        for _ in range(2):
+            nodes.add_node(num_cpus=1, num_gpus=4)
+        ray.init(nodes.address, logging_level="ERROR")
+        yield
+        ray.shutdown()
+        nodes.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from plimsoll.config.deepspeed import Device
 from plimsoll.errors import ConfigError
+from plimsoll.memory.machine.nvidia import own_cards
 
 _KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 """How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, of about
@@ -47,15 +48,25 @@ class Place:
 
 
 def choose_device(asked: str) -> Device:
-    """Resolve `cluster.device`; CUDA that was asked for and is not there is an error."""
-    if asked == "cuda" and not torch.cuda.is_available():
+    """Resolve `cluster.device`; CUDA that was asked for and is not there is an error, and so is a
+    GPU that torch cannot use: nobody asked for the CPU."""
+    if asked == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if asked == "cuda":
         raise ConfigError(
             "cluster.device: cuda was asked for, but PyTorch sees no CUDA GPU here "
             f"(torch {torch.__version__}). Write `cpu`, or install a CUDA build of torch."
         )
-    if asked == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return "cuda" if asked == "cuda" else "cpu"
+    if cards := own_cards():
+        raise ConfigError(
+            f"cluster.device: auto: this machine has a GPU ({cards[0].name}, driver "
+            f"{cards[0].driver}), and torch {torch.__version__} cannot use it. `plimsoll doctor` "
+            "says why: often the driver is too old for the CUDA that torch is built for. Mend "
+            "that, or write cluster.device: cpu"
+        )
+    return "cpu"
 
 
 def kernel_limits() -> dict[str, str]:

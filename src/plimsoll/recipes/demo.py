@@ -22,9 +22,11 @@ from rich.table import Table
 from plimsoll.config.jobs import PpoConfig, SftConfig
 from plimsoll.config.load import load_config
 from plimsoll.config.problems import refuse
+from plimsoll.memory.rules.here import here_rules
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer, problems, write_problems
 from plimsoll.recipes.needs import missing_needs
+from plimsoll.recipes.planning import refuse_conflicts, surroundings_of
 from plimsoll.recipes.ppo import run_ppo
 from plimsoll.recipes.sft import run_sft
 from plimsoll.run.curves import PPO_PANELS, draw_curves
@@ -41,7 +43,7 @@ CARELESS = 0.6
 _SFT = """\
 # sft: imitate all teachers, the careless ones too
 run: {{directory: {directory}/sft, seed: {seed}, steps: 300, eval_every: 150, resume: auto}}
-cluster: {{where: local, threads: 1}}
+cluster: {{where: local, device: cpu, threads: 1}}
 data:
   train: {{path: {directory}/train.jsonl, prompt: prompt, response: response}}
   eval: {{path: {directory}/test.jsonl, prompt: prompt, response: response}}
@@ -56,7 +58,7 @@ actor:
 _PPO = """\
 # ppo: only the sum counts
 run: {{directory: {directory}/ppo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
-cluster: {{where: ray, ranks: 1}}
+cluster: {{where: ray, device: cpu, ranks: 1}}
 data:
   train: {{path: {directory}/train.jsonl, prompt: prompt, reference: answer}}
   eval: {{path: {directory}/test.jsonl, prompt: prompt, reference: answer}}
@@ -110,6 +112,7 @@ def run_demo(directory: str, seed: int) -> Outcome:
     sft = load_config(SftConfig, str(home / "sft.yaml"))
     ppo = load_config(PpoConfig, str(home / "ppo.yaml"))
     refuse(missing_needs(ppo))
+    refuse_conflicts(here_rules(ppo, surroundings_of(ppo.cluster)))
     console.rule("1. supervised fine-tuning")
     run_sft(sft)
     console.rule("2. PPO on Ray, DeepSpeed and vLLM")

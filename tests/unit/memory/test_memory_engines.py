@@ -27,7 +27,7 @@ MOMENTS = job_moments(
 ) | {STARTING}
 TRAINING = Moment("train_actor", "step")
 SAMPLING = Moment("rollout", "generate")
-SENDING = Moment("sync", "gather")
+SENDING, PROVING = Moment("sync", "gather"), Moment("sync", "forward")
 CARD = 80_000_000_000
 
 
@@ -89,7 +89,8 @@ def test_an_engine_whose_weights_do_not_fit_its_share_still_adds_up_to_it() -> N
 def test_a_sleeping_engine_keeps_a_residue_with_its_context() -> None:
     items = card_items(sampler(sleep_level=2), CARD, GIB // 2, MOMENTS)
     assert held_at(items, TRAINING) == {"sleep residue": int(0.8 * GIB) - GIB // 2}
-    assert sum(held_at(items, SAMPLING).values()) == CARD // 2
+    for awake in (SAMPLING, PROVING):
+        assert sum(held_at(items, awake).values()) == CARD // 2
     assert "KV cache" not in held_at(items, SENDING)
     assert held_at(items, SENDING)["vLLM weights"] == 2 * PARAMETERS
 

@@ -153,6 +153,16 @@ def test_an_adapter_that_goes_by_itself_is_all_that_goes_to_the_engines() -> Non
         assert sent["received weights"] == 2 * (bucket + tied)
 
 
+def test_a_forward_of_the_actor_proves_a_sync_beside_the_engine_awake() -> None:
+    engines = "rollout: {engines: 2, placement: shared, sleep_level: 2, memory_share: 0.4}\n"
+    found = plan("ppo", PPO + engines + "cluster: {ranks: 2}\n", "2xA100-80GB")
+    sampling, scoring, proving = (sizes(found, phase) for phase in ("rollout", "score", "sync"))
+    assert proving["rollout KV cache"] == sampling["rollout KV cache"]
+    work = ("logits chunk", "live parameters", "prefetch bucket")
+    assert all(proving[f"actor {item}"] == scoring[f"actor {item}"] > 0 for item in work)
+    assert not any(f"{role} {item}" in proving for role in ("critic", "reference") for item in work)
+
+
 def test_nodes_that_hold_the_same_are_one_host() -> None:
     text = PPO + "cluster: {ranks: 4, critic_ranks: 8, nodes: 5}\n"
     text += "rollout: {engines: 2, tensor_parallel: 4, memory_share: 0.5}\n"

