@@ -1,7 +1,7 @@
 # The two commands of the README are `make demo` and `make test`: each sets everything up first.
 #
 #   make demo     the whole story on a CPU: SFT, then PPO on Ray, DeepSpeed and vLLM
-#   make test     everything that can be tested on this machine
+#   make test     everything that can be tested on a CPU; it hides GPUs
 #   make test-gpu what only a card can show, on this machine's first one (with BACKEND=gpu)
 #   make lint     ruff, import rules and types over everything
 #   make bench    the benchmarks
@@ -11,21 +11,29 @@
 # PEAKS=FILE.csv has `make bench` hold the plan against a file of published memory peaks, too.
 # TEST_WORKERS=1 runs the tests one after the other (2 at a time by default; more need more memory);
 # files go to the workers in their order, the long ones of tests/integration first.
-# BACKEND=gpu installs the CUDA build of vLLM instead of the CPU build.
+# BACKEND=gpu installs the CUDA build of vLLM instead of the CPU build; then it stays the default.
 
 PYTHON ?= python3
-BACKEND ?= cpu
+BACKEND ?= $(if $(wildcard .venv/.plimsoll-gpu),gpu,cpu)
 TEST_WORKERS ?= 2
 BIN := .venv/bin
 STAMP := .venv/.plimsoll-$(BACKEND)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+# What other environments (modules of a cluster, a pip.conf) would have installed elsewhere than
+# into .venv, or used instead of what is there.
+export PIP_USER := 0
+unexport PIP_TARGET PIP_PREFIX PYTHONPATH PYTHONHOME
 
 .PHONY: demo test test-gpu lint bench setup lock clean
 
 demo: setup
 	$(BIN)/plimsoll demo
 
+test: export CUDA_VISIBLE_DEVICES =
 test: setup
+	@[ $(BACKEND) = cpu ] || { echo "these tests run vLLM on the CPU, and .venv has its build for GPUs:" \
+	  "make BACKEND=cpu test, in another clone to keep this one; or make test-gpu"; exit 1; }
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" && \
 	$(BIN)/python -m pytest -m alone $$(grep -rl mark.alone tests --include=*.py)
 
@@ -43,7 +51,10 @@ bench: setup
 	for name in head packing shared_prompts memory_runs; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/memory_accuracy.py benchmarks/peaks_of_others.csv $(PEAKS)
 
-setup: $(STAMP)
+# One at a time: another `make` waits for the one that is setting up.
+setup:
+	@flock -n Makefile true || echo "another make is setting up .venv: waiting for it"
+	@flock Makefile $(MAKE) -s $(STAMP)
 	@grep -qF "$$(pwd -P)/.venv/bin" $(BIN)/plimsoll || \
 	  { echo ".venv was made in another directory and cannot be moved: make clean, and again"; exit 1; }
 

@@ -105,16 +105,19 @@ class Outcome:
 
 
 class Command:
-    """`plimsoll WORDS...`, started in `home` with pipes instead of a terminal."""
+    """`plimsoll WORDS...`, started in `home` with pipes instead of a terminal; environment: besides
+    that of the tests."""
 
-    def __init__(self, home: Path, *words: str) -> None:
+    def __init__(self, home: Path, *words: str, environment: dict[str, str] | None = None) -> None:
         self.mark = uuid.uuid4().hex
         self._errors = home / f"{self.mark}.err"
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "plimsoll", *words],
                 cwd=home,
-                env=os.environ | {MARK: self.mark, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"},
+                env=os.environ
+                | {MARK: self.mark, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
+                | (environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -159,9 +162,9 @@ class Command:
             process.kill()
 
 
-def run(home: Path, *words: str) -> Outcome:
+def run(home: Path, *words: str, environment: dict[str, str] | None = None) -> Outcome:
     """Run the command to its end."""
-    return Command(home, *words).finish()
+    return Command(home, *words, environment=environment).finish()
 
 
 def run_here(home: Path, *words: str) -> Outcome:

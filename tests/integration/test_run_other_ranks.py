@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import SFT, column, metrics, run, run_here, write_config, write_task
+from commands import SFT, Outcome, column, metrics, run, run_here, write_config, write_task
 from safetensors.torch import load_file
 
 from plimsoll.run.rows import read_rows
@@ -17,6 +17,20 @@ pytestmark = pytest.mark.slow
 PARTS = ((5, 2, 2), (10, 1, 0), (15, 2, 3))
 """Until which step with how many ranks (two on Ray, one in this process), at which ZeRO stage. A
 step takes 7 of 16 rows, so each part ends within an epoch."""
+
+ODD = {
+    "HOME": "/dev/null",
+    "RANK": "3",
+    "LOCAL_RANK": "3",
+    "WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+"""What a container's user without a home, and a command that mpirun or torchrun started, have."""
+
+
+def run_oddly(home: Path, *words: str) -> Outcome:
+    return run(home, *words, environment=ODD)
 
 
 def test_a_run_goes_on_with_fewer_ranks_and_with_more(tmp_path: Path) -> None:
@@ -28,7 +42,7 @@ def test_a_run_goes_on_with_fewer_ranks_and_with_more(tmp_path: Path) -> None:
     assert run_here(tmp_path, "sft", "sft.yaml", "--run.directory", "whole").code == 0
     done = 0
     for steps, ranks, stage in PARTS:
-        command, where = (run, "ray") if ranks > 1 else (run_here, "local")
+        command, where = (run_oddly, "ray") if ranks > 1 else (run_here, "local")
         flags = f"--run.directory moved --run.resume auto --run.steps {steps} "
         flags += f"--cluster.where {where} --cluster.ranks {ranks} --actor.zero.stage {stage}"
         outcome = command(tmp_path, "sft", "sft.yaml", *flags.split())

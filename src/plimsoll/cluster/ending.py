@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from plimsoll.cluster.blame import SILENT, tells_of_shortage, told
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.memory.explain.incident import Incident, OutOfMemory, Sighting
 from plimsoll.memory.plan.table import gigabytes
+from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm import ENGINE_ENDED
 
 _FULL = 0.95
@@ -28,6 +31,36 @@ def ending(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
         full = f"it was killed: {evidence}"
         return _out_of_memory(name, full, log, Incident("host", full), seen)
     return WorkerDied(told(f"{name} died", f"{why}{_innocent(seen)}", log) + _RESUME)
+
+
+def not_started(spec: EngineSpec, said: str, killed: bool, log: str) -> PlimsollError:
+    """The error of an engine that vLLM could not start.
+
+    said: by vLLM. killed: whether the kernel killed a process for want of memory meanwhile. log:
+    see `blame`.
+    """
+    what = f"rollout engine {spec.index}: vLLM could not start"
+    if killed:
+        said = f"the kernel has killed a process here for want of memory; vLLM says: {said}"
+    why = f"{said}\n  Settings: {_start_settings(spec)}"
+    if not killed and not tells_of_shortage(said):
+        return PlimsollError(told(what, why, log))
+    where: Literal["device", "host"] = "device" if spec.device == "cuda" and not killed else "host"
+    return OutOfMemory(what, Incident(where, f"vLLM could not start: {why}", "rollout"))
+
+
+def _start_settings(spec: EngineSpec) -> str:
+    """The settings that decide whether vLLM can start, by the keys that the user knows."""
+    memory = (
+        f"rollout.memory_share: {spec.rollout.memory_share}"
+        if spec.device == "cuda"
+        else f"rollout.cpu_kv_cache_gib: {spec.rollout.cpu_kv_cache_gib}"
+    )
+    return (
+        f"{memory}, rollout.max_sequences: {spec.rollout.max_sequences}, "
+        f"rollout.tensor_parallel: {spec.rollout.tensor_parallel}, longest prompt and response "
+        f"{spec.max_tokens} tokens, model {spec.model}"
+    )
 
 
 def _out_of_memory(

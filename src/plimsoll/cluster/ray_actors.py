@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import ray
 import torch
@@ -18,7 +18,8 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from plimsoll.cluster.blame import tells_of_shortage, told, vllm_exception_in, why_dead
+from plimsoll.cluster.blame import vllm_exception_in, why_dead
+from plimsoll.cluster.ending import not_started
 from plimsoll.cluster.seats import Seat, shared_seats, spread
 from plimsoll.config.allocator import preloading
 from plimsoll.config.threads import waiting
@@ -26,7 +27,7 @@ from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
-from plimsoll.memory.explain.incident import Incident, OutOfMemory
+from plimsoll.memory.machine.cgroup import oom_kills
 from plimsoll.memory.machine.node_state import NodeState, read_node
 from plimsoll.memory.machine.nvidia import card_order, visible_cards
 from plimsoll.rollout.protocol import EngineSpec
@@ -261,29 +262,10 @@ def _own_log() -> str:
 def _start_vllm(spec: EngineSpec) -> Any:
     from plimsoll.rollout.vllm import VllmEngine
 
+    kills = oom_kills()
     try:
         return VllmEngine(spec)
     except (RuntimeError, ValueError, OSError) as error:
         # What goes wrong in the process that vLLM starts is only in the log that they share.
-        cause = (isinstance(error, RuntimeError) and vllm_exception_in(_own_log())) or str(error)
-        what = f"rollout engine {spec.index}: vLLM could not start"
-        why = f"{cause}\n  Settings: {_start_settings(spec)}"
-        if tells_of_shortage(cause):
-            where: Literal["device", "host"] = "device" if spec.device == "cuda" else "host"
-            incident = Incident(where, f"vLLM could not start: {why}", "rollout")
-            raise OutOfMemory(what, incident) from error
-        raise PlimsollError(told(what, why, _own_log())) from error
-
-
-def _start_settings(spec: EngineSpec) -> str:
-    """The settings that decide whether vLLM can start, by the keys that the user knows."""
-    memory = (
-        f"rollout.memory_share: {spec.rollout.memory_share}"
-        if spec.device == "cuda"
-        else f"rollout.cpu_kv_cache_gib: {spec.rollout.cpu_kv_cache_gib}"
-    )
-    return (
-        f"{memory}, rollout.max_sequences: {spec.rollout.max_sequences}, "
-        f"rollout.tensor_parallel: {spec.rollout.tensor_parallel}, longest prompt and response "
-        f"{spec.max_tokens} tokens, model {spec.model}"
-    )
+        said = (isinstance(error, RuntimeError) and vllm_exception_in(_own_log())) or str(error)
+        raise not_started(spec, said, oom_kills() != kills, _own_log()) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import signal
 import threading
 import time
@@ -36,6 +37,8 @@ def start_ray(config: ClusterConfig) -> None:
     if config.address is None:
         # Ray keeps 3.6 KB of each of the last 100,000 calls, for a dashboard that is not there.
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+        # Ray would write a new one to ~/.ray, which two runs may do at once, and a HOME may refuse.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     # Ray prints its reports of dead workers whatever log_to_driver says; ours name them.
     ray._private.worker._worker_logs_enabled = False
     try:
@@ -49,13 +52,13 @@ def start_ray(config: ClusterConfig) -> None:
                 log_to_driver=False,
                 logging_level="ERROR",
             )
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Ray raises plain ones, too
         if config.address is None:
             raise PlimsollError(
                 f"Ray cannot start on this machine: {error}\n"
-                "It needs a HOME, and RAY_TMPDIR, TMPDIR or /tmp, the first that is set, for its "
-                "sessions and sockets: a short path that can be written to. `plimsoll doctor` "
-                "looks at it, and at this machine's other limits."
+                "It needs RAY_TMPDIR, TMPDIR or /tmp, the first that is set, for its sessions and "
+                "sockets: a short path that can be written to; and room for its threads (ulimit "
+                "-u) and addresses (ulimit -v). `plimsoll doctor` looks at all of them."
             ) from error
         raise ConfigError(
             f"cluster.address: no Ray cluster answers at {config.address!r} ({error}). Write "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from plimsoll.cluster.protocol import Cluster
@@ -10,6 +9,7 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.config.threads import most_at_once
 from plimsoll.engine.process_group import choose_device
+from plimsoll.memory.machine.host import usable_cores
 from plimsoll.rollout.protocol import EngineSpec
 
 
@@ -38,5 +38,4 @@ def thread_count(config: ClusterConfig, engines: int) -> int:
     """CPU threads of each process."""
     if config.threads is not None:
         return config.threads
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores // most_at_once(config, engines))
+    return max(1, usable_cores() // most_at_once(config, engines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -12,7 +11,18 @@ from plimsoll.memory.machine.versions import judge_version
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.recipes.doctor_compilers import compilers, libnuma
 from plimsoll.recipes.doctor_finding import Finding, State
-from plimsoll.recipes.doctor_machine import Disk, Machine, RayView, TorchView
+from plimsoll.recipes.doctor_limits import (
+    address_space,
+    cache_disk,
+    cores,
+    locked_memory,
+    open_files,
+    processes,
+    run_disk,
+    shared_memory,
+    temporary_disk,
+)
+from plimsoll.recipes.doctor_machine import Machine, RayView, TorchView
 from plimsoll.run.numbers import bytes_text
 
 _GIB = 2**30
@@ -24,14 +34,8 @@ _OPTIONAL = {
     "bitsandbytes": "Only 4-bit weights need it.",
     "accelerate": "Only 4-bit weights need it.",
 }
+_SHOWN = 5  # of the packages that hide others
 _BUSY_BYTES = _GIB  # an idle card shows some hundred MiB, more with a display
-_LEAST_SHARED = _GIB  # Docker gives 64 MiB; NCCL alone takes some tens of MiB a rank
-_RAY_SHARE = 0.3  # of the memory: Ray's object store (ray_constants.py)
-_LONGEST_TEMPORARY = 39  # bytes: below it /ray/session_<date>_<time>_<pid>/sockets/plasma_store
-_RAY_FULL = 0.05  # free: Ray spills no objects to a disk that is fuller
-_LEAST_DISK, _TIGHT_DISK = _GIB, 20 * _GIB
-_LEAST_FILES = 4096
-_LEAST_LOCKED = _GIB
 _TIGHT_MEMORY = 0.25  # of what this process may fill
 
 
@@ -40,6 +44,7 @@ def judge(machine: Machine) -> list[Finding]:
     gpu = machine.cards_in_all > 0 or bool(machine.driver_trouble)
     return [
         python(machine.python),
+        *modules(machine.shadowed),
         *(package(name, machine.versions[name]) for name in _REQUIRED),
         vllm(machine.versions, gpu, machine.torch),
         *(package(name, machine.versions[name], use) for name, use in _OPTIONAL.items()),
@@ -47,11 +52,15 @@ def judge(machine: Machine) -> list[Finding]:
         *(finding for card in machine.cards for finding in gpu_checks(card, machine.torch)),
         memory(machine.memory),
         swap(machine.memory),
+        cores(machine.cores, machine.cores_in_all),
         locked_memory(machine.locked_bytes, gpu),
+        address_space(machine.address_bytes),
         shared_memory(machine.shared, machine.memory, gpu),
         open_files(machine.open_files),
+        processes(machine.processes),
         run_disk(machine.runs),
         temporary_disk(machine.temporary),
+        cache_disk(machine.caches),
         compilers(machine.tools, gpu),
         *libnuma(machine.tools, machine.versions),
         *ray(machine.versions["ray"], machine.ray),
@@ -65,6 +74,15 @@ def python(found: tuple[int, int, int]) -> Finding:
         return Finding("python", "ok", seen)
     state: State = "wrong" if found[:2] < _OLDEST_PYTHON else "warn"
     return Finding("python", state, seen, "3.11 and 3.12 are tested.", "use Python 3.11 or 3.12")
+
+
+def modules(shadowed: Sequence[str]) -> Iterator[Finding]:
+    """Where packages are imported from."""
+    if shadowed:
+        seen = ", ".join(shadowed[:_SHOWN]) + (", ..." if len(shadowed) > _SHOWN else "")
+        why = "PYTHONPATH comes first: these are imported instead of what is installed here."
+        fix = "unset PYTHONPATH, or unload the module of the cluster that sets it"
+        yield Finding("modules", "wrong", seen, why, fix)
 
 
 def package(name: str, found: str | None, use: str = "") -> Finding:
@@ -210,64 +228,6 @@ def swap(host: HostMemory) -> Finding:
         return Finding("swap", "ok", seen if host.swap_bytes else "none")
     why = "Memory ran short before: states that are offloaded to swapped memory are very slow."
     return Finding("swap", "warn", seen, why, "end what holds memory (ps aux --sort=-rss)")
-
-
-def locked_memory(limit: int | None, gpu: bool) -> Finding:
-    """ulimit -l."""
-    seen = "unlimited" if limit is None else bytes_text(limit)
-    if limit is None or limit >= _LEAST_LOCKED or not gpu:
-        return Finding("locked memory", "ok", seen)
-    why = "NCCL over InfiniBand and offload to NVMe lock more host memory than that."
-    fix = "ulimit -l unlimited; in a container, docker run --ulimit memlock=-1"
-    return Finding("locked memory", "warn", seen, why, fix)
-
-
-def shared_memory(shared: Disk, host: HostMemory, gpu: bool) -> Finding:
-    """/dev/shm, where NCCL's buffers and Ray's object store are."""
-    seen = f"{bytes_text(shared.free_bytes)} of {bytes_text(shared.total_bytes)} free"
-    size = f"docker run --shm-size={max(1, round(_RAY_SHARE * host.capacity_bytes / _GIB))}g"
-    fix = f"{size} (or --ipc=host); delete what is left over in {shared.path}"
-    if gpu and shared.free_bytes < _LEAST_SHARED:
-        why = "NCCL ends with `No space left on device` or a bus error, and Ray goes to the disk."
-        return Finding("shared memory", "wrong", seen, why, fix)
-    if shared.free_bytes < _RAY_SHARE * host.free_bytes:
-        why = "Ray wants 30 % of the memory here; with less its object store is on the disk, slow."
-        return Finding("shared memory", "warn", seen, why, fix)
-    return Finding("shared memory", "ok", seen)
-
-
-def open_files(limit: int) -> Finding:
-    """ulimit -n."""
-    if limit >= _LEAST_FILES:
-        return Finding("open files", "ok", f"{limit:,}")
-    why = "Ray holds sockets to every worker and ends with `Too many open files`."
-    return Finding("open files", "warn", f"{limit:,}", why, "ulimit -n 65536")
-
-
-def run_disk(disk: Disk) -> Finding:
-    """Where runs are written."""
-    seen = f"{bytes_text(disk.free_bytes)} free at {disk.path}"
-    if disk.free_bytes >= _TIGHT_DISK:
-        return Finding("run disk", "ok", seen)
-    state: State = "wrong" if disk.free_bytes < _LEAST_DISK else "warn"
-    why = "A checkpoint takes about 14 bytes a parameter: 7 GB for a model of 0.5B."
-    return Finding("run disk", state, seen, why, "make room, or choose another run.directory")
-
-
-def temporary_disk(disk: Disk) -> Finding:
-    """Where Ray keeps its sessions and spills objects."""
-    seen = f"{bytes_text(disk.free_bytes)} free at {disk.path}"
-    if disk.free_bytes < _LEAST_DISK:
-        why = "Ray keeps its logs and sessions there and cannot start."
-        return Finding("temporary disk", "wrong", seen, why, "make room, or set TMPDIR")
-    if len(os.fsencode(disk.path)) > _LONGEST_TEMPORARY:
-        why = "Ray's sockets are below it, and their paths are over the system's 107 bytes."
-        fix = f"set TMPDIR to a path of at most {_LONGEST_TEMPORARY} bytes"
-        return Finding("temporary disk", "wrong", seen, why, fix)
-    if disk.free_bytes < _RAY_FULL * disk.total_bytes:
-        why = "It is over 95 % full, and Ray then spills no more objects to it."
-        return Finding("temporary disk", "warn", seen, why, "make room, or set TMPDIR")
-    return Finding("temporary disk", "ok", seen)
 
 
 def ray(version: str | None, view: RayView) -> Iterator[Finding]:

@@ -12,15 +12,17 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import expanduser
 from pathlib import Path
 
 from plimsoll.cluster.address import knock
 from plimsoll.errors import PlimsollError
-from plimsoll.memory.machine.host import HostMemory, live_host
+from plimsoll.memory.machine.cgroup import process_limit
+from plimsoll.memory.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.memory.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.memory.machine.tools import system_tools
 from plimsoll.memory.machine.versions import PACKAGES, installed_version
@@ -55,11 +57,12 @@ class TorchView:
 
 @dataclass(frozen=True)
 class Disk:
-    """A file system, as seen from `path`."""
+    """A file system, as seen from `path`. writable: whether files can be made there."""
 
     path: str
     total_bytes: int
     free_bytes: int
+    writable: bool = True
 
 
 @dataclass(frozen=True)
@@ -75,23 +78,31 @@ class RayView:
 class Machine:
     """All that was seen.
 
-    versions: of each of memory.versions.PACKAGES, None where not installed. cards: those that
+    versions: of each of memory.versions.PACKAGES, None where not installed. shadowed: installed
+    packages that PYTHONPATH has, too, which then are imported from there. cards: those that
     CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why nvidia-smi fails.
-    locked_bytes: None for no limit. tools: as `system_tools` finds them.
+    locked_bytes, address_bytes, processes: None for no limit. caches: where packages keep what they
+    compile and download. tools: as `system_tools` finds them.
     """
 
     python: tuple[int, int, int]
     versions: Mapping[str, str | None]
+    shadowed: tuple[str, ...]
     torch: TorchView
     cards: tuple[LiveCard, ...]
     cards_in_all: int
     driver_trouble: str
     memory: HostMemory
+    cores: int
+    cores_in_all: int
     locked_bytes: int | None
+    address_bytes: int | None
     open_files: int
+    processes: int | None
     shared: Disk
     runs: Disk
     temporary: Disk
+    caches: Disk
     tools: Mapping[str, str | None]
     ray: RayView
 
@@ -108,16 +119,22 @@ def observe(directory: str, address: str | None) -> Machine:
     return Machine(
         python=sys.version_info[:3],
         versions=versions,
+        shadowed=tuple(_shadowed(Path(sysconfig.get_path("purelib")))),
         torch=_torch_view(*torch),
         cards=visible_cards(cards, os.environ.get("CUDA_VISIBLE_DEVICES")),
         cards_in_all=len(cards),
         driver_trouble=driver_trouble,
         memory=live_host(),
+        cores=usable_cores(),
+        cores_in_all=os.cpu_count() or 1,
         locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        address_bytes=_limit(resource.RLIMIT_AS),
         open_files=_limit(resource.RLIMIT_NOFILE) or sys.maxsize,
+        processes=_most_processes(),
         shared=_disk("/dev/shm"),
         runs=_disk(directory),
-        temporary=_disk(_ray_temporary()),
+        temporary=_ray_temporary(),
+        caches=_disk(os.environ.get("XDG_CACHE_HOME") or "~/.cache"),
         tools=system_tools(),
         ray=RayView(ray[1], address, _silence(address)),
     )
@@ -145,6 +162,14 @@ def _torch_view(printed: str, trouble: str) -> TorchView:
     return TorchView(True, cuda, available, tuple(kernels), said)
 
 
+def _shadowed(installed: Path) -> Iterator[str]:
+    for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        packages = Path(folder).resolve().glob("*/__init__.py")
+        if Path(folder).resolve() != installed.resolve():
+            names = sorted(package.parent.name for package in packages)
+            yield from (f"{folder}/{n}" for n in names if (installed / n).is_dir())
+
+
 def _cards() -> tuple[tuple[LiveCard, ...], str]:
     try:
         return live_cards(), ""
@@ -157,16 +182,25 @@ def _limit(kind: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def _most_processes() -> int | None:
+    """Threads count, too."""
+    limits = (_limit(resource.RLIMIT_NPROC), process_limit())
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def _disk(path: str) -> Disk:
     """Of the nearest directory that exists."""
     whole = Path(expanduser(path)).absolute()
-    usage = shutil.disk_usage(next(p for p in (whole, *whole.parents) if p.exists()))
-    return Disk(path, usage.total, usage.free)
+    there = next(p for p in (whole, *whole.parents) if p.exists())
+    usage = shutil.disk_usage(there)
+    return Disk(path, usage.total, usage.free, os.access(there, os.W_OK | os.X_OK))
 
 
-def _ray_temporary() -> str:
-    """Where Ray keeps its sessions (_common/utils.py, get_default_system_temp_dir)."""
-    return os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+def _ray_temporary() -> Disk:
+    """Where Ray keeps its sessions (_common/utils.py, get_default_system_temp_dir): in its folder
+    `ray`, which may be another user's."""
+    disk = _disk(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp")
+    return replace(disk, writable=_disk(f"{disk.path}/ray").writable)
 
 
 def _silence(address: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import astuple
@@ -292,7 +293,7 @@ def _sampling_params(sampling: SamplingConfig, responses: int, decoder: Decoder,
 
 def _shared_memory(size: int) -> str | None:
     """A folder in memory with room for the bytes; else the usual temporary folder."""
-    memory = Path("/dev/shm")
-    if memory.is_dir() and os.statvfs(memory).f_bavail * os.statvfs(memory).f_frsize > 2 * size:
-        return str(memory)
+    memory = "/dev/shm"
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 2 * size:
+        return memory
     return None

@@ -28,7 +28,8 @@ def lock_directory(path: Path) -> TextIO:
         file.close()
         raise ConfigError(
             f"The run directory {path} is in use by {owner}: two runs would overwrite "
-            f"each other. Wait for it, stop it, or choose another run.directory."
+            f"each other. Wait for it, stop it, or choose another run.directory. (The command is "
+            f"started once, without torchrun or srun: it starts its cluster.ranks itself.)"
         ) from error
     file.truncate(0)
     file.write(f"{os.getpid()}\n")

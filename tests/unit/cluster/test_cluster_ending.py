@@ -7,10 +7,12 @@ import pickle
 import pytest
 
 from plimsoll.cluster.blame import SILENT
-from plimsoll.cluster.ending import ending
+from plimsoll.cluster.ending import ending, not_started
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WorkerDied
 from plimsoll.memory.explain.incident import OutOfMemory, Sighting
 from plimsoll.memory.machine.node_state import NodeState
+from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm import ENGINE_ENDED
 from plimsoll.run.readings import HostReading, Reading
 
@@ -91,3 +93,23 @@ def test_the_error_crosses_processes_as_it_is() -> None:
     assert isinstance(error, OutOfMemory)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (str(again), again.incident, again.exit_code) == (str(error), error.incident, 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "killed", "where"),
+    [
+        ("Failed core proc(s): {}", True, "host"),
+        ("Failed core proc(s): {}", False, None),
+        ("Free memory on device (1/79 GiB) is less than desired", False, "device"),
+    ],
+)
+def test_vllm_lacks_memory_to_start_where_it_says_so_or_the_kernel_killed(
+    said: str, killed: bool, where: str | None
+) -> None:
+    spec = EngineSpec(1, "model", 64, 1, "cuda", RolloutConfig(memory_share=0.3))
+    error = not_started(spec, said, killed, "/tmp/worker-1")
+    told = error.incident.why if isinstance(error, OutOfMemory) else str(error)
+    assert str(error).startswith("rollout engine 1: vLLM could not start")
+    assert (error.incident.where if isinstance(error, OutOfMemory) else None) == where
+    assert f"{said}\n  Settings: rollout.memory_share: 0.3, " in told
+    assert ("the kernel has killed a process here for want of memory" in told) is killed

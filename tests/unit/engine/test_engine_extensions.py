@@ -75,19 +75,25 @@ except PlimsollError as error:
 @pytest.mark.parametrize(
     ("variable", "value", "told"),
     [
-        ("CXX", "/no-compiler", r"cannot be compiled: \S+ 1: /no-compiler: not found\n"),
+        ("CXX", "/no-compiler", r"cannot be compiled or loaded: \S+ 1: /no-compiler: not found\n"),
+        ("CXX", "{folder}/empty", r"/cpu_adam.so: file too short\n"),  # or of another machine
         ("TORCH_EXTENSIONS_DIR", "/proc/nobody", r"No such file or directory: '/proc/nobody"),
     ],
-    ids=["compiler", "directory"],
+    ids=["compiler", "library", "directory"],
 )
 def test_an_adam_that_cannot_be_compiled_is_explained(
     variable: str, value: str, told: str, tmp_path: Path
 ) -> None:
     """In a process of its own: one that has loaded it once compiles nothing."""
     settings = os.environ | {"TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cpu"}
+    compiler = tmp_path / "empty"
+    compiler.write_text(
+        '#!/bin/sh\nwhile [ $# -gt 1 ]; do case $1 in -o|-MF) : > "$2";; esac; shift; done\n'
+    )
+    compiler.chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-c", _OFFLOADED],
-        env=settings | {variable: value},
+        env=settings | {variable: value.format(folder=tmp_path)},
         capture_output=True,
         text=True,
     )

@@ -188,6 +188,9 @@ def test_what_do_other_processes_hold() -> None:
     little = host_answers(APART, at(after=state(free=300 * GB, own=200 * GB)))[3]
     assert verdict(little) == (question, "no")
     assert little.text == "12 GB in all; most: chromium (pid 7) 3 GB, notebook (pid 8) 1 MB"
+    # Who holds more than all that is held here is in another cgroup.
+    here = host_answers(APART, at(after=state(free=31 * GB, own=GB, capacity=33 * GB)))[3]
+    assert here.text == "1 GB in all; most: notebook (pid 8) 1 MB"
     much = host_answers(APART, at(after=state(free=100 * GB, own=200 * GB)))[3]
     assert (verdict(much), much.text[:13]) == ((question, "yes"), "212 GB in all")
     assert host_answers(APART, at(before=None))[3].verdict == "unknown"

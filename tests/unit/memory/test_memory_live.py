@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.memory.machine.host import HostMemory, Limit, cgroup_limit, live_host
+from plimsoll.memory.machine import host
+from plimsoll.memory.machine.cgroup import Limit, core_quota, memory_limit, process_limit
+from plimsoll.memory.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.memory.machine.nvidia import (
     CardProcess,
     LiveCard,
@@ -41,7 +43,7 @@ def test_version_2_counts_every_level_and_gives_caches_back(tmp_path: Path) -> N
         memory__stat=f"anon 5\ninactive_file {2 * GIB}",
     )
     write(root / "a/b/c", memory__max="max", memory__current=GIB)
-    limit = cgroup_limit(member(tmp_path, "0::/a/b/c"), root)
+    limit = memory_limit(member(tmp_path, "0::/a/b/c"), root)
     assert limit == Limit(4 * GIB, free_bytes=1 * GIB)  # of b in all, of a what is left
 
 
@@ -55,18 +57,45 @@ def test_version_1_is_below_its_controller(tmp_path: Path) -> None:
     )
     write(root / "memory", memory__limit_in_bytes=2**63 - 4096, memory__usage_in_bytes=9 * GIB)
     groups = member(tmp_path, "5:cpu:/elsewhere", "4:memory:/job", "0::/")
-    assert cgroup_limit(groups, root) == Limit(2 * GIB, free_bytes=3 * GIB // 2)
+    assert memory_limit(groups, root) == Limit(2 * GIB, free_bytes=3 * GIB // 2)
 
 
 def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
     root = tmp_path / "sys"
     write(root, memory__max=GIB, memory__current=2 * GIB)
-    assert cgroup_limit(member(tmp_path, "0::/docker/abc"), root) == Limit(GIB, free_bytes=0)
+    assert memory_limit(member(tmp_path, "0::/docker/abc"), root) == Limit(GIB, free_bytes=0)
 
 
 def test_without_groups_there_is_no_limit(tmp_path: Path) -> None:
-    assert cgroup_limit(tmp_path / "none", tmp_path) is None
-    assert cgroup_limit(member(tmp_path, "0::/"), tmp_path) is None
+    assert memory_limit(tmp_path / "none", tmp_path) is None
+    assert memory_limit(member(tmp_path, "0::/"), tmp_path) is None
+
+
+def test_the_tightest_quota_of_cores_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "2"
+    write(root / "a", cpu__max="150000 100000")
+    write(root / "a/b", cpu__max="max 100000")
+    member_of_b = member(tmp_path, "0::/a/b")
+    assert core_quota(member_of_b, root) == 1.5
+    assert core_quota(member(tmp_path, "0::/"), root) is None
+    first = tmp_path / "1"
+    write(first / "cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
+    write(first / "cpu/job", cpu__cfs_quota_us=250000, cpu__cfs_period_us=50000)
+    assert core_quota(member(tmp_path, "2:cpu,cpuacct:/job", "0::/"), first) == 5
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    for quota, cores in ((None, 64), (1.5, 2), (0.25, 1), (96.0, 64)):
+        monkeypatch.setattr(host, "core_quota", lambda quota=quota: quota)
+        assert usable_cores() == cores
+
+
+def test_processes_are_counted_at_every_level(tmp_path: Path) -> None:
+    root = tmp_path / "sys"
+    write(root / "pids/a", pids__max=1024)
+    write(root / "pids/a/b", pids__max="max")
+    assert process_limit(member(tmp_path, "8:pids:/a/b"), root) == 1024
+    assert process_limit(member(tmp_path, "8:pids:/"), root) is None
 
 
 def test_the_tighter_of_machine_and_group_counts() -> None:

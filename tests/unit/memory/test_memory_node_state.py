@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from plimsoll.memory.machine.host import oom_kills
+from plimsoll.memory.machine.cgroup import oom_kills
 from plimsoll.memory.machine.node_state import NodeState, read_node
 
 HUNGRY = "import sys; held = b'x' * 200_000_000; print('full', flush=True); sys.stdin.read()"

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import PlimsollError
-from plimsoll.memory.machine.host import HostMemory, Limit
+from plimsoll.memory.machine.cgroup import Limit
+from plimsoll.memory.machine.host import HostMemory
 from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.machine.tools import COMPILERS, LIBNUMA
 from plimsoll.recipes.doctor import refuse_wrong, report, table
@@ -37,16 +38,22 @@ KERNELS = ("sm_75", "sm_80", "sm_90", "sm_100", "compute_120")
 SOUND = Machine(
     python=(3, 11, 7),
     versions=VERSIONS,
+    shadowed=(),
     torch=TorchView(True, "13.0", True, KERNELS, ""),
     cards=(CARD,),
     cards_in_all=1,
     driver_trouble="",
     memory=HostMemory(512 * GIB, 480 * GIB, None, 0, 0),
+    cores=64,
+    cores_in_all=64,
     locked_bytes=None,
+    address_bytes=None,
+    processes=None,
     open_files=65536,
     shared=Disk("/dev/shm", 256 * GIB, 250 * GIB),
     runs=Disk("runs", 1000 * GIB, 900 * GIB),
     temporary=Disk("/tmp", 1000 * GIB, 900 * GIB),
+    caches=Disk("~/.cache", 1000 * GIB, 900 * GIB),
     tools=dict.fromkeys((*COMPILERS, "Python.h", LIBNUMA), "/usr/bin"),
     ray=RayView("", None, ""),
 )
@@ -88,6 +95,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
     [
         ("python", replace(SOUND, python=(3, 10, 4)), "wrong", "3.11"),
         ("python", replace(SOUND, python=(3, 13, 0)), "warn", "3.11"),
+        ("modules", replace(SOUND, shadowed=("/apps/numpy",)), "wrong", "unset PYTHONPATH"),
         ("transformers", with_versions(transformers="4.37.2"), "wrong", "position_ids"),
         ("transformers", with_versions(transformers="5.2.0"), "warn", "ZeRO-3"),
         ("deepspeed", with_versions(deepspeed=None), "wrong", "install deepspeed"),
@@ -155,6 +163,17 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
             "Ray wants 30 %",
         ),
         ("open files", replace(SOUND, open_files=1024), "warn", "ulimit -n 65536"),
+        ("processes", replace(SOUND, processes=1024), "warn", "--pids-limit"),
+        ("address space", replace(SOUND, address_bytes=8 * GIB), "warn", "ulimit -v"),
+        ("caches", replace(SOUND, caches=Disk("/.cache", GIB, GIB, False)), "warn", "-e HOME="),
+        ("caches", replace(SOUND, caches=Disk("~/.cache", GIB, MIB)), "warn", "1.0 MiB free"),
+        ("run disk", replace(SOUND, runs=Disk("r", GIB, GIB, False)), "wrong", "run.directory"),
+        (
+            "temporary disk",
+            replace(SOUND, temporary=Disk("/t", GIB, GIB, False)),
+            "wrong",
+            "TMPDIR",
+        ),
         ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * GIB)), "warn", "checkpoint"),
         ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * MIB)), "wrong", "run.dir"),
         ("shared memory", replace(CPU, shared=Disk("/dev/shm", MIB, MIB)), "warn", "slow"),
@@ -197,6 +216,11 @@ def test_only_what_is_wrong_changes_the_other_findings_not() -> None:
     small = replace(SOUND, shared=Disk("/dev/shm", 64 * MIB, 64 * MIB))
     changed = [a.name for a, b in zip(judge(SOUND), judge(small), strict=True) if a != b]
     assert changed == ["shared memory"]
+
+
+def test_cores_that_a_quota_or_the_affinity_leaves_are_told() -> None:
+    assert found("cores", SOUND).seen == "64"
+    assert found("cores", replace(SOUND, cores=2)).seen.startswith("2 of 64 (")
 
 
 def test_a_cpu_machine_needs_neither_nvcc_nor_locked_memory() -> None:
@@ -275,6 +299,8 @@ def test_a_crashing_import_and_a_busy_card_are_seen(
         '*) echo "GPU-a, 4242, python, 8900";; esac\n'
     )
     smi.chmod(0o755)
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy" / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
@@ -285,6 +311,8 @@ def test_a_crashing_import_and_a_busy_card_are_seen(
     assert machine.ray.trouble == "ImportError: no libprotobuf" and machine.ray.silence
     assert machine.cards[0].processes == (CardProcess(4242, "python", 8900 * MIB),)
     assert machine.temporary.path == str(tmp_path / "gone")
+    assert machine.shadowed == (str(tmp_path / "numpy"),)
+    assert 1 <= machine.cores <= machine.cores_in_all
     assert machine.python == sys.version_info[:3] and machine.runs.free_bytes > 0
     wrong = {finding.name for finding in judge(machine) if finding.state == "wrong"}
     assert {"cuda", "gpu 0", "ray import", "ray address"} <= wrong

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
-from plimsoll.memory.machine.host import live_host, oom_kills
+from plimsoll.memory.machine.cgroup import oom_kills
+from plimsoll.memory.machine.host import live_host
 from plimsoll.memory.machine.nvidia import LiveCard, live_cards
 
 _SHOWN = 5
@@ -60,7 +60,7 @@ def read_node(run: Collection[int]) -> NodeState:
         host.free_bytes,
         sum(h.bytes for h in holders if h.pid in own),
         tuple(others[:_SHOWN]),
-        oom_kills(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), Path("/proc/vmstat")),
+        oom_kills(),
         live_cards(),
         own,
     )
