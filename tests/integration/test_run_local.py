@@ -260,13 +260,26 @@ def test_a_finished_run_learns_nothing_more(home: Path) -> None:
 
 
 def test_a_run_goes_on_with_other_settings_where_its_checkpoint_takes_them(home: Path) -> None:
-    command = ("sft", "sft.yaml", "--run.directory", "changed", "--run.resume", "auto")
+    data = home / "growing.jsonl"
+    data.write_text((home / "rows.jsonl").read_text())
+    command = (
+        "sft",
+        "sft.yaml",
+        "--run.directory",
+        "changed",
+        "--run.resume",
+        "auto",
+        "--data.train.path",
+        "growing.jsonl",
+    )
     assert run_here(home, *command, "--run.steps", "2").code == 0
     written = (home / "changed" / "config.yaml").read_text()
     refused = run_here(home, *command, "--run.steps", "3", "--actor.adapter.rank", "2")
     assert refused.code == 2 and "another adapter" in refused.err
     assert (home / "changed" / "config.yaml").read_text() == written
+    data.write_text(data.read_text() + data.read_text().splitlines()[0] + "\n")
     changed = run_here(home, *command, "--run.steps", "3", "--run.seed", "7")
     assert changed.code == 0
+    assert "the data had 16 usable rows, and have 17 now" in changed.out
     assert "with other settings than before: run.seed: 0 -> 7, run.steps: 2 -> 3\n" in changed.out
     assert "seed: 7" in (home / "changed" / "config.yaml").read_text()

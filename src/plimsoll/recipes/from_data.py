@@ -17,7 +17,7 @@ from plimsoll.config.jobs import DataJobConfig
 from plimsoll.data.order import MixedOrder
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import StepResult
-from plimsoll.recipes.run_data import LoadRows, epoch_metrics, load_data, repeats
+from plimsoll.recipes.run_data import LoadRows, epoch_metrics, first_state, load_data, repeats
 from plimsoll.recipes.saving import (
     averaged,
     evaluated,
@@ -88,7 +88,7 @@ def learn_from_data(
     config, session, cluster = work.config, work.session, work.cluster
     with session.phase("load", cluster):
         restore(session, cluster)
-    state = session.state
+    state = first_state(session, work.order)
     session.stop_if_asked(state.step)
     for repeated in repeats(work.order, rows_per_step):
         session.progress.note(repeated)

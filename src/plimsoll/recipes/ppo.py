@@ -42,7 +42,7 @@ from plimsoll.recipes.ppo_setup import (
     make_room,
     start,
 )
-from plimsoll.recipes.run_data import epoch_metrics
+from plimsoll.recipes.run_data import epoch_metrics, first_state
 from plimsoll.recipes.sampling import Scorer, evaluate, sample
 from plimsoll.recipes.saving import evaluated, finished, restore, save_model, save_when_due
 from plimsoll.recipes.session import Session, mean_metrics, open_session
@@ -146,7 +146,7 @@ def begin(
     session: Session, config: PpoConfig, data: PpoData, cluster: Cluster, scorer: Scorer
 ) -> RunState:
     """The state before the first step of this run; a new run evaluates what it starts from."""
-    state = session.state
+    state = first_state(session, data.order)
     if state.step == 0 and config.run.eval_every is not None:
         with session.phase("eval", cluster):
             before = evaluate(cluster, config, data.eval, scorer)

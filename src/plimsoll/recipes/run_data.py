@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig
@@ -15,6 +15,7 @@ from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.recipes.model_files import read_model_json
 from plimsoll.recipes.session import Session
+from plimsoll.run.state import RunState
 
 T = TypeVar("T")
 
@@ -101,6 +102,17 @@ def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
         weights = {name: source.weight for name, source in data.train.items()}
     portions = (Portion(n, r, w) for (n, w), r in zip(weights.items(), rows, strict=True))
     return MixedOrder(tuple(portions), seed, data.shuffle)
+
+
+def first_state(session: Session, order: MixedOrder) -> RunState:
+    """What a run begins with or goes on from; rows that have come or gone in between are told."""
+    before, now = session.state.data_rows, sum(portion.rows for portion in order.portions)
+    if session.resumed and before != now:
+        session.progress.note(
+            f"the data had {before:,} usable rows, and have {now:,} now: the order from here on is "
+            f"that of {now:,} rows, and some of this epoch may come twice or not at all"
+        )
+    return replace(session.state, data_rows=now)
 
 
 def epoch_metrics(order: MixedOrder, position: int) -> dict[str, float]:

@@ -37,7 +37,9 @@ from plimsoll.run.standing import StepReport
 from plimsoll.run.state import RunState
 from plimsoll.run.tensorboard import TensorBoardWriter
 
-_FRESH = RunState(step=0, data_position=0, weight_version=0, kl_coefficient=0.0, seconds=0.0)
+_FRESH = RunState(
+    step=0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.0, seconds=0.0
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ class RunState:
     """Where a run stands after a step.
 
     step: the last step that was completed; 0 before the first.
-    data_position: rows drawn from the data so far, over all epochs.
+    data_position: rows drawn from the data so far, over all epochs. data_rows: how many usable rows
+    the data had, on which their order depends.
     weight_version: the version of the weights that the step produced.
     kl_coefficient: the weight of the KL that the next step uses (0 where there is none).
     seconds: the time that the run took so far, over all its parts.
@@ -26,6 +27,7 @@ class RunState:
 
     step: int
     data_position: int
+    data_rows: int
     weight_version: int
     kl_coefficient: float
     seconds: float

@@ -17,7 +17,12 @@ def test_only_an_adaptive_coefficient_goes_on_from_its_checkpoint(
     step: int, target: float | None, expected: float
 ) -> None:
     state = RunState(
-        step=step, data_position=0, weight_version=step, kl_coefficient=0.02, seconds=0.0
+        step=step,
+        data_position=0,
+        data_rows=0,
+        weight_version=step,
+        kl_coefficient=0.02,
+        seconds=0.0,
     )
     assert first_kl_coefficient(KlConfig(coefficient=0.5, target=target), state) == expected
 

@@ -298,7 +298,9 @@ def test_an_adaptive_coefficient_moves_once_the_actor_learns(step: int, expected
     found, scores = two_trajectories()
     settings = config(kl={"target": 1.0, "horizon": 10}, critic_warmup_steps=1)
     batch = pack_batch(found, settings, 1, 1, step=1)
-    state = RunState(step, data_position=0, weight_version=0, kl_coefficient=0.5, seconds=0.0)
+    state = RunState(
+        step, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.5, seconds=0.0
+    )
     assert next_kl_coefficient(settings, state, batch, scores) == pytest.approx(expected)
 
 

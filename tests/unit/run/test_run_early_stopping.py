@@ -12,7 +12,9 @@ from plimsoll.errors import ConfigError
 from plimsoll.run.best import after_evaluation, is_patience_out
 from plimsoll.run.state import RunState
 
-START = RunState(step=0, data_position=0, weight_version=0, kl_coefficient=0.0, seconds=0.0)
+START = RunState(
+    step=0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.0, seconds=0.0
+)
 
 
 def follow(config: BestConfig, values: list[float]) -> list[tuple[float | None, int, int]]:

@@ -14,6 +14,7 @@ from plimsoll.run.state import RunState
 WHOLE = {
     "step": 3,
     "data_position": 96,
+    "data_rows": 40,
     "weight_version": 3,
     "kl_coefficient": 0.01,
     "seconds": 5,
@@ -34,7 +35,7 @@ WHOLE = {
 def test_a_state_is_read_back_exactly(
     tmp_path: Path, step: int, position: int, coefficient: float, seconds: float, best: float | None
 ) -> None:
-    state = RunState(step, position, step, coefficient, seconds, best, step, position)
+    state = RunState(step, position, step, step, coefficient, seconds, best, step, position)
     state.save(tmp_path / "state.json")
     assert RunState.load(tmp_path / "state.json") == state
 
