@@ -13,6 +13,7 @@ from plimsoll.config.problems import refuse
 from plimsoll.config.which import load_any_config
 from plimsoll.errors import ConfigError
 from plimsoll.recipes.model_files import check_head
+from plimsoll.recipes.needs import missing_for_processes
 from plimsoll.run.directory import RunDirectory
 
 
@@ -80,8 +81,8 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
     or name instead of that, or of the config's actor.model.path. out: default: the run.directory.
 
     Raises:
-        ConfigError: there is no such config, run or model, or the model is an adapter alone, or
-            has another head than the config's job needs.
+        ConfigError: there is no such config, run or model, the model is an adapter alone or has
+            another head than the config's job needs, or Ray or vLLM lack what they need here.
     """
     if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
         raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
@@ -94,7 +95,8 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
             f"DIRECTORY` or `plimsoll export {source} --merge --to DIRECTORY`, and give the result "
             f"with --model."
         )
-    refuse(check_head("--model", path, scores=isinstance(config, RmConfig | PrmConfig)))
+    head = check_head("--model", path, scores=isinstance(config, RmConfig | PrmConfig))
+    refuse([*head, *missing_for_processes(config)])
     return FoundModel(path, config, Path(out) if out else run or Path(config.run.directory))
 
 

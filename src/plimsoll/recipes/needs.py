@@ -29,18 +29,25 @@ _FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")
 
 
 def missing_needs(config: JobConfig) -> Iterator[Problem]:
-    """What is not installed here."""
+    """What a run needs and is not installed here."""
+    yield from missing_for_processes(config)
     yield from _packages(config)
-    if config.cluster.address is None:  # other machines of a cluster are not seen from here
-        yield from _of_the_system(config)
-        yield from _path_for_ray(config)
+    if config.cluster.address is None:
+        yield from _for_cpu_adam(config)
 
 
-def _packages(config: JobConfig) -> Iterator[Problem]:
+def missing_for_processes(config: JobConfig) -> Iterator[Problem]:
+    """What Ray and vLLM need: all that a run and `plimsoll eval` have in common."""
     if config.cluster.where == "ray":
         yield from _package("ray", "cluster.where", "ray", "cluster.where: local (one rank)")
     if isinstance(config, RlJobConfig) and config.rollout.engine == "vllm":
         yield from _package("vllm", "rollout.engine", "vllm", "rollout.engine: transformers")
+    if config.cluster.address is None:  # other machines of a cluster are not seen from here
+        yield from _for_engines(config)
+        yield from _path_for_ray(config)
+
+
+def _packages(config: JobConfig) -> Iterator[Problem]:
     for name, role in trained_roles(config).items():
         if role.adapter is not None:
             rank = str(role.adapter.rank)
@@ -61,13 +68,17 @@ def _package(module: str, key: str, value: str, other: str) -> Iterator[Problem]
         yield Problem(key, value, why, instead, code="package-missing")
 
 
-def _of_the_system(config: JobConfig) -> Iterator[Problem]:
-    """vLLM and DeepSpeed would only end where they come to it, once all is loaded."""
+def _for_engines(config: JobConfig) -> Iterator[Problem]:
+    """vLLM would only end where it comes to it, once all is loaded."""
     if isinstance(config, RlJobConfig) and config.rollout.engine == "vllm":
         for package, build, needed in _ENGINES:
             if installed_version(package) is not None:
                 what, other = f"vLLM's build for {build}", "rollout.engine: transformers"
                 yield from _lacking(needed, "rollout.engine", "vllm", what, other)
+
+
+def _for_cpu_adam(config: JobConfig) -> Iterator[Problem]:
+    """As vLLM, so DeepSpeed."""
     for name, role in trained_roles(config).items():
         if role.zero.optimizer_offload == "cpu" and not _is_adam_built():
             key = f"{name}.zero.optimizer_offload"

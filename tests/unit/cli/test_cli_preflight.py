@@ -490,6 +490,8 @@ def test_what_of_the_system_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
     assert "vLLM's build for CPUs needs g++ and Python.h and libnuma.so.1" in report
     assert "critic.zero.optimizer_offload: cpu" in report
     assert "-> apt install g++ ninja-build python3-dev, or write critic" in report
+    with pytest.raises(ConfigError, match=r"1 problem(.|\n)*libnuma"):
+        find_model("run.yaml", flags, None, None)  # evaluation has no optimizer
     check("--rollout.engine=transformers")
     check(*flags, "--cluster.address=head:6379")
     install("vllm")
