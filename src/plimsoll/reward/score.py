@@ -95,7 +95,7 @@ def _repr(value: object) -> str:
 
 
 def _where(rule: _Rule, trajectory: Trajectory) -> str:
-    return f"The reward {rule.name!r}, at row {trajectory.prompt.index} of the data"
+    return f"The reward {rule.name!r}, at row {trajectory.prompt.index} (from 0) of the data"
 
 
 def _shown(trajectory: Trajectory) -> str:

@@ -115,7 +115,7 @@ def test_a_rule_that_fails_names_itself_row_prompt_and_response(
     with pytest.raises(PlimsollError) as caught:
         scorer(trajectory("a" * 300 + "b"))
     message = str(caught.value)
-    assert f"The reward 'mine', at row 41 of the data {why}" in message
+    assert f"The reward 'mine', at row 41 (from 0) of the data {why}" in message
     assert "The prompt: '?'. The response (cut): " in message
     assert repr("a" * 200) in message and "a" * 201 not in message
     pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
@@ -134,7 +134,7 @@ def test_one_number_of_torch_or_numpy_is_a_reward(module: str) -> None:
 
 def test_a_known_error_keeps_its_kind_and_gains_the_row() -> None:
     scorer = build_rewards({"right": config("math_answer")})
-    with pytest.raises(DataError, match="'right', at row 41 of the data: the prompt has no refer"):
+    with pytest.raises(DataError, match="'right', at row 41 .from 0. of the data: the prompt has no refer"):
         scorer(trajectory("#### 72", reference=None))
 
 
