@@ -134,7 +134,7 @@ def test_one_number_of_torch_or_numpy_is_a_reward(module: str) -> None:
 
 def test_a_known_error_keeps_its_kind_and_gains_the_row() -> None:
     scorer = build_rewards({"right": config("math_answer")})
-    with pytest.raises(DataError, match="'right', at row 41 .from 0. of the data: the prompt has no refer"):
+    with pytest.raises(DataError, match=r"'right', at row 41 \(from 0\) of the data: the prompt"):
         scorer(trajectory("#### 72", reference=None))
 
 
