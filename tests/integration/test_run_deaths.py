@@ -78,6 +78,9 @@ def endless(phase: Phase, engine: str, ranks: int) -> dict[str, Any]:
     return config
 
 
+NEAR_TRAINING = "(score|train_critic|train_actor)"
+"""The mark before training is the last thing that is done in `score`."""
+
 RunUntil = Callable[[Phase, str, int], Command]
 
 
@@ -155,7 +158,7 @@ def test_a_killed_process_ends_the_run_with_its_name(
     outcome = command.finish()
     assert time.monotonic() - killed < PROMISED
     assert outcome.code == 1
-    reason, named = re.escape(why), "rollout" if phase == "rollout" else "train_(critic|actor)"
+    reason, named = re.escape(why), "rollout" if phase == "rollout" else NEAR_TRAINING
     died = rf"error: {name} \(pid {shown} on node [\d.]+\) died in the phase {named}\n"
     expected = f"{died}{reason}{LOG}{RESUME}"
     assert re.fullmatch(expected, outcome.err), outcome.err

@@ -37,6 +37,8 @@ def start_ray(config: ClusterConfig) -> None:
     if config.address is None:
         # Ray keeps 3.6 KB of each of the last 100,000 calls, for a dashboard that is not there.
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+        # A process for every core that waits for tasks, of which a run has none.
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
         # Ray would write a new one to ~/.ray, which two runs may do at once, and a HOME may refuse.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     # Ray prints its reports of dead workers whatever log_to_driver says; ours name them.
