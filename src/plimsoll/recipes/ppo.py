@@ -123,12 +123,9 @@ def train(
             | epoch_metrics(data.order, state.data_position + len(rows))
         )
         state = replace(
-            state,
-            step=step,
-            data_position=state.data_position + len(rows),
+            session.advance(state, len(rows)),
             weight_version=step,
             kl_coefficient=next_kl_coefficient(config, state, batch, scores),
-            seconds=session.seconds(),
         )
         if session.due(config.run.eval_every, step):
             with session.phase("eval", cluster):
