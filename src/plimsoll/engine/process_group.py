@@ -13,6 +13,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from plimsoll.config.allocator import keep_large_blocks
 from plimsoll.config.deepspeed import Device
 from plimsoll.errors import ConfigError
 from plimsoll.memory.machine.nvidia import own_cards
@@ -105,9 +106,11 @@ def prepare_environment(place: Place) -> None:
         "TOKENIZERS_PARALLELISM": "false",
     }
     os.environ |= kernel_limits()
-    if place.device == "cpu" and (reached := interface_to(place.address, place.port)):
-        # gloo would take what the machine's own name stands for: often 127.0.1.1, or nothing.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", reached)
+    if place.device == "cpu":
+        keep_large_blocks()
+        if reached := interface_to(place.address, place.port):
+            # gloo would take what the machine's own name stands for: often 127.0.1.1, or nothing.
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", reached)
     torch.set_num_threads(place.threads)
 
 

@@ -30,6 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from plimsoll.errors import ConfigError
+from plimsoll.model.cpu_attention import packed_attention, spans
 from plimsoll.records import Ints, leaders
 
 SDPA = "plimsoll_sdpa"
@@ -167,15 +168,33 @@ def _attend(
 
 
 def _sdpa(pack: _Pack) -> Tensor:
+    if _is_plain_on_cpu(pack):
+        scale = pack.query.shape[-1] ** -0.5 if pack.scaling is None else pack.scaling
+        places = tuple(spans(pack.layout.own, pack.layout.shared))
+        return packed_attention(pack.query, pack.key, pack.value, places, scale)
     # split and cat: the backward pass of slices adds every one into a gradient of full size.
-    parts = (x.split(pack.layout.own, 2) for x in (pack.query, pack.key, pack.value))
+    own = pack.layout.own
+    fills = pack.query.shape[2] - sum(own)  # see rows.py
+    parts = (x.split((*own, fills), 2)[:-1] for x in (pack.query, pack.key, pack.value))
     sequences = [_Sequence(*each) for each in zip(*parts, strict=True)]
     first, outputs = sequences[0], []
-    for own, shared in zip(sequences, pack.layout.shared, strict=True):
-        first = first if shared else own
-        output = _continued(first, own, shared, pack) if shared else _one_sequence(own, pack)
+    for each, shared in zip(sequences, pack.layout.shared, strict=True):
+        first = first if shared else each
+        output = _continued(first, each, shared, pack) if shared else _one_sequence(each, pack)
         outputs.append(output.transpose(1, 2))
+    if fills:
+        outputs.append(torch.zeros_like(outputs[0][:, :1]).expand(-1, fills, -1, -1))
     return torch.cat(outputs, dim=1)
+
+
+def _is_plain_on_cpu(pack: _Pack) -> bool:
+    """Whether all that a query sees is what comes before it, which `packed_attention` is for."""
+    return (
+        pack.query.is_cpu
+        and pack.softcap is None
+        and _window(pack, pack.layout.most_keys) is None
+        and pack.value.shape[-1] == pack.query.shape[-1]
+    )
 
 
 def _continued(first: _Sequence, own: _Sequence, shared: int, pack: _Pack) -> Tensor:

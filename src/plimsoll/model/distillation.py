@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
 from plimsoll.model.logit_chunks import HeadGradients, LogitForm, blocks, logit_chunks
+from plimsoll.model.rows import filled
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class _Distilled(torch.autograd.Function):
         form: LogitForm,
         learning: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        learned, hidden_L_H = len(hidden_L_H), filled(hidden_L_H)
         wanted = ctx.needs_input_grad[:3] if learning else (False, False, False)
         gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
         divergence_L = torch.zeros_like(targets_L, dtype=torch.float32)
@@ -101,9 +103,11 @@ class _Distilled(torch.autograd.Function):
         student = logit_chunks(hidden_L_H, weight_VH, bias_V, chunk)
         taught_VH, taught_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
         taught_V = None if taught_V is None else taught_V[: len(weight_VH)]
-        teacher = logit_chunks(lesson.hidden_L_H, taught_VH, taught_V, chunk)
+        teacher = logit_chunks(filled(lesson.hidden_L_H), taught_VH, taught_V, chunk)
         for (start, chunk_CV), (_, teacher_CV) in zip(student, teacher, strict=True):
-            pairs = zip(blocks(start, chunk_CV), blocks(start, teacher_CV), strict=True)
+            pairs = zip(
+                blocks(start, chunk_CV, learned), blocks(start, teacher_CV, learned), strict=True
+            )
             for (rows, block_NV), (_, teacher_NV) in pairs:
                 found = _compare(block_NV, teacher_NV, targets_L[rows], lesson, form)
                 divergence_L[rows], nll_L[rows], grad_NV = found
@@ -112,7 +116,7 @@ class _Distilled(torch.autograd.Function):
                 gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
         divergence, nll = divergence_L.sum() / lesson.tokens, nll_L.sum() / lesson.tokens
         soft = (1 - lesson.nll_share) * lesson.temperature**2
-        ctx.gradients = gradients
+        ctx.gradients, ctx.learned = gradients, learned
         ctx.mark_non_differentiable(divergence, nll)
         return soft * divergence + lesson.nll_share * nll, divergence, nll
 
@@ -123,7 +127,9 @@ class _Distilled(torch.autograd.Function):
         del ctx.gradients  # they are scaled in place, so they serve once
         of = (found.hidden_L_H, found.weight_VH, found.bias_V)
         scaled = (None if g is None else g.mul_(grad_loss.to(g.dtype)) for g in of)
-        return (*scaled, None, None, None, None, None)
+        hidden, weight, bias = scaled
+        hidden = None if hidden is None else hidden[: ctx.learned]
+        return (hidden, weight, bias, None, None, None, None, None)
 
 
 def _compare(

@@ -63,10 +63,12 @@ def logit_chunks(
         yield start, logits_CV
 
 
-def blocks(start: int, logits_CV: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Cut a chunk into a few rows at a time, with the rows' place among all rows."""
+def blocks(start: int, logits_CV: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
+    """Cut a chunk into a few rows at a time, with the rows' place among all rows; without those
+    that only fill it (see rows.py), which are zeroed."""
     elements = BLOCK_ELEMENTS_CPU if logits_CV.is_cpu else BLOCK_ELEMENTS_ACCELERATOR
-    for block_NV in logits_CV.split(max(1, elements // logits_CV.shape[1])):
+    logits_CV[max(0, rows - start) :] = 0
+    for block_NV in logits_CV[: max(0, rows - start)].split(max(1, elements // logits_CV.shape[1])):
         yield slice(start, start + len(block_NV)), block_NV
         start += len(block_NV)
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from plimsoll.model.rows import filled
+
 
 @dataclass(frozen=True)
 class EmbeddingNoise:
@@ -42,7 +44,7 @@ def noisy(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[None]
         return
 
     def add(module: nn.Module, inputs: object, embedded_1TH: Tensor) -> Tensor:
-        drawn_TH = noise.draw(embedded_1TH.shape[-1], embedded_1TH.device)
+        drawn_TH = filled(noise.draw(embedded_1TH.shape[-1], embedded_1TH.device))
         return embedded_1TH + drawn_TH.to(embedded_1TH.dtype)
 
     hook = embeddings.register_forward_hook(add)

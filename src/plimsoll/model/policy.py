@@ -27,6 +27,7 @@ from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
+from plimsoll.model.rows import filled
 from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
 from plimsoll.records import Pack
 from plimsoll.run.files import whole_directory
@@ -165,8 +166,8 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
     """Run only the decoder, and keep only the hidden states that predict learned tokens, [L, H]."""
     check_length(lm.config, pack.layout.most_keys)
     hidden_1TH = lm.get_decoder()(
-        input_ids=pack.tokens_T[None],
-        position_ids=pack.positions_T[None],
+        input_ids=filled(pack.tokens_T)[None],
+        position_ids=filled(pack.positions_T)[None],
         use_cache=False,
         layout=pack.layout,
     ).last_hidden_state

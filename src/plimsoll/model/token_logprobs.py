@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plimsoll.model.logit_chunks import HeadGradients, LogitForm, blocks, logit_chunks
+from plimsoll.model.rows import filled
 
 
 class TokenLogprobs(NamedTuple):
@@ -77,8 +78,8 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         logprobs_L = torch.empty_like(targets_L, dtype=torch.float32)
         entropy_L = torch.empty_like(logprobs_L) if with_entropy else None
-        for start, logits_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, chunk):
-            for rows, logits_NV in blocks(start, logits_CV):
+        for start, logits_CV in logit_chunks(filled(hidden_L_H), weight_VH, bias_V, chunk):
+            for rows, logits_NV in blocks(start, logits_CV, len(targets_L)):
                 logp_NV = form.log_softmax(form.cap(logits_NV.float()))
                 logprobs_L[rows] = logp_NV.gather(1, targets_L[rows, None])[:, 0]
                 if entropy_L is not None:
@@ -95,11 +96,12 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, grad_logprobs_L: Tensor | None, grad_entropy_L: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden_L_H, weight_VH, bias_V, targets_L, entropy_L = ctx.saved_tensors
+        learned, hidden_L_H = len(hidden_L_H), filled(hidden_L_H)
         gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, ctx.needs_input_grad[:3])
         if grad_logprobs_L is None:
             grad_logprobs_L = torch.zeros_like(targets_L, dtype=torch.float32)
         for start, chunk_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, ctx.chunk):
-            for rows, block_NV in blocks(start, chunk_CV):
+            for rows, block_NV in blocks(start, chunk_CV, learned):
                 # The gradient takes the place of the logits: still one chunk.
                 block_NV.copy_(
                     _grad_logits(
@@ -112,7 +114,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 )
             gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
         bias = None if gradients.bias_V is None else gradients.bias_V.to(bias_V.dtype)
-        return gradients.hidden_L_H, gradients.weight_VH, bias, None, None, None, None
+        hidden = None if gradients.hidden_L_H is None else gradients.hidden_L_H[:learned]
+        return hidden, gradients.weight_VH, bias, None, None, None, None
 
 
 def _grad_logits(

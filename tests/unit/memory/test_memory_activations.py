@@ -246,14 +246,24 @@ def test_shared_prompts_are_keys_and_values_once_more() -> None:
 
 
 def test_layers_share_their_masks() -> None:
-    """Each of 1,024 keys of at most 4,096 queries; kernels on a card copy them in every layer."""
+    """Each of 1,024 keys of at most 4,096 queries; kernels on a card copy them in every layer. On a
+    CPU one sequence has one at a time."""
     card, host = (replace(FULL, attention="sdpa", device=device) for device in ("cuda", "cpu"))
     masks = 2 * 4096 * 1024
-    assert _bytes(host, SHARED)["device attention masks"] == masks
-    assert "device attention masks" not in _bytes(host) | _bytes(FULL, SHARED)
-    copies = 32 * masks
-    activations = (_bytes(form, SHARED)["device activations"] for form in (card, host))
-    assert next(activations) - next(activations) == copies
+    assert _bytes(card, SHARED)["device attention masks"] == masks
+    for form, work in ((card, WORK), (host, SHARED), (FULL, SHARED)):
+        assert "device attention masks" not in _bytes(form, work)
+    outputs, queries = 2 * 4096 * 4096, 2 * int(1.5 * 4096 * 4096)
+    by_sequence, whole = (_bytes(form, SHARED)["device activations"] for form in (card, FULL))
+    assert by_sequence - whole == 32 * (masks + outputs + queries)
+
+
+def test_a_pack_on_a_cpu_keeps_nothing_of_attention_but_its_output() -> None:
+    """Its backward makes keys, values and scores again; a card keeps sums of rows, in fp32."""
+    host = replace(FULL, attention="sdpa", device="cpu")
+    kept, shared = (_bytes(host, work)["device activations"] for work in (WORK, SHARED))
+    assert shared == kept
+    assert _bytes(FULL)["device activations"] - kept == 32 * 4 * 4096 * 32
 
 
 def test_windows_and_bounded_scores_need_masks_of_their_own() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plimsoll.memory.price.activation_form import ActivationForm
+from plimsoll.memory.price.masks import sees_all_before
 from plimsoll.memory.shapes.shape import Linear, MicroBatch, ModelShape
 
 QUERIES = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn")
@@ -48,6 +49,8 @@ class Layer:
     @property
     def gathered(self) -> int:
         """Keys and values that a second sequence attends to; by sequence, its queries too."""
+        if sees_all_before(self.shape, self.work, self.form):
+            return 0
         by_sequence = self.form.attention == "sdpa"
         again = 2 * self.shape.kv_heads + 1.5 * self.shape.heads * by_sequence
         return int(self.work.shared * again * self.shape.head_dim)

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from plimsoll.memory.price.activation_form import ActivationForm
 from plimsoll.memory.price.layer import DOWN, GATES, OUTPUT, QUERIES, UPS, Layer
 from plimsoll.memory.price.linear_steps import linear_step
-from plimsoll.memory.price.masks import aligned_mask_bytes
+from plimsoll.memory.price.masks import aligned_mask_bytes, sees_all_before
 from plimsoll.memory.price.steps import Step
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
 _FP32 = 4
+_SCORES = 2**20  # elements of a block: model/cpu_attention.py
 
 
 def layer_steps(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> tuple[Step, ...]:
@@ -75,9 +76,20 @@ def _scores(layer: Layer) -> Step:
         narrow = element if element < _FP32 else 0
         saved = (_FP32 + narrow) * scores + 3 * output
         return Step("attention scores", saved, (2 * _FP32 - narrow + product) * scores)
+    if sees_all_before(shape, layer.work, layer.form):
+        gradients = element * (layer.queries + 2 * layer.keys)
+        return Step("attention", joined, output + gradients + _of_a_sequence(layer) - joined)
     masks = aligned_mask_bytes(shape, layer.work, layer.form)
     saved = output + _FP32 * tokens * shape.heads + gathered + masks
     return Step("attention", saved + joined, output + 2 * gradients - joined)
+
+
+def _of_a_sequence(layer: Layer) -> int:
+    """What model/cpu_attention.py holds while it undoes the longest one. Bytes."""
+    element, shape, rows = layer.form.element, layer.shape, layer.work.longest
+    queries, keys = (heads * rows * shape.head_dim for heads in (shape.heads, shape.kv_heads))
+    copies = (3 * element + 2 * _FP32) * queries + (2 * element + 4 * _FP32) * keys
+    return copies + (3 * _FP32 + element) * min(_SCORES, shape.heads * rows**2)
 
 
 def _dense(layer: Layer) -> Iterator[Step]:

@@ -12,7 +12,7 @@ from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
 def mask_bytes(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> int:
     """Of one forward: all of its layers share them."""
-    if form.attention != "sdpa" and not shape.softcapped:
+    if (form.attention != "sdpa" and not shape.softcapped) or sees_all_before(shape, work, form):
         return 0
     kinds = (work.shared > 0 or shape.softcapped) + _is_windowed(shape, work)
     return kinds * form.element * work.tokens * work.longest
@@ -27,6 +27,12 @@ def aligned_mask_bytes(shape: ModelShape, work: MicroBatch, form: ActivationForm
     if work.shared:
         layers = shape.layers
     return form.element * work.tokens * work.longest * layers // shape.layers
+
+
+def sees_all_before(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> bool:
+    """Whether a CPU's kernel for whole packs serves (model/cpu_attention.py)."""
+    plain = not shape.softcapped and not _is_windowed(shape, work)
+    return form.device == "cpu" and form.attention == "sdpa" and plain
 
 
 def _is_windowed(shape: ModelShape, work: MicroBatch) -> bool:

@@ -1,0 +1,147 @@
+"""Packed attention on the CPU, forward and backward, against its definition in double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from plimsoll.model.cpu_attention import Span, packed_attention, spans
+from plimsoll.model.rows import OF_PACKS, filled
+
+SCALE, WIDTH = 0.25, 16
+
+
+def by_definition(query: Tensor, key: Tensor, value: Tensor, sequences: Sequence[Span]) -> Tensor:
+    """Each sequence by itself, its scores written out; [1, T, heads, D]."""
+    outputs = []
+    for own, shared in sequences:
+        queries = query[:, :, own]
+        keys, values = (torch.cat([x[:, :, shared], x[:, :, own]], 2) for x in (key, value))
+        group = query.shape[1] // key.shape[1]
+        keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
+        scores = queries @ keys.transpose(2, 3) * SCALE
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool)
+        hidden = hidden.triu(scores.shape[-1] - scores.shape[-2] + 1)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        outputs.append((weights @ values).transpose(1, 2))
+    return torch.cat(outputs, 1)
+
+
+def inputs(sequences: Sequence[Span], heads: int, kv_heads: int, fills: int = 0) -> list[Tensor]:
+    """Query, key, value, and the gradient of the output, laid out as a model lays them."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = sequences[-1].own.stop + fills
+
+    def rows(each: int) -> Tensor:
+        return torch.randn(1, tokens, each, WIDTH, generator=generator, dtype=torch.float64)
+
+    return [
+        *(rows(each).transpose(1, 2) for each in (heads, kv_heads, kv_heads)),
+        rows(heads),
+    ]
+
+
+def gradients(output: Tensor, grad: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
+    """The output, and the gradients of what it was made from."""
+    return [output.detach(), *torch.autograd.grad(output, of, grad)]
+
+
+def found(given_: Sequence[Tensor], sequences: Sequence[Span], dtype: torch.dtype) -> list[Tensor]:
+    """Ours in a dtype."""
+    *of, grad = (x.to(dtype) for x in given_)
+    of = [x.requires_grad_() for x in of]
+    return gradients(packed_attention(*of, sequences, SCALE), grad, of)
+
+
+def exact(given_: Sequence[Tensor], sequences: Sequence[Span]) -> list[Tensor]:
+    """By definition, without the rows that fill."""
+    tokens = sequences[-1].own.stop
+    *of, grad = given_
+    of = [x[:, :, :tokens].clone().requires_grad_() for x in of]
+    return gradients(by_definition(*of, sequences), grad[:, :tokens], of)
+
+
+CASES = (
+    ((50,), (0,)),
+    ((50, 7, 1, 90, 33, 40), (0, 20, 20, 0, 0, 33)),
+    ((1, 1, 64, 3), (0, 1, 0, 64)),
+)
+
+
+@pytest.mark.parametrize("heads", [(8, 8), (8, 4), (4, 1)])
+@pytest.mark.parametrize("own, shared", CASES)
+def test_each_sequence_sees_itself_and_what_it_shares(
+    own: tuple[int, ...], shared: tuple[int, ...], heads: tuple[int, int]
+) -> None:
+    sequences = tuple(spans(own, shared))
+    given_ = inputs(sequences, *heads)
+    for one, other in zip(
+        found(given_, sequences, torch.float64), exact(given_, sequences), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 70), st.integers(0, 70)), min_size=1, max_size=5))
+def test_blocks_of_queries_change_nothing(pairs: list[tuple[int, int]]) -> None:
+    """32 queries at a time: a sequence shares at most what the one before it has of its own."""
+    own = [tokens for tokens, _ in pairs]
+    shared, first = [0], own[0]
+    for tokens, before in pairs[1:]:
+        shared.append(min(before, first))
+        first = first if shared[-1] else tokens
+    sequences = tuple(spans(own, shared))
+    given_ = inputs(sequences, 4, 2)
+    with patch("plimsoll.model.cpu_attention.SCORES", 1):
+        parts = found(given_, sequences, torch.float32)
+    for one, other in zip(parts, exact(given_, sequences), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_is_no_further_off_than_pytorchs_own() -> None:
+    own = (120, 64, 200)
+    sequences = tuple(spans(own, (0, 0, 0)))
+    given_ = inputs(sequences, 8, 4)
+    *of, grad = (x.bfloat16() for x in given_)
+    of = [x.requires_grad_() for x in of]
+    parts = zip(*(x.split(own, 2) for x in of), strict=True)
+    outputs = [
+        scaled_dot_product_attention(*part, is_causal=True, scale=SCALE, enable_gqa=True)
+        for part in parts
+    ]
+    theirs = gradients(torch.cat([x.transpose(1, 2) for x in outputs], 1), grad, of)
+    rounded = exact([x.bfloat16().double() for x in given_], sequences)
+    ours = found(given_, sequences, torch.bfloat16)
+    for one, other, truth in zip(ours, theirs, rounded, strict=True):
+        assert (one.double() - truth).norm() <= 1.05 * (other.double() - truth).norm()
+
+
+def test_rows_that_fill_are_zero_and_learn_nothing() -> None:
+    sequences = tuple(spans((40, 9), (0, 12)))
+    given_ = inputs(sequences, 4, 2, fills=15)
+    output, *found_ = found(given_, sequences, torch.float64)
+    for one, other in zip((output.transpose(1, 2), *found_), exact(given_, sequences), strict=True):
+        assert not one[:, :, 49:].any()
+        other = other.transpose(1, 2) if other.shape[1] == 49 else other
+        torch.testing.assert_close(one[:, :, :49], other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("rows", [0, 1, OF_PACKS - 1, OF_PACKS, OF_PACKS + 1])
+@pytest.mark.parametrize("width", [None, 3])
+def test_rows_are_filled_to_a_multiple(rows: int, width: int | None) -> None:
+    shape = (rows,) if width is None else (rows, width)
+    whole = filled(torch.ones(shape))
+    assert len(whole) % OF_PACKS == 0 and len(whole) - rows < OF_PACKS
+    assert whole.sum() == whole[:rows].sum() == torch.ones(shape).sum()
+
+
+def test_an_accelerator_takes_any_number_of_rows() -> None:
+    rows = torch.ones(5, 3, device="meta")
+    assert filled(rows) is rows
