@@ -55,17 +55,18 @@ def gradients(output: Tensor, grad: Tensor, of: Sequence[Tensor]) -> list[Tensor
 
 def found(given_: Sequence[Tensor], sequences: Sequence[Span], dtype: torch.dtype) -> list[Tensor]:
     """Ours in a dtype."""
-    *of, grad = (x.to(dtype) for x in given_)
-    of = [x.requires_grad_() for x in of]
-    return gradients(packed_attention(*of, sequences, SCALE), grad, of)
+    query, key, value, grad = (x.to(dtype) for x in given_)
+    of = [x.requires_grad_() for x in (query, key, value)]
+    return gradients(packed_attention(query, key, value, sequences, SCALE), grad, of)
 
 
 def exact(given_: Sequence[Tensor], sequences: Sequence[Span]) -> list[Tensor]:
     """By definition, without the rows that fill."""
     tokens = sequences[-1].own.stop
     *of, grad = given_
-    of = [x[:, :, :tokens].clone().requires_grad_() for x in of]
-    return gradients(by_definition(*of, sequences), grad[:, :tokens], of)
+    query, key, value = (x[:, :, :tokens].clone().requires_grad_() for x in of)
+    output = by_definition(query, key, value, sequences)
+    return gradients(output, grad[:, :tokens], (query, key, value))
 
 
 CASES = (
@@ -113,8 +114,10 @@ def test_bfloat16_is_no_further_off_than_pytorchs_own() -> None:
     of = [x.requires_grad_() for x in of]
     parts = zip(*(x.split(own, 2) for x in of), strict=True)
     outputs = [
-        scaled_dot_product_attention(*part, is_causal=True, scale=SCALE, enable_gqa=True)
-        for part in parts
+        scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=SCALE, enable_gqa=True
+        )
+        for query, key, value in parts
     ]
     theirs = gradients(torch.cat([x.transpose(1, 2) for x in outputs], 1), grad, of)
     rounded = exact([x.bfloat16().double() for x in given_], sequences)
