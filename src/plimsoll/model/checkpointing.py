@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
+from weakref import WeakSet
 
 import torch
 import torch.nn.attention.varlen  # makes its operation known
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch._ops import OpOverload
 from torch.autograd.graph import save_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -99,7 +100,8 @@ class _Reuse(TorchDispatchMode):
         super().__init__()
         self._thin, self._kept = thin, kept
         self._begun = False
-        self._reused: set[int] = set()
+        # Weakly: another tensor may come to lie where one of them was, and is no such result.
+        self._reused: WeakSet[UntypedStorage] = WeakSet()
 
     def __enter__(self) -> Self:
         if self._begun:
@@ -116,7 +118,7 @@ class _Reuse(TorchDispatchMode):
     ) -> Any:
         if _is_kept(func, args, self._thin):
             result = self._kept.popleft()
-            self._reused |= {_storage(leaf) for leaf in tree_leaves(result)} - {0}
+            self._reused.update(filter(None, map(_storage, tree_leaves(result))))
             return result
         if func._schema.is_mutable and args and _storage(args[0]) in self._reused:
             return args[0]
@@ -130,9 +132,8 @@ def _is_kept(operation: OpOverload, inputs: Sequence[Any], thin: int) -> bool:
     return operation in _ATTENTION
 
 
-def _storage(found: object) -> int:
-    """0 for what has none."""
-    return found.untyped_storage()._cdata if isinstance(found, Tensor) else 0
+def _storage(found: object) -> UntypedStorage | None:
+    return found.untyped_storage() if isinstance(found, Tensor) else None
 
 
 def _with_inputs_on_host(

@@ -22,6 +22,7 @@ from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.load import load_policy
+from plimsoll.model.norms import fuse_norms
 from plimsoll.model.policy import HeadForm, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.trace_models import MicroBatchStep, TraceForm
@@ -113,6 +114,7 @@ def test_experts_cost_the_same_whichever_are_chosen(
     ).train()
     for layer in lm.model.layers:
         routing(layer.mlp.gate.weight)
+    fuse_norms(lm)
     checkpoint_layers(lm, model)
     module = PolicyModel(lm, HeadForm(model.head_chunk))
     predicted, measured = compare(TraceForm(model, None, "policy", trained=True), module)

@@ -9,6 +9,9 @@ Attention = Literal["varlen", "sdpa", "eager"]
 """varlen: one flash kernel for the pack (FlashAttention-2 too). sdpa: a kernel per sequence.
 eager: the scores are written out."""
 
+BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
+"""In fp32 at once: of softmaxes and of fused norms, as in model/logit_chunks.py."""
+
 
 @dataclass(frozen=True)
 class ChunkedHead:
@@ -81,6 +84,7 @@ class ActivationForm:
     adapter: None trains all weights; else only the adapter.
     quantized: linear weights are in 4 bits, and one at a time is written out for use.
     inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
+    fused_norms: norms like Llama's are those of model/norms.py; else transformers' own.
     """
 
     element: int
@@ -93,6 +97,7 @@ class ActivationForm:
     selective: bool = False
     inputs_on_host: bool = False
     device: Literal["cuda", "cpu"] = "cuda"
+    fused_norms: bool = False
 
     def adapts(self, linear: str) -> bool:
         """Whether a linear layer of that name has an adapter."""

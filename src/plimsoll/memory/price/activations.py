@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from plimsoll.memory.items import Held, Item, Moment, Phase
 from plimsoll.memory.price.activation_form import (
+    BLOCK_ELEMENTS,
     ActivationForm,
     ChunkedHead,
     NoHead,
@@ -20,7 +21,7 @@ from plimsoll.memory.price.activation_form import (
     ValueHead,
 )
 from plimsoll.memory.price.checkpoints import CheckpointedLayers, Part
-from plimsoll.memory.price.layer_steps import final_norm, layer_steps
+from plimsoll.memory.price.layer_steps import final_norm, layer_steps, recomputed_steps
 from plimsoll.memory.price.masks import mask_bytes
 from plimsoll.memory.price.scoring_steps import scoring_summit
 from plimsoll.memory.price.steps import Step, saved_bytes, summit
@@ -28,7 +29,6 @@ from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
 _FP32 = 4
 _INT64 = 8
-_BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}  # as in model/logit_chunks.py
 _TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the heads' test
 
 
@@ -121,8 +121,8 @@ class _MicroBatch:
     def at_layer(self) -> tuple[Part, ...]:
         """Where the last layer is whole, no checkpointed one is higher: it has the former below."""
         steps = layer_steps(self.shape, self.work, self.form)
-        top = summit(steps)
         again = self._layers.last_is_checkpointed
+        top = summit(recomputed_steps(self.shape, self.work, self.form) if again else steps)
         others = self._layers.whole if again else self._layers.whole - 1
         saved = Part(
             "recomputed activations" if again else "activations",
@@ -214,7 +214,7 @@ class _MicroBatch:
     def _chunked(self, head: ChunkedHead) -> tuple[Part, ...]:
         vocabulary, element = self.shape.vocabulary, self.form.element
         rows = min(head.rows, self.work.learned)
-        block = min(rows, max(1, _BLOCK_ELEMENTS[self.form.device] // vocabulary))
+        block = min(rows, max(1, BLOCK_ELEMENTS[self.form.device] // vocabulary))
         blocks = 2 + head.entropy + 2 * self.shape.logits_softcapped + head.scaled
         words = (
             f"({element} bytes x {rows:,} rows + {blocks} x {_FP32} bytes x {block:,} rows)"
@@ -232,7 +232,7 @@ class _MicroBatch:
         vocabulary, learned = self.shape.vocabulary, self.work.learned
         element = self.form.element + head.element
         rows = min(head.rows, learned)
-        block = min(rows, max(1, _BLOCK_ELEMENTS[self.form.device] // vocabulary))
+        block = min(rows, max(1, BLOCK_ELEMENTS[self.form.device] // vocabulary))
         blocks = _TAUGHT_BLOCKS + self.shape.logits_softcapped
         words = (
             f"({element} bytes x {rows:,} rows of both + {blocks} x {_FP32} bytes x {block:,} rows)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from plimsoll.memory.price.activation_form import ActivationForm
+from plimsoll.memory.price.activation_form import BLOCK_ELEMENTS, ActivationForm
 from plimsoll.memory.price.masks import sees_all_before
 from plimsoll.memory.shapes.shape import Linear, MicroBatch, ModelShape
 
@@ -64,6 +64,15 @@ class Layer:
     def post_norm(self) -> int:
         """The gradient of what a norm after a block reads, beside that of the residual stream."""
         return self.hidden if self.shape.traits.post_norms else 0
+
+    @property
+    def fused_norms(self) -> bool:
+        """Whether its norms are those of model/norms.py."""
+        return self.form.fused_norms and self.shape.traits.norms == "rms"
+
+    def normed_at_once(self, elements: int) -> int:
+        """How many of a norm's elements are in fp32 together."""
+        return min(elements, BLOCK_ELEMENTS[self.form.device]) if self.fused_norms else elements
 
     def reads(self, names: tuple[str, ...]) -> bool:
         """Whether any of these linears saves its input as it is."""

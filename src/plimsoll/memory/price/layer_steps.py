@@ -8,6 +8,7 @@ tensors, and so on.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from plimsoll.memory.price.activation_form import ActivationForm
 from plimsoll.memory.price.layer import DOWN, GATES, OUTPUT, QUERIES, UPS, Layer
@@ -24,6 +25,15 @@ def layer_steps(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> tu
     """The steps of one decoder layer, in the order of its forward."""
     layer = Layer(shape, work, form)
     return (*_attention(layer), *(_experts(layer) if shape.experts else _dense(layer)))
+
+
+def recomputed_steps(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> tuple[Step, ...]:
+    """Those of a checkpointed layer: a fused norm saves the input that the checkpoint keeps."""
+    first, *others = layer_steps(shape, work, form)
+    layer = Layer(shape, work, form)
+    if layer.fused_norms:
+        first = replace(first, saved=first.saved - form.element * layer.hidden)
+    return (first, *others)
 
 
 def final_norm(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> Step:
@@ -147,8 +157,8 @@ def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -
     """A norm. kept: what reads its output saves that. beside: gradients that wait.
 
     Llama's saves its input in fp32 and, for the weight's gradient, the normalised input in
-    its own dtype; Gemma's multiplies by (1 + weight) in fp32. Phi's is PyTorch's layer norm, which
-    saves its input.
+    its own dtype; fused, its input as it is. Gemma's multiplies by (1 + weight) in fp32. Phi's is
+    PyTorch's layer norm, which saves its input.
     """
     element = layer.form.element
     output = element * elements if kept else 0
@@ -157,6 +167,11 @@ def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -
     if norms == "layer":
         saved = element * elements + 2 * _FP32 * rows * layer.work.tokens + output
         return Step("norms", saved, element * elements + wait)
+    if layer.fused_norms:  # the gradients of output and input; a block of three in fp32
+        saved = element * elements + _FP32 * rows * layer.work.tokens + output
+        wide = 3 * _FP32 * layer.normed_at_once(elements)
+        scratch = 2 * element * elements + wide - output
+        return Step("norms", saved, scratch + wait)
     width = _FP32 if norms == "rms_fp32" else element
     normalised = width * elements if layer.full else 0
     saved = _FP32 * (elements + rows * layer.work.tokens) + normalised + output

@@ -32,7 +32,8 @@ def _attention(layer: Layer) -> Summit:
         held += scores * work.tokens
     else:
         held += element * 2 * layer.queries
-    norms = (2 * element + 3 * _FP32) * layer.hidden
+    norms = (2 + layer.fused_norms) * element * layer.hidden
+    norms += 3 * _FP32 * layer.normed_at_once(layer.hidden)
     highest = max(held, norms, adapted) + layer.written(QUERIES)
     return Summit("the forward of attention", 0, highest, 0)
 
