@@ -28,6 +28,7 @@ from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.frames import check_frame
+from plimsoll.model.gated import fuse_gates
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.norms import fuse_norms
 from plimsoll.model.policy import HeadForm, PolicyModel
@@ -196,6 +197,7 @@ def _load(
     lm.config.architectures = [type(lm).__name__]
     multiply_by_codes(lm)
     fuse_norms(lm)
+    fuse_gates(lm)
     if config.quantization != "none" and device.type == "cpu":
         leave_files(lm)
     checkpoint_layers(lm, config)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from types import CodeType
 from typing import Any
 
 import torch
@@ -18,14 +17,13 @@ from torch.autograd.function import once_differentiable
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from plimsoll.model.logit_chunks import BLOCK_ELEMENTS_ACCELERATOR, BLOCK_ELEMENTS_CPU
+from plimsoll.model.written import is_written_as
 
 
 def fuse_norms(lm: nn.Module) -> None:
     """Have every norm that is written as Llama's compute as `rms_norm`; others stay as they are."""
-    llamas = _written(LlamaRMSNorm.forward.__code__)
     for module in lm.modules():
-        code = getattr(type(module).forward, "__code__", None)
-        if code is not None and _written(code) == llamas:
+        if is_written_as(module, LlamaRMSNorm.forward):
             # In the module as quantised layers have theirs: class, names and weight stay, by which
             # ZeRO-3, PEFT and transformers know it, and a deep copy's forward is bound to the copy.
             module.forward = partial(_forward, module)
@@ -40,11 +38,6 @@ def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
     """
     output_XH: Tensor = _RmsNorm.apply(input_XH, weight_H, epsilon)
     return output_XH
-
-
-def _written(code: CodeType) -> tuple[Any, ...]:
-    """What a function does, without the annotations in which transformers' copies differ."""
-    return code.co_code, code.co_consts, code.co_names
 
 
 def _forward(norm: Any, hidden_states: Tensor) -> Tensor:

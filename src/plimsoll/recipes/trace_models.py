@@ -35,6 +35,7 @@ from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, Layout, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.checks import logit_softcap
+from plimsoll.model.gated import fuse_gates
 from plimsoll.model.norms import fuse_norms
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
 from plimsoll.model.value import ValueModel
@@ -194,6 +195,7 @@ def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueMod
         lm = AutoModelForSequenceClassification.from_config(config, **settings)
         module = ValueModel(lm)
     fuse_norms(lm)
+    fuse_gates(lm)
     checkpoint_layers(lm, form.model)
     if form.adapter is not None:
         add_adapter(module, form.adapter, form.model.path, seed=0)

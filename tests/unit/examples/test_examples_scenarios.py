@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from plimsoll.config.jobs import JobConfig
+from plimsoll.config.jobs import JobConfig, PpoConfig
 from plimsoll.config.which import load_any_config
 from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.plan.plan import Ground, Plan
@@ -154,17 +155,16 @@ def test_7b_on_four_4090s_is_offered_lora_first_and_then_adam_on_the_cpu() -> No
     assert found[lora][1] < 1 < found[adam][1]
 
 
-def test_1p5b_ppo_is_offered_a_lower_share_and_sleep_with_a_higher_one() -> None:
-    changes = [
-        {change.key.removeprefix("rollout."): change.after for change in one.changes}
-        for one in advice("5_orz_1p5b").suggestions
-        if one.verdict == "fits"
-    ]
-    awake = [float(str(one["memory_share"])) for one in changes if set(one) == {"memory_share"}]
-    asleep = [
-        float(str(one["memory_share"]))
-        for one in changes
-        if set(one) == {"memory_share", "sleep_level"} and one["sleep_level"] == 1
-    ]
-    assert len(awake) == len(asleep) == 1
-    assert 0.5 <= awake[0] < asleep[0] < 0.9
+def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
+    [problem] = errors("5_orz_1p5b")
+    awake, asleep = map(float, re.findall(r"memory_share: (0\.\d+)", problem.fix))
+    assert f"rollout.sleep_level: 1 with rollout.memory_share: {asleep}" in problem.fix
+    assert 0.5 <= awake < asleep < 0.9
+    for words in ((awake, 0), (asleep, 1)):
+        job = config("5_orz_1p5b")
+        assert isinstance(job, PpoConfig)
+        share, level = words
+        rollout = job.rollout.model_copy(update={"memory_share": share, "sleep_level": level})
+        assert plan_job(job.model_copy(update={"rollout": rollout})).verdict == "fits"
+    offered = [{change.key for change in one.changes} for one in advice("5_orz_1p5b").suggestions]
+    assert {"rollout.memory_share"} in offered

@@ -66,10 +66,10 @@ def test_a_checkpoint_for_each_layer_leaves_one_layer_whole() -> None:
     assert found["device working set"] == 3 * gate + STREAM
 
 
-def test_fused_norms_save_their_inputs_as_they_are() -> None:
-    fused, found = replace(FULL, fused_norms=True), _bytes(replace(FULL, fused_norms=True))
+def test_fused_norms_save_their_inputs_and_fused_mlps_no_activation() -> None:
+    fused, found = replace(FULL, fused=True), _bytes(replace(FULL, fused=True))
     norm = 2 * 4096 + 4 + 2 * 4096  # the input, a statistic, the output
-    layer = 2 * norm + ATTENTION + MLP
+    layer = 2 * norm + ATTENTION + MLP - 2 * 11008
     last_norm = 4096 * (2 * 4096 + 4)
     assert found["device activations"] == 32 * 4096 * layer + last_norm
     product = 2 * 4096 * 11008
@@ -81,7 +81,7 @@ def test_fused_norms_save_their_inputs_as_they_are() -> None:
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_fused_norms_go_back_in_blocks_of_fp32(device: Literal["cuda", "cpu"]) -> None:
     """Beside the gradients of output and input; the output that was saved is gone."""
-    form = replace(FULL, fused_norms=True, device=device)
+    form = replace(FULL, fused=True, device=device)
     first = layer_steps(LLAMA, WORK, form)[0]
     block = {"cuda": 4096 * 4096, "cpu": 64 * 4096}[device]
     assert first.scratch == 2 * STREAM + 3 * 4 * block - STREAM
@@ -89,7 +89,7 @@ def test_fused_norms_go_back_in_blocks_of_fp32(device: Literal["cuda", "cpu"]) -
 
 @pytest.mark.parametrize("name", ["google/gemma-2-2b", "microsoft/phi-2"])
 def test_norms_unlike_llamas_are_not_fused(name: str) -> None:
-    assert _bytes(replace(FULL, fused_norms=True), name=name) == _bytes(FULL, name=name)
+    assert _bytes(replace(FULL, fused=True), name=name) == _bytes(FULL, name=name)
 
 
 def test_a_checkpoint_for_every_second_layer_leaves_the_others_whole() -> None:

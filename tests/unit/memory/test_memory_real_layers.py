@@ -21,6 +21,7 @@ from plimsoll.memory.trace import measure
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
+from plimsoll.model.gated import fuse_gates
 from plimsoll.model.load import load_policy
 from plimsoll.model.norms import fuse_norms
 from plimsoll.model.policy import HeadForm, PolicyModel
@@ -115,6 +116,7 @@ def test_experts_cost_the_same_whichever_are_chosen(
     for layer in lm.model.layers:
         routing(layer.mlp.gate.weight)
     fuse_norms(lm)
+    fuse_gates(lm)
     checkpoint_layers(lm, model)
     module = PolicyModel(lm, HeadForm(model.head_chunk))
     predicted, measured = compare(TraceForm(model, None, "policy", trained=True), module)

@@ -137,13 +137,13 @@ def test_a_micro_batch_of_one_sequence_cannot_be_smaller() -> None:
     role = "{model: {path: Qwen/Qwen2.5-7B, gradient_checkpointing: true}, zero: {stage: 3}}"
     ranks = "cluster: {ranks: 8}\n"
     long = job_config("sft", role, tokens=131_072, micro_batch=131_072, further=ranks)
-    [problem] = lacking(plan(long, "8xH100"))
+    [problem] = lacking(plan(long, "8xA100-40GB"))
     assert problem.fix == (
         "shorter sequences (data.max_tokens = 131072), and batch.micro_batch_tokens with them, or "
         "actor.model.activation_offload: cpu"
     )
     more = job_config("sft", role, tokens=65_536, micro_batch=131_072, further=ranks)
-    [problem] = lacking(plan(more, "8xH100"))
+    [problem] = lacking(plan(more, "8xA100-40GB"))
     assert problem.fix.startswith("a smaller batch.micro_batch_tokens (now 131,072), or")
 
 

@@ -84,7 +84,8 @@ class ActivationForm:
     adapter: None trains all weights; else only the adapter.
     quantized: linear weights are in 4 bits, and one at a time is written out for use.
     inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
-    fused_norms: norms like Llama's are those of model/norms.py; else transformers' own.
+    fused: norms and gated MLPs like Llama's are those of model/norms.py and model/gated.py; else
+        transformers' own.
     """
 
     element: int
@@ -97,7 +98,7 @@ class ActivationForm:
     selective: bool = False
     inputs_on_host: bool = False
     device: Literal["cuda", "cpu"] = "cuda"
-    fused_norms: bool = False
+    fused: bool = False
 
     def adapts(self, linear: str) -> bool:
         """Whether a linear layer of that name has an adapter."""

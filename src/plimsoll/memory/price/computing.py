@@ -45,7 +45,7 @@ def activation_form(
         selective=model.gradient_checkpointing == "selective",
         inputs_on_host=model.activation_offload == "cpu" and device == "cuda",
         device=device,
-        fused_norms=True,
+        fused=True,
     )
 
 

@@ -68,7 +68,12 @@ class Layer:
     @property
     def fused_norms(self) -> bool:
         """Whether its norms are those of model/norms.py."""
-        return self.form.fused_norms and self.shape.traits.norms == "rms"
+        return self.form.fused and self.shape.traits.norms == "rms"
+
+    @property
+    def fused_gates(self) -> bool:
+        """Whether its gated MLPs are those of model/gated.py. Gemma's, with GELU, are not."""
+        return self.fused_norms and any(self.named(("gate_proj",)))
 
     def normed_at_once(self, elements: int) -> int:
         """How many of a norm's elements are in fp32 together."""

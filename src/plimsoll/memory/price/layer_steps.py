@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from plimsoll.memory.price.activation_form import ActivationForm
+from plimsoll.memory.price.activation_form import BLOCK_ELEMENTS, ActivationForm
 from plimsoll.memory.price.layer import DOWN, GATES, OUTPUT, QUERIES, UPS, Layer
 from plimsoll.memory.price.linear_steps import linear_step
 from plimsoll.memory.price.masks import aligned_mask_bytes, sees_all_before
@@ -122,6 +122,11 @@ def _mlp(layer: Layer, width: int) -> Iterator[Step]:
     elif any(layer.named(("gate_up_proj",))):
         yield linear_step(layer, GATES, 2 * inner + hidden)
         yield Step("MLP", element * 3 * inner, element * 3 * inner)
+    elif layer.fused_gates:  # a block of the activation, and of its gradient, beside what it makes
+        blocks = 2 * min(inner, BLOCK_ELEMENTS[layer.form.device])
+        yield linear_step(layer, GATES, inner + 2 * hidden)
+        yield linear_step(layer, UPS, 2 * inner + hidden, beside=inner)
+        yield Step("MLP", element * 2 * inner, element * (3 * inner + blocks))
     else:
         yield linear_step(layer, GATES, inner + 2 * hidden)
         yield Step("MLP", element * inner, element * (2 * inner + hidden))

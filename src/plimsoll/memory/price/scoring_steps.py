@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.memory.price.activation_form import ActivationForm
+from plimsoll.memory.price.activation_form import BLOCK_ELEMENTS, ActivationForm
 from plimsoll.memory.price.layer import DOWN, GATES, OUTPUT, QUERIES, UPS, Layer
 from plimsoll.memory.price.linear_steps import scoring_adapter
 from plimsoll.memory.price.steps import Summit
@@ -55,8 +55,9 @@ def _dense(layer: Layer, width: int) -> int:
     inner = layer.form.element * layer.work.tokens * width
     fused = any(layer.named(("gate_up_proj",)))
     widths = 3 if layer.shape.gated and not fused else _FOUR
+    block = layer.form.element * BLOCK_ELEMENTS[layer.form.device] if layer.fused_gates else 0
     return max(
-        widths * inner,
+        widths * inner + min(inner, block),
         (1 + fused) * inner + scoring_adapter(layer, GATES),
         2 * inner + scoring_adapter(layer, UPS),
         inner + layer.form.element * layer.hidden + scoring_adapter(layer, DOWN),
