@@ -212,7 +212,11 @@ def _config(case: Case, rows: Path, directory: Path) -> dict[str, Any]:
             "max_tokens": LIMIT,
         },
         "batch": {**size, "micro_batch_tokens": 2048},
-        "actor": {"model": {"path": str(case.model)}, "optimizer": {"learning_rate": 1e-4}},
+        "actor": {
+            "model": {"path": str(case.model)},
+            "optimizer": {"learning_rate": 1e-4},
+            "zero": {"stage": 0},  # one rank has nobody to divide with
+        },
     }
 
 

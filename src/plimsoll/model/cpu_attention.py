@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from plimsoll.model.rows import OF_SEQUENCES, up
 
@@ -114,21 +115,17 @@ def _by_token(like_HTD: Tensor) -> Tensor:
 
 def _queries(rows_HTD: Tensor, span: Span) -> Tensor:
     """The sequence's own rows, and zeros."""
-    heads, _, width = rows_HTD.shape
-    filled = rows_HTD.new_zeros(heads, up(span.queries, OF_SEQUENCES), width)
-    filled[:, : span.queries] = rows_HTD[:, span.own]
-    return filled
+    more = up(span.queries, OF_SEQUENCES) - span.queries
+    return pad(rows_HTD[:, span.own], (0, 0, 0, more))
 
 
 def _keys(rows_KTD: Tensor, span: Span) -> Tensor:
     """The rows of all that the sequence sees, and zeros: at least a key for each filled query."""
-    heads, _, width = rows_KTD.shape
-    filled = rows_KTD.new_zeros(
-        heads, up(span.before + up(span.queries, OF_SEQUENCES), OF_SEQUENCES), width
-    )
-    filled[:, : span.before] = rows_KTD[:, span.shared]
-    filled[:, span.before : span.before + span.queries] = rows_KTD[:, span.own]
-    return filled
+    rows = rows_KTD[:, span.own]
+    if span.before:
+        rows = torch.cat([rows_KTD[:, span.shared], rows], 1)
+    keys = up(span.before + up(span.queries, OF_SEQUENCES), OF_SEQUENCES)
+    return pad(rows, (0, 0, 0, keys - rows.shape[1]))
 
 
 def _mask(query: Tensor, key: Tensor, before: int) -> Tensor:
