@@ -72,7 +72,7 @@ def test_ppo_with_an_adapter(home: Path, quantization: str, way: str) -> None:
         assert row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0
     # The reference is the actor with its adapter off: exactly the actor, until it has learned.
     first, second = column(rows, "kl")
-    assert first == 0 and second > 0.02
+    assert first == 0 and abs(second) > 0.02  # of a few tokens, k1 has either sign
     assert (home / "model" / "model.safetensors").read_bytes() == base
     saved = load_file(home / quantization / "model" / "adapter_model.safetensors")
     assert len(saved) == 2 * 2 * 7 and all(".lora_" in name for name in saved)

@@ -147,7 +147,9 @@ def test_a_critic_with_ranks_of_its_own_learns_the_same(home: Path) -> None:
     together, apart = metrics(home / "shared"), metrics(home / "own")
     for name in ("reward", "kl", "value_loss", "critic/grad_norm", "actor/grad_norm", "ratio"):
         assert column(together, name), name
-        np.testing.assert_allclose(column(apart, name), column(together, name), rtol=2e-2)
+        found, wanted = column(apart, name), column(together, name)
+        # The one has two threads, the other one: bfloat16 is rounded in another order.
+        np.testing.assert_allclose(found, wanted, rtol=2e-2, atol=5e-3)
 
 
 _CALLS = """

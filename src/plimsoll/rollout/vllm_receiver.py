@@ -16,10 +16,30 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.platforms import current_platform
 
 from plimsoll.engine.meter import read_card
 from plimsoll.engine.weights import SentTensor, split_bytes
 from plimsoll.rollout.arrivals import Arrivals
+
+
+def _without_amx_attention() -> None:
+    """On CPU: vLLM 0.32's attention with AMX's tiles ends its process with an illegal instruction
+    (tilezero, on tiles that nobody has configured in that thread); its AVX-512 kernels serve."""
+    from vllm.v1.attention.backends import cpu_attn
+
+    choose = cpu_attn._get_attn_isa
+
+    def chosen(*inputs: Any, **named: Any) -> str:
+        found: str = choose(*inputs, **named)
+        return "vec" if found == "amx" else found
+
+    cpu_attn._get_attn_isa = chosen
+
+
+# Here, because vLLM imports this module in each worker, before its kernels are chosen.
+if current_platform.is_cpu():
+    _without_amx_attention()
 
 
 class WeightReceiver:
