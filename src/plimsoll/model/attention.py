@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from plimsoll.errors import ConfigError
-from plimsoll.model.cpu_attention import packed_attention, spans
+from plimsoll.model.cpu_attention import Span, packed_attention, spans
 from plimsoll.records import Ints, leaders
 
 SDPA = "plimsoll_sdpa"
@@ -73,6 +73,11 @@ class Layout:
             cu_keys=torch.tensor(cu_keys, device=device),
             keys_K=None if keys_K is None else torch.tensor(keys_K, device=device),
         )
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Of each sequence, for `packed_attention`."""
+        return tuple(spans(self.own, self.shared))
 
     @property
     def most_queries(self) -> int:
@@ -170,8 +175,7 @@ def _attend(
 def _sdpa(pack: _Pack) -> Tensor:
     if _is_plain_on_cpu(pack):
         scale = pack.query.shape[-1] ** -0.5 if pack.scaling is None else pack.scaling
-        places = tuple(spans(pack.layout.own, pack.layout.shared))
-        return packed_attention(pack.query, pack.key, pack.value, places, scale)
+        return packed_attention(pack.query, pack.key, pack.value, pack.layout.spans, scale)
     # split and cat: the backward pass of slices adds every one into a gradient of full size.
     own = pack.layout.own
     fills = pack.query.shape[2] - sum(own)  # see rows.py

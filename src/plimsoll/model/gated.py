@@ -18,7 +18,7 @@ from torch.nn.functional import silu
 from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from plimsoll.model.logit_chunks import BLOCK_ELEMENTS_ACCELERATOR, BLOCK_ELEMENTS_CPU
+from plimsoll.model.logit_chunks import block_elements
 from plimsoll.model.written import is_written_as
 
 _silu_backward = torch.ops.aten.silu_backward.grad_input
@@ -71,5 +71,5 @@ class _Gated(torch.autograd.Function):
 
 def _blocks(*tensors_XI: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """A part of each at a time, which on CPU stays in the cache."""
-    size = BLOCK_ELEMENTS_CPU if tensors_XI[0].is_cpu else BLOCK_ELEMENTS_ACCELERATOR
+    size = block_elements(tensors_XI[0])
     return zip(*(x.reshape(-1).split(size) for x in tensors_XI), strict=True)

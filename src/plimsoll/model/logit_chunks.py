@@ -18,6 +18,11 @@ BLOCK_ELEMENTS_CPU = 2**18
 BLOCK_ELEMENTS_ACCELERATOR = 2**24
 
 
+def block_elements(of: Tensor) -> int:
+    """How many elements to work on at once in fp32, where a tensor lies."""
+    return BLOCK_ELEMENTS_CPU if of.is_cpu else BLOCK_ELEMENTS_ACCELERATOR
+
+
 @dataclass(frozen=True)
 class LogitForm:
     """How hidden states become logits: cap * tanh(x / cap), then scale * x.
@@ -66,9 +71,10 @@ def logit_chunks(
 def blocks(start: int, logits_CV: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
     """Cut a chunk into a few rows at a time, with the rows' place among all rows; without those
     that only fill it (see rows.py), which are zeroed."""
-    elements = BLOCK_ELEMENTS_CPU if logits_CV.is_cpu else BLOCK_ELEMENTS_ACCELERATOR
-    logits_CV[max(0, rows - start) :] = 0
-    for block_NV in logits_CV[: max(0, rows - start)].split(max(1, elements // logits_CV.shape[1])):
+    real = max(0, rows - start)
+    logits_CV[real:] = 0
+    size = max(1, block_elements(logits_CV) // logits_CV.shape[1])
+    for block_NV in logits_CV[:real].split(size):
         yield slice(start, start + len(block_NV)), block_NV
         start += len(block_NV)
 

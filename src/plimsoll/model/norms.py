@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from plimsoll.model.logit_chunks import BLOCK_ELEMENTS_ACCELERATOR, BLOCK_ELEMENTS_CPU
+from plimsoll.model.logit_chunks import block_elements
 from plimsoll.model.written import is_written_as
 
 
@@ -90,6 +90,5 @@ class _RmsNorm(torch.autograd.Function):
 def _blocks(*tensors_TX: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """A few rows of each at a time, by how many fit of the first."""
     first_TH = tensors_TX[0]
-    elements = BLOCK_ELEMENTS_CPU if first_TH.is_cpu else BLOCK_ELEMENTS_ACCELERATOR
-    rows = max(1, elements // first_TH.shape[1])
+    rows = max(1, block_elements(first_TH) // first_TH.shape[1])
     return zip(*(tensor_TX.split(rows) for tensor_TX in tensors_TX), strict=True)

@@ -7,7 +7,6 @@ one size, so their rows are filled with zeros up to a multiple; what those rows 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -22,12 +21,8 @@ def up(rows: int, multiple: int) -> int:
     return -(-rows // multiple) * multiple
 
 
-def missing(rows: int, device: torch.device) -> int:
-    """How many rows fill up those of a pack: none on an accelerator, whose kernels take any."""
-    return up(rows, OF_PACKS) - rows if device.type == "cpu" else 0
-
-
 def filled(x_N: Tensor) -> Tensor:
-    """The rows, and zeros up to the multiple; of shape [N] or [N, H]."""
-    more = missing(len(x_N), x_N.device)
+    """A pack's rows, of shape [N] or [N, H], and zeros up to the multiple; on an accelerator, whose
+    kernels take any number, as they are."""
+    more = up(len(x_N), OF_PACKS) - len(x_N) if x_N.is_cpu else 0
     return pad(x_N, (0, 0) * (x_N.ndim - 1) + (0, more)) if more else x_N

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any
 
 import pytest
 import torch
+from fused_cases import fused_in, kept_by
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoModelForCausalLM, LlamaConfig, PhiConfig, PreTrainedConfig
+from transformers import LlamaConfig, PhiConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from plimsoll.model import gated
+from plimsoll.model import logit_chunks
 from plimsoll.model.gated import fuse_gates
 from plimsoll.model.tiny import Family, tiny_config
 
@@ -39,7 +38,7 @@ def passed(mlp: LlamaMLP, inputs: Tensor, slopes: Tensor) -> list[Tensor]:
 def test_it_computes_as_transformers_does(
     dtype: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gated, "BLOCK_ELEMENTS_CPU", block)
+    monkeypatch.setattr(logit_chunks, "BLOCK_ELEMENTS_CPU", block)
     own = an_mlp(dtype)
     fused = deepcopy(own)
     fuse_gates(fused)
@@ -53,39 +52,26 @@ def test_it_computes_as_transformers_does(
 def test_the_activation_is_not_kept() -> None:
     mlp = an_mlp(torch.bfloat16)
     fuse_gates(mlp)
-    kept: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        mlp(torch.randn(9, WIDTH).bfloat16())
+    kept = kept_by(lambda: mlp(torch.randn(9, WIDTH).bfloat16()))
     inner = {x.untyped_storage().data_ptr() for x in kept if x.shape == (9, INNER)}
     assert len(inner) == 3  # gate, up, and the product, which the last product saves
 
 
-def fused_in(config: PreTrainedConfig) -> set[str]:
-    """The names of a model's modules that are fused."""
-    with torch.device("meta"):
-        lm: Any = AutoModelForCausalLM.from_config(config)
-    fuse_gates(lm)
-    return {name for name, module in lm.named_modules() if "forward" in vars(module)}
-
-
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 def test_families_whose_mlps_are_written_as_llamas(family: Family) -> None:
-    assert fused_in(tiny_config(family, True)) == {f"model.layers.{i}.mlp" for i in range(2)}
+    assert fused_in(tiny_config(family, True), fuse_gates) == {
+        f"model.layers.{i}.mlp" for i in range(2)
+    }
 
 
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
 def test_gemmas_have_another_activation(family: Family) -> None:
-    assert fused_in(tiny_config(family, True)) == set()
+    assert fused_in(tiny_config(family, True), fuse_gates) == set()
 
 
 def test_others_stay_as_they_are() -> None:
     phi = PhiConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
-    assert fused_in(phi) == set()
+    assert fused_in(phi, fuse_gates) == set()
     mlp = an_mlp(torch.float32, "relu")
     fuse_gates(mlp)
     assert "forward" not in vars(mlp)

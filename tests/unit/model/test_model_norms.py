@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from fused_cases import fused_in, kept_by
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoModelForCausalLM, PhiConfig, PreTrainedConfig
+from transformers import PhiConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from plimsoll.config.model import ModelConfig
-from plimsoll.model import norms
+from plimsoll.model import logit_chunks
 from plimsoll.model.load import load_policy, load_teacher, load_value
 from plimsoll.model.norms import fuse_norms
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
@@ -65,7 +65,7 @@ def test_it_computes_as_transformers_does(
     block: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(norms, "BLOCK_ELEMENTS_CPU", block)
+    monkeypatch.setattr(logit_chunks, "BLOCK_ELEMENTS_CPU", block)
     torch.manual_seed(0)
     compare(a_norm(shape[-1], dtype), torch.randn(shape).to(dtype), rtol)
 
@@ -136,28 +136,11 @@ def test_queries_that_are_transposed_afterwards() -> None:
 def test_the_input_is_kept_as_it_is_and_a_number_for_each_row() -> None:
     norm, inputs = a_norm(64, torch.bfloat16), torch.randn(1, 40, 64).bfloat16().requires_grad_()
     fuse_norms(norm)
-    kept: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        norm(inputs)
+    kept = kept_by(lambda: norm(inputs))
     sizes = {(tensor.untyped_storage().data_ptr(), tensor.nbytes) for tensor in kept}
     assert len(kept) == 3
     assert sizes >= {(inputs.data_ptr(), 2 * 40 * 64), (norm.weight.data_ptr(), 2 * 64)}
     assert sum(size for _, size in sizes) == 2 * 40 * 64 + 2 * 64 + 4 * 40
-
-
-def fused_in(config: PreTrainedConfig) -> set[str]:
-    """The names of a model's modules that get the fused norm."""
-    with torch.device("meta"):
-        lm = AutoModelForCausalLM.from_config(config)
-    before = [name for name, _ in lm.named_parameters()]
-    fuse_norms(lm)
-    assert [name for name, _ in lm.named_parameters()] == before
-    return {name for name, module in lm.named_modules() if "forward" in vars(module)}
 
 
 @pytest.mark.parametrize("family", LLAMAS)
@@ -165,17 +148,17 @@ def test_families_whose_norms_are_written_as_llamas(family: Family) -> None:
     parts = ["input_layernorm", "post_attention_layernorm"]
     parts += ["self_attn.q_norm", "self_attn.k_norm"] if family == "qwen3" else []
     wanted = {f"model.layers.{i}.{part}" for i in range(2) for part in parts}
-    assert fused_in(tiny_config(family, True)) == wanted | {"model.norm"}
+    assert fused_in(tiny_config(family, True), fuse_norms) == wanted | {"model.norm"}
 
 
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
 def test_gemmas_norms_stay_as_they_are(family: Family) -> None:
-    assert fused_in(tiny_config(family, True)) == set()
+    assert fused_in(tiny_config(family, True), fuse_norms) == set()
 
 
 def test_layer_norms_stay_as_they_are() -> None:
     phi = PhiConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
-    assert fused_in(phi) == set()
+    assert fused_in(phi, fuse_norms) == set()
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
