@@ -18,7 +18,7 @@ from plimsoll.memory.price.steps import Step
 from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 
 _FP32 = 4
-_SCORES = 2**20  # elements of a block: model/cpu_attention.py
+_SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # of a block, of a batch: model/cpu_attention.py
 
 
 def layer_steps(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> tuple[Step, ...]:
@@ -88,18 +88,22 @@ def _scores(layer: Layer) -> Step:
         return Step("attention scores", saved, (2 * _FP32 - narrow + product) * scores)
     if sees_all_before(shape, layer.work, layer.form):
         gradients = element * (layer.queries + 2 * layer.keys)
-        return Step("attention", joined, output + gradients + _of_a_sequence(layer) - joined)
+        saved = joined + _FP32 * tokens * shape.heads
+        return Step("attention", saved, output + gradients + _of_a_batch(layer) - joined)
     masks = aligned_mask_bytes(shape, layer.work, layer.form)
     saved = output + _FP32 * tokens * shape.heads + gathered + masks
     return Step("attention", saved + joined, output + 2 * gradients - joined)
 
 
-def _of_a_sequence(layer: Layer) -> int:
-    """What model/cpu_attention.py holds while it undoes the longest one. Bytes."""
-    element, shape, rows = layer.form.element, layer.shape, layer.work.longest
+def _of_a_batch(layer: Layer) -> int:
+    """What model/cpu_attention.py holds while it undoes the longest sequence, or several short
+    ones. Bytes."""
+    shape, work = layer.shape, layer.work
+    rows = max(work.longest, min(work.tokens, _ROWS))
     queries, keys = (heads * rows * shape.head_dim for heads in (shape.heads, shape.kv_heads))
-    copies = (3 * element + 2 * _FP32) * queries + (2 * element + 4 * _FP32) * keys
-    return copies + (3 * _FP32 + element) * min(_SCORES, shape.heads * rows**2)
+    block = max(_SCORES, _FILLED * shape.heads * work.longest)
+    scores = min(block, shape.heads * rows * work.longest)
+    return _FP32 * (4 * queries + 4 * keys + 2 * scores)
 
 
 def _dense(layer: Layer) -> Iterator[Step]:
