@@ -39,6 +39,9 @@ STEP = {"sft": 32, "dpo": 16, "rm": 16}
 """Rows of one optimizer step."""
 LIMIT = 512
 """Tokens of a sequence; longer rows are left out."""
+SPIN = {"GOMP_SPINCOUNT": "300000"}
+"""OpenMP's own way of waiting, for both: nothing else computes. Plimsoll alone would have its
+threads sleep sooner, for machines that others use too."""
 TRL: dict[str, dict[str, dict[str, object]]] = {
     "sft": {
         "padded": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
@@ -211,7 +214,7 @@ def _config(case: Case, rows: Path, directory: Path) -> dict[str, Any]:
             "chat_template": "none",
             "max_tokens": LIMIT,
         },
-        "batch": {**size, "micro_batch_tokens": 2048},
+        "batch": {**size, "micro_batch_tokens": 4096},
         "actor": {
             "model": {"path": str(case.model)},
             "optimizer": {"learning_rate": 1e-4},
@@ -249,10 +252,11 @@ def run_trl(case: Case, home: Path, trl: str) -> Iterator[Found]:
 
 def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]:
     """What the command printed, and its largest resident set in bytes."""
+    told = os.environ | SPIN | environment
     with (
         tempfile.TemporaryFile("w+") as out,
         subprocess.Popen(
-            command, env=os.environ | environment, stdout=out, stderr=subprocess.PIPE, text=True
+            command, env=told, stdout=out, stderr=subprocess.PIPE, text=True
         ) as process,
     ):
         assert process.stderr is not None

@@ -138,7 +138,8 @@ class _PackedAttention(torch.autograd.Function):
                 grad_query[:, span.own] = of_query[:, : span.queries]
                 for total, part in ((grad_key, of_key), (grad_value, of_value)):
                     total[:, span.own] = part[:, span.before : span.before + span.queries]
-                    total[:, span.shared] += part[:, : span.before]
+                    if span.before:
+                        total[:, span.shared] += part[:, : span.before]
         return grad_query, grad_key, grad_value, None, None
 
 
@@ -148,7 +149,8 @@ def _narrow_products(dtype: torch.dtype) -> Iterator[None]:
     or are for the next product; sums stay in fp32. A machine with units for bfloat16 takes half
     the time so. Nothing in other dtypes, which have finer steps.
     """
-    settings = torch.backends.mkldnn.matmul
+    backend: Any = torch.backends.mkldnn  # whose types leave this out
+    settings = backend.matmul
     before = settings.fp32_precision
     if dtype == torch.bfloat16:
         settings.fp32_precision = "bf16"

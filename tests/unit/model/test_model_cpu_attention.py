@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -73,6 +74,7 @@ CASES = (
     ((50,), (0,)),
     ((50, 7, 1, 90, 33, 40), (0, 20, 20, 0, 0, 33)),
     ((1, 1, 64, 3), (0, 1, 0, 64)),
+    ((40, 10, 12, 9, 33, 60), (0, 40, 40, 40, 0, 0)),  # three alike that share, then three alike
 )
 
 
@@ -90,9 +92,15 @@ def test_each_sequence_sees_itself_and_what_it_shares(
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 70), st.integers(0, 70)), min_size=1, max_size=5))
-def test_blocks_of_queries_change_nothing(pairs: list[tuple[int, int]]) -> None:
-    """32 queries at a time: a sequence shares at most what the one before it has of its own."""
+@given(
+    st.lists(st.tuples(st.integers(1, 70), st.integers(0, 70)), min_size=1, max_size=5),
+    st.sampled_from([(1, 1024), (2**20, 64), (2**20, 1024)]),
+)
+def test_blocks_and_batches_change_nothing(
+    pairs: list[tuple[int, int]], limits: tuple[int, int]
+) -> None:
+    """32 queries at a time, one or two sequences, or all that are alike. A sequence shares at most
+    what the one before it has of its own."""
     own = [tokens for tokens, _ in pairs]
     shared, first = [0], own[0]
     for tokens, before in pairs[1:]:
@@ -100,7 +108,7 @@ def test_blocks_of_queries_change_nothing(pairs: list[tuple[int, int]]) -> None:
         first = first if shared[-1] else tokens
     sequences = tuple(spans(own, shared))
     given_ = inputs(sequences, 4, 2)
-    with patch("plimsoll.model.cpu_attention.SCORES", 1):
+    with patch.multiple("plimsoll.model.cpu_attention", SCORES=limits[0], ROWS=limits[1]):
         parts = found(given_, sequences, torch.float32)
     for one, other in zip(parts, exact(given_, sequences), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
@@ -124,6 +132,29 @@ def test_bfloat16_is_no_further_off_than_pytorchs_own() -> None:
     ours = found(given_, sequences, torch.bfloat16)
     for one, other, truth in zip(ours, theirs, rounded, strict=True):
         assert (one.double() - truth).norm() <= 1.05 * (other.double() - truth).norm()
+
+
+@pytest.mark.parametrize("dtype, within", [(torch.bfloat16, "bf16"), (torch.float32, "ieee")])
+def test_products_of_other_numbers_are_not_narrowed(dtype: torch.dtype, within: str) -> None:
+    """Those of the backward pass are, where the numbers were bfloat16 before."""
+    backend: Any = torch.backends.mkldnn
+    settings_ = backend.matmul
+    seen: list[str] = []
+
+    def softmax_backward(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append(settings_.fp32_precision)
+        return backward(*args, **kwargs)
+
+    backward = torch._softmax_backward_data
+    before = settings_.fp32_precision
+    sequences = tuple(spans((40, 9), (0, 0)))
+    settings_.fp32_precision = "ieee"
+    try:
+        with patch("torch._softmax_backward_data", softmax_backward):
+            found(inputs(sequences, 4, 2), sequences, dtype)
+        assert set(seen) == {within} and settings_.fp32_precision == "ieee"
+    finally:
+        settings_.fp32_precision = before
 
 
 def test_rows_that_fill_are_zero_and_learn_nothing() -> None:
