@@ -16,7 +16,7 @@ _COLUMNS = tuple(key for key in SourceConfig.model_fields if key not in _WHERE)
 
 def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Conversations: `messages`, or `prompt` with `response`; or documents: `text`."""
-    yield from _unread(name, source, "messages", "prompt", "response", "text")
+    yield from _unread(name, source, "messages", "prompt", "response", "tools", "text")
     if source.text is not None:
         yield from _only_text(name, source)
         return
@@ -44,7 +44,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 
 def _only_text(name: str, source: SourceConfig) -> Iterator[Problem]:
-    columns = {c: getattr(source, c) for c in ("messages", "prompt", "response")}
+    columns = {c: getattr(source, c) for c in ("messages", "prompt", "response", "tools")}
     for column, value in columns.items():
         if value is not None:
             yield Problem(
@@ -72,7 +72,7 @@ def _unread(name: str, source: SourceConfig, *read: str) -> Iterator[Problem]:
 
 def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Prompts: `messages` or `prompt`."""
-    yield from _unread(name, source, "messages", "prompt", "reference")
+    yield from _unread(name, source, "messages", "prompt", "tools", "reference")
     yield from _prompts(name, source)
 
 
@@ -97,7 +97,7 @@ def _prompts(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 def pair_source(name: str, source: SourceConfig, *more: str) -> Iterator[Problem]:
     """Pairs: `chosen` and `rejected`, with `prompt` or without, and more columns of a job."""
-    yield from _unread(name, source, "prompt", "chosen", "rejected", *more)
+    yield from _unread(name, source, "prompt", "tools", "chosen", "rejected", *more)
     for column, value in (("chosen", source.chosen), ("rejected", source.rejected)):
         if value is None:
             yield Problem(
@@ -125,7 +125,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
         yield from pair_source(name, source)
         return
     yield from _unread(
-        name, source, "messages", "prompt", "response", "label", "chosen", "rejected"
+        name, source, "messages", "prompt", "response", "tools", "label", "chosen", "rejected"
     )
     if source.label is None:
         yield Problem(
@@ -159,7 +159,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 def step_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Labelled steps: a prompt, `steps` and `labels`."""
-    yield from _unread(name, source, "messages", "prompt", "steps", "labels")
+    yield from _unread(name, source, "messages", "prompt", "tools", "steps", "labels")
     yield from _prompts(name, source)
     for column, value in (("steps", source.steps), ("labels", source.labels)):
         if value is None:

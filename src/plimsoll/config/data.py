@@ -50,6 +50,9 @@ class SourceConfig(Settings):
     (right) (process reward model)."""
     label: str | None = None
     """Column that says whether the response is desirable: true, false, 1 or 0 (KTO)."""
+    tools: str | None = None
+    """Column with the tools that a conversation may call, which the chat template describes: a list
+    of JSON schemas, or JSON text of one."""
     reference: str | None = None
     """Column with the reference answer that rewards compare with (PPO)."""
     limit: PositiveInt | None = None
@@ -60,7 +63,8 @@ class SourceConfig(Settings):
         conversation = (self.messages, self.prompt, self.response, self.text)
         pair = (self.chosen, self.rejected, self.margin)
         judged = (self.steps, self.labels, self.label, self.reference)
-        return {column for column in (*conversation, *pair, *judged) if column is not None}
+        named = (*conversation, self.tools, *pair, *judged)
+        return {column for column in named if column is not None}
 
 
 class WeightedSource(SourceConfig):

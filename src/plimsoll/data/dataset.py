@@ -58,7 +58,7 @@ def load_samples(
         return _load_documents(data, source, template.plain(), source.text, seen)
     columns = sample_columns(source, source_key(data, source))
 
-    def check(row: Row, index: int) -> Checked:
+    def check(row: Row, index: int, template: Template) -> Checked:
         messages = conversation_of(row, columns)
         render = template.render_whole
         if learned == "assistant":
@@ -75,7 +75,7 @@ def load_samples(
 def _load_documents(
     data: DataConfig, source: SourceConfig, template: Template, column: str, seen: Seen
 ) -> Loaded[Sample]:
-    def check(row: Row, index: int) -> Checked:
+    def check(row: Row, index: int, template: Template) -> Checked:
         document = [{"role": "assistant", "content": text_of(row.values, column)}]
         return Checked(row, index, "", (template.render_whole(document),), None)
 
@@ -92,7 +92,7 @@ def load_pairs(
     """The preference pairs of a source, in the source's order; errors as in `load_samples`."""
     columns = pair_columns(source, source_key(data, source))
 
-    def check(row: Row, index: int) -> Checked:
+    def check(row: Row, index: int, template: Template) -> Checked:
         pair = pair_of(row, columns, plain=template.jinja is None)
         return Checked(row, index, "", _rendered_pair(template, pair, columns), None)
 
@@ -109,7 +109,7 @@ def load_steps(
     """The labelled steps of a source, in the source's order; errors as in `load_samples`."""
     columns = step_columns(source, source_key(data, source))
 
-    def check(row: Row, index: int) -> Checked:
+    def check(row: Row, index: int, template: Template) -> Checked:
         prompt, steps = prompt_of(row, columns.of_prompt), steps_of(row, columns)
         render = partial(step_pieces, template, prompt, steps, data.step_separator)
         return Checked(row, index, "", (rendered(render, columns.steps),), None)
@@ -137,7 +137,7 @@ def load_responses(
     columns = labelled_columns(source, source_key(data, source))
     field = columns.turns.turns
 
-    def check(row: Row, index: int) -> Checked:
+    def check(row: Row, index: int, template: Template) -> Checked:
         label_of(row, columns.label)
         pieces = rendered(partial(template.render_answer, *answer_of(row, columns.turns)), field)
         return Checked(row, index, "", (pieces,), None)
@@ -156,7 +156,7 @@ def load_prompts(
     """The prompts of a source, in the source's order; errors as in `load_samples`."""
     columns = prompt_columns(source, source_key(data, source))
 
-    def check(row: Row, index: int) -> Checked:
+    def check(row: Row, index: int, template: Template) -> Checked:
         messages = prompt_of(row, columns)
         reference = reference_of(row, columns.reference)
         pieces = rendered(partial(template.render_prompt, messages), columns.turns)

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.pieces import Piece
 from plimsoll.data.report import BadRow, BadRows, RowProblem
-from plimsoll.data.rows import check_columns
+from plimsoll.data.rows import check_columns, tools_of
 from plimsoll.data.sources import Row, read_rows
 from plimsoll.data.template import Template, Tokenized
 from plimsoll.errors import DataError
@@ -53,19 +53,23 @@ class Checked:
     reference: str | None
 
 
+Check = Callable[[Row, int, Template], Checked]
+
+
 def load_rows(
     data: DataConfig,
     source: SourceConfig,
     template: Template,
     columns: Mapping[str, str | None],
-    check: Callable[[Row, int], Checked],
+    check: Check,
     finish: Callable[[Checked, Sequence[Tokenized]], T],
     seen: Seen,
 ) -> Loaded[T]:
     """What comes of a source's rows, the bad ones apart.
 
-    columns: the configured ones by the setting's name, such as `prompt`. check: a row and its
-    place in the source. finish: a row and its sequences. Both raise RowProblem.
+    columns: the configured ones by the setting's name, such as `prompt`. check: a row, its place in
+    the source, and the template that knows its tools. finish: a row and its sequences. Both raise
+    RowProblem.
     """
     items: list[T] = []
     bad: list[BadRow] = []
@@ -73,7 +77,7 @@ def load_rows(
     read, key = 0, source_key(data, source)
     for part in _parts(read_rows(source)):
         present |= {name: None for row in part if isinstance(row, Row) for name in row.values}
-        for outcome in _finished(part, read, template, check, finish):
+        for outcome in _finished(part, read, source.tools, template, check, finish):
             if isinstance(outcome, BadRow):
                 bad.append(outcome)
             else:
@@ -82,7 +86,8 @@ def load_rows(
         seen(len(part))
         if data.on_bad_row == "stop":  # rows without a column are bad: no need to read on
             check_columns(columns, present, source.path, key)
-    check_columns(columns, present, source.path, key)
+    # Of many rows only some may have tools, so that all are to be seen first.
+    check_columns({**columns, "tools": source.tools}, present, source.path, key)
     settled = BadRows(source.path, read, tuple(bad)).settle(data.on_bad_row)
     return Loaded(tuple(items), settled)
 
@@ -101,13 +106,19 @@ def _parts(rows: Iterator[Row | BadRow]) -> Iterator[list[Row | BadRow]]:
 def _finished(
     part: Sequence[Row | BadRow],
     first: int,
+    tools: str | None,
     template: Template,
-    check: Callable[[Row, int], Checked],
+    check: Check,
     finish: Callable[[Checked, Sequence[Tokenized]], T],
 ) -> Iterator[T | BadRow]:
-    """What comes of rows, in their order. first: which of the source the first one is."""
+    """What comes of rows, in their order. first: which of the source the first one is. tools: the
+    column with them."""
+
+    def checked_of(row: Row, index: int) -> Checked:
+        return check(row, index, _template_of(row, tools, template))
+
     checked = [
-        row if isinstance(row, BadRow) else _attempt(row, partial(check, row, index))
+        row if isinstance(row, BadRow) else _attempt(row, partial(checked_of, row, index))
         for index, row in enumerate(part, start=first)
     ]
     tokenized = iter(
@@ -119,6 +130,13 @@ def _finished(
         else:
             sequences = [next(tokenized) for _ in row.sequences]
             yield _attempt(row.row, partial(finish, row, sequences))
+
+
+def _template_of(row: Row, tools: str | None, template: Template) -> Template:
+    try:
+        return template.knowing(tools_of(row.values, tools))
+    except DataError as error:
+        raise RowProblem(tools or "", str(error)) from error
 
 
 def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:

@@ -12,6 +12,9 @@ from plimsoll.errors import ConfigError, DataError
 Messages = Sequence[Mapping[str, Any]]
 """OpenAI-style turns: `role` and `content` as text; other keys are passed on to the template."""
 
+Tools = Sequence[Mapping[str, Any]]
+"""JSON schemas of functions, with a `name`; or objects with such a one under `function`."""
+
 Span = tuple[int, int]
 """A half-open range of characters."""
 
@@ -50,12 +53,27 @@ def join_plain(turns: Messages) -> tuple[Piece, ...]:
 def check_calls(turns: Messages, text: str) -> None:
     """DataError for a tool call that the text of its conversation leaves out."""
     for call in (call for turn in turns for call in turn.get("tool_calls", ())):
-        name = str(call.get("function", call)["name"])
+        name = tool_name(call)
         if name not in text:
             raise DataError(
                 f"calls the tool {name!r}, and the chat template leaves calls out: write it into"
                 f" the content, or set `data.chat_template` to a template that has them"
             )
+
+
+def check_tools(tools: Tools, text: str) -> None:
+    """DataError for a tool that the text leaves out."""
+    for name in map(tool_name, tools):
+        if name not in text:
+            raise DataError(
+                f"may call the tool {name!r}, and the chat template leaves tools out: set"
+                f" `data.chat_template` to a template that has them, or leave the column out"
+            )
+
+
+def tool_name(tool: Mapping[str, Any]) -> str:
+    """Of a tool, or of a call of one. KeyError where it has none."""
+    return str(tool.get("function", tool)["name"])
 
 
 def learn_whole(piece: Piece) -> Piece:

@@ -5,13 +5,14 @@ Every check raises `RowProblem` with the column's name as it is written in the c
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from types import NoneType
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.pieces import Messages
+from plimsoll.data.pieces import Messages, Tools, tool_name
 from plimsoll.data.report import RowProblem, nearest
 from plimsoll.data.sources import Row
 from plimsoll.errors import ConfigError
@@ -152,6 +153,38 @@ def _message(turn: object, place: str) -> Mapping[str, object]:
     _checked_text(_present(turn, "content", place), f"{place}.content")
     # a missing key is None in columnar data; templates ask whether a key is there
     return {name: value for name, value in turn.items() if value is not None}
+
+
+def tools_of(values: Mapping[str, object], column: str | None) -> Tools:
+    """A column's tools, each with a name; none where it is null or an empty list."""
+    given = None if column is None else values.get(column)
+    if column is None or given is None:
+        return ()
+    tools = _from_json(given, column) if isinstance(given, str) else _without_nulls(given)
+    if not isinstance(tools, list):
+        raise RowProblem(column, f"must be a list of tools, but is {kind_of(tools)}")
+    for i, tool in enumerate(tools):
+        try:
+            tool_name(tool)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise RowProblem(
+                f"{column}[{i}]", "must be an object with a `name`, or with one under `function`"
+            ) from error
+    return tools
+
+
+def _from_json(text: str, column: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RowProblem(column, f"is text, and not valid JSON: {error}") from error
+
+
+def _without_nulls(value: object) -> object:
+    """Columnar data have every key of any tool in all of them, mostly null."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(held) for key, held in value.items() if held is not None}
+    return [_without_nulls(held) for held in value] if isinstance(value, list) else value
 
 
 def text_of(values: Mapping[str, object], column: str) -> str:

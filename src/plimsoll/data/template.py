@@ -28,8 +28,10 @@ from plimsoll.data.pieces import (
     Messages,
     Piece,
     Span,
+    Tools,
     check_begins,
     check_calls,
+    check_tools,
     close_last,
     join_plain,
     learn_whole,
@@ -71,6 +73,7 @@ class Template:
         writes its own).
     specials: the tokenizer's special tokens, as text.
     vocabulary: tokens from this number on are refused; None where the model's is not known.
+    tools: what a conversation may call.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -79,6 +82,14 @@ class Template:
     begin: int | None
     specials: tuple[str, ...]
     vocabulary: int | None = None
+    tools: Tools = ()
+
+    def knowing(self, tools: Tools) -> Template:
+        """The template for a conversation that may call these. DataError where contents are joined
+        as plain text, which says nothing of them."""
+        if tools and self.jinja is None:
+            raise DataError("has tools, which plain text leaves out: write them into the prompt")
+        return replace(self, tools=tools) if tools else self
 
     def render_prompt(self, messages: Messages) -> tuple[Piece, ...]:
         """The pieces of a prompt: not learned, ready for the assistant's turn. Raises DataError
@@ -157,12 +168,14 @@ class Template:
         try:
             texts, marked = render_jinja_template(
                 conversations=[turns],
+                tools=list(self.tools) or None,
                 chat_template=self.jinja,
                 add_generation_prompt=generation_prompt,
                 return_assistant_tokens_mask=bool(GENERATION_MARK.search(self.jinja or "")),
                 **self.tokenizer.special_tokens_map,
             )
             texts[0].encode()  # what a message has besides may be no valid Unicode
+            check_tools(self.tools, texts[0])
             check_calls(turns, texts[0])
         except _REFUSALS as error:
             raise DataError(f"is refused by the chat template: {error}") from error

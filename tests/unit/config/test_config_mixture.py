@@ -83,6 +83,7 @@ def test_a_dump_loads_to_the_same(tmp_path: Path, text: str) -> None:
         (SEVERAL, "--data.train.maths.weight=2", "data.train.maths.path", "mean data.train.math?"),
         (SEVERAL, "--data.train.math.response=null", "data.train.math.response", "train.math.text"),
         (SEVERAL, "--data.train.books.messages=m", "data.train.books.messages", "books.text alone"),
+        (SEVERAL, "--data.train.books.tools=t", "data.train.books.tools", "books.text alone"),
         (ONE, "--data.train.text=t", "data.train.messages: turns", "data.train.text alone"),
         (SFT.replace("train:", "train: {}"), "", "data.train.path", "write text"),
         (ONE, "--algorithm.neftune_alpha=0", "algorithm.neftune_alpha: 0", "such a value"),
