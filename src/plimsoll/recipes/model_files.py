@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plimsoll.config.adapter import ADAPTER_FILE
 from plimsoll.config.data import DataConfig, template_file
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.model import ModelConfig
+from plimsoll.config.no_model import no_model
 from plimsoll.config.problems import Problem, show
 from plimsoll.config.roles import given_frozen, key_of, trained_roles
 
@@ -137,28 +137,12 @@ def _no_config(path: Path) -> tuple[str, str] | None:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return _no_model(path)
+        return no_model(path)
     except (OSError, ValueError) as error:
         return f"Its config.json cannot be read: {error}.", "copy the model again"
     if not isinstance(config, dict) or "model_type" not in config:
         return "Its config.json names no model_type.", "copy the model again"
     return None
-
-
-def _no_model(path: Path) -> tuple[str, str]:
-    """What a directory without config.json is, and how a model is made of it."""
-    if (path / ADAPTER_FILE).is_file():
-        why = "It is an adapter alone, and a whole model is needed."
-        return why, f"merge it first: plimsoll merge {path} --out DIRECTORY"
-    for checkpoint in (path, path.parent):
-        if (checkpoint / "state.json").is_file():
-            why = f"{checkpoint} is a checkpoint, which holds no model in Hugging Face format."
-            return why, f"write one: plimsoll export {checkpoint} --to DIRECTORY"
-    why = "The directory has no config.json, so it is no model in Hugging Face format."
-    inner = sorted(found.parent.name for found in path.glob("*/config.json"))
-    if not inner and (path / "checkpoints").is_dir():
-        return why, f"write the model of its run: plimsoll export {path} --to DIRECTORY"
-    return why, f"did you mean {path / inner[-1]}?" if inner else "give a model directory"
 
 
 def _no_tokenizer(path: Path) -> tuple[str, str] | None:

@@ -92,7 +92,13 @@ def test_what_a_text_part_leaves_out_is_told_with_its_family() -> None:
 
 
 def test_a_directory_without_a_config(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config\.json cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"has no config\.json, .* -> give a model directory"):
+        read_shape(str(tmp_path))
+
+
+def test_an_adapter_is_told_with_the_command_that_makes_a_model_of_it(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"is an adapter alone, .* -> .* plimsoll merge .* --out"):
         read_shape(str(tmp_path))
 
 

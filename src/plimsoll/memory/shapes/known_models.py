@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from plimsoll.config.no_model import no_model
 from plimsoll.errors import ConfigError
 from plimsoll.memory.shapes.families import shape_from_config
 from plimsoll.memory.shapes.shape import ModelShape
@@ -79,10 +80,11 @@ def _shapes() -> Sequence[Mapping[str, Any]]:
 def _read_config(file: Path) -> Mapping[str, object]:
     try:
         config = json.loads(file.read_bytes())
+    except FileNotFoundError as error:
+        what, instead = no_model(file.parent)
+        raise ConfigError(f"{file.parent}: {what} -> {instead}") from error
     except OSError as error:
-        raise ConfigError(
-            f"{file} cannot be read: {error.strerror}. A model directory needs its config.json."
-        ) from error
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {error}. Download the model again.") from error
     if not isinstance(config, dict):
