@@ -18,9 +18,9 @@ from pathlib import Path
 
 _NEVER = 2**40
 SETTINGS = (
-    f"background_thread:true,dirty_decay_ms:10000,muzzy_decay_ms:0,oversize_threshold:{_NEVER}"
+    f"background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,oversize_threshold:{_NEVER}"
 )
-"""A thread of its own gives back what has been free for ten seconds (jemalloc(3), TUNING). Blocks
+"""A thread of its own gives back what has been free for a second (jemalloc(3), TUNING). Blocks
 of more than 8 MiB are not given back at once: the next layer would ask for them again."""
 
 _HEAPS = ("jemalloc", "tcmalloc", "mimalloc")
