@@ -99,7 +99,8 @@ def _of_a_batch(layer: Layer) -> int:
     """What model/cpu_attention.py holds while it undoes the longest sequence, or several short
     ones. Bytes."""
     shape, work = layer.shape, layer.work
-    rows = max(work.longest, min(work.tokens, _ROWS))
+    short = _SCORES * work.sequences // (shape.heads * work.tokens)  # rows of some of mean length
+    rows = max(work.longest, min(work.tokens, _ROWS, short))
     queries, keys = (heads * rows * shape.head_dim for heads in (shape.heads, shape.kv_heads))
     block = max(_SCORES, _FILLED * shape.heads * work.longest)
     scores = min(block, shape.heads * rows * work.longest)
