@@ -115,7 +115,8 @@ def _finished(
     column with them."""
 
     def checked_of(row: Row, index: int) -> Checked:
-        return check(row, index, _template_of(row, tools, template))
+        known = partial(template.knowing, tools_of(row.values, tools))
+        return check(row, index, rendered(known, tools or ""))
 
     checked = [
         row if isinstance(row, BadRow) else _attempt(row, partial(checked_of, row, index))
@@ -132,13 +133,6 @@ def _finished(
             yield _attempt(row.row, partial(finish, row, sequences))
 
 
-def _template_of(row: Row, tools: str | None, template: Template) -> Template:
-    try:
-        return template.knowing(tools_of(row.values, tools))
-    except DataError as error:
-        raise RowProblem(tools or "", str(error)) from error
-
-
 def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:
     try:
         return work()
@@ -146,8 +140,8 @@ def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:
         return BadRow(row.file, row.line, found.field, found.problem)
 
 
-def rendered(render: Callable[[], tuple[Piece, ...]], field: str) -> tuple[Piece, ...]:
-    """The pieces; a DataError becomes a RowProblem with the field."""
+def rendered(render: Callable[[], T], field: str) -> T:
+    """What a template makes; a DataError becomes a RowProblem with the field."""
     try:
         return render()
     except DataError as error:
