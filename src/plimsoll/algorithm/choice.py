@@ -9,7 +9,7 @@ preference loss that compares with a reference takes it as its second positional
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Generic, TypeVar
 
 import torch
@@ -91,7 +91,8 @@ def _tokens(inputs: AdvantageInputs) -> Shapes:
 @dataclass(frozen=True)
 class _Held(Generic[Output]):
     """A function whose output is held to a kind, with tensors of the shapes that its inputs ask
-    for: others would be broadcast, or fail far from here."""
+    for, and to a gradient where they have one: others would be broadcast, fail far from here, or
+    learn nothing."""
 
     name: str
     function: Callable[..., Output]
@@ -102,12 +103,26 @@ class _Held(Generic[Output]):
         """Raises ConfigError for another output."""
         output, wanted = self.function(*inputs), self.shapes(*inputs)
         found = {field: _shape(getattr(output, field, None)) for field in wanted}
-        if isinstance(output, self.kind) and found == wanted:
-            return output
-        raise ConfigError(
-            f"{self.name} gave {type(output).__name__} with {_listed(found)}, and "
-            f"{self.kind.__name__} with {_listed(wanted)} is needed. docs/extend.md shows one."
-        )
+        if not isinstance(output, self.kind) or found != wanted:
+            raise ConfigError(
+                f"{self.name} gave {type(output).__name__} with {_listed(found)}, and "
+                f"{self.kind.__name__} with {_listed(wanted)} is needed. docs/extend.md shows one."
+            )
+        if any(map(_learns, inputs)) and not any(getattr(output, x).requires_grad for x in wanted):
+            raise ConfigError(
+                f"{self.name} gave a loss without a gradient: nothing would be learned from it. "
+                f"It must be computed from its inputs by torch, without .detach(), .item(), NumPy "
+                f"or torch.no_grad() on the way, where they are empty too. docs/extend.md shows "
+                f"one."
+            )
+        return output
+
+
+def _learns(value: object) -> bool:
+    """Whether a tensor, or one of a record's, has a gradient to be computed."""
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    return is_dataclass(value) and any(_learns(getattr(value, x.name)) for x in fields(value))
 
 
 def _shape(value: object) -> torch.Size | None:

@@ -6,6 +6,7 @@ import math
 import pickle
 import pkgutil
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,9 @@ def reinforce(inputs: PolicyLossInputs, *, scale: float = 1.0) -> LossOutput:
     return LossOutput(loss=loss, metrics={"scale": loss.detach() * 0 + scale})
 
 def no_inputs() -> LossOutput: ...
+
+def detached(inputs: PolicyLossInputs) -> LossOutput:
+    return reinforce(PolicyLossInputs(inputs.logprobs_L.detach(), *list(vars(inputs).values())[1:]))
 '''
 
 NEW_PREFERENCE_LOSSES = """
@@ -50,6 +54,9 @@ def reference_free(inputs: PreferenceLossInputs, *, scale: float = 1.0) -> LossO
 
 def compared(inputs: PreferenceLossInputs, reference: PairValues) -> LossOutput:
     return LossOutput((inputs.logprobs - reference).margin_P.sum() / inputs.pairs, {})
+
+def detached(inputs: PreferenceLossInputs) -> LossOutput:
+    return LossOutput(inputs.logprobs.margin_P.detach().sum() / inputs.pairs, {})
 
 def greedy(inputs: PreferenceLossInputs, reference: PairValues, more: PairValues) -> LossOutput: ...
 """
@@ -180,6 +187,28 @@ def test_a_loss_that_gives_something_else_is_told(
     estimator = advantage(Choice(name="other_outputs:advantage_of_each_sequence"))
     with pytest.raises(ConfigError, match=r"advantages_L: shape \[1\].*advantages_L: shape \[2\]"):
         estimator(INPUTS)
+
+
+def test_a_loss_without_a_gradient_is_told_where_one_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would train with a gradient of 0, to the end."""
+    (tmp_path / "my_new_loss.py").write_text(NEW_LOSS)
+    (tmp_path / "my_pairs.py").write_text(NEW_PREFERENCE_LOSSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    of_tokens = policy_loss(Choice(name="my_new_loss:detached"))
+    with pytest.raises(ConfigError, match=r"^algorithm\.policy_loss: .*without a gradient"):
+        of_tokens(policy_inputs())
+    measured = replace(policy_inputs(), logprobs_L=torch.tensor([-1.0, -2.0]))
+    assert of_tokens(measured).loss.item() == pytest.approx(3.5)  # -1 * (-1 * 1 + -2 * 3) / 2
+    of_pairs = preference_loss(Choice(name="my_pairs:detached")).compute
+    chosen_P = torch.zeros(0, requires_grad=True)
+    none = PairValues(torch.zeros(0), torch.zeros(0))
+    inputs = PreferenceLossInputs(PairValues(chosen_P, chosen_P), none, pairs=1)
+    with pytest.raises(ConfigError, match=r"^algorithm\.loss: 'my_pairs:detached' gave a loss wi"):
+        of_pairs(inputs)
+    free = preference_loss(Choice(name="my_pairs:reference_free")).compute
+    assert free(inputs).loss.requires_grad
 
 
 @pytest.mark.parametrize("dual_clip", [1.0, 0.5])
