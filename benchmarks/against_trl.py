@@ -42,6 +42,8 @@ LIMIT = 512
 SPIN = {"GOMP_SPINCOUNT": "300000"}
 """OpenMP's own way of waiting, for both: nothing else computes. Plimsoll alone would have its
 threads sleep sooner, for machines that others use too."""
+FIRST = ", reference first"
+"""The reference's log-probs are computed before the time of steps begins."""
 TRL: dict[str, dict[str, dict[str, object]]] = {
     "sft": {
         "padded": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
@@ -65,7 +67,7 @@ TRL: dict[str, dict[str, dict[str, object]]] = {
     },
     "dpo": {
         "padded": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4},
-        "padded, reference first": {
+        f"padded{FIRST}": {
             "per_device_train_batch_size": 4,
             "gradient_accumulation_steps": 4,
             "precompute_ref_log_probs": True,
@@ -75,7 +77,7 @@ TRL: dict[str, dict[str, dict[str, object]]] = {
 }
 PLIMSOLL: dict[str, dict[str, dict[str, object]]] = {
     "sft": {"": {}},
-    "dpo": {"": {}, ", reference first": {"reference_logprobs": {"precompute": True}}},
+    "dpo": {"": {}, FIRST: {"reference_logprobs": {"precompute": True}}},
     "rm": {"": {}},
 }
 """What each of its runs sets besides `_config`."""
@@ -270,9 +272,15 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> tuple[str, int]
 
 
 def summary(found: Sequence[Found]) -> Iterator[str]:
-    """Each of Plimsoll's runs beside TRL's fastest of its job."""
+    """Each of Plimsoll's runs beside TRL's fastest of its job, of those that do the same work."""
     for one in found:
-        theirs = [other for other in found if other.job == one.job and "TRL" in other.who]
+        theirs = [
+            other
+            for other in found
+            if other.job == one.job
+            and other.who.startswith("TRL")
+            and other.who.endswith(FIRST) == one.who.endswith(FIRST)
+        ]
         if theirs and one not in theirs:
             best = max(theirs, key=lambda other: other.tokens_per_second)
             yield (
