@@ -42,6 +42,12 @@ GIB = 2**30
         ("V100-16GB", "15.75"),
         ("V100-32GB", "31.73"),
         ("T4", "14.56"),
+        ("A30", "23.53"),
+        ("L40", "44.40"),
+        ("A5000", "23.68"),
+        ("A4000", "15.61"),
+        ("RTXPRO6000", "94.97"),
+        ("RTX2080Ti", "10.75"),
     ],
 )
 def test_usable_bytes_are_what_cuda_programs_see(name: str, printed: str) -> None:
@@ -72,6 +78,12 @@ def test_the_driver_keeps_some_of_each_card_but_not_much(card: Card) -> None:
         ("Tesla V100-SXM2-32GB", "V100-32GB"),
         ("RTX A6000", "A6000"),
         ("Tesla T4", "T4"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX6000Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTXPRO6000"),
+        ("PRO 6000", "RTXPRO6000"),
+        ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"),
+        ("NVIDIA GeForce RTX 4080 SUPER", "RTX4080SUPER"),
+        ("NVIDIA A800-SXM4-80GB", "A800-80GB"),
     ],
 )
 def test_cards_are_found_by_what_people_and_drivers_call_them(written: str, name: str) -> None:
@@ -87,7 +99,8 @@ def test_cards_are_found_by_what_people_and_drivers_call_them(written: str, name
         ("A10O", ["Did you mean A10", "Known: A100-40GB", "and cpu", "24GB"]),
         ("H10O", ["Did you mean H100-80GB?"]),
         ("RTX 4090 D", ["RTX4090"]),
-        ("NVIDIA RTX 6000 Ada Generation", ["No card"]),
+        ("Quadro RTX 6000", ["No card", "RTX6000Ada"]),
+        ("RTX 3080", ["RTX3080-10GB or RTX3080-12GB"]),
         ("", ["No card"]),
     ],
 )
@@ -103,6 +116,8 @@ def test_clusters() -> None:
     assert parse_cluster("H100", 1, None).nodes == (Node((find_card("H100"),), None),)
     assert parse_cluster(" cpu ", 1, 5).nodes == (Node((), 5),)
     assert len(parse_cluster("4 x 4090", 1, None).nodes[0].cards) == 4
+    # No tebibytes.
+    assert parse_cluster("2x2080Ti", 1, None).nodes[0].cards == (find_card("RTX2080Ti"),) * 2
 
 
 def test_a_card_by_hand_has_the_bytes_that_are_written() -> None:

@@ -27,7 +27,10 @@ _MOST_CARDS, _MOST_NODES = 64, 100_000
 
 _MIB, _GIB = 2**20, 2**30
 # Words of a card's name that choose nothing. (The PCIe forms of A100 and H100 are slower.)
-_NOISE = re.compile(r"(nvidia|geforce|tesla|rtx|sxm\d?|pcie|hbm\d?e?|gb?|gib)?")
+_NOISE = re.compile(
+    r"(nvidia|geforce|tesla|rtx|sxm\d?|pcie|hbm\d?e?|gb?|gib|generation|edition"
+    r"|blackwell|workstation|server|max|q)?"
+)
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,31 @@ def _card(
 CARDS: tuple[Card, ...] = (
     _card("A100-40GB", 40_339, 40, (8, 0), (312, 1555, 300), "bottlerocket-os/bottlerocket#3873"),
     _card("A100-80GB", 81_049, 80, (8, 0), (312, 2039, 300), "vllm-project/vllm#4408"),
+    _card("A800-80GB", 81_049, 80, (8, 0), (312, 2039, 200), "logs: 81,051 MiB; as the A100"),
+    _card("A30", 24_094, 24, (8, 0), (165, 933, 32), "google/RB-Modulation#5"),
     _card("H100-80GB", 81_008, 80, (9, 0), (989, 3350, 450), "vllm-project/vllm#27508"),
     _card("H200", 143_073, 141, (9, 0), (989, 4800, 450), "logs: 139.72 to 139.81 GiB"),
     _card("B200", 182_630, 180, (10, 0), (2250, 7700, 900), "pytorch/ao#4002"),
     _card("L40S", 45_486, 48, (8, 9), (362, 864, 32), "stepfun-ai/Step-Video-T2V#8"),
+    _card("L40", 45_465, 48, (8, 9), (181, 864, 32), "QwenLM/Qwen3-VL#2097"),
     _card("L4", 22_563, 24, (8, 9), (121, 300, 32), "AgileRL/AgileRL, memory/fixtures"),
     _card("A10", 22_587, 24, (8, 6), (125, 600, 32), "logs: an A10G, 24 GB by the same driver"),
     _card("A10G", 22_587, 24, (8, 6), (70, 600, 32), "logs: as the A10"),
     _card("A6000", 48_670, 48, (8, 6), (155, 768, 32), "logs: 47.53 to 47.54 GiB"),
+    _card("A5000", 24_248, 24, (8, 6), (111, 768, 32), "zai-org/GLM-4#730, without ECC"),
+    _card("A4000", 15_984, 16, (8, 6), (77, 448, 32), "DengKaiCQ/VGGT-Long#6"),
+    _card("RTX6000Ada", 48_520, 48, (8, 9), (364, 960, 32), "logs: 48,520 MiB, without ECC"),
+    _card("RTXPRO6000", 97_249, 96, (12, 0), (504, 1792, 64), "antirez/ds4#431"),
+    _card("RTX2080Ti", 11_012, 11, (7, 5), (13.4, 616, 16), "logs: 11,012 to 11,020 MiB"),
+    _card("RTX3060", 11_910, 12, (8, 6), (26, 360, 32), "logs: 11,910 to 12,045 MiB"),
+    _card("RTX3080-10GB", 10_002, 10, (8, 6), (60, 760, 32), "logs: 10,002 to 10,014 MiB"),
+    _card("RTX3080-12GB", 12_117, 12, (8, 6), (61, 912, 32), "logs: 12,117 MiB"),
     _card("RTX3090", 24_064, 24, (8, 6), (71, 936, 32), "XChenZ/havatar#6"),
+    _card("RTX4070", 11_994, 12, (8, 9), (58, 504, 32), "logs: 11,994 to 12,002 MiB"),
+    _card("RTX4080", 15_944, 16, (8, 9), (97, 717, 32), "logs: a 4080 SUPER, 15,944 MiB"),
+    _card("RTX4080SUPER", 15_944, 16, (8, 9), (104, 736, 32), "logs: 15,944 MiB"),
     _card("RTX4090", 24_084, 24, (8, 9), (165, 1008, 32), "Soul-AILab/SoulX-FlashTalk#5"),
+    _card("RTX5080", 15_840, 16, (12, 0), (113, 960, 64), "logs: 15,840 to 15,851 MiB"),
     _card("RTX5090", 32_117, 32, (12, 0), (209, 1792, 64), "aikitoria/open-gpu-kernel-modules#1"),
     _card("V100-16GB", 16_128, 16, (7, 0), (15.7, 900, 150), "logs: 15.75 to 15.78 GiB"),
     _card("V100-32GB", 32_491, 32, (7, 0), (15.7, 900, 150), "logs: 31.73 to 31.74 GiB"),
@@ -154,7 +172,7 @@ def _model_and_size(name: str) -> tuple[str, int | None]:
     """("a100", 80) of `NVIDIA A100-SXM4-80GB`, ("4090", None) of `RTX4090`."""
     words = [word.removeprefix("rtx") for word in re.split(r"[^a-z0-9]+", name.lower())]
     words = [word for word in words if not _NOISE.fullmatch(word)]
-    sizes = {word for word in words[1:] if re.fullmatch(r"\d+(gb?|gib)?", word)}
+    sizes = {word for word in words[1:] if re.fullmatch(r"\d{1,3}(gb?|gib)?", word)}
     model = "".join(word for word in words if word not in sizes)
     return model, int(re.sub(r"\D", "", sizes.pop())) if len(sizes) == 1 else None
 
@@ -239,7 +257,8 @@ def _cards_of(text: str) -> tuple[Card, ...]:
 
 
 def _card_of(name: str) -> Card:
-    if not re.fullmatch(r"[-+\d.]+(e\+?\d+|\s*[kmgtp]i?b?|\s*b)", name, re.IGNORECASE):
+    amount = r"[-+\d.]+(e\+?\d+|\s*[kmgp]i?b?|\s*t(i?b)?|\s*b)"  # 2080 Ti is none
+    if not re.fullmatch(amount, name, re.IGNORECASE):
         return find_card(name)
     size = parse_bytes(name)
     if size not in _CARD_BYTES:
