@@ -46,6 +46,7 @@ class Adapter:
 class Row:
     """What a peak was measured on.
 
+    kept_gathered: FSDP keeps gathered weights from forward to backward.
     auto_buckets: transformers' integration sets DeepSpeed's sizes by the hidden size.
     precision: mixed is 16-bit compute, whatever keeps the fp32 masters; pure has no fp32 at all;
     fp32 weights are what 16-bit compute is gathered from. prepared: PEFT made fp32 of what is not
@@ -74,6 +75,7 @@ class Row:
     capacity: int | None
     ranks: int
     strategy: Strategy
+    kept_gathered: bool
     auto_buckets: bool
     bucket: int | None
     optimizer_offload: bool
@@ -179,6 +181,7 @@ def _row(raw: dict[str, str]) -> Row:
         capacity=names.capacity(raw["gpu"]),
         ranks=numbers.integer("n_gpus", raw["n_gpus"]),
         strategy=strategy,
+        kept_gathered=words.kept_gathered(text),
         auto_buckets="auto" in text["strategy"],
         bucket=words.bucket(text),
         optimizer_offload=optimizer_offload,

@@ -122,7 +122,8 @@ def bucket_sizes(row: Row, project: Project) -> tuple[int, int, int]:
 
 def _fsdp(row: Row, project: Project) -> Iterator[Kept]:
     """Weights divided, gathered block by block in 16 bits or quantised; embedding and head with the
-    root. Offloaded, all that is divided is on the host."""
+    root. Kept gathered, all blocks are there at the loss. Offloaded, all that is divided is on the
+    host."""
     shape, ranks, count = row.shape, row.ranks, trained_parameters(row)
     wide = 2 if row.precision == "pure" else 4
     frozen = 4 if row.precision in ("fp32", "fp32 weights") else 2
@@ -134,7 +135,8 @@ def _fsdp(row: Row, project: Project) -> Iterator[Kept]:
     linears = shape.linear_parameters / shape.layers
     block = int(_QUANTIZED[row.quantization] * linears) * gathered // 2
     root = gathered * _ends(shape)
-    yield _plain("gathered root and two blocks", root + 2 * block, 1, "computing")
+    blocks = shape.layers if row.kept_gathered else 2
+    yield _plain("gathered root and blocks", root + blocks * block, 1, "computing")
     if ranks > 1 and row.metric != "allocated":  # on a stream whose freed memory others cannot use
         yield _plain("gather buffer", max(root, block), 1, "computing")
     if row.adapter is None:

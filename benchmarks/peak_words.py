@@ -84,7 +84,7 @@ def strategy(text: Text) -> Strategy:
     if re.search(_LAYERS_DIVIDED, value) or ("offload" in value and "none" in text["offload"]):
         raise NotKnown("strategy", value)
     # before ZeRO, which it is often likened to
-    if re.search(r"\bfsdp[12]?\b|\bfull[_ ]shard|\bfully_shard", value):
+    if re.search(r"\bfsdp[12]?\b|\bfull[_ ]shard|\bfully_shard|\bshard_grad_op\b", value):
         return "fsdp"
     named = r"(?:zero[- _]?(?:stage)?|stage|\b(?:ds_)?z)"
     if match := re.search(rf"{named}[- _]?([123])(?!\d)", value):
@@ -95,6 +95,14 @@ def strategy(text: Text) -> Strategy:
     if re.search(r"single|^none$|^1 ?gpu", value):
         return "single"
     raise NotKnown("strategy", value)
+
+
+def kept_gathered(text: Text) -> bool:
+    """Whether FSDP divides gradients and states alone, and keeps from forward to backward what it
+    gathered of weights."""
+    kept = r"reshard_after_forward\W{0,3}(?:false|off|no)\b"
+    named = rf"shard_grad_op|zero[-_ ]?(?:stage)?[-_ ]?2(?!\d)|{kept}"
+    return bool(re.search(named, text["strategy"]) or re.search(kept, text["notes"]))
 
 
 def offloads(text: Text, what: str) -> bool:

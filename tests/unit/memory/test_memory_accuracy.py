@@ -129,6 +129,33 @@ def test_offloaded_shards_are_on_the_host(tmp_path: Path) -> None:
     assert predicted(text) - predicted(text, "a-2") > 16 * PARAMETERS / 2 / 1e9 - 5
 
 
+def test_fsdp_that_divides_gradients_and_states_alone_keeps_what_it_gathered(
+    tmp_path: Path,
+) -> None:
+    kept = (
+        "FSDP SHARD_GRAD_OP",
+        "SHARD_GRAD_OP",
+        "FSDP1 zero2",
+        "FSDP2 (ZeRO-2)",
+        "fsdp2, reshard_after_forward=False",
+    )
+    divided = {"n_gpus": "8", "dtype": "pure bf16"}
+    strategies = ("FSDP2 (ZeRO-3)", *kept)
+    text = run(
+        tmp_path,
+        *(divided | {"id": f"a-{i}", "strategy": x} for i, x in enumerate(strategies)),
+        divided
+        | {
+            "id": "a-9",
+            "strategy": "fsdp2",
+            "notes": "GB; max_memory_allocated; reshard_after_forward: false",
+        },
+    )
+    others = 2 * LINEARS * (1 - 2 / 32) / 1e9  # all blocks but the two that are there anyway
+    for i in (*range(1, len(strategies)), 9):
+        assert predicted(text, f"a-{i}") - predicted(text, "a-0") == pytest.approx(others, abs=0.2)
+
+
 def test_parameters_are_offloaded_by_whatever_words(tmp_path: Path) -> None:
     divided = {"strategy": "FSDP full shard", "n_gpus": "2"}
     words = ("parameters", "cpu (params)")
