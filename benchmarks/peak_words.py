@@ -17,7 +17,7 @@ _Choices = tuple[tuple[str, bool | None], ...]
 """Patterns in the order they count. None: known, but not modelled."""
 _ITS_NAME = r"(?:enable_)?(?:gradient|activation)[ _-]checkpointing"
 _CHECKPOINTING: _Choices = (
-    (r"every (?!layer)|selective|partial|some", None),
+    (r"every (?!(layer|block)\b)|selective|partial|some", None),
     (rf"^({_ITS_NAME}\W+)?(no?|none|false|off|disabled|without|0)\b", False),
     (r"^(y(es)?|(ac )?full|true|on|1|enabled|recompute|offload\w*|unsloth)\b", True),
     (r"^((non-)?reentrant|use_reentrant|checkpointed|(every|each|per)[- ](layer|block))\b", True),

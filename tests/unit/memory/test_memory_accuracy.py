@@ -466,6 +466,7 @@ SAME = (
     ("strategy", "ddp", "data-parallel"),
     ("grad_ckpt", "full", "gradient checkpointing"),
     ("grad_ckpt", "full", "every layer"),
+    ("grad_ckpt", "full", "full (checkpoint_wrapper on every block)"),
     ("grad_ckpt", "full", "use_reentrant=False"),
     ("grad_ckpt", "no", "gradient_checkpointing=False"),
     ("peft", "none", "full-parameter"),
