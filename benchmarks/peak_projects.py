@@ -66,6 +66,11 @@ PROJECTS = {
         quantized_inputs=True,
         flat_gradients=True,
     ),
+    # thunder/benchmarks/benchmark_litgpt.py: LitGPT's models, and a loss of their 16-bit logits
+    # that its loop keeps
+    "Lightning-AI/lightning-thunder": Project(
+        untied=True, fused_gelu=True, logit=6, holds_output=True
+    ),
     # swift/llm/utils/argument.py: lora_dropout_p
     "modelscope/ms-swift": Project(dropout=True),
     # train.py: lora_dropout, reentrant_checkpointing

@@ -209,6 +209,8 @@ STREAM = 2 * 4096 * 4096 * 32  # what checkpoints of 4,096 tokens keep
         ),
         # A loop that holds the model's output adds its 16-bit logits.
         ({"source": "Anassbzdd/fitcheck@1:data"}, {"source": "someone/else@1:data"}, 2 * WORDS),
+        # A loss of 16-bit logits has no copy of them in fp32.
+        ({}, {"source": "Lightning-AI/lightning-thunder@1:thunder"}, 4 * WORDS),
         ({"seq_len": "8192"}, {"seq_len": "4096"}, 12 * WORDS + STREAM),
         # DeepSpeed has no autocast, and needs none for this loss.
         (
