@@ -25,6 +25,9 @@ def shape(name: str) -> tuple[ModelShape, str]:
     known = {_bare(one): one for one in reversed(list(known_models()))}
     if bare in known:
         return read_shape(known[bare]), ""
+    shorter = re.sub(r"-\d+k$", "", bare)
+    if shorter in known:  # trained further on longer contexts: as large
+        return read_shape(known[shorter]), f"model {name} as {known[shorter]}"
     variants = [one for one in reversed(known) if one.startswith(f"{bare}-")]
     shapes = [read_shape(known[one]) for one in variants]
     sizes = [one.parameters for one in shapes]

@@ -607,6 +607,12 @@ def test_a_model_is_known_without_its_organisation(tmp_path: Path) -> None:
     assert predicted(text, "a-0") == predicted(text, "a-1") == predicted(text, "a-2")
 
 
+def test_a_model_of_longer_contexts_is_as_large(tmp_path: Path) -> None:
+    text = run(tmp_path, {"id": "a-1", "model": "somebody/Llama-3.1-8B-128k"}, {"id": "a-2"})
+    assert predicted(text, "a-1") == predicted(text, "a-2")
+    assert "\n  model somebody/Llama-3.1-8B-128k as meta-llama/Llama-3.1-8B: a-1\n" in text
+
+
 def test_an_unknown_card_leaves_the_prediction(tmp_path: Path) -> None:
     text = run(tmp_path, {"id": "a-1", "gpu": "Abacus"}, {"id": "a-2"})
     assert "['Abacus']" in text
