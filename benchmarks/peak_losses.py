@@ -18,7 +18,7 @@ _CHUNK = (
 
 def chunk(text: Text) -> int | None:
     """Rows of logits at once; None: all. Liger's kernels fuse the head, if nothing else is said,
-    and so does TRL's trainer for SFT since 1.7."""
+    and so do TRL's trainer for SFT since 1.7 and prime-rl's for RL."""
     notes = text["notes"]
     if match := re.search(_CHUNK, notes):
         return int(match[1] or match[2] or match[3])
@@ -26,7 +26,11 @@ def chunk(text: Text) -> int | None:
         return None
     if _chunked_nll(text):
         return 256  # TRL's _CHUNKED_LM_HEAD_CHUNK_SIZE
-    return 1024 if re.search(rf"liger|{_FUSED_HEAD}", notes) else None
+    if re.search(rf"liger|{_FUSED_HEAD}", notes):
+        return 1024
+    if "prime-rl" in text["source"] and re.search(r"grpo|\brl\b", text["task"]):
+        return 2048  # trainer/rl/config.py, auto_setup_fused_lm_head_chunk_size
+    return None
 
 
 def _chunked_nll(text: Text) -> bool:

@@ -247,6 +247,18 @@ def test_a_fused_head_by_any_words(tmp_path: Path) -> None:
     assert min(found[4:]) == max(found[4:]) > found[0] + 1
 
 
+def test_prime_rl_fuses_the_head_of_its_rl_trainer(tmp_path: Path) -> None:
+    base = {"source": "PrimeIntellect-ai/prime-rl@1:issue", "seq_len": "8192"}
+    chunked = "max_memory_allocated; fused chunked LM head (2048)"
+    text = run(
+        tmp_path,
+        base | {"task": "grpo (trainer only)"},
+        base | {"id": "a-2", "task": "grpo (trainer only)", "notes": chunked},
+        base | {"id": "a-3"},
+    )
+    assert predicted(text) == predicted(text, "a-2") < predicted(text, "a-3") - 1
+
+
 def test_frozen_weights_in_fp32_and_their_casts(tmp_path: Path) -> None:
     lora = {"peft": "lora r8 (query)", "dtype": "bf16"}
     wide = lora | {"dtype": "fp32 weights, bf16 mixed precision"}
