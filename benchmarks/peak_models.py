@@ -106,9 +106,13 @@ class _Activations:
 
     @property
     def _head_copies(self) -> int:
-        """And the logits of a chunk that are made of them."""
-        shape, chunk = self.row.shape, self.row.chunk or 0
-        return (6 * shape.hidden + 2 * chunk) * shape.vocabulary * self.row.head_copies
+        """And the logits of a chunk that are made of them. Liger's loss leaves a head in fp32 to
+        torch.autocast, which casts what is frozen anew for each chunk."""
+        row, shape, chunk = self.row, self.row.shape, self.row.chunk or 0
+        autocast = row.precision == "mixed" and not zero_stage(row, self.project)
+        cast = 2 if chunk and row.prepared and autocast else 0
+        each = 6 if row.head_copies else cast
+        return (each * shape.hidden + 2 * chunk) * shape.vocabulary if each else 0
 
     def left(self, layers: int) -> int:
         """Where the last of the first so many layers is undone."""

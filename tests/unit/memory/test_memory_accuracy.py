@@ -247,6 +247,15 @@ def test_a_fused_head_by_any_words(tmp_path: Path) -> None:
     assert min(found[4:]) == max(found[4:]) > found[0] + 1
 
 
+def test_autocast_casts_a_prepared_head_for_each_chunk(tmp_path: Path) -> None:
+    prepared = "GB; max_memory_allocated; Liger kernels; prepares the model"
+    base = {"peft": "qlora r8 (query)", "notes": prepared, "seq_len": "1024"}
+    rows = (base | {"id": f"a-{i}", "dtype": x} for i, x in enumerate(("bf16", "bf16-true")))
+    text = run(tmp_path, *rows)
+    gap = predicted(text, "a-0") - predicted(text, "a-1")
+    assert 0.5 < gap < 2 * EMBEDDING / 1e9  # a layer may hold almost as much
+
+
 def test_prime_rl_fuses_the_head_of_its_rl_trainer(tmp_path: Path) -> None:
     base = {"source": "PrimeIntellect-ai/prime-rl@1:issue", "seq_len": "8192"}
     chunked = "max_memory_allocated; fused chunked LM head (2048)"
