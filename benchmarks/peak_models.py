@@ -168,7 +168,7 @@ class _Activations:
 
     def _bytes(self, held: Iterable[Held]) -> int:
         found = sum(self._item_bytes(one.item) for one in held if one.item.where == "device")
-        return found + self._routed + self._quantized_inputs - self._unsaved
+        return found + self._routed + self._quantized_inputs + self._math - self._unsaved
 
     def _item_bytes(self, item: Item) -> int:
         if item.name == "logits":
@@ -210,6 +210,18 @@ class _Activations:
             return 0
         each = 2 * shape.hidden + shape.heads * shape.head_dim + shape.intermediate
         return 2 * row.tokens * each * self._whole_layers
+
+    @property
+    def _math(self) -> int:
+        """Of attention without a kernel (aten/src/ATen/native/transformers/attention.cpp,
+        _scaled_dot_product_attention_math): its probabilities, and queries, keys and values of all
+        heads, in fp32 instead of 16 bits; one layer's backward has two gradients of the former."""
+        row, shape = self.row, self.row.shape
+        saved = 4 * 3 * shape.heads - 2 * (shape.heads + 2 * shape.kv_heads)
+        scores = shape.heads * row.tokens**2 // row.sequences
+        probabilities = scores * (4 * self._whole_layers + 8 * row.checkpointed)
+        heads = saved * shape.head_dim * row.tokens * self._whole_layers
+        return (probabilities + heads) * row.math
 
     @property
     def _unsaved(self) -> int:

@@ -58,6 +58,18 @@ def eager(text: Text) -> bool:
     return _choice(text, "flash_attn", _ATTENTION)
 
 
+def without_kernel(text: Text) -> bool:
+    """Whether no kernel takes several heads of queries to one of keys, as transformers has them
+    computed since 4.48 where there is no padding to mask: flash attention needs an Ampere card, and
+    PyTorch's memory-efficient kernel as many of both (huggingface/transformers#48633). LitGPT and
+    torchtune repeat the keys themselves."""
+    padded = varied(text) and text["micro_batch"] != "1"
+    named = re.search(r"kernel|eff|flash|no|eager", text["flash_attn"])
+    repeated = re.search(r"torchtune|lit-?gpt", text["source"])
+    before = re.search(r"\b(?:t4(?!\d)|[vp]100|p40|gtx|titan|(?:rtx ?)?20[678]0)", text["gpu"])
+    return bool(before and "sdpa" in text["flash_attn"] and not (padded or named or repeated))
+
+
 def task(text: Text) -> bool:
     """Only jobs with one trained model are modelled (and DPO's frozen one), and nobody's model code
     that computes all of its backward itself."""

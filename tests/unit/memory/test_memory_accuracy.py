@@ -256,6 +256,29 @@ def test_autocast_casts_a_prepared_head_for_each_chunk(tmp_path: Path) -> None:
     assert 0.5 < gap < 2 * EMBEDDING / 1e9  # a layer may hold almost as much
 
 
+def test_cards_before_ampere_have_no_kernel_for_grouped_heads(tmp_path: Path) -> None:
+    base = {"gpu": "Tesla T4", "seq_len": "4096", "flash_attn": "sdpa"}
+    padded = {"micro_batch": "2", "notes": "max_memory_allocated; padded to the longest"}
+    whole = {"model": "meta-llama/Llama-2-7b-hf"}  # as many keys as queries
+    kinds: tuple[tuple[dict[str, str], dict[str, str]], ...] = (
+        ({}, {"gpu": "A100-40"}),
+        ({"flash_attn": ""}, {"flash_attn": "sdpa (memory-efficient kernel)"}),
+        ({"gpu": "V100"}, {"source": "meta-pytorch/torchtune@1:README"}),
+        (whole, whole | {"gpu": "A100-40"}),
+        (padded, padded | {"gpu": "A100-40"}),
+    )
+    rows = (
+        base | {"id": f"{name}-{i}"} | more
+        for i, both in enumerate(kinds)
+        for name, more in zip("ab", both, strict=True)
+    )
+    text = run(tmp_path, *rows)
+    gaps = [predicted(text, f"a-{i}") - predicted(text, f"b-{i}") for i in range(len(kinds))]
+    # Of a layer: fp32 probabilities and their two gradients; queries, and keys and values repeated.
+    layer = 12 * 32 * 4096**2 + (12 * 32 - 2 * 48) * 128 * 4096
+    assert gaps == pytest.approx([layer / 1e9] * 3 + [0, 0], abs=0.1)
+
+
 def test_prime_rl_fuses_the_head_of_its_rl_trainer(tmp_path: Path) -> None:
     base = {"source": "PrimeIntellect-ai/prime-rl@1:issue", "seq_len": "8192"}
     chunked = "max_memory_allocated; fused chunked LM head (2048)"
