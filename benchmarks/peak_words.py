@@ -244,6 +244,8 @@ def moments(text: Text) -> float:
         raise NotKnown("optimizer", value)
     if "paged" in value and metric(text["notes"]) in ("allocated", "reserved"):
         return 0.0
+    if re.search(r"\bno (?:optimizer )?step", value):  # a backward alone is measured
+        return 0.0
     momentum = 4.0 if "momentum" in value else 0.0
     kinds = (("adam", 8.0), ("lion", 4.0), ("adafactor", 0.02), ("sgd", momentum))
     for name, each in kinds:

@@ -78,6 +78,7 @@ STATES = (
     ({"dtype": "bfloat16 weights, no amp"}, 8),
     ({"dtype": "bf16 amp"}, 18),
     ({"dtype": "bf16", "optimizer": "Lion fused"}, 14),
+    ({"dtype": "pure bf16", "optimizer": "none (no step is made)"}, 4),
 )
 
 
