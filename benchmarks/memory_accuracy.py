@@ -44,7 +44,9 @@ LOOKED_AT = (
     *("rsoumyadeep/AlignLab-posttraining", "AgileRL/AgileRL", "gpjt/fine-tune-2024-04"),
     *("philschmid/deep-learning-pytorch-huggingface", "usamec/lowmem_finetuning"),
     *("ai-learner-1429/peft-examples", "ellisbrown/BDML25SP", "llama-recipes-on-3090"),
-    "hub.docker.com/u/thecloudgarage",
+    *("hub.docker.com/u/thecloudgarage", "Lightning-AI/lightning-thunder", "huggingface/trl"),
+    *("StochasticResult/DL_SLM_Gemma2b_LoRA_Fine-Tuning", "Pomilon/LEMA", "OpenRLHF/OpenRLHF"),
+    *("GoogleCloudPlatform/vertex-ai-samples", "jiaweizzhao/GaLore"),
 )
 """Sources whose rows were looked at after a first prediction, which docs/performance.md keeps."""
 GAPS = tuple(n / 100 for n in range(2, 13))
