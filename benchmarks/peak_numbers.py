@@ -78,5 +78,10 @@ def metric(notes: str) -> Metric:
 
 def trl(text: Text) -> tuple[int, int]:
     """TRL's version, where one is named."""
-    found = re.search(r"\btrl[ =v]*(\d+)\.(\d+)", f"{text['task']} {text['notes']}")
+    return version(text, "trl")
+
+
+def version(text: Text, library: str) -> tuple[int, int]:
+    """(0, 0) where none is named."""
+    found = re.search(rf"\b{library}[ =v]*(\d+)\.(\d+)", f"{text['task']} {text['notes']}")
     return (int(found[1]), int(found[2])) if found else (0, 0)

@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from peak_losses import NO_LIGER
-from peak_numbers import NotKnown, Text, metric, trl
+from peak_numbers import NotKnown, Text, metric, trl, version
 
 Strategy = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp"]
 Precision = Literal["mixed", "pure", "fp32", "fp32 weights"]
@@ -60,12 +60,14 @@ def eager(text: Text) -> bool:
 
 def without_kernel(text: Text) -> bool:
     """Whether no kernel takes several heads of queries to one of keys, as transformers has them
-    computed since 4.48 where there is no padding to mask: flash attention needs an Ampere card, and
-    PyTorch's memory-efficient kernel as many of both (huggingface/transformers#48633). LitGPT and
-    torchtune repeat the keys themselves."""
+    computed since 4.48, of 2025, where there is no padding to mask: flash attention needs an Ampere
+    card, and PyTorch's memory-efficient kernel as many of both (huggingface/transformers#48633).
+    LitGPT and torchtune repeat the keys themselves, as transformers did."""
     padded = varied(text) and text["micro_batch"] != "1"
-    named = re.search(r"kernel|eff|flash|no|eager", text["flash_attn"])
-    repeated = re.search(r"torchtune|lit-?gpt", text["source"])
+    named = re.search(r"kernel|eff|flash", text["flash_attn"])
+    dated = re.search(r"\b202[0-4]\b", f"{text['source']} {text['notes']}")
+    earlier = dated or (0, 0) < version(text, "transformers") < (4, 48)
+    repeated = earlier or re.search(r"torchtune|lit-?gpt", text["source"])
     before = re.search(r"\b(?:t4(?!\d)|[vp]100|p40|gtx|titan|(?:rtx ?)?20[678]0)", text["gpu"])
     return bool(before and "sdpa" in text["flash_attn"] and not (padded or named or repeated))
 
