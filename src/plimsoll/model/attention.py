@@ -26,11 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from plimsoll.errors import ConfigError
 from plimsoll.model.cpu_attention import Span, packed_attention, spans
+from plimsoll.model.dot_product import dot_product
 from plimsoll.records import Ints, leaders
 
 SDPA = "plimsoll_sdpa"
@@ -220,15 +220,11 @@ def _one_sequence(sequence: _Sequence, pack: _Pack) -> Tensor:
     query, key, value = sequence
     window = _window(pack, key.shape[2])
     if pack.softcap is None and window is None and query.shape[2] == key.shape[2]:
-        return scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=pack.scaling, enable_gqa=True
-        )
+        return dot_product(query, key, value, None, pack.scaling)
     mask = _mask(pack.layout, query, key.shape[2], window)
     if pack.softcap is not None:
         return _softcapped(query, key, value, mask, pack.scaling, pack.softcap)
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=pack.scaling, enable_gqa=True
-    )
+    return dot_product(query, key, value, mask, pack.scaling)
 
 
 def _window(pack: _Pack, keys: int) -> int | None:

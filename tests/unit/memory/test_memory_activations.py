@@ -146,6 +146,23 @@ def test_attention_sequence_by_sequence_saves_its_output_twice() -> None:
     assert found["device activations"] - _bytes(FULL)["device activations"] == 32 * STREAM
 
 
+def test_a_card_without_the_flash_kernel_keeps_keys_and_values_for_every_head() -> None:
+    """Of Llama 3 8B, 32 heads of queries and 8 of keys, 128 wide; Llama 2 7B has as many of both.
+    A mask, which the flash kernel does not take, asks for the same."""
+    form = replace(FULL, attention="sdpa")
+    bare = replace(form, flash=False)
+    grouped = "meta-llama/Meta-Llama-3-8B"
+    more = 2 * 2 * 24 * 128 * 4096  # keys and values in bfloat16, of 24 heads more
+    flash, other = (_bytes(x, name=grouped)["device activations"] for x in (form, bare))
+    assert other - flash == 32 * more
+    assert _bytes(form) == _bytes(bare)
+    steps = layer_steps(read_shape(grouped), SHARED, form)
+    (masked,) = (step for step in steps if step.part == "attention")
+    output, sums, masks = 2 * 4096 * 4096, 4 * 4096 * 32, 2 * 4096 * 1024
+    gathered = 2 * 4096 * (2 * 32 + 1.5 * 32) * 128  # of 32 heads, keys, values and queries
+    assert masked.saved == 2 * output + sums + masks + gathered
+
+
 SCORES = 32 * 4096 * 1024  # of every head, each query with 1,024 keys
 
 

@@ -86,6 +86,8 @@ class ActivationForm:
     inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
     fused: norms and gated MLPs like Llama's are those of model/norms.py and model/gated.py; else
         transformers' own.
+    flash: with sdpa on a card, its flash kernel serves where there is no mask; others have keys and
+        values repeated for every head (model/dot_product.py).
     """
 
     element: int
@@ -99,6 +101,7 @@ class ActivationForm:
     inputs_on_host: bool = False
     device: Literal["cuda", "cpu"] = "cuda"
     fused: bool = False
+    flash: bool = True
 
     def adapts(self, linear: str) -> bool:
         """Whether a linear layer of that name has an adapter."""

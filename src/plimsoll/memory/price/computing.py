@@ -46,6 +46,7 @@ def activation_form(
         inputs_on_host=model.activation_offload == "cpu" and device == "cuda",
         device=device,
         fused=True,
+        flash=not any(against_varlen(device, capability, model.dtype, False, shape.head_dim)),
     )
 
 

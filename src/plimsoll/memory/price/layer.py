@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plimsoll.memory.price.activation_form import BLOCK_ELEMENTS, ActivationForm
-from plimsoll.memory.price.masks import sees_all_before
+from plimsoll.memory.price.masks import repeated_share, sees_all_before
 from plimsoll.memory.shapes.shape import Linear, MicroBatch, ModelShape
 
 QUERIES = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn")
@@ -47,13 +47,29 @@ class Layer:
         return self.work.tokens * self.shape.kv_heads * self.shape.head_dim
 
     @property
+    def attended(self) -> int:
+        """The keys as attention gets them, as many as values: of every head where they are
+        repeated."""
+        return int(self.keys + (self.queries - self.keys) * self._repeated)
+
+    @property
+    def longest_attended(self) -> int:
+        """Those of the longest sequence that are repeated, and of values as many."""
+        return int(self._repeated * self.work.longest * self.shape.heads * self.shape.head_dim)
+
+    @property
     def gathered(self) -> int:
         """Keys and values that a second sequence attends to; by sequence, its queries too."""
         if sees_all_before(self.shape, self.work, self.form):
             return 0
         by_sequence = self.form.attention == "sdpa"
-        again = 2 * self.shape.kv_heads + 1.5 * self.shape.heads * by_sequence
+        more = (self.shape.heads - self.shape.kv_heads) * self._repeated
+        again = 2 * (self.shape.kv_heads + more) + 1.5 * self.shape.heads * by_sequence
         return int(self.work.shared * again * self.shape.head_dim)
+
+    @property
+    def _repeated(self) -> float:
+        return repeated_share(self.shape, self.work, self.form)
 
     @property
     def weighted(self) -> int:

@@ -53,8 +53,10 @@ def _attention(layer: Layer) -> Iterator[Step]:
         yield _norm(layer, layer.queries, shape.heads, False, 2 * layer.keys)
         yield _norm(layer, layer.keys, shape.kv_heads, False, layer.keys + layer.queries)
     if not shape.softcapped:
-        # The rotary embedding makes new tensors; a slice of a fused projection keeps all of it.
-        rotated = layer.queries + layer.keys + (projected if fused else layer.keys)
+        # The rotary embedding makes new tensors; a slice of a fused projection keeps all of it,
+        # unless it is repeated.
+        values = projected if fused and not layer.longest_attended else layer.attended
+        rotated = layer.queries + layer.attended + values
         scratch = element * (projected + layer.queries)
         yield Step("queries, keys, values", element * rotated, scratch)
     yield _scores(layer)
@@ -92,7 +94,8 @@ def _scores(layer: Layer) -> Step:
         return Step("attention", saved, output + gradients + _of_a_batch(layer) - joined)
     masks = aligned_mask_bytes(shape, layer.work, layer.form)
     saved = output + _FP32 * tokens * shape.heads + gathered + masks
-    return Step("attention", saved + joined, output + 2 * gradients - joined)
+    repeated = element * 2 * layer.longest_attended
+    return Step("attention", saved + joined, output + 2 * gradients + repeated - joined)
 
 
 def _of_a_batch(layer: Layer) -> int:

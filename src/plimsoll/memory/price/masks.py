@@ -21,12 +21,28 @@ def mask_bytes(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> int
 def aligned_mask_bytes(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> int:
     """What a card's kernels make of them in a layer, to align their rows; the mean over all layers,
     of which only some may have a window."""
-    if form.attention != "sdpa" or shape.softcapped or form.device == "cpu":
+    if not _by_kernel(shape, form):
         return 0
-    layers = shape.sliding_layers if _is_windowed(shape, work) else 0
+    return form.element * work.tokens * work.longest * _masked(shape, work) // shape.layers
+
+
+def repeated_share(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> float:
+    """Of the layers, those in which a card's kernel gets keys and values repeated for every head of
+    queries (model/dot_product.py)."""
+    if not _by_kernel(shape, form) or shape.heads == shape.kv_heads:
+        return 0.0
+    return _masked(shape, work) / shape.layers if form.flash else 1.0
+
+
+def _by_kernel(shape: ModelShape, form: ActivationForm) -> bool:
+    return form.attention == "sdpa" and not shape.softcapped and form.device != "cpu"
+
+
+def _masked(shape: ModelShape, work: MicroBatch) -> int:
+    """Layers."""
     if work.shared:
-        layers = shape.layers
-    return form.element * work.tokens * work.longest * layers // shape.layers
+        return shape.layers
+    return shape.sliding_layers if _is_windowed(shape, work) else 0
 
 
 def sees_all_before(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> bool:
