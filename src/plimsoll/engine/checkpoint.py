@@ -2,9 +2,10 @@
 
 Every rank writes the stretches that it holds to safetensors files of its own; at a resume every
 rank reads those that it then holds, whoever wrote them. So a run goes on with another number of
-ranks, another ZeRO stage or another offload; on the same ones, bit for bit. The model's weights are
-the masters', rounded. The moments of 8-bit Adam are quantised in blocks of what a rank held, and
-are read back by a run that is divided in the same way alone.
+ranks, another ZeRO stage or another offload; on the same ones, bit for bit, and then every stretch
+is held against its checksum. The model's weights are the masters', rounded. The moments of 8-bit
+Adam are quantised in blocks of what a rank held, and are read back by a run that is divided in the
+same way alone.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import show
+from plimsoll.engine.checksums import check, save_checked
 from plimsoll.engine.masters import Part
 from plimsoll.engine.steps import Steps
 from plimsoll.errors import ConfigError
@@ -140,7 +141,7 @@ def write_rows(rows: Rows, parts: Sequence[Part], directory: Path, rank: int) ->
 
 def _write(tensors: dict[str, Tensor], path: Path) -> None:
     with explained(path):
-        save_file(tensors, path)
+        save_checked(tensors, path)
 
 
 def _stretches(rows: Rows, parts: Sequence[Part]) -> Iterator[tuple[str, Tensor]]:
@@ -200,6 +201,8 @@ def _read_file(path: Path, rows: Rows, by_name: Mapping[str, Sequence[Part]]) ->
                 if begin < end:
                     place = part.offset + begin - part.start
                     found = stretch[begin - int(start) : end - int(start)]
+                    if [len(found)] == stretch.get_shape():
+                        check(file, key, found)
                     rows[kind][part.master].narrow(0, place, end - begin).copy_(found)
                     read += end - begin
     return read
@@ -219,7 +222,9 @@ def read_weights(directory: Path, kind: str) -> dict[str, Tensor]:
                 for key in file.keys():  # noqa: SIM118
                     its_kind, start, name = key.split("/", 2)
                     if its_kind == kind:
-                        found.setdefault(name, []).append((int(start), file.get_tensor(key)))
+                        piece = file.get_tensor(key)
+                        check(file, key, piece)
+                        found.setdefault(name, []).append((int(start), piece))
     except (OSError, SafetensorError) as error:
         raise broken(directory, str(error)) from error
     if not found:
@@ -252,9 +257,11 @@ def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:
     """What `write_blocks` wrote, by the number of the master."""
     states: dict[int, dict[str, Tensor]] = {}
     try:
-        for key, tensor in load_file(directory / _blocks(rank)).items():
-            number, name = key.split("/", 1)
-            states.setdefault(int(number), {})[name] = tensor
+        with safe_open(directory / _blocks(rank), "pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                number, name = key.split("/", 1)
+                tensor = states.setdefault(int(number), {})[name] = file.get_tensor(key)
+                check(file, key, tensor)
     except (OSError, SafetensorError) as error:
         raise broken(directory, str(error)) from error
     return states

@@ -13,12 +13,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import Tensor
 
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.checkpoint import Form, read_form, read_rows, write_form, write_rows
+from plimsoll.engine.checkpoint import (
+    Form,
+    read_blocks,
+    read_form,
+    read_rows,
+    read_weights,
+    write_blocks,
+    write_form,
+    write_rows,
+)
 from plimsoll.engine.masters import Part
 from plimsoll.engine.shapes import check_shapes, write_shapes
 from plimsoll.engine.steps import Steps
@@ -109,6 +119,28 @@ def test_a_torn_file_is_told(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(ConfigError, match="holds no whole checkpoint"):
         read_rows({"master": [row]}, parts, tmp_path)
+
+
+def test_a_changed_byte_is_told(tmp_path: Path) -> None:
+    row, parts = joined({"w": torch.arange(10.0)}, 1, 0)
+    write_rows({"master": [row]}, parts, tmp_path, 0)
+    write_blocks([{"state1": torch.arange(5, dtype=torch.uint8)}], tmp_path, 0)
+    for file in tmp_path.iterdir():
+        data = file.read_bytes()
+        file.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+    with pytest.raises(ConfigError, match="master/0/w is not what was written"):
+        read_rows({"master": [row]}, parts, tmp_path)
+    with pytest.raises(ConfigError, match="master/0/w is not what was written"):
+        read_weights(tmp_path, "master")
+    with pytest.raises(ConfigError, match="0/state1 is not what was written"):
+        read_blocks(tmp_path, 0)
+
+
+def test_a_checkpoint_without_checksums_is_read(tmp_path: Path) -> None:
+    row, parts = joined({"w": torch.zeros(3)}, 1, 0)
+    save_file({"master/0/w": torch.arange(3.0)}, tmp_path / "rank-00000-00000.safetensors")
+    read_rows({"master": [row]}, parts, tmp_path)
+    assert torch.equal(row, torch.arange(3.0))
 
 
 OTHERS = {

@@ -1,0 +1,34 @@
+"""Tensors in a file with their checksums: what a disk or a copy changed is not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+
+def save_checked(tensors: dict[str, Tensor], path: Path) -> None:
+    """Write tensors of this host, and in the file's metadata the checksum of each."""
+    save_file(tensors, path, {name: _checksum(tensor) for name, tensor in tensors.items()})
+
+
+def check(file: Any, name: str, tensor: Tensor) -> None:
+    """Hold a whole tensor that was read against its checksum; a file of an earlier version has
+    none. file: that `safe_open` gives.
+
+    Raises:
+        SafetensorError: it is not what was written.
+    """
+    written: Mapping[str, str] = file.metadata() or {}
+    if name in written and written[name] != _checksum(tensor):
+        raise SafetensorError(f"{name} is not what was written: its checksum is another")
+
+
+def _checksum(tensor: Tensor) -> str:
+    return xxhash.xxh3_64_hexdigest(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
