@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from plimsoll.run.files import append_whole, write_whole
+
+_NAME = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
 
 
 class TensorBoardWriter:
@@ -27,8 +30,10 @@ class TensorBoardWriter:
 
     def __init__(self, directory: Path, first_step: int = 1) -> None:
         now = time.time()
-        # TensorBoard reads files in the order of their names, that is of their beginning.
-        name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard reads files in the order of their names, that is of their beginning; the clock
+        # may have gone back since, or be that of another machine.
+        begun = max([now, *(begun + 1e-6 for begun in _beginnings(directory))])
+        name = f"events.out.tfevents.{begun:017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._path = directory / name
         start = SessionLog(status=SessionLog.START)
         head = Event(wall_time=now, file_version="brain.Event:2")
@@ -40,6 +45,11 @@ class TensorBoardWriter:
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
         event = Event(wall_time=time.time(), step=step, summary=Summary(value=values))
         append_whole(self._path, _record(event))
+
+
+def _beginnings(directory: Path) -> list[float]:
+    """What the names of the event files that are there say."""
+    return [float(match[1]) for path in directory.glob("*") if (match := _NAME.match(path.name))]
 
 
 def _record(event: Event) -> bytes:

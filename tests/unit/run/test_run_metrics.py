@@ -81,6 +81,18 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
     assert scalars(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
 
 
+def test_tensorboard_shows_each_step_once_where_the_clock_goes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first, now in ((0, 1_700_000_000.0), (3, 1_600_000_000.0), (2, 1_600_000_000.0)):
+        monkeypatch.setattr("time.time", lambda now=now: now)
+        writer = TensorBoardWriter(tmp_path, first_step=first)
+        for step in range(first, 5):
+            writer.write(step, {"loss": first})
+    monkeypatch.undo()
+    assert scalars(tmp_path, "loss") == [(0, 0), (1, 0), (2, 2), (3, 2), (4, 2)]
+
+
 def test_tensorboard_keeps_what_it_had_where_the_disk_is_full(tmp_path: Path) -> None:
     """A limit on the size of files stands for it."""
     writer = TensorBoardWriter(tmp_path)
