@@ -43,7 +43,11 @@ def _save(session: Session, cluster: Cluster, state: RunState) -> None:
         for role in trained_roles(session.config):
             ranks_of(cluster, role).all(Worker.save_checkpoint, role, (partial / role).absolute())
         state.save(partial / "state.json")
-    directory.prune_checkpoints(session.config.run.keep_checkpoints, state.best_step)
+    _prune(session, state)
+
+
+def _prune(session: Session, state: RunState) -> None:
+    session.directory.prune_checkpoints(session.config.run.keep_checkpoints, state.best_step)
 
 
 def restore(session: Session, cluster: Cluster) -> None:
@@ -56,6 +60,7 @@ def restore(session: Session, cluster: Cluster) -> None:
         )
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
     _go_on_with(session, config_text(session.job, session.config))
+    _prune(session, session.state)  # killed in between, it has one more than it keeps
     if session.state.step >= session.config.run.steps:
         session.progress.note(
             f"no step is left of {session.config.run.steps} (run.steps): only the model is written"

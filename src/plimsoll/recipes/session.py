@@ -124,8 +124,11 @@ class Session:
         self.clock.reset()
 
     def write_rest(self) -> None:
-        """Write what was read of a last checkpoint, or of a step that did not end."""
+        """Write what was read of a last checkpoint, or of a step that did not end. A run that went
+        on with no step left, and only wrote its model, has these rows from before."""
         saved = "save" in self.ledger.phases()
+        if saved and self.steps_done == self.state.step:
+            return
         self.sink.write_ledger(self.ledger.take(self.ledger.step + (0 if saved else 1)))
 
     def due(self, every: int | None, step: int) -> bool:
@@ -171,7 +174,7 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         stop = stack.enter_context(StopRequest())
         board = None
         if config.run.tensorboard:
-            board = TensorBoardWriter(directory.tensorboard_path, state.step + 1)
+            board = TensorBoardWriter(directory.tensorboard_path, state.step + 1 if latest else 0)
         progress = stack.enter_context(Progress(job, config.run.steps, directory.path, sys.stdout))
         if not reset_process_peak():
             progress.note(

@@ -244,7 +244,8 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
 
 def _tidy(run: RunDirectory) -> None:
     """Take away leftovers of killed processes, and what belongs to steps after the checkpoint."""
-    _remove_leftovers(run.path, ".*", "checkpoints/.*", "trajectories/.*")
+    folders = ("checkpoints", "trajectories", "tensorboard")
+    _remove_leftovers(run.path, ".*", *(f"{folder}/.*" for folder in folders))
     run.out_of_memory_path.unlink(missing_ok=True)
     latest = run.latest_checkpoint()
     step = latest[0] if latest else -1  # without a checkpoint even step 0 is done again

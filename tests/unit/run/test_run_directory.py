@@ -95,6 +95,9 @@ def test_resume_has_each_step_once(tmp_path: Path) -> None:
         save(run, 4)
     (run.path / "checkpoints" / ".step-000006.partial-12345678").mkdir()
     (run.path / "trajectories" / ".step-000007.parquet.partial-12345678").write_text("half")
+    event_file = run.tensorboard_path / ".events.out.tfevents.partial-12345678"
+    event_file.parent.mkdir()
+    event_file.write_text("half")
     (run.path / ".git").mkdir()  # not the run's
     with run.metrics_path.open("a") as file:
         file.write('{"step": 7, "pa')
@@ -112,7 +115,7 @@ def test_resume_has_each_step_once(tmp_path: Path) -> None:
         "step-000002",
         "step-000004",
     ]
-    assert [item.name for item in tmp_path.glob(".*")] == [".git"]
+    assert [item.name for item in tmp_path.rglob(".*")] == [".git"]
 
 
 def test_auto_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
