@@ -5,6 +5,7 @@ with each step once everywhere, and nothing half written is left.
 from __future__ import annotations
 
 import copy
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,3 +118,21 @@ def shown_steps(run: Path) -> Iterator[tuple[str, list[int]]]:
     events = EventAccumulator(str(run / "tensorboard")).Reload()
     for tag in events.Tags()["scalars"]:
         yield tag, [event.step for event in events.Scalars(tag)]
+
+
+def test_rows_are_on_the_disk_before_a_checkpoint_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the power fails, nothing else would write the rows of its steps."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    monkeypatch.setattr("os.fsync", watched)
+    assert run_here(home, "ppo", "ppo.yaml", "--run.directory", "synced").code == 0
+    watched_for = ("metrics.jsonl", "ledger.jsonl", "checkpoints")
+    order = [name for name in synced if name in watched_for]
+    assert order == [*watched_for] * 3

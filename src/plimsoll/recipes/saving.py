@@ -39,6 +39,7 @@ def save_when_due(session: Session, cluster: Cluster, state: RunState) -> None:
 
 def _save(session: Session, cluster: Cluster, state: RunState) -> None:
     directory = session.directory
+    directory.sync_rows()
     with whole_directory(directory.checkpoint_path(state.step)) as partial:
         for role in trained_roles(session.config):
             ranks_of(cluster, role).all(Worker.save_checkpoint, role, (partial / role).absolute())

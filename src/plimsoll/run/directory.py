@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
-from plimsoll.run.files import is_temporary, remove_directory, write_whole
+from plimsoll.run.files import explained, is_temporary, remove_directory, sync, write_whole
 from plimsoll.run.lock import lock_directory
 from plimsoll.run.rows import Row, append_row, append_rows, keep_rows_until, write_rows
 
@@ -147,6 +147,14 @@ class RunDirectory:
     def append_metrics(self, row: Row) -> None:
         """Add the row of a step; its `step` is the number of the step."""
         append_row(self.metrics_path, row)
+
+    def sync_rows(self) -> None:
+        """Have the system put metrics and ledger on the disk. Before a checkpoint: where the power
+        fails, it must not outlive the rows of its steps, which nothing would write again."""
+        for path in (self.metrics_path, self.ledger_path, self.path):
+            if path.exists():
+                with explained(path):
+                    sync(path)
 
     def append_ledger(self, rows: Iterable[Row]) -> None:
         """Add rows to the ledger; their `step` is the number of the step."""

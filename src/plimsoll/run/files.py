@@ -83,9 +83,9 @@ def whole_file(path: Path) -> Iterator[Path]:
     try:
         with explained(path):
             yield partial
-            _sync(partial)
+            sync(partial)
             partial.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
     finally:
         with suppress(OSError):  # it is not there, or the file system is read-only
             partial.unlink()
@@ -109,10 +109,10 @@ def whole_directory(path: Path) -> Iterator[Path]:
                 if item.is_file():
                     with suppress(OSError):  # a file system without rights
                         item.chmod(readable)
-                _sync(item)
+                sync(item)
             aside = _put_aside(path)
             partial.replace(path)
-            _sync(path.parent)
+            sync(path.parent)
             shutil.rmtree(aside, ignore_errors=True)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -159,7 +159,7 @@ def _sibling(path: Path) -> Path:
     return path.with_name(f".{path.name}{_MARK}{uuid.uuid4().hex[:8]}")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Have the system put a file, or a directory's entries, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
