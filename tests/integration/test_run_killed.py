@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
-from commands import PPO, metrics, run, run_here, write_config, write_task
+from commands import PPO, cut_off, metrics, run, run_here, write_config, write_task
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from plimsoll.run.rows import read_rows
@@ -96,6 +96,16 @@ def test_a_run_with_one_checkpoint_too_many_and_no_step_left(home: Path, whole: 
     assert run_here(home, *words, "--run.resume", "auto").code == 0
     assert [item.name for item in (home / "ended" / "checkpoints").iterdir()] == ["step-000002"]
     assert_each_step_once(home / "ended")
+
+
+def test_a_checkpoint_with_the_name_of_another_step_is_refused(home: Path, whole: Path) -> None:
+    cut_off(whole, home / "renamed", 3)
+    last = home / "renamed" / "checkpoints" / "step-000003"
+    last.rename(last.with_name("step-000007"))
+    words = ("ppo", "ppo.yaml", "--run.directory", "renamed", "--run.resume", "auto")
+    refused = run_here(home, *words)
+    assert refused.code == 2
+    assert "is named after step 7, and its state.json is of step 3" in refused.err
 
 
 def written(run: Path) -> list[str]:

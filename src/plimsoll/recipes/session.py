@@ -16,7 +16,7 @@ from plimsoll.config.jobs import JobConfig
 from plimsoll.config.roles import role_models
 from plimsoll.data.report import BadRow
 from plimsoll.engine.worker import StepResult
-from plimsoll.errors import Interrupted, WorkerDied
+from plimsoll.errors import ConfigError, Interrupted, WorkerDied
 from plimsoll.memory.meter import read_host
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.process_peaks import Footprints
@@ -165,7 +165,7 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(config.run))
         latest = directory.latest_checkpoint()
-        state = RunState.load(latest[1] / "state.json") if latest else _FRESH
+        state = _state_of(*latest) if latest else _FRESH
         if latest is None:
             directory.write_config(config_text(job, config))
         plan, predicted = plan_run(config), predicted_peaks(config)
@@ -199,6 +199,18 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         )
         stack.callback(session.write_rest)
         yield session
+
+
+def _state_of(step: int, checkpoint: Path) -> RunState:
+    """Of a checkpoint with the name of that step."""
+    state = RunState.load(checkpoint / "state.json")
+    if state.step != step:
+        raise ConfigError(
+            f"{checkpoint} is named after step {step}, and its state.json is of step {state.step}: "
+            f"steps would come twice or not at all. Give it the name of its own step, or resume "
+            f"from another checkpoint (remove this one)."
+        )
+    return state
 
 
 @contextmanager
