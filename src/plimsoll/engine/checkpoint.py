@@ -21,7 +21,7 @@ from torch import Tensor
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import show
-from plimsoll.engine.checksums import check, save_checked
+from plimsoll.engine.checksums import check, checksums, save_checked
 from plimsoll.engine.masters import Part
 from plimsoll.engine.steps import Steps
 from plimsoll.errors import ConfigError
@@ -192,6 +192,7 @@ def _read_file(path: Path, rows: Rows, by_name: Mapping[str, Sequence[Part]]) ->
     """The number of elements that were wanted of this file."""
     read = 0
     with safe_open(path, "pt") as file:
+        written = checksums(file)
         for key in file.keys():  # noqa: SIM118
             kind, start, name = key.split("/", 2)
             for part in by_name.get(name, ()) if kind in rows else ():
@@ -202,7 +203,7 @@ def _read_file(path: Path, rows: Rows, by_name: Mapping[str, Sequence[Part]]) ->
                     place = part.offset + begin - part.start
                     found = stretch[begin - int(start) : end - int(start)]
                     if [len(found)] == stretch.get_shape():
-                        check(file, key, found)
+                        check(written, key, found)
                     rows[kind][part.master].narrow(0, place, end - begin).copy_(found)
                     read += end - begin
     return read
@@ -219,11 +220,12 @@ def read_weights(directory: Path, kind: str) -> dict[str, Tensor]:
     try:
         for path in sorted(directory.glob("rank-*-*.safetensors")):
             with safe_open(path, "pt") as file:
+                written = checksums(file)
                 for key in file.keys():  # noqa: SIM118
                     its_kind, start, name = key.split("/", 2)
                     if its_kind == kind:
                         piece = file.get_tensor(key)
-                        check(file, key, piece)
+                        check(written, key, piece)
                         found.setdefault(name, []).append((int(start), piece))
     except (OSError, SafetensorError) as error:
         raise broken(directory, str(error)) from error
@@ -258,10 +260,11 @@ def read_blocks(directory: Path, rank: int) -> dict[int, dict[str, Tensor]]:
     states: dict[int, dict[str, Tensor]] = {}
     try:
         with safe_open(directory / _blocks(rank), "pt") as file:
+            written = checksums(file)
             for key in file.keys():  # noqa: SIM118
                 number, name = key.split("/", 1)
                 tensor = states.setdefault(int(number), {})[name] = file.get_tensor(key)
-                check(file, key, tensor)
+                check(written, key, tensor)
     except (OSError, SafetensorError) as error:
         raise broken(directory, str(error)) from error
     return states

@@ -18,14 +18,18 @@ def save_checked(tensors: dict[str, Tensor], path: Path) -> None:
     save_file(tensors, path, {name: _checksum(tensor) for name, tensor in tensors.items()})
 
 
-def check(file: Any, name: str, tensor: Tensor) -> None:
-    """Hold a whole tensor that was read against its checksum; a file of an earlier version has
-    none. file: that `safe_open` gives.
+def checksums(file: Any) -> Mapping[str, str]:
+    """Of the tensors of a file that `safe_open` gives; none in one of an earlier version."""
+    written: Mapping[str, str] = file.metadata() or {}
+    return written
+
+
+def check(written: Mapping[str, str], name: str, tensor: Tensor) -> None:
+    """Hold a whole tensor that was read against the checksum that was written with it.
 
     Raises:
         SafetensorError: it is not what was written.
     """
-    written: Mapping[str, str] = file.metadata() or {}
     if name in written and written[name] != _checksum(tensor):
         raise SafetensorError(f"{name} is not what was written: its checksum is another")
 

@@ -26,7 +26,8 @@ def attended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     of_head = torch.arange(query.shape[1]) // (query.shape[1] // key.shape[1])
     scores = query @ key[:, of_head].mT / query.shape[-1] ** 0.5
     hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
-    return scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value[:, of_head]
+    output: Tensor = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value[:, of_head]
+    return output
 
 
 @pytest.mark.parametrize("masked", [False, True])
