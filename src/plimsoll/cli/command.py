@@ -35,30 +35,32 @@ _OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZ
 _HELP = """\
 Plimsoll: RLHF that knows its load line.
 
-  plimsoll demo                             the whole story on a CPU, in minutes
-  plimsoll sft CONFIG.yaml [--key value]    supervised fine-tuning
-  plimsoll distill CONFIG.yaml [--key ...]  a student learns a teacher's distributions
-  plimsoll rm CONFIG.yaml [--key value]     a reward model, from pairs
-  plimsoll prm CONFIG.yaml [--key value]    a process reward model, from labelled steps
-  plimsoll dpo CONFIG.yaml [--key value]    learning from pairs: DPO and its family
-  plimsoll kto CONFIG.yaml [--key value]    learning from responses labelled good or bad
-  plimsoll ppo CONFIG.yaml [--key value]    proximal policy optimisation
-  plimsoll eval CONFIG|RUN                  how good a model is on held-out rows
-  plimsoll export RUN --to DIRECTORY        a checkpoint as a model that others load
-  plimsoll merge ADAPTER --out DIRECTORY    an adapter and its base as one plain model
-  plimsoll plan CONFIG.yaml                 will it fit? every byte by role, phase and item
-  plimsoll report RUN                       predicted against measured memory, and curves
-  plimsoll calibrate RUN...                 fit the plan's constants to this machine's runs
-  plimsoll doctor                           what is wrong with this machine, and how to mend it
+  plimsoll demo                     the whole story on a CPU, in minutes
+  plimsoll sft CONFIG.yaml          supervised fine-tuning
+  plimsoll distill CONFIG.yaml      a student learns a teacher's distributions
+  plimsoll rm CONFIG.yaml           a reward model, from pairs
+  plimsoll prm CONFIG.yaml          a process reward model, from labelled steps
+  plimsoll dpo CONFIG.yaml          learning from pairs: DPO and its family
+  plimsoll kto CONFIG.yaml          learning from responses labelled good or bad
+  plimsoll ppo CONFIG.yaml          proximal policy optimisation
+  plimsoll eval CONFIG|RUN          how good a model is on held-out rows
+  plimsoll export RUN --to DIR      a checkpoint as a model that others load
+  plimsoll merge ADAPTER --out DIR  an adapter and its base as one plain model
+  plimsoll plan CONFIG.yaml         will it fit? every byte by role, phase, item
+  plimsoll report RUN               predicted and measured memory, and curves
+  plimsoll calibrate RUN...         fit the plan's constants to this machine
+  plimsoll doctor                   what is wrong here, and how to mend it
 
-  --dry-run    print the resolved config, what would run where, and the plan; start nothing
+  --dry-run    print the resolved config, what would run where, and the plan;
+               start nothing
   --force      start a run that the plan says does not fit
   --debug      show the traceback of an error
   --help       this; `plimsoll ppo --help` lists every key of a config,
                `plimsoll ppo --help actor.zero` those of a section
   --version    print the version
 
-Each key of a config can be given as a flag, such as `--run.steps 100`, which wins over the file."""
+Each key of a config can be given as a flag, such as `--run.steps 100`, which
+wins over the file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -112,11 +112,12 @@ def _job_help(name: str, model: type[Settings], section: str) -> str:
     if section:
         return keys.lstrip("\n")
     return (
-        f"plimsoll {name} CONFIG.yaml [--section.key VALUE ...] [--dry-run] [--force] [--debug]\n"
+        f"plimsoll {name} CONFIG.yaml [--section.key VALUE ...]\n"
+        f"    [--dry-run] [--force] [--debug]\n"
         f"plimsoll {name} --help [SECTION]\n\n"
         f"Example: plimsoll {name} {name}.yaml --run.directory runs/one --run.steps 100\n\n"
-        f"The keys, for the file (nested) and as flags. What the file says, a flag overrides.\n"
-        f"Relative paths are relative to the current directory.\n{keys}"
+        f"The keys, for the file (nested) and as flags. What the file says, a flag\n"
+        f"overrides. Relative paths are relative to the current directory.\n{keys}"
     )
 
 

@@ -43,7 +43,9 @@ def _paragraph(key: Key, width: int) -> str:
         head = f"\n{key.name}:" if len(key.path) == 1 else f"{key.name}:"
     else:
         default = "required" if key.required else f"default {key.default}" if key.default else ""
-        head = f"  --{key.name}  [{'; '.join(part for part in (key.kind, default) if part)}]"
+        head = f"  --{key.name}"
+        kind = f"[{'; '.join(part for part in (key.kind, default) if part)}]"
+        head += f"  {kind}" if len(head) + 2 + len(kind) <= width else f"\n      {kind}"
     indent = " " * (2 if key.section else 6)
     return "\n".join(
         [head, textwrap.fill(key.doc, width, initial_indent=indent, subsequent_indent=indent)]

@@ -90,6 +90,7 @@ def test_help_is_printed_when_nothing_is_asked(capsys: Captured) -> None:
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == said
     assert all(f"plimsoll {command}" in said for command in ("demo", "sft", "ppo", "doctor"))
+    assert all(len(line) <= 80 for line in said.splitlines())
 
 
 def test_every_job_has_its_command_its_recipe_and_its_line_of_help(capsys: Captured) -> None:
@@ -107,9 +108,11 @@ def test_version(capsys: Captured) -> None:
     assert capsys.readouterr().out == f"plimsoll {plimsoll.__version__}\n"
 
 
-def test_help_of_a_job_and_of_a_section(capsys: Captured) -> None:
+def test_help_of_a_job_and_of_a_section(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["ppo", "--help"]) == 0
     whole = capsys.readouterr().out
+    assert all(len(line) <= 80 for line in whole.splitlines())
     assert "Example: plimsoll ppo ppo.yaml" in whole and "--rollout.engines" in whole
     assert main(["ppo", "--help", "actor.zero"]) == 0
     part = capsys.readouterr().out
