@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from plimsoll.config.jobs import (
     ComparedJobConfig,
@@ -49,7 +50,7 @@ def run_eval(found: FoundModel) -> str:
     Raises:
         ConfigError: the model has other tokens than what it is compared with, or nothing is held
             out.
-        PlimsollError: the directory cannot be made.
+        PlimsollError: the directory cannot be made, or written to.
     """
     path, config, directory = found.path, found.config, found.directory
     measured = _with_model(config, path)
@@ -58,6 +59,7 @@ def run_eval(found: FoundModel) -> str:
     check_tokenizers(measured.actor.model, others)
     with explained(directory):  # before what may take hours
         directory.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=directory).close()  # it may be there already, and not be ours to write to
     start = time.monotonic()
     metrics = _measure(measured, directory)
     written = {"model": path, **metrics, "seconds": time.monotonic() - start}

@@ -120,3 +120,5 @@ def test_where_nothing_can_be_written_is_told_before_the_model_is_measured(tmp_p
     )
     with pytest.raises(PlimsollError, match=r"Cannot write .*rows\.jsonl/out: "):
         run_eval(find_model(str(config), [], None, str(rows / "out")))
+    with pytest.raises(PlimsollError, match="Cannot write /sys: "):  # not even by root
+        run_eval(find_model(str(config), [], None, "/sys"))
