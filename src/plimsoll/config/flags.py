@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import yaml
 
-from plimsoll.config.yaml_tree import Path, Tree, read_value
+from plimsoll.config.yaml_tree import FLAG, Path, Tree, read_value
 from plimsoll.errors import ConfigError
 
 
@@ -63,7 +63,7 @@ def apply_flags(tree: Tree, flags: Sequence[Flag]) -> Tree:
     for flag in flags:
         values = _with_value(values, flag.path, flag, tree.origins)
         origins = {p: at for p, at in origins.items() if p[: len(flag.path)] != flag.path}
-        origins[flag.path] = f"flag {flag.name}"
+        origins[flag.path] = f"{FLAG}{flag.name}"
     return Tree(values, origins)
 
 

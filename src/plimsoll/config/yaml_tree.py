@@ -67,10 +67,16 @@ class Tree:
     origins: dict[Path, str]
 
 
+FLAG = "flag "  # an origin on the command line begins with it
+
+
 def written_at(origins: Origins, path: Path) -> str:
-    """Where `path` was written, or else the first thing within it; else ""."""
-    within = [found for found in origins if found[: len(path)] == path]
-    return next((origins[found] for found in [path, *within] if found in origins), "")
+    """Where `path` was written, or else the first thing within it, and the flags that changed
+    parts of it, as the value is then not what stands there; else ""."""
+    within = {found: at for found, at in origins.items() if found[: len(path)] == path}
+    first = within.get(path, next(iter(within.values()), ""))
+    flags = [at for at in within.values() if at.startswith(FLAG) and at != first]
+    return ", ".join([first, *flags])
 
 
 def written_around(origins: Origins, path: Path) -> str:
