@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from numbers import Real
 from typing import Generic, TypeVar
 
 import torch
@@ -115,7 +116,31 @@ class _Held(Generic[Output]):
                 f"or torch.no_grad() on the way, where they are empty too. docs/extend.md shows "
                 f"one."
             )
+        if isinstance(output, LossOutput):
+            self._check_metrics(output.metrics)
         return output
+
+    def _check_metrics(self, metrics: object) -> None:
+        """They are added up over micro-batches and ranks, where nobody knows whose they are."""
+        if not isinstance(metrics, Mapping):
+            raise ConfigError(
+                f"{self.name} gave {_told(metrics)} as `metrics`, and a dict is needed."
+            )
+        for name, value in metrics.items():
+            if not _is_number(value) or name == "loss":
+                raise ConfigError(
+                    f"{self.name} gave the metric {name!r} as {_told(value)}. A metric is one "
+                    f"number, a tensor of shape []; and `loss` is the loss's own name."
+                )
+
+
+def _is_number(value: object) -> bool:
+    """Whether a metric can be added up over micro-batches and ranks."""
+    return isinstance(value, Real) or _shape(value) == torch.Size()
+
+
+def _told(value: object) -> str:
+    return f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
 def _learns(value: object) -> bool:

@@ -50,4 +50,5 @@ def measure(engine: Engine, outputs: Iterable[LossOutput]) -> dict[str, float]:
 
 def _add(totals: dict[str, float], output: LossOutput) -> None:
     for name, share in ({"loss": output.loss.detach()} | output.metrics).items():
-        totals[name] = totals.get(name, 0.0) + float(share)
+        value = share.detach() if isinstance(share, torch.Tensor) else share
+        totals[name] = totals.get(name, 0.0) + float(value)

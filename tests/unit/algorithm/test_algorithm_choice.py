@@ -6,9 +6,11 @@ import math
 import pickle
 import pkgutil
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,6 +41,11 @@ def reinforce(inputs: PolicyLossInputs, *, scale: float = 1.0) -> LossOutput:
     return LossOutput(loss=loss, metrics={"scale": loss.detach() * 0 + scale})
 
 def no_inputs() -> LossOutput: ...
+
+METRICS = {}
+
+def with_metrics(inputs: PolicyLossInputs) -> LossOutput:
+    return LossOutput(loss=inputs.logprobs_L.sum(), metrics=METRICS)
 
 def detached(inputs: PolicyLossInputs) -> LossOutput:
     return reinforce(PolicyLossInputs(inputs.logprobs_L.detach(), *list(vars(inputs).values())[1:]))
@@ -187,6 +194,29 @@ def test_a_loss_that_gives_something_else_is_told(
     estimator = advantage(Choice(name="other_outputs:advantage_of_each_sequence"))
     with pytest.raises(ConfigError, match=r"advantages_L: shape \[1\].*advantages_L: shape \[2\]"):
         estimator(INPUTS)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told"),
+    [
+        ({"ratio": torch.ones(2)}, "the metric 'ratio' as shape [2]. A metric is one number"),
+        ({"ratio": "high"}, "the metric 'ratio' as 'high'. A metric is one number"),
+        ({"loss": torch.tensor(1.0)}, "the metric 'loss' as shape []. A metric is one number"),
+        (None, "None as `metrics`, and a dict is needed"),
+    ],
+)
+def test_a_metric_that_cannot_be_added_up_is_told(
+    metrics: object, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_new_loss.py").write_text(NEW_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    loss = policy_loss(Choice(name="my_new_loss:with_metrics"))
+    inputs = policy_inputs()
+    monkeypatch.setattr(sys.modules["my_new_loss"], "METRICS", {"share": 0.5, "n": np.float32(1)})
+    assert loss(inputs).metrics["share"] == 0.5
+    monkeypatch.setattr(sys.modules["my_new_loss"], "METRICS", metrics)
+    with pytest.raises(ConfigError, match=re.escape(f"'my_new_loss:with_metrics' gave {told}")):
+        loss(inputs)
 
 
 def test_a_loss_without_a_gradient_is_told_where_one_is_asked_for(
