@@ -45,7 +45,7 @@ def _checked(name: str, words: list[str]) -> JobConfig | None:
     """The checked config that is to run; None where help or a dry run was asked for, and given."""
     from plimsoll.config.flags import split_flags
     from plimsoll.config.load import read_config
-    from plimsoll.config.which import JOBS
+    from plimsoll.config.which import JOBS, meant_for
 
     model = JOBS[name]
     rest, flags = split_flags(words)
@@ -53,7 +53,10 @@ def _checked(name: str, words: list[str]) -> JobConfig | None:
     if options.help is not None:
         show(_job_help(name, model, options.help))
         return None
-    config, origins = read_config(model, options.config, flags)
+    try:
+        config, origins = read_config(model, options.config, flags)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{meant_for(name, options.config)}") from error
 
     from plimsoll.recipes.preflight import check_inputs
 

@@ -48,6 +48,15 @@ def named_job(text: str) -> str | None:
     return named[1] if named and named[1] in JOBS else None
 
 
+def meant_for(job: str, path: str) -> str:
+    """What to add to the problems of a config that was given to the command `job`, where its first
+    line names another; else "". Raises ConfigError for a file that cannot be read."""
+    named = named_job(read_config_text(path))
+    if named in (None, job):
+        return ""
+    return f"\nIts first line names another job: `plimsoll {named} {path}`?"
+
+
 def _job_of(path: str, flags: Sequence[str]) -> str:
     text = read_config_text(path)
     if named := named_job(text):

@@ -152,6 +152,14 @@ def test_wrong_usage_is_one_block_on_stderr(
     assert not Path("out").exists()
 
 
+def test_a_config_of_another_job_names_that_command(capsys: Captured) -> None:
+    Path("other.yaml").write_text(f"# ppo: sums\n{CONFIG}")
+    assert main(["dpo", "other.yaml"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("another job: `plimsoll ppo other.yaml`?")
+    assert main(["dpo", "ppo.yaml"]) == 2  # whose first line names none
+    assert "another job" not in capsys.readouterr().err
+
+
 def test_a_conflict_has_its_own_exit_code(capsys: Captured) -> None:
     assert main(["ppo", "ppo.yaml", "--cluster.where=local"]) == 4
     assert "rollout.engine: vllm" in capsys.readouterr().err
