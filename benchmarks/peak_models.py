@@ -217,7 +217,8 @@ class _Activations:
         _scaled_dot_product_attention_math): its probabilities, and queries, keys and values of all
         heads, in fp32 instead of 16 bits; one layer's backward has two gradients of the former."""
         row, shape = self.row, self.row.shape
-        saved = 4 * 3 * shape.heads - 2 * (shape.heads + 2 * shape.kv_heads)
+        narrow = 4 if row.precision == "fp32" else 2
+        saved = 4 * 3 * shape.heads - narrow * (shape.heads + 2 * shape.kv_heads)
         scores = shape.heads * row.tokens**2 // row.sequences
         probabilities = scores * (4 * self._whole_layers + 8 * row.checkpointed)
         heads = saved * shape.head_dim * row.tokens * self._whole_layers

@@ -57,9 +57,10 @@ class Row:
     rows of logits at once; None: all. head_copies: of all its weights, in fp32 and 16 bits, for
     each chunk. chunked_loss: logits are all there, and the loss is of some at a time.
     loss_in_place: one kernel turns logits into their gradient. fused_layers: Liger's norms and
-    MLPs. math: attention in fp32, of keys and values that are repeated, and its scores are written
-    out: PyTorch has no kernel for it. compiled: by torch.compile. varied: lengths differ from step
-    to step, so that what is reserved depends on their order.
+    MLPs; None: as its project has them. math: attention in fp32, of keys and values that are
+    repeated, and its scores are written out: PyTorch has no kernel for it, or none is used.
+    compiled: by torch.compile. varied: lengths differ from step to step, so that what is reserved
+    depends on their order.
     readings: what was read into values that are silent or may be read in several ways. bucket:
     elements of DeepSpeed's gradients; None, and of prepared and holds_output: as its project has
     them. autocast: torch.autocast casts fp32 weights. holds_output: until the backward is done.
@@ -207,7 +208,7 @@ def _row(raw: dict[str, str]) -> Row:
         inputs_on_host=bool(re.search("offload|unsloth", text["grad_ckpt"]))
         or "activation" in text["offload"],
         eager=words.eager(text),
-        math=shape.kv_heads < shape.heads and words.without_kernel(text),
+        math=words.math(text) or (shape.kv_heads < shape.heads and words.without_kernel(text)),
         chunk=losses.chunk(text),
         head_copies=losses.head_copies(text),
         chunked_loss=losses.chunked_loss(text),

@@ -24,9 +24,9 @@ _CHECKPOINTING: _Choices = (
     (rf"^{_ITS_NAME}\b", True),
 )
 _ATTENTION: _Choices = (
-    (r"\bmath\b", None),
     (r"^(no|none|false|eager)\b", True),
     (r"flash|fa-?[234]|sdpa|yes|true|varlen|xformers|fmha|flex|cudnn|mem\w*[-_]eff", False),
+    (r"\bmath\b", False),
 )
 _PAIRS = r"dpo|orpo|simpo|\bcpo\b"
 _TASKS: _Choices = (
@@ -72,6 +72,11 @@ def without_kernel(text: Text) -> bool:
     return bool(before and "sdpa" in text["flash_attn"] and not (padded or named or repeated))
 
 
+def math(text: Text) -> bool:
+    """Whether PyTorch computes attention without a kernel, as a row says."""
+    return bool(re.search(r"(?<!no )(?<!not )\bmath\b", text["flash_attn"]))
+
+
 def task(text: Text) -> bool:
     """Only jobs with one trained model are modelled (and DPO's frozen one), and nobody's model code
     that computes all of its backward itself."""
@@ -106,7 +111,7 @@ def strategy(text: Text) -> Strategy:
         return stages[match[1]]
     if re.search(r"\bddp\b|data[- ]parallel", value):
         return "ddp"
-    if re.search(r"single|^none$|^1 ?gpu", value):
+    if re.search(r"single|^none\b|^1 ?gpu", value):
         return "single"
     raise NotKnown("strategy", value)
 

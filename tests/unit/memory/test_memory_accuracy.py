@@ -282,6 +282,21 @@ def test_cards_before_ampere_have_no_kernel_for_grouped_heads(tmp_path: Path) ->
     assert gaps == pytest.approx([layer / 1e9] * 5 + [0, 0], abs=0.1)
 
 
+def test_attention_without_a_kernel_where_a_row_says_so(tmp_path: Path) -> None:
+    base = {"model": "meta-llama/Llama-2-7b-hf", "seq_len": "4096"}  # 32 heads, of keys as well
+    rows = (
+        base | {"id": f"{name}-{dtype}", "dtype": dtype, "flash_attn": kind}
+        for dtype in ("fp32", "bf16")
+        for name, kind in (("a", "sdpa (math backend)"), ("b", "sdpa"))
+    )
+    text = run(tmp_path, *rows)
+    # Of a layer: fp32 probabilities and their two gradients; what is 16-bit is kept in fp32.
+    scores, widened = 12 * 32 * 4096**2, 2 * 3 * 32 * 128 * 4096
+    for dtype, more in (("fp32", 0), ("bf16", widened)):
+        gap = predicted(text, f"a-{dtype}") - predicted(text, f"b-{dtype}")
+        assert gap == pytest.approx((scores + more) / 1e9, abs=0.1)
+
+
 def test_prime_rl_fuses_the_head_of_its_rl_trainer(tmp_path: Path) -> None:
     base = {"source": "PrimeIntellect-ai/prime-rl@1:issue", "seq_len": "8192"}
     chunked = "max_memory_allocated; fused chunked LM head (2048)"
@@ -511,6 +526,7 @@ SAME = (
     ("peft", "lora r16 (q,k,v)", "LoRA 16 on qkv"),
     ("peft", "none", "full fine-tuning"),
     ("strategy", "single", "n/a"),
+    ("strategy", "single", "none (baseline)"),
     ("strategy", "fsdp", "FSDP1 (FULL_SHARD)"),
     ("strategy", "ddp", "data-parallel"),
     ("grad_ckpt", "full", "gradient checkpointing"),
@@ -624,7 +640,6 @@ UNKNOWN = (
     ("offload", "cpu"),  # of what?
     ("peft", "LoRA (q_proj)"),
     ("grad_ckpt", "yes, every 2 layers"),
-    ("flash_attn", "sdpa math"),
     ("optimizer", "DeepSpeedCPUAdam"),  # but nothing is offloaded
     ("optimizer", "AdamW (bf16 states)"),  # beside fp32 weights
     ("notes", "unsloth"),
