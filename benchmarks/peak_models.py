@@ -130,7 +130,9 @@ class _Activations:
 
     @property
     def _output(self) -> int:
-        """Bytes of each logit that is held."""
+        """Bytes of each logit that is held: none where the loss makes them of a fused head."""
+        if self.row.chunk:
+            return 0
         said = self.row.holds_output
         holds = self.project.holds_output if said is None else said
         return holds * (4 if self.project.wide_output else self._form.element)
@@ -190,7 +192,7 @@ class _Activations:
         own = row.shape.family == "qwen"
         if row.chunked_loss or (own and zero_stage(row, self.project) > 0):
             return 8
-        if own or row.prepared:
+        if own or (row.prepared and not row.uncast):
             return _HUGGING_FACE
         capped = row.shape.logits_softcapped  # the backward of tanh reads its result
         return self.project.logit + self._output + self._form.element * capped

@@ -63,8 +63,9 @@ class Row:
     depends on their order.
     readings: what was read into values that are silent or may be read in several ways. bucket:
     elements of DeepSpeed's gradients; None, and of prepared and holds_output: as its project has
-    them. autocast: torch.autocast casts fp32 weights. holds_output: until the backward is done.
-    selective: attention and every other product of a checkpointed layer are kept.
+    them. autocast: torch.autocast casts fp32 weights. uncast: nothing casts what they make.
+    holds_output: until the backward is done. selective: attention and every other product of a
+    checkpointed layer are kept.
     peak: bytes; None: it ran out. capacity: bytes of the card; None: which card is not known, and
     only whether the row would have been refused depends on it.
     """
@@ -86,6 +87,7 @@ class Row:
     quantization: Quantization
     precision: Precision
     autocast: bool
+    uncast: bool
     prepared: bool | None
     wide_adapter: bool
     dropout: bool | None
@@ -193,6 +195,7 @@ def _row(raw: dict[str, str]) -> Row:
         quantization=words.quantization(text),
         precision=words.precision(text, strategy),
         autocast=words.autocast(text, strategy),
+        uncast=words.uncast(text),
         prepared=words.prepared(text, strategy),
         dropout=words.dropout(text),
         wide_adapter=words.wide_adapters(text, strategy),

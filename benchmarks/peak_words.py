@@ -218,6 +218,11 @@ def bucket(text: Text) -> int | None:
     return int(float(found[1])) if found else None
 
 
+def uncast(text: Text) -> bool:
+    """Whether fp32 weights compute in fp32, and no autocast narrows what they make."""
+    return bool(re.search(r"\b(?:no|without) (?:autocast|amp)\b", text["dtype"]))
+
+
 def wide_adapters(text: Text, divided: Strategy) -> bool:
     """Whether an adapter's weights are fp32: PEFT's are, but not a project's own beside pure 16
     bits."""

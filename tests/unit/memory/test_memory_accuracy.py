@@ -257,6 +257,23 @@ def test_autocast_casts_a_prepared_head_for_each_chunk(tmp_path: Path) -> None:
     assert 0.5 < gap < 2 * EMBEDDING / 1e9  # a layer may hold almost as much
 
 
+def test_logits_of_a_prepared_head_are_cast_under_autocast_alone(tmp_path: Path) -> None:
+    prepared = "GB; max_memory_allocated; prepares the model"
+    base = {"peft": "qlora r8 (query)", "seq_len": "4096", "notes": prepared}
+    kinds = ("nf4, fp16 compute", "nf4, fp16 compute, no autocast")
+    text = run(tmp_path, *(base | {"id": f"a-{i}", "dtype": x} for i, x in enumerate(kinds)))
+    gap = predicted(text, "a-0") - predicted(text, "a-1")
+    assert gap == pytest.approx(4 * WORDS / 1e9, abs=0.1)
+
+
+def test_a_fused_head_leaves_no_logits_to_hold(tmp_path: Path) -> None:
+    base = {"dtype": "pure bf16", "optimizer": "SGD", "seq_len": "16k"}
+    fused = "max_memory_allocated; Linear-Cut Cross-Entropy"
+    kept = f"{fused}; the loop keeps the model's output"
+    text = run(tmp_path, base | {"notes": fused}, base | {"id": "a-2", "notes": kept})
+    assert predicted(text) == predicted(text, "a-2")
+
+
 def test_cards_before_ampere_have_no_kernel_for_grouped_heads(tmp_path: Path) -> None:
     base = {"gpu": "Tesla T4", "seq_len": "4096", "flash_attn": "sdpa"}
     padded = {"micro_batch": "2", "notes": "max_memory_allocated; padded to the longest"}
