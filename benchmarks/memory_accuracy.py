@@ -46,7 +46,9 @@ LOOKED_AT = (
     *("ai-learner-1429/peft-examples", "ellisbrown/BDML25SP", "llama-recipes-on-3090"),
     *("hub.docker.com/u/thecloudgarage", "Lightning-AI/lightning-thunder", "huggingface/trl"),
     *("StochasticResult/DL_SLM_Gemma2b_LoRA_Fine-Tuning", "Pomilon/LEMA", "OpenRLHF/OpenRLHF"),
-    *("GoogleCloudPlatform/vertex-ai-samples", "jiaweizzhao/GaLore"),
+    *("GoogleCloudPlatform/vertex-ai-samples", "jiaweizzhao/GaLore", "NVIDIA-NeMo/Automodel"),
+    *("bharathbattu/LoRA-vs-Full-Fine-Tuning", "YuchenHe985/llm-finetune-lab"),
+    *("qwen3-8b-operation-manual", "Jack31098/llm_training_demo"),
 )
 """Sources whose rows were looked at after a first prediction, which docs/performance.md keeps."""
 GAPS = tuple(n / 100 for n in range(2, 13))

@@ -100,7 +100,8 @@ class _Activations:
         at_loss = any(one.item.name == "logits" for one in held)
         beside = self._cache if at_loss else 0
         layers = self.row.shape.layers
-        highest = self._bytes(held) + beside + self._widened(layers) - self._dropped(layers)
+        beside += self._widened(layers) + self._parts(layers)
+        highest = self._bytes(held) + beside - self._dropped(layers)
         kept = tuple(one for one in held if one.item.name not in _PASSING)
         return max(highest, self._bytes(kept) + self._head_copies)
 
@@ -120,7 +121,8 @@ class _Activations:
         held = backward_items("actor", self.row.shape, self._work, self._form, at, layers)
         if not layers:
             return 0
-        return self._bytes(held) + self._held + self._widened(layers) - self._dropped(layers - 1)
+        beside = self._held + self._widened(layers) + self._parts(layers - 1)
+        return self._bytes(held) + beside - self._dropped(layers - 1)
 
     @property
     def _held(self) -> int:
@@ -151,6 +153,11 @@ class _Activations:
         stream = 2 * self.row.tokens * self.row.shape.hidden
         return stream * layers if wide and self.row.checkpointed else 0
 
+    def _parts(self, layers: int) -> int:
+        """What attention, the second norm and the MLP read, where each is checkpointed alone."""
+        parted = self.project.in_parts and self.row.checkpointed
+        return 3 * self._form.element * self.row.tokens * self.row.shape.hidden * layers * parted
+
     def _dropped(self, layers: int) -> int:
         """Every other product, which is computed again: those of keys, of the output and up."""
         shape, dropped = self.row.shape, ("k_proj", "o_proj", "up_proj")
@@ -175,7 +182,21 @@ class _Activations:
     def _item_bytes(self, item: Item) -> int:
         if item.name == "logits":
             return int(item.bytes * self._logit / _HUGGING_FACE)
+        if item.name == "recomputed activations" and self.project.in_parts:
+            return min(item.bytes, self._mlp)
         return item.bytes
+
+    @property
+    def _mlp(self) -> int:
+        """What an MLP keeps, the largest part of a layer: Liger's not the result of its SiLU."""
+        kept = 4 - self._fused if self.row.shape.gated else 2
+        return self._form.element * kept * self.row.tokens * self.row.shape.intermediate
+
+    @property
+    def _fused(self) -> bool:
+        """Whether norms and MLPs are Liger's."""
+        said = self.row.fused_layers
+        return self.project.liger if said is None else said
 
     @property
     def _logit(self) -> float:
@@ -232,7 +253,7 @@ class _Activations:
         those of a compiler that computes again what is cheap, save their input alone, not it in
         fp32 and, to train them, normalised besides; their MLPs no result of the SiLU."""
         row, shape = self.row, self.row.shape
-        if (row.fused_layers or row.compiled) and not row.checkpointed:
+        if (self._fused or row.compiled) and not row.checkpointed:
             normed = 2 * shape.hidden
             if shape.traits.query_norms:
                 normed += (shape.heads + shape.kv_heads) * shape.head_dim

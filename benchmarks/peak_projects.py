@@ -28,6 +28,8 @@ class Project:
     quantized_inputs: its bitsandbytes (0.41) keeps the input of every 4-bit linear.
     flat_gradients: its FSDP makes one parameter of each block, frozen weights and all, so that its
     gradient is as large; whole on each rank until the step, where gradients are accumulated.
+    liger: norms and MLPs are Liger's.
+    in_parts: norms, attention and MLP of a layer are checkpointed one by one.
     reference_adapter: a frozen one is kept beside that which is trained.
     """
 
@@ -47,6 +49,8 @@ class Project:
     reentrant: bool = False
     quantized_inputs: bool = False
     flat_gradients: bool = False
+    liger: bool = False
+    in_parts: bool = False
     reference_adapter: bool = False
 
 
@@ -94,6 +98,9 @@ PROJECTS = {
     "axolotl-ai-cloud/axolotl": Project(auto_buckets=True, prepares=False),
     # algorithms/core/base.py
     "AgileRL/AgileRL": Project(reference_adapter=True),
+    # _transformers/auto_model.py: use_liger_kernel; components/distributed/parallelizer.py:
+    # checkpoint_wrapper; recipes/llm/train_ft.py: out = model(**batch)
+    "NVIDIA-NeMo/Automodel": Project(liger=True, in_parts=True, holds_output=True),
     # transformers' Trainer
     "foundation-model-stack/fms-acceleration": Project(reentrant=True),
 }

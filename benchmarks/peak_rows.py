@@ -108,7 +108,7 @@ class Row:
     chunked_loss: bool
     loss_in_place: bool
     holds_output: bool | None
-    fused_layers: bool
+    fused_layers: bool | None
     compiled: bool
     varied: bool
     reference: bool

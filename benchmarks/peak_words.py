@@ -178,7 +178,7 @@ def precision(text: Text, divided: Strategy) -> Precision:
     if re.search(r"b?f(?:p|loat)?16 (?:weights|params).*fp32 (?:master|optim)", value):
         return "mixed"
     if re.search(r"pure|-true|no autocast|\bb?f(?:loat|p)?16 (?:weights|params)", value) or (
-        "torchtune" in text["source"] and re.fullmatch(r"bf16", value)
+        re.search(r"torchtune|nemo/automodel", text["source"]) and re.fullmatch(r"bf16", value)
     ):
         return "pure"
     if re.search(r"(fp|float)32 (?:params|weights|master)", value):
@@ -277,7 +277,8 @@ def varied(text: Text) -> bool:
     return bool(re.search(r"samples of \d+ to|padded to the longest|lengths vary", text["notes"]))
 
 
-def fused_layers(text: Text) -> bool:
-    """Whether norms, rotary embeddings and MLPs are Liger's."""
-    named = re.search(r"liger[ _]kernels?\b", text["notes"])
-    return bool(named) and not re.search(NO_LIGER, text["notes"])
+def fused_layers(text: Text) -> bool | None:
+    """Whether norms, rotary embeddings and MLPs are Liger's; None where nothing is said."""
+    if re.search(NO_LIGER, text["notes"]):
+        return False
+    return True if re.search(r"liger[ _]kernels?\b", text["notes"]) else None

@@ -274,6 +274,23 @@ def test_a_fused_head_leaves_no_logits_to_hold(tmp_path: Path) -> None:
     assert predicted(text) == predicted(text, "a-2")
 
 
+def test_automodel_has_ligers_layers_and_checkpoints_their_parts(tmp_path: Path) -> None:
+    base = {"source": "NVIDIA-NeMo/Automodel@1:docs", "dtype": "bf16", "seq_len": "4096"}
+    pure = {"dtype": "pure bf16", "notes": "max_memory_allocated; keeps the model's output"}
+    plain = base | pure | {"source": "someone/else@1"}
+    layers = "max_memory_allocated; keeps the model's output; Liger kernels; without fused CE"
+    text = run(
+        tmp_path,
+        base | {"grad_ckpt": "no"},
+        plain | {"id": "a-2", "grad_ckpt": "no", "notes": layers},
+        base | {"id": "a-3"},
+        plain | {"id": "a-4"},
+    )
+    assert predicted(text) == predicted(text, "a-2")
+    gap = predicted(text, "a-3") - predicted(text, "a-4")
+    assert gap == pytest.approx(3 * 2 * 4096 * 4096 * 32 / 1e9, abs=0.2)
+
+
 def test_cards_before_ampere_have_no_kernel_for_grouped_heads(tmp_path: Path) -> None:
     base = {"gpu": "Tesla T4", "seq_len": "4096", "flash_attn": "sdpa"}
     padded = {"micro_batch": "2", "notes": "max_memory_allocated; padded to the longest"}
