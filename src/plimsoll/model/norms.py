@@ -71,18 +71,20 @@ class _RmsNorm(torch.autograd.Function):
         grad_TH = grad_XH.reshape(input_TH.shape)
         # The gradients; of the input with no columns where it is not wanted.
         made_TH = input_TH.new_empty(input_TH.shape if of_input else (len(input_TH), 0))
-        wide = torch.promote_types(weight_H.dtype, torch.float32)
-        made_H = torch.zeros_like(weight_H, dtype=wide)
+        wide_H = weight_H.float()
+        made_H = torch.zeros_like(wide_H)
         for input_NH, grad_NH, inverse_N1, made_NH in _blocks(
             input_TH, grad_TH, inverse_T1, made_TH
         ):
-            normal_NH = input_NH.float() * inverse_N1
+            wide_NH, slope_NH = input_NH.float(), grad_NH.float()
+            both_NH = slope_NH * wide_NH
             if of_weight:
-                made_H += (grad_NH * normal_NH.to(input_NH.dtype)).sum(0, dtype=wide)
+                made_H.addmv_(both_NH.T, inverse_N1[:, 0])
             if of_input:
-                slope_NH = (grad_NH * weight_H).float()
-                along_N1 = (slope_NH * normal_NH).mean(-1, keepdim=True)
-                made_NH.copy_(slope_NH.addcmul_(normal_NH, along_N1, value=-1).mul_(inverse_N1))
+                # grad * w / rms, less what of it lies along the input
+                along_N1 = (both_NH @ wide_H)[:, None] * inverse_N1.pow(3) / len(wide_H)
+                torch.mul(slope_NH, wide_H, out=both_NH).mul_(inverse_N1)
+                made_NH.copy_(both_NH.addcmul_(wide_NH, along_N1, value=-1))
         input_grad_XH = made_TH.view(input_XH.shape) if of_input else None
         return input_grad_XH, made_H.to(weight_H.dtype) if of_weight else None, None
 
