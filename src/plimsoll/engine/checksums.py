@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from plimsoll.engine.weights import hash_bytes
+
 
 def save_checked(tensors: dict[str, Tensor], path: Path) -> None:
     """Write tensors of this host, and in the file's metadata the checksum of each."""
-    save_file(tensors, path, {name: _checksum(tensor) for name, tensor in tensors.items()})
+    save_file(tensors, path, {name: hash_bytes(tensor) for name, tensor in tensors.items()})
 
 
 def checksums(file: Any) -> Mapping[str, str]:
@@ -30,9 +30,5 @@ def check(written: Mapping[str, str], name: str, tensor: Tensor) -> None:
     Raises:
         SafetensorError: it is not what was written.
     """
-    if name in written and written[name] != _checksum(tensor):
+    if name in written and written[name] != hash_bytes(tensor):
         raise SafetensorError(f"{name} is not what was written: its checksum is another")
-
-
-def _checksum(tensor: Tensor) -> str:
-    return xxhash.xxh3_64_hexdigest(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
