@@ -19,6 +19,8 @@ _PLAIN_LAYERS = {"full_attention", "sliding_attention"}
 _NOISE = re.compile(r"^(?!classifier|summary)\w*(dropout|pdrop|layerdrop|jitter_noise)\w*$")
 _SAMPLING_ROUTERS = {"phimoe"}
 """Families that draw each token's experts at random while they train."""
+_MASKING_LAYERS = {"doge"}
+"""Families whose layers each compute a mask of their own from the values of all tokens."""
 
 
 def check_frame(config: ModelConfig, hf_config: PreTrainedConfig, auto_class: Any) -> None:
@@ -53,6 +55,11 @@ def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Ite
         yield (
             "its attention does not go through transformers' attention interface, so sequences of "
             "a pack would see one another. Choose a model that supports it (most since 2023 do)."
+        )
+    if settings.get("model_type") in _MASKING_LAYERS:
+        yield (
+            "its layers compute masks of their own, in which sequences of a pack would mix, and "
+            "packed attention takes none. Choose another model."
         )
     if any(name.endswith("sinks") for name, _ in frame.named_parameters()):
         yield "its attention has sinks, which packed attention does not compute."

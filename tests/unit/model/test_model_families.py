@@ -14,6 +14,7 @@ from packed_cases import write as write_sharp
 from transformers import (
     BertConfig,
     DeepseekV3Config,
+    DogeConfig,
     ElectraConfig,
     LlamaConfig,
     MixtralConfig,
@@ -136,6 +137,11 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedConfig], str]] = {
     "drawn experts": (
         lambda: PhimoeConfig(**GROUPED, num_local_experts=4, router_jitter_noise=0.0),
         "draws the experts",
+    ),
+    "own masks": (lambda: DogeConfig(**GROUPED), "masks of their own"),
+    "own masks, windows": (
+        lambda: DogeConfig(**GROUPED, sliding_window=4),
+        "masks of their own",
     ),
     "both ways": (lambda: LlamaConfig(**GROUPED, is_causal=False), "not causal"),
     "bert": (lambda: BertConfig(**SHAPE, **NO_DROPOUT, is_decoder=True), "between"),
