@@ -36,7 +36,8 @@ from plimsoll.data.rows import (
 )
 from plimsoll.data.sources import Row
 from plimsoll.data.steps import labels_of, step_columns, step_pieces, steps_of
-from plimsoll.data.template import Template, Tokenized
+from plimsoll.data.template import Template
+from plimsoll.data.tokenize import Tokenized
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample
 
 

@@ -16,7 +16,8 @@ from plimsoll.data.pieces import Piece
 from plimsoll.data.report import BadRow, BadRows, RowProblem
 from plimsoll.data.rows import check_columns, tools_of
 from plimsoll.data.sources import Row, read_rows
-from plimsoll.data.template import Template, Tokenized
+from plimsoll.data.template import Template
+from plimsoll.data.tokenize import Tokenized
 from plimsoll.errors import DataError
 
 ROWS_AT_ONCE = 2048

@@ -1,8 +1,8 @@
-"""Conversations -> text -> tokens, with a mark on the tokens that are to be learned.
+"""Conversations -> text, with a mark on what is to be learned; tokenize.py makes tokens of it.
 
 Text and tokenization are two steps, so that many conversations are tokenized at once: a
 conversation is rendered to `Piece`s (text with learned ranges of characters), and `tokenize`
-turns many of them to tokens; a learned range becomes the tokens that start in it.
+turns many of them to tokens.
 
 Where the learned ranges come from:
 - a chat template with `{% generation %}` marks says it itself;
@@ -14,14 +14,12 @@ Where the learned ranges come from:
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import jinja2
-import numpy as np
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from plimsoll.data.pieces import (
@@ -39,17 +37,11 @@ from plimsoll.data.pieces import (
     without_tail,
 )
 from plimsoll.data.template_text import template_text
+from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.errors import ConfigError, DataError
-from plimsoll.records import Bools, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-Tokenized = tuple[TokenIds, Bools]
-"""Tokens, and whether each is learned; both of shape [n]."""
-
-TOKENIZED_AT_ONCE = 2**20
-"""Characters. Of each token the tokenizer's answer takes some 200 bytes until it is made small."""
 
 GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _SAID = "An answer."
@@ -142,9 +134,7 @@ class Template:
 
         The first token is never learned, as nothing predicts it.
         """
-        pieces = (piece for row in rendered for piece in row)
-        encoded = itertools.chain.from_iterable(map(self._encode, _batches(pieces)))
-        return [self._concatenate([next(encoded) for _ in row]) for row in rendered]
+        return tokenize(self.tokenizer, rendered, self.begin, self.vocabulary)
 
     def turn_end(self) -> str | None:
         """The special token that comes after what the assistant says; None where none does."""
@@ -194,49 +184,6 @@ class Template:
                 spans.append(without_tail(text, (len(before), len(after)), self.specials))
         return spans
 
-    def _encode(self, pieces: Sequence[Piece]) -> list[Tokenized]:
-        encoded = self.tokenizer(
-            [piece.text for piece in pieces],
-            add_special_tokens=False,  # templates write their own; plain text gets `begin`
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        found = zip(pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-        return [self._mark(piece, ids, offsets) for piece, ids, offsets in found]
-
-    def _mark(self, piece: Piece, ids: list[int], offsets: list[Span]) -> Tokenized:
-        end = [self.tokenizer.eos_token_id] if piece.closed else []
-        tokens = np.array(ids + end, dtype=np.int32)
-        starts = np.array([start for start, _ in offsets], dtype=np.int64)
-        learned = np.zeros(len(tokens), dtype=np.bool_)
-        for start, stop in piece.learned:
-            learned[: len(ids)] |= (starts >= start) & (starts < stop)
-        learned[len(ids) :] = True
-        learned[-1:] |= piece.scored
-        return tokens, learned
-
-    def _concatenate(self, parts: Sequence[Tokenized]) -> Tokenized:
-        tokens = np.concatenate([tokens for tokens, _ in parts])
-        learned = np.concatenate([learned for _, learned in parts])
-        if self.begin is not None and (len(tokens) == 0 or tokens[0] != self.begin):
-            tokens, learned = np.insert(tokens, 0, self.begin), np.insert(learned, 0, False)
-        learned[:1] = False
-        self._check_embedded(tokens)
-        return tokens, learned
-
-    def _check_embedded(self, tokens: TokenIds) -> None:
-        largest = int(tokens.max(initial=0))
-        if self.vocabulary is not None and largest >= self.vocabulary:
-            raise ConfigError(
-                f"The tokenizer {self.tokenizer.name_or_path} gives the token {largest} "
-                f"(`{self.tokenizer.convert_ids_to_tokens(largest)}`), and the model knows those "
-                f"below {self.vocabulary} (vocab_size of its config.json): take the tokenizer "
-                f"that belongs to the model, or enlarge the model with `resize_token_embeddings` "
-                f"of transformers, and save both into one directory."
-            )
-
 
 def make_template(
     tokenizer: PreTrainedTokenizerBase,
@@ -273,20 +220,6 @@ def make_template(
     )
     _check_system(template)
     return template
-
-
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """As many at once as have `TOKENIZED_AT_ONCE` characters together."""
-    batch: list[Piece] = []
-    characters = 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece.text)
-        if characters >= TOKENIZED_AT_ONCE:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 def _check_system(template: Template) -> None:

@@ -1,0 +1,109 @@
+"""Rendered pieces -> tokens, with a mark on the tokens that are to be learned.
+
+Many pieces are tokenized at once; a learned range of characters becomes the tokens that start in
+it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from plimsoll.data.pieces import Piece, Span
+from plimsoll.errors import ConfigError
+from plimsoll.records import Bools, TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Tokenized = tuple[TokenIds, Bools]
+"""Tokens, and whether each is learned; both of shape [n]."""
+
+TOKENIZED_AT_ONCE = 2**20
+"""Characters. Of each token the tokenizer's answer takes some 200 bytes until it is made small."""
+
+
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase,
+    rendered: Sequence[tuple[Piece, ...]],
+    begin: int | None,
+    vocabulary: int | None,
+) -> list[Tokenized]:
+    """The tokens of each sequence of pieces; the first one is never learned, as nothing predicts
+    it.
+
+    begin: the token that every sequence begins with; None: its text alone says.
+    vocabulary: ConfigError for tokens from this number on; None where the model's is not known.
+    """
+    pieces = (piece for row in rendered for piece in row)
+    batches = (_encode(tokenizer, batch) for batch in _batches(pieces))
+    encoded = itertools.chain.from_iterable(batches)
+    sequences = [_concatenate([next(encoded) for _ in row], begin) for row in rendered]
+    for tokens, _ in sequences:
+        _check_embedded(tokenizer, tokens, vocabulary)
+    return sequences
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """As many at once as have `TOKENIZED_AT_ONCE` characters together."""
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if characters >= TOKENIZED_AT_ONCE:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, pieces: Sequence[Piece]) -> list[Tokenized]:
+    encoded = tokenizer(
+        [piece.text for piece in pieces],
+        add_special_tokens=False,  # templates write their own; plain text gets `begin`
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    found = zip(pieces, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    return [_mark(piece, ids, offsets, tokenizer.eos_token_id) for piece, ids, offsets in found]
+
+
+def _mark(piece: Piece, ids: list[int], offsets: list[Span], end: int | None) -> Tokenized:
+    closing = [end] if piece.closed else []
+    tokens = np.array(ids + closing, dtype=np.int32)
+    starts = np.array([start for start, _ in offsets], dtype=np.int64)
+    learned = np.zeros(len(tokens), dtype=np.bool_)
+    for start, stop in piece.learned:
+        learned[: len(ids)] |= (starts >= start) & (starts < stop)
+    learned[len(ids) :] = True
+    learned[-1:] |= piece.scored
+    return tokens, learned
+
+
+def _concatenate(parts: Sequence[Tokenized], begin: int | None) -> Tokenized:
+    tokens = np.concatenate([tokens for tokens, _ in parts])
+    learned = np.concatenate([learned for _, learned in parts])
+    if begin is not None and (len(tokens) == 0 or tokens[0] != begin):
+        tokens, learned = np.insert(tokens, 0, begin), np.insert(learned, 0, False)
+    learned[:1] = False
+    return tokens, learned
+
+
+def _check_embedded(
+    tokenizer: PreTrainedTokenizerBase, tokens: TokenIds, vocabulary: int | None
+) -> None:
+    largest = int(tokens.max(initial=0))
+    if vocabulary is not None and largest >= vocabulary:
+        raise ConfigError(
+            f"The tokenizer {tokenizer.name_or_path} gives the token {largest} "
+            f"(`{tokenizer.convert_ids_to_tokens(largest)}`), and the model knows those "
+            f"below {vocabulary} (vocab_size of its config.json): take the tokenizer "
+            f"that belongs to the model, or enlarge the model with `resize_token_embeddings` "
+            f"of transformers, and save both into one directory."
+        )
