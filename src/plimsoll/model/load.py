@@ -26,11 +26,9 @@ from plimsoll.errors import ConfigError
 from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
-from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.frames import check_frame
-from plimsoll.model.gated import fuse_gates
+from plimsoll.model.layers import prepare_layers
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.norms import fuse_norms
 from plimsoll.model.policy import HeadForm, PolicyModel
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
 from plimsoll.model.teacher import TeacherModel
@@ -196,11 +194,9 @@ def _load(
     checks.check_loaded(config.path, report, may_be_new)
     lm.config.architectures = [type(lm).__name__]
     multiply_by_codes(lm)
-    fuse_norms(lm)
-    fuse_gates(lm)
     if config.quantization != "none" and device.type == "cpu":
         leave_files(lm)
-    checkpoint_layers(lm, config)
+    prepare_layers(lm, config)
     return lm.train(), set(report["missing_keys"])
 
 

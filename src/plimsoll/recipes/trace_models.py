@@ -33,10 +33,8 @@ from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
 from plimsoll.memory.trace import Traced, trace
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, Layout, register_packed_attention
-from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.checks import logit_softcap
-from plimsoll.model.gated import fuse_gates
-from plimsoll.model.norms import fuse_norms
+from plimsoll.model.layers import prepare_layers
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
 from plimsoll.model.value import ValueModel
 
@@ -194,9 +192,7 @@ def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueMod
         config.num_labels = 1
         lm = AutoModelForSequenceClassification.from_config(config, **settings)
         module = ValueModel(lm)
-    fuse_norms(lm)
-    fuse_gates(lm)
-    checkpoint_layers(lm, form.model)
+    prepare_layers(lm, form.model)
     if form.adapter is not None:
         add_adapter(module, form.adapter, form.model.path, seed=0)
     elif not form.trained:

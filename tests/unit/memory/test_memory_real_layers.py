@@ -20,10 +20,8 @@ from plimsoll.memory.shapes.shape import MicroBatch
 from plimsoll.memory.trace import measure
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention
-from plimsoll.model.checkpointing import checkpoint_layers
-from plimsoll.model.gated import fuse_gates
+from plimsoll.model.layers import prepare_layers
 from plimsoll.model.load import load_policy
-from plimsoll.model.norms import fuse_norms
 from plimsoll.model.policy import HeadForm, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.trace_models import MicroBatchStep, TraceForm
@@ -115,9 +113,7 @@ def test_experts_cost_the_same_whichever_are_chosen(
     ).train()
     for layer in lm.model.layers:
         routing(layer.mlp.gate.weight)
-    fuse_norms(lm)
-    fuse_gates(lm)
-    checkpoint_layers(lm, model)
+    prepare_layers(lm, model)
     module = PolicyModel(lm, HeadForm(model.head_chunk))
     predicted, measured = compare(TraceForm(model, None, "policy", trained=True), module)
     assert UNDER * measured < predicted < OVER * measured
