@@ -44,8 +44,8 @@ class FrozenEngine:
                 model=module, config=settings, dist_init_required=False
             )[0]
 
-    def forward(self, *inputs: object) -> Any:
-        return self._call(*inputs)
+    def forward(self, *inputs: object, **options: object) -> Any:
+        return self._call(*inputs, **options)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -17,8 +17,8 @@ class Engine(Protocol):
 
     module: nn.Module
 
-    def forward(self, *inputs: object) -> Tensor:
-        """The model's output for one micro-batch."""
+    def forward(self, *inputs: object, **options: object) -> Any:
+        """What the model gives for one micro-batch; parameters as those of its own forward."""
         ...
 
     def scoring(self) -> AbstractContextManager[None]:

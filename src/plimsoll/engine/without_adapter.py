@@ -22,8 +22,8 @@ class WithoutAdapter:
         self._adapted = adapted
         self.module = adapted.module
 
-    def forward(self, *inputs: object) -> Any:
-        return self._adapted.forward(*inputs)
+    def forward(self, *inputs: object, **options: object) -> Any:
+        return self._adapted.forward(*inputs, **options)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

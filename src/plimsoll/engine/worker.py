@@ -121,12 +121,12 @@ class Worker:
 
     def log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """The log-prob of every learned token, one array per pack; nats."""
-        return self._score(role, packs, lambda engine, pack: engine.forward(pack, False)[0])
+        return self._score(role, packs, lambda engine, pack: engine.forward(pack)[0])
 
     def sequence_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """The log-prob of each sequence's learned tokens together, one array [S] per pack; nats."""
         return self._score(
-            role, packs, lambda engine, pack: sums(engine.forward(pack, False)[0], pack.cu_learned)
+            role, packs, lambda engine, pack: sums(engine.forward(pack)[0], pack.cu_learned)
         )
 
     def probe_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:

@@ -57,8 +57,8 @@ class ZeroEngine:
         if role.ema is not None:
             self._average = Average(self._masters.flat(), role.ema.decay)
 
-    def forward(self, *inputs: object) -> Any:
-        return self._engine(*inputs)
+    def forward(self, *inputs: object, **options: object) -> Any:
+        return self._engine(*inputs, **options)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

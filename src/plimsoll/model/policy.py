@@ -134,7 +134,7 @@ class PolicyModel(nn.Module):
     def forward(
         self,
         pack: PackTensors,
-        with_entropy: bool,
+        with_entropy: bool = False,
         noise: EmbeddingNoise | None = None,
         lesson: Lesson | None = None,
     ) -> TokenLogprobs | Distilled:

@@ -111,8 +111,8 @@ class Direct:
 
     module: nn.Module
 
-    def forward(self, *inputs: object) -> Any:
-        return self.module(*inputs)
+    def forward(self, *inputs: object, **options: object) -> Any:
+        return self.module(*inputs, **options)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

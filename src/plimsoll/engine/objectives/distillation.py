@@ -37,5 +37,5 @@ class DistillationObjective:
                 nll_share=self.nll_share,
                 tokens=counts.tokens,
             )
-            found = Distilled(*engine.forward(pack, False, None, lesson))
+            found = Distilled(*engine.forward(pack, lesson=lesson))
         return LossOutput(found.loss, {"divergence": found.divergence, "nll": found.nll})

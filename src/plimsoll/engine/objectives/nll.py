@@ -19,4 +19,4 @@ class NllObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: EmbeddingNoise | None, counts: BatchCounts
     ) -> LossOutput:
-        return nll(engine.forward(pack, False, stream)[0], counts)
+        return nll(engine.forward(pack, noise=stream)[0], counts)

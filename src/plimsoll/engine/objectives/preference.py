@@ -35,7 +35,7 @@ class PreferenceObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: PreferenceStream, counts: BatchCounts
     ) -> LossOutput:
-        logprobs_L, _ = engine.forward(pack, False)
+        logprobs_L, _ = engine.forward(pack)
         return preference_objective(
             _inputs(logprobs_L, pack.cu_learned, counts.sequences // 2),
             _reference(stream, logprobs_L),

@@ -34,7 +34,7 @@ class UnpairedObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: UnpairedStream, counts: BatchCounts
     ) -> LossOutput:
-        logprobs_S = sums(engine.forward(pack, False)[0], pack.cu_learned)
+        logprobs_S = sums(engine.forward(pack)[0], pack.cu_learned)
         reference_S = as_tensor(stream.reference_logprobs_S, logprobs_S)
         logratios_S = logprobs_S[: len(reference_S)] - reference_S  # a filler stands alone
         desirable_S = as_tensor(stream.desirable_S, logprobs_S)
