@@ -1,19 +1,32 @@
-"""A rank's micro-batches, one after another: each one's loss, and its gradient where it learns."""
+"""A rank's micro-batches, one after another: what each scores, or its loss and its gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.engine.objectives.objective import Objective
 from plimsoll.engine.protocol import Engine, TrainedEngine
 from plimsoll.model.policy import PackTensors
-from plimsoll.records import BatchCounts, Pack
+from plimsoll.records import BatchCounts, Floats, Pack
 
 S = TypeVar("S")
+
+
+def score(
+    engine: Engine,
+    packs: Sequence[Pack],
+    forward: Callable[[PackTensors], Tensor],
+    device: torch.device,
+) -> list[Floats]:
+    """What `forward`, which calls the engine's, gives for each pack, without gradients; fp32, in
+    host memory."""
+    with engine.scoring():
+        return [forward(PackTensors.from_pack(p, device)).float().cpu().numpy() for p in packs]
 
 
 def losses(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from plimsoll.config.roles import RoleName
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.frozen import FrozenEngine
 from plimsoll.engine.meter import read_memory
-from plimsoll.engine.micro_batches import learn, losses, measure
+from plimsoll.engine.micro_batches import learn, losses, measure, score
 from plimsoll.engine.objectives.distillation import DistillationObjective
 from plimsoll.engine.objectives.objective import Objective
 from plimsoll.engine.process_group import Place, join, leave
@@ -121,13 +121,17 @@ class Worker:
 
     def log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """The log-prob of every learned token, one array per pack; nats."""
-        return self._score(role, packs, lambda engine, pack: engine.forward(pack)[0])
+        engine = self._engine(role)
+        return score(engine, packs, lambda pack: engine.forward(pack)[0], self._device)
 
     def sequence_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """The log-prob of each sequence's learned tokens together, one array [S] per pack; nats."""
-        return self._score(
-            role, packs, lambda engine, pack: sums(engine.forward(pack)[0], pack.cu_learned)
-        )
+        engine = self._engine(role)
+
+        def summed(pack: PackTensors) -> Tensor:
+            return sums(engine.forward(pack)[0], pack.cu_learned)
+
+        return score(engine, packs, summed, self._device)
 
     def probe_log_probs(self, role: RoleName, packs: Sequence[Pack]) -> list[Floats]:
         """As `log_probs`, but at temperature 1 whatever the role samples with."""
@@ -138,7 +142,8 @@ class Worker:
         self, role: RoleName, packs: Sequence[Pack], read_at: ReadAt = before_learned
     ) -> list[Floats]:
         """The values of a value model or reward model, one array per pack."""
-        return self._score(role, packs, lambda engine, pack: engine.forward(read_at(pack)))
+        engine = self._engine(role)
+        return score(engine, packs, lambda pack: engine.forward(read_at(pack)), self._device)
 
     def set_padding(self, role: RoleName, token: int | None) -> None:
         """Have a value model's config say which token transformers looks past to find a sequence's
@@ -146,19 +151,6 @@ class Worker:
         module = self._engine(role).module
         assert isinstance(module, ValueModel), f"{role} is no value model"
         module.lm.config.get_text_config().pad_token_id = token
-
-    def _score(
-        self,
-        role: RoleName,
-        packs: Sequence[Pack],
-        forward: Callable[[Engine, PackTensors], Tensor],
-    ) -> list[Floats]:
-        engine = self._engine(role)
-        with engine.scoring():
-            return [
-                forward(engine, PackTensors.from_pack(pack, self._device)).float().cpu().numpy()
-                for pack in packs
-            ]
 
     def nll(self, role: RoleName, packs: Sequence[Pack]) -> float:
         """The sum of -log p over the learned tokens of this rank's packs; nats."""
