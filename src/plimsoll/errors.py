@@ -35,6 +35,11 @@ class SettingsConflict(PlimsollError):
     exit_code = 4
 
 
+class FunctionFailed(PlimsollError):
+    """A function that the config chooses (a loss, an advantage, a reward), most often the user's
+    own, raised something. The message has the lines of its traceback."""
+
+
 class WorkerDied(PlimsollError):
     """A training rank or a rollout engine ended without being asked to."""
 

@@ -25,11 +25,13 @@ from plimsoll.algorithm.inputs import (
     RewardLossInputs,
     UnpairedLossInputs,
 )
+from plimsoll.algorithm.metric_names import of_the_run
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
+from plimsoll.config.failure import failure
 from plimsoll.config.reference import needs_reference
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
 
 Output = TypeVar("Output")
 Shapes = Mapping[str, torch.Size]
@@ -93,25 +95,33 @@ def _tokens(inputs: AdvantageInputs) -> Shapes:
 class _Held(Generic[Output]):
     """A function whose output is held to a kind, with tensors of the shapes that its inputs ask
     for, and to a gradient where they have one: others would be broadcast, fail far from here, or
-    learn nothing."""
+    learn nothing.
 
+    key: which setting chose it. name: what the setting says. package: of algorithm/.
+    """
+
+    key: str
     name: str
+    package: str
     function: Callable[..., Output]
     kind: type[Output]
     shapes: Callable[..., Shapes]
 
+    def __str__(self) -> str:
+        return f"{self.key}: {self.name!r}"
+
     def __call__(self, *inputs: object) -> Output:
-        """Raises ConfigError for another output."""
-        output, wanted = self.function(*inputs), self.shapes(*inputs)
+        """Raises ConfigError for another output, and FunctionFailed where the function raises."""
+        output, wanted = self._output(*inputs), self.shapes(*inputs)
         found = {field: _shape(getattr(output, field, None)) for field in wanted}
         if not isinstance(output, self.kind) or found != wanted:
             raise ConfigError(
-                f"{self.name} gave {type(output).__name__} with {_listed(found)}, and "
+                f"{self} gave {type(output).__name__} with {_listed(found)}, and "
                 f"{self.kind.__name__} with {_listed(wanted)} is needed. docs/extend.md shows one."
             )
         if any(map(_learns, inputs)) and not any(getattr(output, x).requires_grad for x in wanted):
             raise ConfigError(
-                f"{self.name} gave a loss without a gradient: nothing would be learned from it. "
+                f"{self} gave a loss without a gradient: nothing would be learned from it. "
                 f"It must be computed from its inputs by torch, without .detach(), .item(), NumPy "
                 f"or torch.no_grad() on the way, where they are empty too. docs/extend.md shows "
                 f"one."
@@ -120,18 +130,35 @@ class _Held(Generic[Output]):
             self._check_metrics(output.metrics)
         return output
 
+    def _output(self, *inputs: object) -> object:
+        try:
+            return self.function(*inputs)
+        except (KeyboardInterrupt, PlimsollError):
+            raise
+        except BaseException as error:  # own code may do anything, such as sys.exit
+            raise failure(str(self), error) from error
+
     def _check_metrics(self, metrics: object) -> None:
         """They are added up over micro-batches and ranks, where nobody knows whose they are."""
         if not isinstance(metrics, Mapping):
-            raise ConfigError(
-                f"{self.name} gave {_told(metrics)} as `metrics`, and a dict is needed."
-            )
+            raise ConfigError(f"{self} gave {_told(metrics)} as `metrics`, and a dict is needed.")
         for name, value in metrics.items():
-            if not _is_number(value) or name == "loss":
+            if not isinstance(name, str) or not _is_number(value):
                 raise ConfigError(
-                    f"{self.name} gave the metric {name!r} as {_told(value)}. A metric is one "
-                    f"number, a tensor of shape []; and `loss` is the loss's own name."
+                    f"{self} gave the metric {name!r} as {_told(value)}. A metric is one "
+                    f"number, a tensor of shape [], and its name a text."
                 )
+            if of_the_run(self.package, name):
+                raise ConfigError(
+                    f"{self} gave the metric {name!r}, here {float(value):g}. The run has one of "
+                    f"this name itself, and one would overwrite the other in metrics.jsonl. Give "
+                    f"it another name, such as {_other_name(name)!r}."
+                )
+
+
+def _other_name(name: str) -> str:
+    """One that no run gives."""
+    return f"own/{name.rpartition('/')[2]}"
 
 
 def _is_number(value: object) -> bool:
@@ -177,4 +204,4 @@ def _held(
         function = resolve_choice(choice, f"{PACKAGE}.{package}", name, arguments)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    return _Held(f"{key}: {choice.name!r}", function, kind, shapes)
+    return _Held(key, choice.name, package, function, kind, shapes)

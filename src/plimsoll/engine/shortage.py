@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from plimsoll.errors import FunctionFailed
 from plimsoll.memory.explain.incident import Incident, OutOfMemory
 from plimsoll.run.memory import process_bytes
 from plimsoll.run.readings import Footprint, Share
@@ -33,15 +34,17 @@ def telling_shortage(
 ) -> Iterator[None]:
     """Within: an allocation that fails raises OutOfMemory. role, shares: asked for only then.
 
-    torch.OutOfMemoryError is a RuntimeError; on CPU the allocator raises a plain one.
+    torch.OutOfMemoryError is a RuntimeError; on CPU the allocator raises a plain one. A loss of
+    the user's own may run out of memory like anything else.
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_shortage(error):
+    except (RuntimeError, MemoryError, FunctionFailed) as error:
+        first = error.__cause__ if isinstance(error, FunctionFailed) else error
+        if not isinstance(first, RuntimeError | MemoryError) or not is_shortage(first):
             raise
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
-        on_card = device.type == "cuda" and _is_of_card(error)
+        text = f"{type(first).__name__}: {first}".splitlines()[0]
+        on_card = device.type == "cuda" and _is_of_card(first)
         incident = Incident(
             where="device" if on_card else "host",
             why=text,

@@ -26,18 +26,14 @@ class Steps:
         return Steps(self.taken, self.skipped + 1, self.in_a_row + 1)
 
 
-def check_skipped(norm: float, in_a_row: int, most: int) -> None:
-    """Let a step with this gradient norm be left out, or not.
-
-    Raises:
-        PlimsollError: too many were, one after the other.
-    """
-    if in_a_row > most:
-        times = "" if most == 0 else f", not finite in {in_a_row} steps in a row"
-        raise PlimsollError(
-            f"the gradient norm is {norm}{times}: a loss, a reward or an activation of this step "
-            "is not finite. The weights were left as they were, and earlier checkpoints are "
-            "whole. Look at the step's trajectories and metrics, lower the learning rate, or "
-            "resume from the last checkpoint with another one. optimizer.max_skipped_steps lets "
-            "so many such steps in a row be left out"
-        )
+def not_finite(norm: float, loss: float, in_a_row: int) -> PlimsollError:
+    """What ends a run whose gradient norm is not finite. loss: this rank's share of the step's.
+    in_a_row: how many steps have been so, one after the other."""
+    times = "" if in_a_row == 1 else f", not finite in {in_a_row} steps in a row"
+    return PlimsollError(
+        f"the gradient norm is {norm}{times}, and this rank's share of the loss {loss:.4g}. The "
+        "weights were left as they were, and earlier checkpoints are whole. Where a share is not "
+        "finite, look at what the loss is computed from (a loss, an advantage or a reward of your "
+        "own); where it grew in the steps before (metrics.jsonl), or is finite, lower the learning "
+        "rate. optimizer.max_skipped_steps lets so many such steps in a row be left out"
+    )

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.describe import dump_config
@@ -16,7 +17,7 @@ from plimsoll.config.jobs import JobConfig
 from plimsoll.config.roles import role_models
 from plimsoll.data.report import BadRow
 from plimsoll.engine.worker import StepResult
-from plimsoll.errors import ConfigError, Interrupted, WorkerDied
+from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
 from plimsoll.memory.meter import read_host
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.process_peaks import Footprints
@@ -73,7 +74,8 @@ class Session:
     @contextmanager
     def phase(self, name: TimedPhase, cluster: Cluster | None = None) -> Iterator[None]:
         """Count the time of the block and, where it ends well, read what every process holds;
-        where memory runs out, explain why; where a process dies, say in which phase.
+        where memory runs out, explain why; where a process dies or a function that the config
+        chooses fails, say in which phase.
 
         cluster: None before there is one: then only this process is read.
         """
@@ -81,7 +83,8 @@ class Session:
             self._write_saved()
         explained = explaining_shortage(self.config, self.directory, name)
         self.progress.enter(name)
-        with self.clock.phase(name), explained, _told_of_deaths(name):
+        placed = _telling_where(name, self.steps_done + 1)
+        with self.clock.phase(name), explained, placed:
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start
@@ -214,12 +217,17 @@ def _state_of(step: int, checkpoint: Path) -> RunState:
 
 
 @contextmanager
-def _told_of_deaths(phase: TimedPhase) -> Iterator[None]:
+def _telling_where(phase: TimedPhase, step: int) -> Iterator[None]:
+    """Within: what dies or fails is told with the phase. step: the one under way."""
     try:
         yield
     except WorkerDied as error:
         who, _, why = str(error).partition("\n")
         raise WorkerDied(f"{who} in the phase {phase}\n{why}") from error
+    except FunctionFailed as error:
+        what, _, lines = str(error).partition("\n")
+        where = f"  In the phase {phase} of step {step}"
+        raise FunctionFailed("\n".join((what, where, lines)).rstrip()) from error
 
 
 def config_text(job: str, config: JobConfig) -> str:
@@ -235,9 +243,11 @@ def step_metrics(results: Sequence[StepResult], rate: float) -> dict[str, float]
 
 
 def mean_metrics(updates: Sequence[Sequence[StepResult]]) -> dict[str, float]:
-    """What several optimizer steps are seen by: their means, and how many were left out."""
+    """What several optimizer steps are seen by: their means, and how many were left out. A metric
+    that only some of them have: its mean over those."""
     totals = [total_metrics(results) | {"grad_norm": results[0].grad_norm} for results in updates]
-    means = {name: sum(t[name] for t in totals) / len(totals) for name in totals[0]}
+    names = dict.fromkeys(name for total in totals for name in total)
+    means = {name: fmean(t[name] for t in totals if name in t) for name in names}
     return means | {"skipped_steps": sum(skipped(t["grad_norm"]) for t in totals)}
 
 
@@ -247,6 +257,6 @@ def skipped(grad_norm: float) -> float:
 
 
 def total_metrics(results: Sequence[StepResult]) -> dict[str, float]:
-    """Add the ranks' shares of the batch's means."""
-    names = results[0].metrics
-    return {name: sum(result.metrics[name] for result in results) for name in names}
+    """Add the ranks' shares of the batch's means; a rank may have none of some."""
+    names = dict.fromkeys(name for result in results for name in result.metrics)
+    return {name: sum(result.metrics.get(name, 0.0) for result in results) for name in names}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from traceback import format_exception_only
 from typing import SupportsFloat
 
 from plimsoll.config.choice import resolve_choice
+from plimsoll.config.failure import failure
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.records import RewardPart, Trajectory
@@ -18,7 +18,10 @@ _SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class _Rule:
+    """choice: what the config says the function is, such as `my_rewards:short`."""
+
     name: str
+    choice: str
     weight: float
     function: Callable[[Trajectory], object]
 
@@ -51,7 +54,7 @@ def _rule(name: str, config: RewardConfig) -> _Rule:
         function = resolve_choice(config, "plimsoll.reward", "reward")
     except ConfigError as error:
         raise ConfigError(f"rewards.{name}: {error}") from error
-    return _Rule(name, config.weight, function)
+    return _Rule(name, config.name, config.weight, function)
 
 
 def _part(rule: _Rule, trajectory: Trajectory) -> RewardPart:
@@ -62,10 +65,7 @@ def _part(rule: _Rule, trajectory: Trajectory) -> RewardPart:
     except KeyboardInterrupt:  # Ctrl-C
         raise
     except BaseException as error:  # own code may do anything, and the row must be known
-        told = " ".join("".join(format_exception_only(error)).split())
-        raise PlimsollError(
-            f"{_where(rule, trajectory)} raised {told}. {_shown(trajectory)}"
-        ) from error
+        raise failure(_where(rule, trajectory), error, _shown(trajectory)) from error
     number = _finite(value)
     if number is None:
         raise PlimsollError(
@@ -95,7 +95,8 @@ def _repr(value: object) -> str:
 
 
 def _where(rule: _Rule, trajectory: Trajectory) -> str:
-    return f"The reward {rule.name!r}, at row {trajectory.prompt.index} (from 0) of the data"
+    own = f" ({rule.choice})" if ":" in rule.choice else ""
+    return f"The reward {rule.name!r}{own}, at row {trajectory.prompt.index} (from 0) of the data"
 
 
 def _shown(trajectory: Trajectory) -> str:

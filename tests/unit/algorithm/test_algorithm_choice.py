@@ -25,7 +25,7 @@ from plimsoll.algorithm.inputs import (
 )
 from plimsoll.config.algorithm import PpoAlgorithm
 from plimsoll.config.base import Choice
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, FunctionFailed
 from plimsoll.records import BatchCounts
 
 torch.set_num_threads(1)
@@ -90,6 +90,27 @@ def number(inputs):
 
 def advantage_of_each_sequence(inputs):
     return Advantages(inputs.rewards_L[-1:], inputs.rewards_L)
+"""
+
+RAISING = """
+import sys
+
+from plimsoll.algorithm.policy_loss.clip import loss
+
+def look_up(options):
+    return options["beta"]
+
+def looks_up(inputs):
+    return look_up({})
+
+def leaves(inputs):
+    sys.exit(3)
+
+def is_interrupted(inputs):
+    raise KeyboardInterrupt
+
+def refuses(inputs):
+    return loss(inputs, dual_clip=0.5)
 """
 
 INPUTS = AdvantageInputs(
@@ -201,7 +222,11 @@ def test_a_loss_that_gives_something_else_is_told(
     [
         ({"ratio": torch.ones(2)}, "the metric 'ratio' as shape [2]. A metric is one number"),
         ({"ratio": "high"}, "the metric 'ratio' as 'high'. A metric is one number"),
-        ({"loss": torch.tensor(1.0)}, "the metric 'loss' as shape []. A metric is one number"),
+        ({3: torch.tensor(1.0)}, "the metric 3 as shape []. A metric is one number, a tensor of"),
+        ({"loss": torch.tensor(1.5)}, "the metric 'loss', here 1.5. The run has one of this name"),
+        ({"reward": 2.0}, "the metric 'reward', here 2. The run has one of this name itself"),
+        ({"reward/short": 2.0}, "the metric 'reward/short', here 2. The run has one of this name"),
+        ({"entropy": 2.0}, "the metric 'entropy', here 2. The run has one of this name itself"),
         (None, "None as `metrics`, and a dict is needed"),
     ],
 )
@@ -217,6 +242,41 @@ def test_a_metric_that_cannot_be_added_up_is_told(
     monkeypatch.setattr(sys.modules["my_new_loss"], "METRICS", metrics)
     with pytest.raises(ConfigError, match=re.escape(f"'my_new_loss:with_metrics' gave {told}")):
         loss(inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "raised", "last_line"),
+    [
+        ("looks_up", "KeyError: 'beta'", 'return options["beta"]'),
+        ("leaves", "SystemExit: 3", "sys.exit(3)"),
+    ],
+)
+def test_what_a_function_of_ones_own_raises_is_told_with_its_lines(
+    function: str, raised: str, last_line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_raising.py").write_text(RAISING)
+    monkeypatch.syspath_prepend(tmp_path)
+    loss = policy_loss(Choice(name=f"my_raising:{function}"))
+    with pytest.raises(FunctionFailed) as caught:
+        loss(policy_inputs())
+    first, *lines = str(caught.value).splitlines()
+    assert first == f"algorithm.policy_loss: 'my_raising:{function}' raised {raised}"
+    assert re.match(r'  File "\S+/my_raising\.py", line \d+, in ', lines[0])
+    assert any(line.strip() == last_line for line in lines)
+    assert "plimsoll/algorithm/choice.py" not in str(caught.value)
+    assert caught.value.exit_code == 1
+    pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
+
+
+def test_ctrl_c_in_a_loss_and_what_plimsoll_refuses_there_go_on_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_raising.py").write_text(RAISING)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        policy_loss(Choice(name="my_raising:is_interrupted"))(policy_inputs())
+    with pytest.raises(ConfigError, match=r"^dual_clip is 0\.5"):
+        policy_loss(Choice(name="my_raising:refuses"))(policy_inputs())
 
 
 def test_a_loss_without_a_gradient_is_told_where_one_is_asked_for(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from plimsoll.engine.shortage import telling_shortage
+from plimsoll.errors import FunctionFailed
 from plimsoll.memory.explain.incident import Incident, OutOfMemory
 
 CPU = torch.device("cpu")
@@ -42,6 +43,15 @@ def test_torch_says_how_much_was_asked_for() -> None:
 )
 def test_what_others_than_torchs_allocator_cannot_have(error: RuntimeError) -> None:
     assert caught(error).asked is None
+
+
+def test_a_function_of_ones_own_runs_out_of_memory_like_any_other() -> None:
+    failed = FunctionFailed("algorithm.loss: 'mine:greedy' raised MemoryError")
+    with pytest.raises(FunctionFailed), telling_shortage(CPU, lambda: "actor"):
+        raise failed from KeyError("beta")
+    with pytest.raises(OutOfMemory) as raised, telling_shortage(CPU, lambda: "actor"):
+        raise failed from MemoryError()
+    assert raised.value.incident.role == "actor"
 
 
 @pytest.mark.skipif(torch.cuda.is_initialized(), reason="this process has a context on a card")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plimsoll.config.base import OptionValue
 from plimsoll.config.reward import RewardConfig
-from plimsoll.errors import ConfigError, DataError, PlimsollError
+from plimsoll.errors import ConfigError, DataError, FunctionFailed, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory
 from plimsoll.reward.score import build_rewards
 
@@ -115,10 +115,18 @@ def test_a_rule_that_fails_names_itself_row_prompt_and_response(
     with pytest.raises(PlimsollError) as caught:
         scorer(trajectory("a" * 300 + "b"))
     message = str(caught.value)
-    assert f"The reward 'mine', at row 41 (from 0) of the data {why}" in message
+    assert (
+        f"The reward 'mine' ({module}:{function}), at row 41 (from 0) of the data {why}" in message
+    )
     assert "The prompt: '?'. The response (cut): " in message
     assert repr("a" * 200) in message and "a" * 201 not in message
     pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
+
+
+def test_a_rule_that_raises_shows_its_line(module: str) -> None:
+    scorer = build_rewards({"mine": config(f"{module}:fails")})
+    with pytest.raises(FunctionFailed, match=r'\n  File "\S+my_rewards.py", line 9, in fails\n'):
+        scorer(trajectory("a"))
 
 
 def test_ctrl_c_in_a_rule_is_no_failure_of_it(module: str) -> None:

@@ -1,0 +1,110 @@
+"""Losses of one's own in real runs: what they raise, and names that the run keeps for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import PPO, metrics, run, run_here, write_config
+from kto_cases import KTO, write_labelled
+from kto_cases import PAIRS as PAIRS_FLAGS
+
+from plimsoll.algorithm.metric_names import of_the_run
+from plimsoll.config.algorithm import FUNCTIONS
+
+MINE = """
+import torch
+
+from plimsoll.algorithm.inputs import LossOutput
+from plimsoll.algorithm.unpaired import unpaired_output
+
+CALLS = []
+
+def rewards(inputs):
+    signs_S = torch.where(inputs.desirable_S, 1.0, -1.0)
+    return unpaired_output(-signs_S * inputs.logratios_S, inputs.logratios_S, inputs)
+
+def tires(inputs):
+    CALLS.append(None)
+    if len(CALLS) == 3:
+        return {}["patience"]
+    return rewards(inputs)
+
+def renames(inputs):
+    found = rewards(inputs)
+    return LossOutput(found.loss, found.metrics | {"accuracy": torch.tensor(0.75)})
+"""
+ONCE = ("--batch.micro_batch_tokens", "512", "--run.eval_every", "null")
+"""A step is one micro-batch."""
+PAIRS = ("accuracy", "rewards/margin", "rewards/chosen", "rewards/rejected")
+TOLD = {
+    "kto": ("unpaired_loss", "kl", "rewards/margin", "rewards/desirable", "rewards/undesirable"),
+    "dpo": ("preference_loss", *PAIRS),
+    "rm": ("reward_loss", *PAIRS),
+    "ppo": ("policy_loss", "clip_fraction", "approx_kl", "ratio"),
+}
+"""Of a job the package of its losses, and what the default one tells."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """With configs of all jobs whose loss can be one's own."""
+    home = tmp_path_factory.mktemp("own")
+    write_labelled(home)
+    (home / "my_own_loss.py").write_text(MINE)
+    prompts = {"path": "rows.jsonl", "prompt": "q", "reference": "a"}
+    data = {**PPO["data"], "train": prompts, "eval": prompts}
+    write_config(home, "ppo", {**PPO, "data": data})
+    paired = {k: v for k, v in KTO.items() if k not in ("reference", "algorithm")}
+    write_config(home, "rm", {**paired, "batch": {"pairs": 3, "micro_batch_tokens": 64}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(home)
+        yield home
+
+
+@pytest.mark.parametrize("job", TOLD)
+def test_all_names_that_a_run_gives_are_kept_for_it(home: Path, job: str) -> None:
+    """Here with the default loss: what is left is its own."""
+    flags = ["--run.directory", f"named-{job}", "--run.steps", "2", "--run.eval_every", "1"]
+    flags += PAIRS_FLAGS if job in ("dpo", "rm") else ()
+    assert run_here(home, job, f"{job}.yaml", *flags).code == 0
+    package, *own = TOLD[job]
+    seen = {name for row in metrics(home / f"named-{job}") for name in row}
+    if job != "ppo":  # what a loss tells is in the evaluation, too
+        seen |= {name.removeprefix("eval/") for name in seen}
+    assert {name for name in seen if not of_the_run(package, name)} == set(own)
+    assert {package for package, *_ in TOLD.values()} == {n for n in FUNCTIONS if "loss" in n}
+
+
+def test_what_a_loss_raises_is_told_with_its_lines_and_the_step(home: Path) -> None:
+    flags = ("--algorithm.loss.name", "my_own_loss:tires", "--algorithm.loss.options", "{}")
+    failed = run_here(home, "kto", "kto.yaml", "--run.directory", "tired", *ONCE, *flags)
+    assert failed.code == 1
+    _, _, told = failed.err.partition("error: ")
+    first, where, line, code, *_ = told.splitlines()
+    assert first == "algorithm.loss: 'my_own_loss:tires' raised KeyError: 'patience'"
+    assert where == "  In the phase train_actor of step 3"
+    assert line.endswith('my_own_loss.py", line 16, in tires')
+    assert code.strip() == 'return {}["patience"]'
+
+
+def test_on_ranks_of_their_own_it_is_told_so_too(home: Path) -> None:
+    flags = ("--algorithm.loss.name", "my_own_loss:tires", "--algorithm.loss.options", "{}")
+    ray = ("--cluster.where", "ray", "--run.directory", "tired-ranks")
+    failed = run(home, "kto", "kto.yaml", *ONCE, *flags, *ray)
+    assert failed.code == 1
+    assert failed.err.startswith(
+        "error: algorithm.loss: 'my_own_loss:tires' raised KeyError: 'patience'\n"
+        "  In the phase train_actor of step 3\n"
+    )
+    assert 'my_own_loss.py", line 16, in tires' in failed.err
+    assert "Traceback" not in failed.err
+
+
+def test_a_metric_of_a_name_of_the_runs_is_refused_at_the_first_step(home: Path) -> None:
+    flags = ("--algorithm.loss.name", "my_own_loss:renames", "--algorithm.loss.options", "{}")
+    refused = run_here(home, "kto", "kto.yaml", "--run.directory", "renamed", *ONCE, *flags)
+    assert refused.code == 2
+    assert "'my_own_loss:renames' gave the metric 'accuracy', here 0.75. The run has" in refused.err
+    assert not (home / "renamed" / "metrics.jsonl").exists()
