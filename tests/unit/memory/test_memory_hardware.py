@@ -36,6 +36,8 @@ GIB = 2**30
         ("L4", "22.03"),
         ("A10", "22.06"),
         ("A6000", "47.53"),
+        ("A40", "44.35"),
+        ("H20", "95.00"),
         ("RTX3090", "23.50"),
         ("RTX4090", "23.52"),
         ("RTX5090", "31.36"),
@@ -84,6 +86,9 @@ def test_the_driver_keeps_some_of_each_card_but_not_much(card: Card) -> None:
         ("NVIDIA GeForce RTX 2080 Ti", "RTX2080Ti"),
         ("NVIDIA GeForce RTX 4080 SUPER", "RTX4080SUPER"),
         ("NVIDIA A800-SXM4-80GB", "A800-80GB"),
+        ("NVIDIA H800", "H800-80GB"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA A40", "A40"),
     ],
 )
 def test_cards_are_found_by_what_people_and_drivers_call_them(written: str, name: str) -> None:
@@ -99,6 +104,7 @@ def test_cards_are_found_by_what_people_and_drivers_call_them(written: str, name
         ("A10O", ["Did you mean A10", "Known: A100-40GB", "and cpu", "24GB"]),
         ("H10O", ["Did you mean H100-80GB?"]),
         ("RTX 4090 D", ["RTX4090"]),
+        ("NVIDIA H20-3e", ["No card", "H20"]),
         ("Quadro RTX 6000", ["No card", "RTX6000Ada"]),
         ("RTX 3080", ["RTX3080-10GB or RTX3080-12GB"]),
         ("", ["No card"]),
