@@ -1,4 +1,4 @@
-"""The whole config of each job, and what must agree within it."""
+"""The whole config of each job; agree.py has what must agree within it."""
 
 from __future__ import annotations
 

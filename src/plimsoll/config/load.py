@@ -30,7 +30,7 @@ ConfigT = TypeVar("ConfigT", bound=JobConfig)
 def load_config(model: type[ConfigT], path: str, flags: Sequence[str] = ()) -> ConfigT:
     """The config of one job: the YAML file's values, and the flags' over them.
 
-    model: SftConfig or PpoConfig. flags: such as `["--run.steps", "10"]`.
+    model: of the job, such as SftConfig. flags: such as `["--run.steps", "10"]`.
 
     Raises ConfigError (exit code 2) or SettingsConflict (4) with every problem, where it was
     written, and what to write instead.

@@ -1,4 +1,6 @@
-"""Rows of a source -> training samples (SFT), pairs or prompts (RL), with the bad rows listed."""
+"""Rows of a source -> what a job learns from, with the bad rows listed: samples (SFT, distilling),
+pairs, labelled responses (KTO), labelled steps (process reward models), or prompts (RL).
+"""
 
 from __future__ import annotations
 

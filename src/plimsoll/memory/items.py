@@ -37,8 +37,8 @@ class Moment:
 class Item:
     """Some bytes of one process.
 
-    role: whose (`actor`, `critic`, `reference`, `reward`, `rollout`), or `process` for what no role
-        owns (CUDA context, interpreter, communicators).
+    role: whose (`actor`, `critic`, `reference`, `reward`, `teacher`, `rollout`), or `process` for
+        what no role owns (CUDA context, interpreter, communicators).
     name: what, such as `weights`, `gradients`, `fp32 masters`, `moments`, `activations`.
     bytes: whole bytes, never negative.
     formula: in words with the numbers put in, such as

@@ -1,7 +1,8 @@
 """What a model must be for packs and the chunked head to compute it rightly, and the refusals.
 
-Everything here but `check_loaded` runs before a weight is read, and every refusal is a
-ConfigError that says what to do instead. `frames.py` has what the model's classes show.
+Everything here but `check_length` and `check_loaded` runs before a weight is read, and every
+refusal is a ConfigError that says what to do instead. `frames.py` has what the model's classes
+show.
 """
 
 from __future__ import annotations

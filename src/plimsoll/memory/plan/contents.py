@@ -285,4 +285,5 @@ def _one_at_a_time(held: Sequence[Held], moment: Moment) -> Iterator[Held]:
 
 
 def _passes(one: Held, moment: Moment) -> bool:
+    """Whether it is there only meanwhile: what is held while weights are saved is there always."""
     return moment in one.moments and _SAVING not in one.moments

@@ -1,4 +1,4 @@
-"""What selective checkpointing keeps of a layer beside its input: model/checkpointing.py, KEPT."""
+"""What selective checkpointing keeps of a layer beside its input: model/checkpointing.py."""
 
 from __future__ import annotations
 

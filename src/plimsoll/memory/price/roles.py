@@ -242,7 +242,7 @@ def _whole_model(
             "parameters",
             tensors.parameters,
             counts.element,
-            "engine/zero.py: each parameter pinned by itself",
+            "engine/frozen.py: each parameter pinned by itself",
             where="host",
             pinned=tensors.elements,
         )

@@ -31,7 +31,7 @@ def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Kept]
         "of the largest tensor",
         shape.largest_parameter,
         counts.element,
-        "engine/zero.py: one weight at a time, from files that are mapped",
+        "engine/placing.py: one weight at a time, from files that are mapped",
         where="host",
         life="loading",
     )
@@ -53,11 +53,13 @@ def leaving(
     saved = own if adapted else every
     where: Where = "device" if device == "cuda" else "host"
     if sizes.stage == 3 and sizes.ranks > 1:
-        gathered = Kept("gathered weights", "bytes", 0, 1, "engine/zero.py: gathered", where=where)
+        gathered = Kept(
+            "gathered weights", "bytes", 0, 1, "engine/placing.py: gathered", where=where
+        )
         yield replace(gathered, elements=min(sync_bucket, every), life="sending")
         yield replace(gathered, elements=min(SAVE_BUCKET, saved), life="saving")
     bucket = sync_bucket if adapted else min(sync_bucket, every)
     source = "engine/weights.py: make_bucket"
     yield Kept("bucket of weights", "bytes", bucket, 1, source, where="host", life="sending")
-    source = "engine/worker.py: save_model collects on rank 0"
+    source = "engine/export.py: write_model collects on rank 0"
     yield Kept("model to save", "bytes", saved, 1, source, where="host", life="saving")
