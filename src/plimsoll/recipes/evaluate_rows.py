@@ -35,8 +35,8 @@ from plimsoll.data.mismatched import mismatched
 from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
 from plimsoll.recipes.kto import response_metrics
-from plimsoll.recipes.pairs import pack_rows
-from plimsoll.recipes.preference import pair_metrics, samples_of
+from plimsoll.recipes.pairs import pack_rows, samples_of
+from plimsoll.recipes.preference import pair_metrics
 from plimsoll.recipes.process_reward import process_metrics, score_steps
 from plimsoll.recipes.reward_model import (
     load_scored_pairs,

@@ -10,7 +10,12 @@ from plimsoll.cluster.protocol import Ranks
 from plimsoll.config.jobs import PairJobConfig
 from plimsoll.data.packing import pack_pairs
 from plimsoll.recipes.update import Packs, told
-from plimsoll.records import Pair
+from plimsoll.records import Pair, Sample
+
+
+def samples_of(pairs: Sequence[Pair]) -> list[Sample]:
+    """Of each pair the chosen sample, then the rejected one."""
+    return [sample for pair in pairs for sample in (pair.chosen, pair.rejected)]
 
 
 def pack_rows(config: PairJobConfig, pairs: Sequence[Pair], ranks: Ranks) -> Packs:

@@ -25,12 +25,12 @@ from plimsoll.data.dataset import load_pairs
 from plimsoll.engine.objectives.preference import PreferenceObjective, PreferenceStream
 from plimsoll.engine.worker import StepResult
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
-from plimsoll.recipes.pairs import pack_rows, told_of_pairs
+from plimsoll.recipes.pairs import pack_rows, samples_of, told_of_pairs
 from plimsoll.recipes.precompute import ToScore
 from plimsoll.recipes.reference import Reference, load_compared
 from plimsoll.recipes.roles import load_actor
 from plimsoll.recipes.update import Packs, log_probs, update
-from plimsoll.records import BatchCounts, Floats, Pair, Sample
+from plimsoll.records import BatchCounts, Floats, Pair
 
 DpoWork = Work[DpoConfig, Pair]
 
@@ -71,11 +71,6 @@ def to_score(work: DpoWork) -> ToScore[Pair]:
         lambda pair: samples_of([pair]),
         lambda pairs: pack_rows(work.config, pairs, work.cluster),
     )
-
-
-def samples_of(batch: Sequence[Pair]) -> list[Sample]:
-    """Of each pair the chosen sample, then the rejected one."""
-    return [sample for pair in batch for sample in (pair.chosen, pair.rejected)]
 
 
 def learn(

@@ -32,7 +32,7 @@ from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.value import at_ends
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
-from plimsoll.recipes.pairs import pack_rows, told_of_pairs
+from plimsoll.recipes.pairs import pack_rows, samples_of, told_of_pairs
 from plimsoll.recipes.scoring import load_scorer, show_calibration
 from plimsoll.recipes.update import Packs, in_batch_order, update
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
@@ -45,7 +45,7 @@ def run_rm(config: RmConfig) -> None:
     reward_loss(config.algorithm.loss)  # a wrong name or option ends the run right here
     with open_work("rm", config, load_scored_pairs) as work:
         with work.session.phase("load", work.cluster):
-            load_scorer(work, [s for pair in work.train for s in (pair.chosen, pair.rejected)])
+            load_scorer(work, samples_of(work.train))
         learn_from_data(
             work,
             config.batch.pairs,
