@@ -9,7 +9,7 @@ from statistics import fmean
 
 from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.config.jobs import RlJobConfig
-from plimsoll.engine.worker import Worker
+from plimsoll.recipes.judging import load_judge
 from plimsoll.recipes.ppo_setup import prompt_loader, start
 from plimsoll.recipes.run_data import load_held_out
 from plimsoll.recipes.sampling import answer_held_out, mean_rewards
@@ -29,8 +29,7 @@ def measure_answers(config: RlJobConfig, answers: Path) -> dict[str, float]:
         closing(start(config, loaded.items)) as cluster,
         counting("answers", len(loaded.items), sys.stdout) as advance,
     ):
-        if config.reward_model is not None:
-            cluster.all(Worker.load_value, "reward", config.reward_model.role, config.run.seed)
+        load_judge(cluster, config)
 
         def score(trajectory: Trajectory) -> Trajectory:
             scored = scorer(trajectory)

@@ -19,6 +19,12 @@ PART = "reward_model"
 """What the part is called in metrics and trajectories."""
 
 
+def load_judge(cluster: Cluster, config: RlJobConfig) -> None:
+    """Load the reward model on all ranks, where there is one."""
+    if config.reward_model is not None:
+        cluster.all(Worker.load_value, "reward", config.reward_model.role, config.run.seed)
+
+
 def judge(
     trajectories: Sequence[Trajectory], config: RlJobConfig, cluster: Cluster
 ) -> list[Trajectory]:

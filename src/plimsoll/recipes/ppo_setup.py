@@ -17,6 +17,7 @@ from plimsoll.data.order import Portion
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.recipes.judging import load_judge
 from plimsoll.recipes.roles import load_reference
 from plimsoll.recipes.run_data import LoadRows, RunData, load_data
 from plimsoll.recipes.sampling import probe_sequences
@@ -32,7 +33,6 @@ PpoData = RunData[Prompt]
 def load_prompt_data(session: Session, config: RlJobConfig) -> PpoData:
     """The prompts of both sources; at least as many to learn on as a step needs, and with a
     template whose end of turn ends a response."""
-
     data = load_data(session, prompt_loader(config))
     if len(data.order.portions) > 1:  # each source numbers its rows from 0
         data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
@@ -115,8 +115,7 @@ def load_roles(cluster: Cluster, config: PpoConfig) -> None:
     temperature = config.rollout.sampling.temperature
     cluster.all(Worker.load_policy, "actor", config.actor, temperature, config.run.seed)
     cluster.critics.all(Worker.load_value, "critic", config.critic, config.run.seed)
-    if config.reward_model is not None:
-        cluster.all(Worker.load_value, "reward", config.reward_model.role, config.run.seed)
+    load_judge(cluster, config)
     if config.algorithm.kl.place != "none":
         load_reference(cluster, config.reference, config.actor, temperature)
 
