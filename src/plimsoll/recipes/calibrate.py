@@ -10,7 +10,6 @@ import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from plimsoll.errors import ConfigError
+from plimsoll.memory.machine.versions import installed_version
 from plimsoll.memory.price.overheads import Constants, read_plan_constants, write_constants
 from plimsoll.run.comparison import Comparison, compare
 from plimsoll.run.directory import RunDirectory
@@ -182,19 +182,12 @@ def _by_phase(run: CalibrationRun) -> dict[tuple[str, str], dict[str, Comparison
 
 def provenance(runs: Sequence[CalibrationRun]) -> str:
     """Which runs, when, with which versions, where."""
-    installed = ", ".join(_installed())
+    versions = {package: installed_version(package) for package in _PACKAGES}
+    installed = ", ".join(f"{name} {found}" for name, found in versions.items() if found)
     return (
         f"calibrated {date.today().isoformat()} on {_names(runs)}: {platform.node()}, "
         f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, {installed}"
     )
-
-
-def _installed() -> Iterator[str]:
-    for package in _PACKAGES:
-        try:
-            yield f"{package} {version(package)}"
-        except PackageNotFoundError:
-            continue
 
 
 def _names(runs: Sequence[CalibrationRun]) -> str:

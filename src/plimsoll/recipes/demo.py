@@ -187,7 +187,8 @@ def _times(jobs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
         for row in rows:
             for name, value in row.items():
                 if name.startswith("seconds/"):
-                    totals[name[8:]] = totals.get(name[8:], 0.0) + value
+                    phase = name.removeprefix("seconds/")
+                    totals[phase] = totals.get(phase, 0.0) + value
         for phase, total in sorted(totals.items(), key=lambda item: -item[1]):
             table.add_row(job, phase, f"{total:.1f}")
     return table
