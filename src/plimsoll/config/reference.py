@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import positional_parameters
 
@@ -12,5 +13,6 @@ def needs_reference(preference_loss: Choice) -> bool:
 
     Raises ConfigError for a name that cannot be used.
     """
-    package = "plimsoll.algorithm.preference_loss"
-    return len(positional_parameters(preference_loss, package, "loss")) > 1
+    function, _ = FUNCTIONS["preference_loss"]
+    package = f"{PACKAGE}.preference_loss"
+    return len(positional_parameters(preference_loss, package, function)) > 1
