@@ -6,7 +6,8 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -206,8 +207,14 @@ class VllmEngine:
             )
 
     async def _rpc(self, method: str, *arguments: object) -> None:
-        try:
+        with self._refusals():
             await self._llm.collective_rpc(method, args=arguments)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Within: an error that vLLM survives is one of the new weights, and names the engine."""
+        try:
+            yield
         except Exception as error:
             if self._llm.errored:
                 raise
@@ -232,22 +239,15 @@ class VllmEngine:
             Path(directory, ADAPTER_FILE).write_bytes(files.config)
             Path(directory, WEIGHTS).write_bytes(files.weights)
             new = LoRARequest(f"version {files.version}", files.version, directory)
-            await self._add_adapter(new)
+            with self._refusals():
+                taken = await self._llm.add_lora(new)
+        if not taken:
+            raise WeightSyncError(f"rollout engine {self._spec.index}: vLLM took no adapter")
         if self._adapter is not None and self._adapter.lora_int_id != files.version:
             await self._llm.remove_lora(self._adapter.lora_int_id)
         self._adapter = new
         await self._forget_prefixes()
         self._version = files.version
-
-    async def _add_adapter(self, adapter: Any) -> None:
-        try:
-            if await self._llm.add_lora(adapter):
-                return
-        except Exception as error:
-            if self._llm.errored:
-                raise
-            raise WeightSyncError(f"rollout engine {self._spec.index}: {error}") from error
-        raise WeightSyncError(f"rollout engine {self._spec.index}: vLLM took no adapter")
 
     async def watch(self) -> str:
         llm = self._llm
