@@ -10,6 +10,12 @@ from plimsoll.config.engine import FrozenRole, TrainedRole, ZeroConfig
 
 Device = Literal["cpu", "cuda"]
 
+_QUIET: dict[str, object] = {
+    "steps_per_print": 1_000_000_000,
+    # Its clock has the host wait for the card in front of every forward pass (utils/timer.py).
+    "timers": {"throughput": {"enabled": False}},
+}
+
 
 def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[str, object]:
     """DeepSpeed's config for a trained role.
@@ -28,7 +34,7 @@ def deepspeed_settings(role: TrainedRole, device: Device, ranks: int) -> dict[st
         "zero_optimization": zero_settings(role.zero, device),
         "zero_allow_untested_optimizer": True,
         "data_types": {"grad_accum_dtype": _gradient_dtype(role)},
-        "steps_per_print": 1_000_000_000,
+        **_QUIET,
     }
 
 
@@ -86,5 +92,5 @@ def frozen_settings(role: FrozenRole, device: Device, ranks: int) -> dict[str, o
         "train_batch_size": ranks,
         "bf16": {"enabled": role.model.dtype == "bfloat16"},
         "zero_optimization": zero_settings(zero, device),
-        "steps_per_print": 1_000_000_000,
+        **_QUIET,
     }

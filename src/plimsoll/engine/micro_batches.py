@@ -15,6 +15,8 @@ from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts, Floats, Pack
 
 S = TypeVar("S")
+Shares = dict[str, list[torch.Tensor | float]]
+"""By metric: what each micro-batch adds to it."""
 
 
 def score(
@@ -45,23 +47,30 @@ def losses(
 
 def learn(engine: TrainedEngine, outputs: Iterable[LossOutput]) -> dict[str, float]:
     """Add up the packs' gradients; gives the rank's share of the loss and its metrics."""
-    totals: dict[str, float] = {}
+    shares: Shares = {}
     for output in outputs:
         engine.backward(output.loss)
-        _add(totals, output)
-    return totals
+        _note(shares, output)
+    return _totals(shares)
 
 
 def measure(engine: Engine, outputs: Iterable[LossOutput]) -> dict[str, float]:
     """As `learn`, without gradients."""
-    totals: dict[str, float] = {}
+    shares: Shares = {}
     with engine.scoring():
         for output in outputs:
-            _add(totals, output)
-    return totals
+            _note(shares, output)
+    return _totals(shares)
 
 
-def _add(totals: dict[str, float], output: LossOutput) -> None:
-    for name, share in ({"loss": output.loss.detach()} | output.metrics).items():
+def _note(shares: Shares, output: LossOutput) -> None:
+    """Keep a micro-batch's numbers where they are."""
+    for name, share in ({"loss": output.loss} | output.metrics).items():
         value = share.detach() if isinstance(share, torch.Tensor) else share
-        totals[name] = totals.get(name, 0.0) + float(value)
+        shares.setdefault(name, []).append(value)
+
+
+def _totals(shares: Shares) -> dict[str, float]:
+    """Only after the last micro-batch: to read a number of a card, the host waits until the card
+    has done all that it was given, and could not prepare the next micro-batch meanwhile."""
+    return {name: sum(map(float, values), 0.0) for name, values in shares.items()}

@@ -31,6 +31,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from plimsoll.errors import ConfigError
 from plimsoll.model.cpu_attention import Span, packed_attention, spans
 from plimsoll.model.dot_product import dot_product
+from plimsoll.model.sending import sent
 from plimsoll.records import Ints, leaders
 
 SDPA = "plimsoll_sdpa"
@@ -69,9 +70,9 @@ class Layout:
         return cls(
             own=tuple(own_S.tolist()),
             shared=tuple(shared_S.tolist()),
-            cu_queries=torch.tensor(cu_seqlens, device=device),
-            cu_keys=torch.tensor(cu_keys, device=device),
-            keys_K=None if keys_K is None else torch.tensor(keys_K, device=device),
+            cu_queries=sent(cu_seqlens, device),
+            cu_keys=sent(cu_keys, device),
+            keys_K=None if keys_K is None else sent(keys_K, device),
         )
 
     @cached_property

@@ -28,6 +28,7 @@ from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
 from plimsoll.model.rows import filled
+from plimsoll.model.sending import sent
 from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
 from plimsoll.records import Pack
 from plimsoll.run.files import whole_directory
@@ -54,12 +55,12 @@ class PackTensors:
     def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
         """Copy the pack's arrays (which may be read-only views of Ray's store) to the device."""
         return cls(
-            tokens_T=torch.tensor(pack.tokens_T, device=device),
-            positions_T=torch.tensor(pack.positions_T, device=device),
+            tokens_T=sent(pack.tokens_T, device),
+            positions_T=sent(pack.positions_T, device),
             layout=Layout.of(pack.cu_seqlens, pack.shared_S, device),
-            predictor_L=torch.tensor(pack.predictor_L, device=device),
-            targets_L=torch.tensor(pack.targets_L, device=device),
-            cu_learned=torch.tensor(pack.cu_learned, device=device),
+            predictor_L=sent(pack.predictor_L, device),
+            targets_L=sent(pack.targets_L, device),
+            cu_learned=sent(pack.cu_learned, device),
         )
 
 

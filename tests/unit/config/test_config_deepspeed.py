@@ -59,6 +59,14 @@ def test_gradients_are_added_in_fp32_except_at_stage_0_in_bf16(stage: int) -> No
     assert settings_of(stage, "float32")["data_types"] == {"grad_accum_dtype": "fp32"}
 
 
+def test_deepspeeds_clock_does_not_wait_for_the_card() -> None:
+    from deepspeed.utils.config import get_timers_config
+
+    frozen = frozen_settings(FrozenRole(model=ModelConfig(path="none"), stage=3), "cuda", 2)
+    for settings in (settings_of(2, "bfloat16", "cuda"), frozen):
+        assert not get_timers_config(settings).enabled
+
+
 def test_the_role_decides() -> None:
     settings = settings_of(
         3,

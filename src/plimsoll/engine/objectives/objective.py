@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.policy import PackTensors
+from plimsoll.model.sending import sent
 from plimsoll.records import BatchCounts, Bools, Floats
 
 StreamT = TypeVar("StreamT", contravariant=True)
@@ -27,4 +27,4 @@ class Objective(Protocol[StreamT]):
 
 def as_tensor(array: Floats | Bools, like: Tensor) -> Tensor:
     """A stream's array (maybe a read-only view of Ray's store) on the device of the micro-batch."""
-    return torch.tensor(array, device=like.device)
+    return sent(array, like.device)
