@@ -27,9 +27,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[None]:
-    """Of four cards each."""
+    """Of four cards each; started by someone who wants of Ray what other programs want."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+        patch.setenv("RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES", "1")
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray counts no more than it names
         nodes = Cluster()
         for _ in range(2):
@@ -47,6 +48,14 @@ def groups(two_nodes: None) -> tuple[list[Member], list[Member]]:
         members("training rank", create_ranks(4, "cuda", 1, ()), timeout=120),
         members("critic rank", create_ranks(3, "cuda", 1, ()), timeout=120),
     )
+
+
+def visible_to(group: list[Member]) -> list[str]:
+    """The cards that each one's CUDA would see."""
+    # A lambda: a named function of this file would have to be importable over there.
+    asked = lambda _: os.environ["CUDA_VISIBLE_DEVICES"]  # noqa: E731
+    found: list[str] = ray.get([member.actor.__ray_call__.remote(asked) for member in group])
+    return found
 
 
 def test_a_joined_cluster_is_computed_on_where_its_gpus_are(
@@ -71,6 +80,7 @@ def test_a_group_of_ranks_is_on_one_node_and_each_has_a_card(
     assert actors[0].host.node_id != critics[0].host.node_id
     assert sorted(card for rank in actors for card in rank.host.cards) == list("0123")
     assert [rank.role for rank in critics] == [f"critic rank {i}" for i in range(3)]
+    assert visible_to(actors) == [",".join(rank.host.cards) for rank in actors]
 
 
 def test_engines_see_the_cards_of_the_ranks_that_they_share(
@@ -81,9 +91,8 @@ def test_engines_see_the_cards_of_the_ranks_that_they_share(
     specs = [EngineSpec(i, "none", 8, 1, "cuda", rollout) for i in range(3)]
     actors = share_cards(specs, "cuda", [*ranks, *critics])
     found = members("rollout engine", actors, timeout=120)
-    # A lambda: a named function of this file would have to be importable over there.
-    visible = [a.__ray_call__.remote(lambda _: os.environ["CUDA_VISIBLE_DEVICES"]) for a in actors]
-    seen = ray.get(visible)
+    seen = visible_to(found)
+    assert seen == [",".join(engine.host.cards) for engine in found]
     cards = {(engine.host.node_id, cards) for engine, cards in zip(found, seen, strict=True)}
     spare = sorted(card for rank in critics for card in rank.host.cards)[:2]
     assert cards == {

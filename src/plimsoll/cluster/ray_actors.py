@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -36,13 +36,20 @@ from plimsoll.run.output import tell
 _LOOK_SECONDS = 20.0
 _SOON_SECONDS = 30.0
 """How long processes take to start where nothing else holds their cards."""
+_OWN_CARDS = {
+    "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+"""Ray is to say in CUDA_VISIBLE_DEVICES which cards it gave a process, and to leave the variable
+alone where it gave none, whatever the environment has for others."""
 
 
 @dataclass(frozen=True)
 class Host:
     """Where an actor lives. port: free on its node. log: of its process; see `blame`.
     cards: the GPUs that Ray gave it, on the Ray node `node_id`, as CUDA_VISIBLE_DEVICES names them:
-    by numbers, or by UUIDs where the node's own variable does."""
+    by numbers, or by UUIDs where the node's own variable does; of an engine on the ranks' cards,
+    those."""
 
     pid: int
     node: str
@@ -111,7 +118,10 @@ class EngineActor:
         self._spec = spec
 
     async def host(self) -> Host:
-        return _own_host()
+        host = _own_host()
+        if host.cards or self._spec.device == "cpu":
+            return host
+        return replace(host, cards=tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
 
     async def start(self) -> int:
         """Load the model; returns the engine's `responses_per_request`."""
@@ -138,8 +148,7 @@ def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) ->
     names for them), on GPUs wherever those are, on as few nodes as can be."""
     environment = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": device}
     environment |= waiting() | card_order()
-    if device == "cpu":
-        environment |= preloading()
+    environment |= preloading() if device == "cpu" else _OWN_CARDS
     actor = ray.remote(
         num_cpus=0, concurrency_groups={"watch": 1}, runtime_env={"env_vars": environment}
     )(RankActor)
@@ -169,7 +178,9 @@ def _create_engine(spec: EngineSpec, device: str, seat: Seat | None) -> Any:
     from plimsoll.rollout.vllm import environment as vllm_environment
 
     environment = vllm_environment(spec)
-    if device == "cpu" and spec.rollout.engine == "transformers":
+    if device == "cuda":
+        environment |= _OWN_CARDS
+    elif spec.rollout.engine == "transformers":
         environment |= preloading()
     actor = ray.remote(num_cpus=0, max_concurrency=10_000)(EngineActor)
     if seat is None:
