@@ -48,7 +48,8 @@ LOOKED_AT = (
     *("StochasticResult/DL_SLM_Gemma2b_LoRA_Fine-Tuning", "Pomilon/LEMA", "OpenRLHF/OpenRLHF"),
     *("GoogleCloudPlatform/vertex-ai-samples", "jiaweizzhao/GaLore", "NVIDIA-NeMo/Automodel"),
     *("bharathbattu/LoRA-vs-Full-Fine-Tuning", "YuchenHe985/llm-finetune-lab"),
-    *("qwen3-8b-operation-manual", "Jack31098/llm_training_demo"),
+    *("qwen3-8b-operation-manual", "Jack31098/llm_training_demo", "hpcaitech/ColossalAI"),
+    *("magazine.sebastianraschka.com", "princeton-nlp/SimPO", "pytorch.org/blog/finetune-llms"),
 )
 """Sources whose rows were looked at after a first prediction, which docs/performance.md keeps."""
 GAPS = tuple(n / 100 for n in range(2, 13))

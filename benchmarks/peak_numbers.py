@@ -31,7 +31,8 @@ def integer(column: str, value: str) -> int:
 _UNITS = {"gib": 2**30, "mib": 2**20, "gb": 1e9, "g": 1e9, "mb": 1e6}
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _PEAK = re.compile(
-    rf"(?:~|≈|about|approx\.?|ca\.?|peak)? ?{_NUMBER}(?: ?(?:-|–|to) ?{_NUMBER})? ?"
+    r"(?:~|≈|about|around|roughly|approx(?:\.|imately)?|ca\.?|peak)? ?"
+    rf"{_NUMBER}(?: ?(?:-|–|to) ?{_NUMBER})? ?"
     rf"({'|'.join(_UNITS)})?(?: ?(?:/|per) ?(?:gpu|card))?(?: \([a-z ]+\))?"
 )
 _RAN_OUT = r"\boom\b|out[- ]of[- ](?:gpu[- ])?memory|does(?: not|n't) fit"

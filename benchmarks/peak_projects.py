@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
@@ -14,14 +15,17 @@ class Project:
     they follow the hidden size. dropout: of adapters.
     routed_copies: bf16 copies of every routed row of a mixture of experts that its own code makes
     besides those of transformers, and as many more where experts have adapters.
+    packed_qkv: its attention computes queries, keys and values as one, whose values stay a part of
+    it, and repeats the keys and values of groups.
     untied: its own model code keeps embedding and head apart where they are tied.
     fused_gelu: an MLP without a gate keeps its first result alone, where transformers' keeps four.
     logit: bytes of each where the loss is highest. transformers' Llama until 4.44 has fp32 logits,
     what the loss reads of them, and its log-softmax. holds_output: its loop keeps the model's
-    output, and so its logits, until the backward is done; Trainer's does not. wide_output: its
-    logits are fp32. cached: its layers are checkpointed from without, so that the model does not
-    know it and keeps keys and values as it does to generate. in_place: as `logit`, where the loss
-    makes the gradient in place of fp32 logits and of what it reads of them.
+    output, and so its logits, until the backward is done; Trainer's does not. output_at_step: and
+    until the next forward. wide_output: its logits are fp32. cached: its layers are checkpointed
+    from without, so that the model does not know it and keeps keys and values as it does to
+    generate. in_place: as `logit`, where the loss makes the gradient in place of fp32 logits and of
+    what it reads of them.
     prepares: 4 and 8 bits by PEFT's preparation, which makes fp32 of what is not in them.
     reentrant: its checkpoints are, so that FSDP, which waits for the gradient of what frozen
     weights read, keeps every checkpoint and its gradient until the backward ends.
@@ -31,6 +35,7 @@ class Project:
     liger: norms and MLPs are Liger's.
     in_parts: norms, attention and MLP of a layer are checkpointed one by one.
     reference_adapter: a frozen one is kept beside that which is trained.
+    low_level_zero: its ZeRO-1 and 2 are Colossal-AI's (peak_colossal.py), not DeepSpeed's.
     """
 
     deepspeed: bool = False
@@ -38,10 +43,12 @@ class Project:
     auto_buckets: bool = False
     dropout: bool = False
     routed_copies: tuple[int, int] = (0, 0)
+    packed_qkv: bool = False
     untied: bool = False
     fused_gelu: bool = False
     logit: int = 12
     holds_output: bool = False
+    output_at_step: bool = False
     wide_output: bool = False
     cached: bool = False
     in_place: int = 8
@@ -52,6 +59,7 @@ class Project:
     liger: bool = False
     in_parts: bool = False
     reference_adapter: bool = False
+    low_level_zero: bool = False
 
 
 PROJECTS = {
@@ -64,6 +72,7 @@ PROJECTS = {
     # chunked_cross_entropy; bitsandbytes 0.41.1, autograd/_functions.py: MatMul4Bit
     "Lightning-AI/litgpt": Project(
         dropout=True,
+        packed_qkv=True,
         untied=True,
         fused_gelu=True,
         logit=8,
@@ -73,7 +82,7 @@ PROJECTS = {
     # thunder/benchmarks/benchmark_litgpt.py: LitGPT's models, and a loss of their 16-bit logits
     # that its loop keeps
     "Lightning-AI/lightning-thunder": Project(
-        untied=True, fused_gelu=True, logit=6, holds_output=True
+        packed_qkv=True, untied=True, fused_gelu=True, logit=6, holds_output=True
     ),
     # swift/llm/utils/argument.py: lora_dropout_p
     "modelscope/ms-swift": Project(dropout=True),
@@ -101,6 +110,33 @@ PROJECTS = {
     # _transformers/auto_model.py: use_liger_kernel; components/distributed/parallelizer.py:
     # checkpoint_wrapper; recipes/llm/train_ft.py: out = model(**batch)
     "NVIDIA-NeMo/Automodel": Project(liger=True, in_parts=True, holds_output=True),
+    # coati/trainer/*.py: outputs = self.model(...), with transformers' fp32 logits;
+    # colossalai/booster/plugin/low_level_zero_plugin.py: reduce_bucket_size_in_m
+    "hpcaitech/ColossalAI": Project(
+        bucket=12 * 2**20,
+        holds_output=True,
+        output_at_step=True,
+        wide_output=True,
+        low_level_zero=True,
+    ),
     # transformers' Trainer
     "foundation-model-stack/fms-acceleration": Project(reentrant=True),
 }
+
+_NAMES = {
+    r"lit-?gpt|lit-?llama": "Lightning-AI/litgpt",
+    r"colossal-?(?:ai|chat)|\bcoati\b": "hpcaitech/ColossalAI",
+    r"llama-?factory": "hiyouga/LLaMA-Factory",
+    r"\bms-?swift\b": "modelscope/ms-swift",
+    r"axolotl": "axolotl-ai-cloud/axolotl",
+    r"fsdp_qlora": "AnswerDotAI/fsdp_qlora",
+    r"nemo automodel": "NVIDIA-NeMo/Automodel",
+}
+"""Of frameworks, in texts about runs of others'."""
+
+
+def framework(source: str, said: str) -> str:
+    """The key of the project that a row was run with: its source, or whom its text names."""
+    if source in PROJECTS:
+        return source
+    return next((key for name, key in _NAMES.items() if re.search(name, said)), source)

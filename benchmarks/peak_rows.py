@@ -16,6 +16,7 @@ from pathlib import Path
 import peak_losses as losses
 import peak_names as names
 import peak_numbers as numbers
+import peak_projects as projects
 import peak_words as words
 from peak_numbers import Metric, NotKnown, Text
 from peak_words import Precision, Quantization, Strategy
@@ -72,6 +73,7 @@ class Row:
 
     id: str
     source: str
+    framework: str
     readings: tuple[str, ...]
     shape: ModelShape
     gpu: str
@@ -112,6 +114,7 @@ class Row:
     compiled: bool
     varied: bool
     reference: bool
+    kto: bool
     peak: float | None
     metric: Metric
     confident: bool
@@ -177,9 +180,11 @@ def _row(raw: dict[str, str]) -> Row:
     optimizer_offload, weight_offload = _offloads(raw, text, strategy)
     _refuse_optimizer(raw, text, strategy, optimizer_offload)
     sequences = numbers.integer("micro_batch", raw["micro_batch"]) * (2 if pair else 1)
+    source = re.split(r"[@: ]", raw["source"], maxsplit=1)[0]
     return Row(
         id=raw["id"],
-        source=re.split(r"[@: ]", raw["source"], maxsplit=1)[0],
+        source=source,
+        framework=projects.framework(source, words.by(text)),
         readings=tuple(one for one in (*said, as_model, as_peak) if one),
         shape=shape,
         gpu=raw["gpu"],
@@ -220,7 +225,8 @@ def _row(raw: dict[str, str]) -> Row:
         fused_layers=words.fused_layers(text),
         compiled=bool(re.search(r"\bcompile\b", text["notes"])),
         varied=words.varied(text),
-        reference=words.task(text) and "dpo" in text["task"] and adapter is None,
+        kto=bool(re.search(r"\bkto\b", text["task"])),
+        reference=words.task(text) and words.reference(text) and adapter is None,
         peak=peak,
         metric=numbers.metric(text["notes"]),
         confident=not text["confidence"].startswith("low"),

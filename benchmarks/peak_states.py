@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from peak_colossal import low_level_zero
 from peak_projects import Project
 from peak_rows import Adapter, Row
 from plimsoll.memory.price.division import Counts, ZeroSizes
@@ -30,7 +31,11 @@ def states(row: Row, project: Project) -> Iterator[Kept]:
     if row.reference:
         ranks = row.ranks if row.strategy in ("zero3", "fsdp") else 1
         yield Kept("reference", "parameters", row.shape.parameters, 2, "", ranks)
-    if stage := zero_stage(row, project):
+    stage = zero_stage(row, project)
+    if project.low_level_zero and stage in (1, 2):
+        base = int(_base(row, 2, 2)) if row.adapter else 0
+        yield from low_level_zero(row, trained_parameters(row), base, project.bucket)
+    elif stage:
         yield from _zero(row, project, stage)
     elif row.strategy == "fsdp":
         yield from _fsdp(row, project)

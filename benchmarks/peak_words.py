@@ -31,8 +31,13 @@ _ATTENTION: _Choices = (
 _PAIRS = r"dpo|orpo|simpo|\bcpo\b"
 _TASKS: _Choices = (
     (r"sft|fine-?tun|instruct|pre-?train|\bc?lm\b|language model|cpt", True),
-    (rf"trainer only|{_PAIRS}", True),
+    (rf"trainer only|{_PAIRS}|\bkto\b", True),
 )
+
+
+def by(text: Text) -> str:
+    """Where a row names who ran it, and with what."""
+    return f"{text['source']} {text['task']}"
 
 
 def _choice(text: Text, column: str, known: _Choices) -> bool:
@@ -50,7 +55,7 @@ def checkpointed(text: Text) -> bool:
 def selective(text: Text) -> bool:
     """Whether attention and every other product of a checkpointed layer are kept, as torchtitan's
     `_apply_op_sac` does."""
-    return "torchtitan" in text["source"] and bool(re.match(r"selective \(?op", text["grad_ckpt"]))
+    return "torchtitan" in by(text) and bool(re.match(r"selective \(?op", text["grad_ckpt"]))
 
 
 def eager(text: Text) -> bool:
@@ -67,7 +72,7 @@ def without_kernel(text: Text) -> bool:
     named = re.search(r"kernel|eff|flash", text["flash_attn"])
     dated = re.search(r"\b202[0-4]\b", f"{text['source']} {text['notes']}")
     earlier = dated or (0, 0) < version(text, "transformers") < (4, 48)
-    repeated = earlier or re.search(r"torchtune|lit-?gpt", text["source"])
+    repeated = earlier or re.search(r"torchtune|lit-?gpt", by(text))
     before = re.search(r"\b(?:t4(?!\d)|[vp]100|p40|gtx|titan|(?:rtx ?)?20[678]0)", text["gpu"])
     return bool(before and "sdpa" in text["flash_attn"] and not (padded or named or repeated))
 
@@ -89,6 +94,15 @@ def task(text: Text) -> bool:
 def pairs(text: Text) -> bool:
     """Whether two responses are computed at once."""
     return bool(re.search(_PAIRS, text["task"]))
+
+
+def reference(text: Text) -> bool:
+    """Whether a frozen model is computed beside the trained one: DPO's and KTO's, if nothing else
+    is said."""
+    named = re.search(rf"{_PAIRS}|\bkto\b", text["task"])
+    said = f"{text['task']} {text['notes']}"
+    none = r"\b(?:no|without)(?: an?| the)? ref|reference[- ]free|precompute_ref\w*\W{0,3}true"
+    return named is not None and named[0] in ("dpo", "kto") and not re.search(none, said)
 
 
 _LAYERS_DIVIDED = (
@@ -178,7 +192,7 @@ def precision(text: Text, divided: Strategy) -> Precision:
     if re.search(r"b?f(?:p|loat)?16 (?:weights|params).*fp32 (?:master|optim)", value):
         return "mixed"
     if re.search(r"pure|-true|no autocast|\bb?f(?:loat|p)?16 (?:weights|params)", value) or (
-        re.search(r"torchtune|nemo/automodel", text["source"]) and re.fullmatch(r"bf16", value)
+        re.search(r"torchtune|nemo[/ ]automodel", by(text)) and re.fullmatch(r"bf16", value)
     ):
         return "pure"
     if re.search(r"(fp|float)32 (?:params|weights|master)", value):

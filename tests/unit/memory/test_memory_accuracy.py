@@ -377,6 +377,78 @@ def test_pairs_have_two_responses_and_dpo_a_reference(tmp_path: Path) -> None:
     assert frozen - two == pytest.approx(2 * PARAMETERS / 1e9, abs=0.15)
 
 
+def test_a_reference_where_the_task_has_one(tmp_path: Path) -> None:
+    kinds = ("dpo", "kto", "simpo (train_dpo.py)", "dpo, precompute_ref_log_probs=True")
+    rows = ({"id": f"a-{i}", "task": x, "seq_len": "4096"} for i, x in enumerate(kinds))
+    text = run(tmp_path, *rows)
+    dpo, kto, simpo, before = (predicted(text, f"a-{i}") for i in range(4))
+    assert dpo - simpo == dpo - before == pytest.approx(2 * PARAMETERS / 1e9, abs=0.15)
+    assert 2 * PARAMETERS / 1e9 < kto - predicted(run(tmp_path, {"seq_len": "4096"})) < 16.2
+
+
+COATI = "hpcaitech/ColossalAI@1:applications/ColossalChat"
+
+
+@pytest.mark.parametrize(
+    ("columns", "each"),
+    [
+        # Weights; of four, a share of masters, moments, and gradients in 16 bits and in fp32.
+        ({}, 2 + (4 + 8 + 2 + 4) / 4),
+        # Gradients stay where they are.
+        ({"offload": "optimizer"}, 2 + 2 / 4),
+        ({"strategy": "ZeRO-1"}, 2 + 2 + (4 + 8 + 4) / 4),
+    ],
+)
+def test_the_states_of_colossal_ais_zero(
+    tmp_path: Path, columns: dict[str, str], each: float
+) -> None:
+    row = {"source": COATI, "strategy": "ZeRO-2", "n_gpus": "4", "model": "llama-2-7b"}
+    found = predicted(run(tmp_path, row | columns))
+    assert found == pytest.approx(each * 6_738_415_616 / 1e9, abs=1)
+
+
+def test_coatis_loops_hold_outputs_through_the_step(tmp_path: Path) -> None:
+    row = {"source": COATI, "strategy": "ZeRO-2", "n_gpus": "1", "seq_len": "1024"}
+    rows = [row | {"id": "a-1"}, row | {"id": "a-2", "seq_len": "2048"}]
+    text = run(tmp_path, *rows, *(x | {"id": f"b{x['id'][1:]}", "task": "kto"} for x in rows))
+    more = 4 * 1024 * 128_256 / 1e9  # fp32 logits
+    assert predicted(text, "a-2") - predicted(text, "a-1") == pytest.approx(more, abs=0.11)
+    assert predicted(text, "b-2") - predicted(text, "b-1") == pytest.approx(4 * more, abs=0.11)
+
+
+def test_a_framework_is_known_by_a_task_that_names_it(tmp_path: Path) -> None:
+    lora = {"peft": "lora r8 (query)", "dtype": "bf16-true", "model": "llama-2-7b"}
+    lora |= {"grad_ckpt": "no", "seq_len": "4096"}
+    named = [lora | {"task": "sft", "source": "Lightning-AI/litgpt@1:tutorials"}]
+    named.append(lora | {"id": "a-2", "task": "sft (Lit-GPT finetune/lora.py)"})
+    text = run(tmp_path, *named, lora | {"id": "a-3"})
+    assert predicted(text) == predicted(text, "a-2") != predicted(text, "a-3")
+
+
+@pytest.mark.parametrize(
+    ("model", "copies"),
+    [
+        # Of each token and layer: 32 heads of keys and values, of which 8 were counted.
+        (LLAMA, 2 * (32 - 8) * 128),
+        # Values keep the queries and keys that they were computed with.
+        ("meta-llama/Llama-2-7b-hf", 2 * 32 * 128),
+    ],
+)
+def test_litgpts_attention_keeps_all_that_it_computes_at_once(
+    tmp_path: Path, model: str, copies: int
+) -> None:
+    one = {"model": model, "source": "Lightning-AI/lightning-thunder@1:thunder", "seq_len": "4096"}
+    base = one | {"dtype": "pure bf16", "optimizer": "SGD"}
+    plain = base | {"source": "someone/else@1:data"}
+    rows = [base, base | {"id": "a-2", "grad_ckpt": "no"}]
+    rows += [plain | {"id": "b-1"}, plain | {"id": "b-2", "grad_ckpt": "no"}]
+    text = run(tmp_path, *rows)
+    gap = (predicted(text, "a-2") - predicted(text, "a-1")) - (
+        predicted(text, "b-2") - predicted(text, "b-1")
+    )
+    assert gap == pytest.approx(2 * 4096 * copies * 31 / 1e9, abs=0.25)
+
+
 def test_wandb_shows_what_the_device_holds(tmp_path: Path) -> None:
     notes = ("GB; nvidia-smi", "GB; wandb's GPU Memory Allocated", "GB; max_memory_allocated")
     text = run(tmp_path, *({"id": f"a-{i}", "notes": x} for i, x in enumerate(notes)))
@@ -666,7 +738,7 @@ UNKNOWN = (
     ("reported_peak_gb_per_gpu", "plenty"),
     ("reported_peak_gb_per_gpu", "<24"),
     ("task", "ppo"),
-    ("task", "kto"),
+    ("task", "reward model"),
     ("strategy", "hybrid shard"),
     ("model", "Llama-3"),  # of what size?
     ("strategy", "FSDP2 + TP2"),
@@ -727,10 +799,11 @@ def test_the_shipped_rows_are_read_but_for_what_their_sources_leave_open() -> No
     left_out = set(re.findall(r"^  (\S+): \w+ = ", text, re.MULTILINE))
     unsloth = {f"lf-{n:03}" for n in (4, 5, *range(14, 22))}
     unstated = {"torchtune-001", "torchtune-012", "torchtune-014", "titan-003"}
+    unstated |= {"ptblog-001"} | {f"coati-{n:03}" for n in range(25, 33)}  # tensor parallel
     unstated |= {"trlnb-001", "thunder-004", "galore-001"} | {f"vertex-{n:03}" for n in range(1, 6)}
     assert left_out == unstated | unsloth
     ids = re.findall(r"^(\w+(?:-\w+)?-\d{3}) +\S+ +[\d.]+ ", text, re.MULTILINE)
-    assert len(ids) == len(set(ids)) == 583 - len(left_out)
+    assert len(ids) == len(set(ids)) == 632 - len(left_out)
 
 
 def test_the_published_rows_are_within_the_aim() -> None:
