@@ -280,6 +280,6 @@ def test_a_run_goes_on_with_other_settings_where_its_checkpoint_takes_them(home:
     data.write_text(data.read_text() + data.read_text().splitlines()[0] + "\n")
     changed = run_here(home, *command, "--run.steps", "3", "--run.seed", "7")
     assert changed.code == 0
-    assert "the data had 16 usable rows, and have 17 now" in changed.out
+    assert "data.train had 16 usable rows, and has 17 now: the order from here" in changed.out
     assert "with other settings than before: run.seed: 0 -> 7, run.steps: 2 -> 3\n" in changed.out
     assert "seed: 7" in (home / "changed" / "config.yaml").read_text()

@@ -42,6 +42,9 @@ class RunConfig(Settings):
     resume: Literal["never", "auto", "must"] = "never"
     """never: refuse a directory that holds a run; auto: continue one that is there;
     must: refuse to start anew."""
+    edited_rows: Literal["stop", "accept"] = "stop"
+    """Where a run goes on and finds rows of its data that are not what they were: stop, or accept
+    them as they are now."""
     steps: PositiveInt
     """Steps of the run: optimizer steps, or in PPO rollout-and-train rounds."""
     save_every: PositiveInt | None = None

@@ -17,6 +17,7 @@ from plimsoll.config.jobs import DataJobConfig
 from plimsoll.data.order import MixedOrder
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import StepResult
+from plimsoll.recipes.edited_rows import Sources
 from plimsoll.recipes.run_data import LoadRows, epoch_metrics, first_state, load_data, repeats
 from plimsoll.recipes.saving import (
     averaged,
@@ -34,7 +35,8 @@ RowT = TypeVar("RowT")
 
 @dataclass(frozen=True)
 class Work(Generic[ConfigT, RowT]):
-    """A job at work. train: the rows to learn from, drawn in this order. eval: those held out."""
+    """A job at work. train: the rows to learn from, drawn in this order. eval: those held out.
+    sources: what each source of them gave."""
 
     config: ConfigT
     session: Session
@@ -42,6 +44,7 @@ class Work(Generic[ConfigT, RowT]):
     train: tuple[RowT, ...]
     eval: tuple[RowT, ...]
     order: MixedOrder
+    sources: Sources
 
     def batch(self, position: int, rows: int) -> list[RowT]:
         """The rows from a position of the order on."""
@@ -70,7 +73,7 @@ def open_work(
         with closing(cluster):
             session.check_nodes(cluster)
             session.stop_if_asked(session.state.step)
-            yield Work(config, session, cluster, data.train, data.eval, data.order)
+            yield Work(config, session, cluster, data.train, data.eval, data.order, data.sources)
 
 
 def learn_from_data(
@@ -88,7 +91,7 @@ def learn_from_data(
     config, session, cluster = work.config, work.session, work.cluster
     with session.phase("load", cluster):
         restore(session, cluster)
-    state = first_state(session, work.order)
+    state = first_state(session, work.order, work.sources)
     session.stop_if_asked(state.step)
     for repeated in repeats(work.order, rows_per_step):
         session.progress.note(repeated)

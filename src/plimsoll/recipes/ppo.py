@@ -143,7 +143,7 @@ def begin(
     session: Session, config: PpoConfig, data: PpoData, cluster: Cluster, scorer: Scorer
 ) -> RunState:
     """The state before the first step of this run; a new run evaluates what it starts from."""
-    state = first_state(session, data.order)
+    state = first_state(session, data.order, data.sources)
     if state.step == 0 and config.run.eval_every is not None:
         with session.phase("eval", cluster):
             before = evaluate(cluster, config, data.eval, scorer)

@@ -8,7 +8,7 @@ from typing import Any
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import read_tree
 
-_OF_EVERY_RESUME = "run.resume"
+_OF_EVERY_RESUME = ("run.resume", "run.edited_rows")
 _MISSING = object()
 
 
@@ -22,7 +22,7 @@ def changed_settings(before: str, now: str) -> list[str]:
     return [
         f"{key}: {_text(old, key)} -> {_text(new, key)}"
         for key in keys
-        if key != _OF_EVERY_RESUME and old.get(key, _MISSING) != new.get(key, _MISSING)
+        if key not in _OF_EVERY_RESUME and old.get(key, _MISSING) != new.get(key, _MISSING)
     ]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Generic, TypeVar
 
+from plimsoll.config.counting import counted
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import JobConfig
 from plimsoll.data.loading import Loaded, Seen, unseen
@@ -13,6 +15,7 @@ from plimsoll.data.order import MixedOrder, Portion
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
+from plimsoll.recipes.edited_rows import Sources, changed_counts, check_rows, sources_of
 from plimsoll.recipes.model_files import read_model_json
 from plimsoll.recipes.session import Session
 from plimsoll.run.state import RunState
@@ -26,18 +29,19 @@ LoadRows = Callable[[DataConfig, SourceConfig, Template, Seen], Loaded[T]]
 @dataclass(frozen=True)
 class RunData(Generic[T]):
     """train: the rows of all sources to learn from, one source after another. eval: those held
-    out. order: in which those of `train` are drawn."""
+    out. order: in which those of `train` are drawn. sources: what each of them gave."""
 
     train: tuple[T, ...]
     eval: tuple[T, ...]
     order: MixedOrder
+    sources: Sources
 
 
 def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     """Read, template and tokenize what to learn from and what is held out (none: nothing).
 
-    Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says. Ctrl-C ends the
-    run in between.
+    Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says; of a run that
+    goes on, rows that were edited, as `run.edited_rows` does. Ctrl-C ends the run in between.
     """
     data, template = session.config.data, run_template(session.config)
     with session.progress.counting("rows read", None) as advance:
@@ -47,24 +51,27 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
             session.stop_if_asked(session.state.step)
 
         loaded = _load_all(data, load, template, seen)
-    session.note_bad_rows([row for one in loaded for row in one.bad_rows])
-    learned_from = len(data.train_sources())
-    train, held_out = loaded[:learned_from], loaded[learned_from:]
+    session.note_bad_rows([row for one in loaded.values() for row in one.bad_rows])
+    items = {key: one.items for key, one in loaded.items()}
+    sources = sources_of(session.config, items)
+    check_rows(session, items, sources)
+    train = [items[key] for key in data.train_sources()]
     return RunData(
-        train=tuple(item for one in train for item in one.items),
-        eval=tuple(item for one in held_out for item in one.items),
-        order=_order(data, [len(one.items) for one in train], session.config.run.seed),
+        train=tuple(chain.from_iterable(train)),
+        eval=items.get("data.eval", ()),
+        order=_order(data, [len(one) for one in train], session.config.run.seed),
+        sources=sources,
     )
 
 
 def _load_all(
     data: DataConfig, load: LoadRows[T], template: Template, seen: Seen
-) -> list[Loaded[T]]:
-    """Of each source; one DataError tells the bad rows of all."""
-    loaded, refused = [], []
-    for source in data.sources().values():
+) -> dict[str, Loaded[T]]:
+    """Of each source, by its key; one DataError tells the bad rows of all."""
+    loaded, refused = {}, []
+    for key, source in data.sources().items():
         try:
-            loaded.append(load(data, source, template, seen))
+            loaded[key] = load(data, source, template, seen)
         except DataError as error:
             refused.append(str(error))
     if refused:
@@ -104,15 +111,13 @@ def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
     return MixedOrder(tuple(portions), seed, data.shuffle)
 
 
-def first_state(session: Session, order: MixedOrder) -> RunState:
+def first_state(session: Session, order: MixedOrder, sources: Sources) -> RunState:
     """What a run begins with or goes on from; rows that have come or gone in between are told."""
-    before, now = session.state.data_rows, sum(portion.rows for portion in order.portions)
-    if session.resumed and before != now:
-        session.progress.note(
-            f"the data had {before:,} usable rows, and have {now:,} now: the order from here on is "
-            f"that of {now:,} rows, and some of this epoch may come twice or not at all"
-        )
-    return replace(session.state, data_rows=now)
+    now = sum(portion.rows for portion in order.portions)
+    if session.resumed:
+        for changed in changed_counts(session.state, now, sources):
+            session.progress.note(changed)
+    return replace(session.state, data_rows=now, sources=sources)
 
 
 def epoch_metrics(order: MixedOrder, position: int) -> dict[str, float]:
@@ -127,6 +132,6 @@ def repeats(order: MixedOrder, rows_per_step: int) -> Iterator[str]:
         drawn = rows_per_step * order.share(portion)
         if portion.rows < drawn:
             yield (
-                f"{portion.key} has {portion.rows:,} usable rows, and a step draws {drawn:,.0f} of "
-                "them: each step sees some more than once"
+                f"{portion.key} has {counted(portion.rows, 'usable row')}, and a step draws "
+                f"{drawn:,.0f} of them: each step sees some more than once"
             )

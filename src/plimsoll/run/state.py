@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import write_whole
+
+
+@dataclass(frozen=True)
+class SourceState:
+    """What a source of the data gave a run.
+
+    asked: a fingerprint of the settings that choose its rows and make tokens of them. rows: the
+    usable ones. content: a fingerprint of what was made of these, in their order.
+    """
+
+    asked: str
+    rows: int
+    content: str
 
 
 @dataclass(frozen=True)
@@ -23,6 +37,7 @@ class RunState:
     seconds: the time that the run took so far, over all its parts.
     best, best_step: the best evaluation's value, None before the first, and its step.
     evaluations_since_best: evaluations in a row that were not better.
+    sources: of the data, by their keys in the config; None where an older version wrote the state.
     """
 
     step: int
@@ -34,6 +49,7 @@ class RunState:
     best: float | None = None
     best_step: int = 0
     evaluations_since_best: int = 0
+    sources: Mapping[str, SourceState] | None = None
 
     def save(self, path: Path) -> None:
         """Write the state as a JSON object."""
@@ -46,9 +62,11 @@ class RunState:
         Raises ConfigError naming the file where a field is missing, unknown or of a wrong type.
         """
         values = _read_object(path)
-        kinds = {field.name: str(field.type) for field in fields(cls)}
+        sources = _sources(path, values.pop("sources", None))
+        kinds = {field.name: str(field.type) for field in fields(cls) if field.name != "sources"}
         _check_fields(path, set(values), set(kinds))
-        return cls(**{name: _number(path, name, values[name], kinds[name]) for name in kinds})
+        numbers = {name: _number(path, name, values[name], kinds[name]) for name in kinds}
+        return cls(**numbers, sources=sources)
 
 
 def _read_object(path: Path) -> dict[str, Any]:
@@ -68,6 +86,15 @@ def _check_fields(path: Path, found: set[str], expected: set[str]) -> None:
         raise _broken(path, f"missing fields: {', '.join(missing)}")
     if unknown := sorted(found - expected):
         raise _broken(path, f"unknown fields: {', '.join(unknown)}")
+
+
+def _sources(path: Path, value: Any) -> dict[str, SourceState] | None:
+    if value is None:
+        return None
+    try:
+        return {str(key): SourceState(**source) for key, source in value.items()}
+    except (AttributeError, TypeError) as error:
+        raise _broken(path, f"sources is {value!r}") from error
 
 
 def _number(path: Path, name: str, value: Any, kind: str) -> Any:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import ConfigError
-from plimsoll.run.state import RunState
+from plimsoll.run.state import RunState, SourceState
 
 WHOLE = {
     "step": 3,
@@ -35,7 +35,9 @@ WHOLE = {
 def test_a_state_is_read_back_exactly(
     tmp_path: Path, step: int, position: int, coefficient: float, seconds: float, best: float | None
 ) -> None:
-    state = RunState(step, position, step, step, coefficient, seconds, best, step, position)
+    sources = {"data.train.sums": SourceState("0a", step, "1b")} if best is None else None
+    numbers = (step, position, step, step, coefficient, seconds, best, step, position)
+    state = RunState(*numbers, sources=sources)
     state.save(tmp_path / "state.json")
     assert RunState.load(tmp_path / "state.json") == state
 
@@ -52,6 +54,8 @@ def test_a_state_is_read_back_exactly(
         (json.dumps(WHOLE | {"seconds": "5"}), "seconds is '5'"),
         (json.dumps(WHOLE | {"seconds": None}), "seconds is None"),
         (json.dumps(WHOLE | {"best": "1"}), "best is '1'"),
+        (json.dumps(WHOLE | {"sources": [1]}), "sources is [1]"),
+        (json.dumps(WHOLE | {"sources": {"data.train": {"rows": 1}}}), "sources is {'data.train'"),
     ],
 )
 def test_a_broken_state_names_file_and_reason(tmp_path: Path, content: str, why: str) -> None:

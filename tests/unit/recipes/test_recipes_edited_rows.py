@@ -1,0 +1,74 @@
+"""Fingerprints of rows: everything that is learned from counts, and so does the order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plimsoll.recipes.edited_rows import changed_counts, fingerprint
+from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample
+from plimsoll.run.state import RunState, SourceState
+
+
+def sample(*tokens: int, learned: int = 1) -> Sample:
+    places = np.arange(len(tokens))
+    return Sample(np.array(tokens, dtype=np.int32), places >= len(tokens) - learned)
+
+
+def steps(*labels: float) -> LabelledSteps:
+    return LabelledSteps(sample(1, 2, 3, learned=2), np.array(labels, dtype=np.float32))
+
+
+def prompt(text: str, reference: str | None) -> Prompt:
+    return Prompt(0, np.array([1, 2], dtype=np.int32), text, reference)
+
+
+ONE, OTHER = sample(1, 2), sample(1, 3)
+DIFFERENT: dict[str, list[list[object]]] = {
+    "samples": [[ONE, OTHER], [OTHER, ONE], [ONE], [ONE, sample(1, 3, 3)], [sample(1, 2, 1, 3)]],
+    "learned": [[sample(1, 2, 3)], [sample(1, 2, 3, learned=2)]],
+    "pairs": [[Pair(ONE, OTHER)], [Pair(OTHER, ONE)], [Pair(ONE, OTHER, margin=0.5)]],
+    "responses": [[LabelledResponse(ONE, True)], [LabelledResponse(ONE, False)]],
+    "steps": [[steps(1, 0)], [steps(0, 1)]],
+    "prompts": [[prompt("a", "1")], [prompt("a", "2")], [prompt("a", None)], [prompt("b", "1")]],
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_is_learned_from_decides_the_fingerprint(name: str) -> None:
+    found = [fingerprint(items) for items in DIFFERENT[name]]
+    assert len(set(found)) == len(found)
+    assert found == [fingerprint(list(items)) for items in DIFFERENT[name]]
+
+
+def state(data_rows: int, sources: dict[str, SourceState] | None) -> RunState:
+    return RunState(3, 12, data_rows, 3, 0.0, 1.0, sources=sources)
+
+
+def test_counts_that_changed_are_told_by_source() -> None:
+    """The numbers of all rows together may be the same."""
+    before = {
+        "data.train.sums": SourceState("a", 16, "b"),
+        "data.train.pages": SourceState("a", 1, "c"),
+        "data.eval": SourceState("a", 4, "d"),
+        "data.train.gone": SourceState("a", 4, "d"),
+    }
+    now = {
+        "data.train.sums": SourceState("a", 15, "e"),
+        "data.train.pages": SourceState("a", 2, "c"),
+        "data.eval": SourceState("a", 5, "f"),
+    }
+    order = "and some of this epoch may come twice or not at all"
+    assert list(changed_counts(state(17, before), 17, now)) == [
+        "data.train.sums had 16 usable rows, and has 15 now: the order from here on is that of "
+        f"15 rows, {order}",
+        "data.train.pages had 1 usable row, and has 2 now: the order from here on is that of "
+        f"2 rows, {order}",
+        "data.eval had 4 usable rows, and has 5 now: evaluations are of other rows than before",
+    ]
+    assert list(changed_counts(state(17, before), 17, before)) == []
+    [old] = changed_counts(state(2, None), 1, now)
+    assert old == (
+        "data.train had 2 usable rows, and has 1 now: the order from here on is that of 1 row, "
+        f"{order}"
+    )
