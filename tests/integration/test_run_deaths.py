@@ -162,7 +162,7 @@ def test_a_killed_process_ends_the_run_with_its_name(
     died = rf"error: {name} \(pid {shown} on node [\d.]+\) died in the phase {named}\n"
     expected = f"{died}{reason}{LOG}{RESUME}"
     assert re.fullmatch(expected, outcome.err), outcome.err
-    assert outcome.out == "ppo: 1 steps, written to run\n"
+    assert outcome.out == "ppo: 1 step, written to run\n"
     assert_nothing_left(command)
 
 

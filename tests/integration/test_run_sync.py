@@ -242,7 +242,7 @@ def test_a_stale_tensor_with_a_right_hash_is_caught_by_what_the_engine_computes(
 
 def test_a_dropped_tensor_is_named(pair: Pair) -> None:
     train(pair.worker)
-    with pytest.raises(WeightSyncError, match=f"1 tensors .* never arrived: {STALE}"):
+    with pytest.raises(WeightSyncError, match=f"1 tensor .* never arrived: {STALE}"):
         replace(pair, alter=without(STALE)).sync(5)
 
 

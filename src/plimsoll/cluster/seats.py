@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
+from plimsoll.config.counting import counted
 from plimsoll.errors import SettingsConflict
 
 
@@ -33,10 +34,11 @@ def shared_seats(ranks: Sequence[Seat], engines: int, parallel: int) -> list[Sea
     seats = list(islice(_seats(ranks, parallel), engines))
     if len(seats) < engines:
         raise SettingsConflict(
-            f"rollout.placement is shared, and {engines} engines (rollout.engines) of {parallel} "
-            f"cards each (rollout.tensor_parallel) do not find room on the cards of {len(ranks)} "
-            f"training ranks: there is room for {len(seats)}. An engine's cards must be of one "
-            f"node. Ask for fewer engines, or write rollout.placement: own"
+            f"rollout.placement is shared, and {counted(engines, 'engine')} (rollout.engines) of "
+            f"{counted(parallel, 'card')} each (rollout.tensor_parallel) cannot find room on the "
+            f"cards of {counted(len(ranks), 'training rank')}: there is room for {len(seats)}. An "
+            "engine's cards must be of one node. Ask for fewer engines, or write "
+            "rollout.placement: own"
         )
     return seats
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.counting import counted
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import JobConfig, PpoConfig
 from plimsoll.config.model import ModelConfig
@@ -102,7 +103,7 @@ def _zero_plus_plus(name: str, role: TrainedRole, ranks: int) -> Iterator[Proble
         yield Problem(
             f"{name}.zero.hpz_partition_size",
             str(size),
-            f"Groups of {size} ranks do not go into {ranks} ranks.",
+            f"Groups of {size} ranks do not go into {counted(ranks, 'rank')}.",
             f"a number that divides {ranks}: the ranks of a node",
             code="zero-plus-plus",
             conflict=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.algorithm import KlConfig
+from plimsoll.config.counting import counted
 from plimsoll.config.jobs import RlJobConfig
 from plimsoll.config.problems import Problem, show
 from plimsoll.config.rollout import SamplingConfig
@@ -203,7 +204,8 @@ def _steps(config: RlJobConfig) -> Iterator[Problem]:
         yield Problem(
             "algorithm.critic_warmup_steps",
             str(algorithm.critic_warmup_steps),
-            f"The run has {config.run.steps} steps, so the actor would never be trained.",
+            f"The run has {counted(config.run.steps, 'step')}, so the actor would never be "
+            "trained.",
             f"less than {config.run.steps}, or more run.steps",
             code="warmup-too-long",
         )

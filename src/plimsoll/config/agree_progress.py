@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from difflib import get_close_matches
 
+from plimsoll.config.counting import counted
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.evaluation import Names, evaluation_metrics, reports_more
 from plimsoll.config.jobs import JobConfig, PpoConfig
@@ -74,7 +75,8 @@ def scheduled(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
         yield Problem(
             f"{name}.optimizer.warmup_steps",
             str(optimizer.warmup_steps),
-            f"The {name} takes {updates} optimizer steps, so the peak would never be reached.",
+            f"The {name} takes {counted(updates, 'optimizer step')}, so the peak would never be "
+            "reached.",
             f"at most {updates}, or more run.steps",
             code="warmup-too-long",
         )
@@ -117,7 +119,7 @@ def _decay(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
             f"{name}.optimizer.decay_steps",
             str(optimizer.decay_steps),
             f"With the warm-up ({name}.optimizer.warmup_steps: {optimizer.warmup_steps}) they are "
-            f"more than its {updates} optimizer steps.",
+            f"more than its {counted(updates, 'optimizer step')}.",
             f"fewer of both, {updates} at most, or more run.steps",
             code="decay-steps",
         )

@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from plimsoll.config.algorithm import LearnedTokens
+from plimsoll.config.counting import counted
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.documents import cut_document
 from plimsoll.data.labels import answer_of, label_of, labelled_columns
@@ -210,7 +211,7 @@ def _pair(data: DataConfig, columns: PairColumns, sequences: Sequence[Tokenized]
     if prompt >= data.max_tokens:
         raise RowProblem(
             columns.prompt or columns.chosen,
-            f"has a prompt of {prompt:,} tokens, which leaves none for a response within"
+            f"has a prompt of {counted(prompt, 'token')}, which leaves none for a response within"
             f" `data.max_tokens: {data.max_tokens}` (raise it)",
         )
     pair = Pair(_sample(data, columns.chosen, chosen), _sample(data, columns.rejected, rejected))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from plimsoll.config.counting import counted
 from plimsoll.data.report import RowProblem
 from plimsoll.records import Sample, TokenIds
 
@@ -16,6 +17,8 @@ def cut_document(tokens: TokenIds, longest: int, field: str) -> tuple[Sample, ..
     Raises RowProblem for the field where nothing can be learned.
     """
     if min(longest, len(tokens)) < 2:
-        raise RowProblem(field, f"leaves no tokens to learn from within {longest:,} tokens")
+        raise RowProblem(
+            field, f"leaves no tokens to learn from within {counted(longest, 'token')}"
+        )
     pieces = [tokens[i : i + longest] for i in range(0, len(tokens) - 1, longest - 1)]
     return tuple(Sample(piece, np.arange(len(piece)) > 0) for piece in pieces)

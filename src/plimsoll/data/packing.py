@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from plimsoll.config.counting import counted
 from plimsoll.errors import DataError
 from plimsoll.records import Ints, Pack, Pair, Sample, leaders
 
@@ -124,7 +125,7 @@ def _check_budget(lengths: Ints, budget: int, what: str) -> None:
         longest = int(lengths.max())
         raise DataError(
             f"{what} {over[0]} of the batch has {lengths[over[0]]:,} tokens, over the budget of"
-            f" {budget:,} tokens of one micro-batch ({len(over):,} like it, the longest of"
+            f" {counted(budget, 'token')} of one micro-batch ({len(over):,} like it, the longest of"
             f" {longest:,} tokens): set `batch.micro_batch_tokens` to at least {longest}, or"
             f" bound the samples (`data.max_tokens` with `data.over_long truncate`, and"
             f" `rollout.sampling.max_new_tokens` in RL)."

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from plimsoll.config.counting import counted
 from plimsoll.errors import DataError
 
 SHOWN = 10
@@ -58,8 +59,8 @@ class BadRows:
             raise DataError(f"{self.source} holds no rows: point `path` at data with rows in it.")
         if len(self.rows) == self.read:
             raise DataError(
-                f"Every row of {self.source} is bad ({self.read:,} rows), so nothing is left to"
-                f" use; mend them, or check that the configured columns are the right ones.\n"
+                f"Every row of {self.source} is bad ({counted(self.read, 'row')}), so nothing is "
+                "left to use; mend them, or check that the configured columns are the right ones.\n"
                 f"{self._listing()}"
             )
         if self.rows and on_bad_row == "stop":

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from plimsoll.config.counting import counted
 from plimsoll.errors import ConfigError
 from plimsoll.memory.machine.versions import installed_version
 from plimsoll.memory.price.overheads import Constants, read_plan_constants, write_constants
@@ -199,4 +200,4 @@ def _fit_text(fit: Fit) -> str:
         numbers = f"{fit.shipped:.1%} shipped, {fit.value:.1%} here"
     else:
         numbers = f"{gigabytes_text(fit.shipped)} shipped, {gigabytes_text(fit.value)} here"
-    return f"{fit.name:<19} {numbers}, from {fit.readings} readings"
+    return f"{fit.name:<19} {numbers}, from {counted(fit.readings, 'reading')}"

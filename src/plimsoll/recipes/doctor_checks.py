@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from plimsoll.config.counting import counted
 from plimsoll.memory.machine.host import HostMemory
 from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.machine.versions import judge_version
@@ -154,7 +155,7 @@ def gpu_memory(card: LiveCard) -> Finding:
     """Free memory, and who holds the rest."""
     name = f"gpu {card.index}"
     if card.instances:
-        seen = f"{card.name}, cut by MIG into {len(card.instances)} instances"
+        seen = f"{card.name}, cut by MIG into {counted(len(card.instances), 'instance')}"
         why = "What each of them has is not told here: `plimsoll plan` cannot see it."
         fix = "cluster.hardware: the bytes of one, such as 9.5GiB; a run uses one of them"
         return Finding(name, "warn", seen, why, fix)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from plimsoll.config.counting import counted
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.jobs import JobConfig, PairJobConfig, RlJobConfig, SequenceJobConfig
 from plimsoll.config.roles import given_frozen, is_compared, is_precomputed, trained_roles
@@ -90,27 +91,29 @@ def _engine(config: RlJobConfig) -> str:
     rollout = config.rollout
     shared = f", tensor parallel {rollout.tensor_parallel}" if rollout.tensor_parallel > 1 else ""
     return (
-        f"{rollout.engine} ({rollout.dtype}{shared}), at most {rollout.max_sequences} sequences "
-        f"at once"
+        f"{rollout.engine} ({rollout.dtype}{shared}), at most "
+        f"{counted(rollout.max_sequences, 'sequence')} at once"
     )
 
 
 def _sequences_step(config: SequenceJobConfig) -> list[tuple[str, str]]:
     longest, count = config.data.max_tokens, config.batch.sequences
+    steps = counted(config.run.steps, "step")
     return [
         ("sequences", f"{count:,}, of at most {longest:,} tokens: {count * longest:,} at most"),
         ("micro-batch", f"at most {config.batch.micro_batch_tokens:,} tokens on a rank"),
-        ("of the run", f"{config.run.steps:,} steps, {config.run.steps * count:,} sequences"),
+        ("of the run", f"{steps}, {counted(config.run.steps * count, 'sequence')}"),
     ]
 
 
 def _pairs_step(config: PairJobConfig) -> list[tuple[str, str]]:
     longest, count = config.data.max_tokens, config.batch.pairs
+    steps = counted(config.run.steps, "step")
     return [
         ("pairs", f"{count:,}, of two sequences of at most {longest:,} tokens each"),
         ("prompts", f"computed {'once' if config.batch.share_prompts else 'for each response'}"),
         ("micro-batch", f"at most {config.batch.micro_batch_tokens:,} tokens on a rank"),
-        ("of the run", f"{config.run.steps:,} steps, {config.run.steps * count:,} pairs"),
+        ("of the run", f"{steps}, {counted(config.run.steps * count, 'pair')}"),
     ]
 
 
@@ -121,16 +124,18 @@ def _sampled_step(config: RlJobConfig) -> list[tuple[str, str]]:
     longest = config.data.max_tokens + new
     per_update = count // algorithm.mini_batches
     updates = algorithm.epochs * algorithm.mini_batches
+    steps = counted(config.run.steps, "step")
+    prompts, responses = counted(batch.prompts, "prompt"), counted(batch.responses, "response")
     return [
-        ("sequences", f"{batch.prompts:,} prompts x {batch.responses:,} responses = {count:,}"),
+        ("sequences", f"{prompts} x {responses} = {count:,}"),
         (
             "tokens",
             f"at most {config.data.max_tokens:,} + {new:,} = {longest:,} a sequence, "
             f"{count * longest:,} in all",
         ),
         ("micro-batch", f"at most {batch.micro_batch_tokens:,} tokens on a rank"),
-        ("optimizer steps", f"{updates:,}, of {per_update:,} sequences each"),
-        ("of the run", f"{config.run.steps:,} steps, {config.run.steps * count:,} sequences"),
+        ("optimizer steps", f"{updates:,}, of {counted(per_update, 'sequence')} each"),
+        ("of the run", f"{steps}, {counted(config.run.steps * count, 'sequence')}"),
     ]
 
 

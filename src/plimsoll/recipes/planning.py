@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.counting import counted
 from plimsoll.config.jobs import JobConfig
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
 from plimsoll.memory.advise.advice_text import advice_text
@@ -211,7 +212,9 @@ def _free_disk(run: RunDirectory) -> int:
 def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[PlanProblem]:
     """What the config's hardware has and this machine has not."""
     if cluster.device != "cpu" and len(live.cards) < len(given.cards):
-        yield _problem(f"{len(given.cards)} GPUs, and this machine has {len(live.cards)}")
+        yield _problem(
+            f"{counted(len(given.cards), 'GPU')}, and this machine has {len(live.cards)}"
+        )
     for wanted, found in zip(given.cards, live.cards, strict=False):
         if found.usable_bytes < wanted.usable_bytes:
             yield _problem(

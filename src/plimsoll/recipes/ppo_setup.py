@@ -9,6 +9,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import run_device, start_cluster, thread_count
 from plimsoll.config.agree_adapters import room_for_rank
+from plimsoll.config.counting import counted
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.jobs import PpoConfig, RlJobConfig
 from plimsoll.data.dataset import load_prompts
@@ -57,9 +58,9 @@ def _check_enough(portion: Portion, drawn: float, config: RlJobConfig) -> None:
     """drawn: the prompts of a source in a step."""
     if portion.rows < drawn:
         raise ConfigError(
-            f"batch.prompts is {config.batch.prompts}, but {portion.key} has only {portion.rows} "
-            f"usable prompts; one step would hold a prompt twice. Lower batch.prompts"
-            f"{' or the weight' if portion.name else ''}, or bring more data"
+            f"batch.prompts is {config.batch.prompts}, but {portion.key} has only "
+            f"{counted(portion.rows, 'usable prompt')}; one step would hold a prompt twice. Lower "
+            f"batch.prompts{' or the weight' if portion.name else ''}, or bring more data"
         )
 
 

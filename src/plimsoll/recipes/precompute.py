@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from plimsoll.config.counting import counted
 from plimsoll.config.engine import FrozenRole
 from plimsoll.config.jobs import ComparedJobConfig
 from plimsoll.engine.worker import Worker
@@ -62,7 +63,8 @@ def precompute(work: Work[ConfigT, RowT], to_score: ToScore[UnitT]) -> Mapping[b
         session.progress.note(f"the reference's log-probs are those of {path}")
         return store.logprobs
     session.progress.note(
-        f"the reference scores {missing:,} of {len(keys):,} sequences; their log-probs go to {path}"
+        f"the reference scores {missing:,} of {counted(len(keys), 'sequence')}; their log-probs "
+        f"go to {path}"
     )
     work.cluster.all(Worker.load_policy, "reference", role, 1.0)
     with store, session.progress.counting("sequences scored", missing) as advance:

@@ -93,9 +93,10 @@ def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
     """Write the actor as the run's final model, which ends the run: of the best evaluation or of
     the last step, as `run.best` says; its moving average, where one is kept."""
     if state.step < session.config.run.steps:
+        count = state.evaluations_since_best
+        worse = "1 evaluation was" if count == 1 else f"{count:,} evaluations in a row were"
         session.progress.note(
-            f"stopped early, after step {state.step}: {state.evaluations_since_best} evaluations "
-            "in a row were not better (run.best.patience)"
+            f"stopped early, after step {state.step}: {worse} not better (run.best.patience)"
         )
     with session.phase("save", cluster):
         _go_back_to_best(session, cluster, state)

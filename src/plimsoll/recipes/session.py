@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.counting import counted
 from plimsoll.config.describe import dump_config
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.roles import role_models
@@ -68,7 +69,7 @@ class Session:
         if rows:
             self.directory.write_bad_rows([asdict(row) for row in rows])
             self.progress.note(
-                f"skipped {len(rows)} bad rows; they are listed in {self.directory.bad_rows_path}"
+                f"skipped {counted(len(rows), 'bad row')}, listed in {self.directory.bad_rows_path}"
             )
 
     @contextmanager

@@ -53,9 +53,11 @@ def _check_texts(role: RoleName, model: ModelConfig, actor: ModelConfig) -> None
     differing = own ^ theirs if role == "teacher" else own - theirs
     if differing:
         text, token = min(differing, key=lambda entry: entry[1])
+        count = len(differing)
+        entries = "1 entry differs" if count == 1 else f"{count:,} entries differ"
         raise ConfigError(
             f"{key_of(role)}.model.path is {model.path!r}, whose tokenizer is not that of the "
-            f"actor ({actor.path!r}): {len(differing)} entries differ, the first of them token "
+            f"actor ({actor.path!r}): {entries}, the first of them token "
             f"{token} ({text!r}). The {role} reads the actor's tokens, and would take them for "
             f"other text: take a model of the actor's family, or, where both mean the same, put "
             f"the actor's tokenizer into its directory"

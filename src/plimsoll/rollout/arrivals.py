@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from plimsoll.config.counting import counted
 from plimsoll.engine.weights import SentTensor, hash_bytes
 from plimsoll.errors import WeightSyncError
 
@@ -34,6 +35,7 @@ class Arrivals:
         if self._missing:
             first = ", ".join(sorted(self._missing)[:5])
             raise WeightSyncError(
-                f"{len(self._missing)} tensors of the new weights never arrived: {first}. The "
-                "engine would go on with the old ones and sample from no version at all"
+                f"{counted(len(self._missing), 'tensor')} of the new weights never arrived: "
+                f"{first}. The engine would go on with the old ones and sample from no version at "
+                "all"
             )

@@ -79,7 +79,7 @@ def draw_curves(
     drawn = [(panel, series) for panel in panels if (series := _series(rows, panel))]
     if not drawn:
         raise PlimsollError(
-            f"No curves to draw for {output_png}: {len(rows)} rows hold none of the metrics "
+            f"No curves to draw for {output_png}: no row of {len(rows)} holds any of the metrics "
             f"{', '.join(name for panel in panels for name in panel.names)}. Run at least one step."
         )
     steps = [row["step"] for row in rows]

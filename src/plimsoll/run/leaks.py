@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from plimsoll.config.counting import counted
 from plimsoll.run.ledger import LedgerRow, is_node
 from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import Line
@@ -51,7 +52,8 @@ class Leak:
         kind = "its card's" if self.where == "device" else "host"
         return (
             f"{self.process} holds {gigabytes_text(self.rate)} more {kind} memory with every step, "
-            f"most likely from {self.phase}: a leak; about {self.steps_left:,} steps until the "
+            f"most likely from {self.phase}: a leak; about {counted(self.steps_left, 'step')} "
+            "until the "
             "memory is full"
         )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO, TypeVar
 
+from plimsoll.config.counting import counted
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counter import Advance
 from plimsoll.run.displays import display_for
@@ -53,7 +54,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._display = display_for(self._stream, lambda: str(self._phase or ""))
-        self.note(f"{self._job}: {self._steps} steps, written to {self._directory}")
+        self.note(f"{self._job}: {counted(self._steps, 'step')}, written to {self._directory}")
         return self
 
     def __exit__(

@@ -118,7 +118,7 @@ def test_bad_documents_are_named(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert problems[2] == "must be text, but is a number"
     with pytest.raises(DataError, match=r"rows\.jsonl:2: body: is missing"):
         load_text(path, tokenizer)
-    with pytest.raises(DataError, match="body: leaves no tokens to learn from within 1 tokens"):
+    with pytest.raises(DataError, match="body: leaves no tokens to learn from within 1 token"):
         load_text(write(tmp_path, {"body": "good"}), tokenizer, max_tokens=1)
 
 

@@ -59,7 +59,7 @@ def test_one_damaged_bit_is_told_with_both_hashes() -> None:
     assert str(caught.value) == (
         f"layer.weight arrived damaged: hash {found}, but {sent.hash} was sent"
     )
-    with pytest.raises(WeightSyncError, match="1 tensors of the new weights never arrived"):
+    with pytest.raises(WeightSyncError, match="1 tensor of the new weights never arrived"):
         arrivals.complete()
 
 

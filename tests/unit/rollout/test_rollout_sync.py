@@ -143,7 +143,7 @@ def test_a_dropped_tensor_is_named_before_anything_is_proved() -> None:
         return make_bucket({n: t for n, t in read_bucket(bucket).items() if n != "first"})
 
     route = make_route(drop)
-    with pytest.raises(WeightSyncError, match=r"1 tensors .* never arrived: first\."):
+    with pytest.raises(WeightSyncError, match=r"1 tensor .* never arrived: first\."):
         sync(route)
     assert route.calls[-1] == "finish 7"
 

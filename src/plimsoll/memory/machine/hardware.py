@@ -16,6 +16,7 @@ import difflib
 import re
 from dataclasses import dataclass, replace
 
+from plimsoll.config.counting import counted
 from plimsoll.errors import ConfigError
 from plimsoll.memory.machine.host import live_host
 from plimsoll.memory.machine.nvidia import LiveCard, own_cards
@@ -227,8 +228,8 @@ def live_machine() -> Node:
     cut = next((card for card in cards if card.instances), None)
     if cut is not None:
         raise ConfigError(
-            f"GPU {cut.index} is cut by MIG into {len(cut.instances)} instances, and nvidia-smi "
-            "does not tell the bytes of the one that a run would get. Write them as "
+            f"GPU {cut.index} is cut by MIG into {counted(len(cut.instances), 'instance')}, and "
+            "nvidia-smi does not tell the bytes of the one that a run would get. Write them as "
             "cluster.hardware (--cluster), such as 9.5GiB: `python -c 'import torch; "
             "print(torch.cuda.mem_get_info()[1])'` says how many there are."
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
 from plimsoll.config.codes import PlanCode
+from plimsoll.config.counting import counted
 from plimsoll.memory.items import Item
 from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.plan.culprit import Culprit, find_culprit
@@ -55,8 +56,8 @@ def _cards(job: Job) -> Iterator[PlanProblem]:
         yield PlanProblem(
             "more-ranks-than-gpus",
             "error",
-            f"the run needs {layout.cards_needed} GPUs and the hardware has {have}: no card is "
-            f"left for {_listed(layout.homeless)}",
+            f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has {have}: no "
+            f"card is left for {_listed(layout.homeless)}",
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "
             "of an engine are on one node" * sampled,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.counting import counted
 from plimsoll.config.jobs import PairJobConfig, RlJobConfig
 from plimsoll.config.roles import frozen_roles, key_of, role_models, trained_roles
 from plimsoll.memory.plan.contents import Job
@@ -71,15 +72,15 @@ def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
     ranks = max(job.ranks(role) for role in trained_roles(config))
     if groups >= ranks:
         return
-    what, keys = "sequences", "batch.sequences"
+    what, keys = "sequence", "batch.sequences"
     if isinstance(config, PairJobConfig):
-        what, keys = "pairs", "batch.pairs"
+        what, keys = "pair", "batch.pairs"
     elif isinstance(config, RlJobConfig):
         keys = "batch.prompts or batch.responses, or fewer algorithm.mini_batches"
     yield PlanProblem(
         "idle-ranks",
         "warning",
-        f"an optimizer step has {groups} {what}, and there are {ranks} ranks",
+        f"an optimizer step has {counted(groups, what)}, and there are {ranks} ranks",
         "a rank without any computes a filler that teaches nothing, while the others wait for it",
         f"more {keys}, or fewer ranks",
     )

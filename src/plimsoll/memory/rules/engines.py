@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import floor
 
+from plimsoll.config.counting import counted
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.plan.culprit import find_culprit
@@ -72,7 +73,8 @@ def _one_node(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
         yield PlanProblem(
             "tensor-parallel-node",
             "error",
-            f"rollout.tensor_parallel: {rollout.tensor_parallel}, and a node has {most} cards",
+            f"rollout.tensor_parallel: {rollout.tensor_parallel}, and a node has "
+            f"{counted(most, 'card')}",
             "the cards of an engine are of one node: its parts exchange activations in every layer",
             f"rollout.tensor_parallel: at most {most}, and more rollout.engines",
         )
