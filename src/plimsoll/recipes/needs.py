@@ -18,6 +18,7 @@ from plimsoll.memory.machine.tools import (
     FOR_CPU_ADAM,
     FOR_CPU_ENGINES,
     FOR_GPU_ENGINES,
+    FOR_ZERO_PLUS_PLUS,
     system_tools,
 )
 from plimsoll.memory.machine.versions import installed_version
@@ -34,6 +35,7 @@ def missing_needs(config: JobConfig) -> Iterator[Problem]:
     yield from _packages(config)
     if config.cluster.address is None:
         yield from _for_cpu_adam(config)
+        yield from _for_zero_plus_plus(config)
 
 
 def missing_for_processes(config: JobConfig) -> Iterator[Problem]:
@@ -86,6 +88,20 @@ def _for_cpu_adam(config: JobConfig) -> Iterator[Problem]:
             yield from _lacking(FOR_CPU_ADAM, key, "cpu", what, other)
 
 
+def _for_zero_plus_plus(config: JobConfig) -> Iterator[Problem]:
+    """On CPUs it is refused whatever is installed."""
+    for name, role in trained_roles(config).items():
+        asked = {
+            "quantized_weights": role.zero.quantized_weights,
+            "quantized_gradients": role.zero.quantized_gradients,
+        }
+        for key in (key for key, value in asked.items() if value):
+            if config.cluster.device != "cpu":
+                full = f"{name}.zero.{key}"
+                what, other = "DeepSpeed's quantisation on GPUs", f"{full}: false"
+                yield from _lacking(FOR_ZERO_PLUS_PLUS, full, "true", what, other)
+
+
 def _path_for_ray(config: JobConfig) -> Iterator[Problem]:
     """Ray has a shell start its processes, and quotes all but this (runtime_env/context.py)."""
     if config.cluster.where == "ray" and _FOR_SHELLS.search(sys.executable):
@@ -102,7 +118,11 @@ def _lacking(
     missing = [tool for tool in needed if tools[tool] is None]
     if missing:
         why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
-        instead = f"apt install {' '.join(DEBIAN[tool] for tool in missing)}, or write {other}"
+        packages = [DEBIAN[tool] for tool in missing if tool in DEBIAN]
+        mend = [f"apt install {' '.join(packages)}"] if packages else []
+        if "nvcc" in missing:
+            mend.append("set CUDA_HOME to a CUDA kit of torch's own version")
+        instead = f"{' and '.join(mend)}, or write {other}"
         yield Problem(key, value, why, instead, code="package-missing")
 
 

@@ -494,6 +494,12 @@ def test_what_of_the_system_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
         find_model("run.yaml", flags, None, None)  # evaluation has no optimizer
     check("--rollout.engine=transformers")
     check(*flags, "--cluster.address=head:6379")
+    monkeypatch.setenv("CUDA_HOME", "nowhere")
+    zero = ["--actor.zero.stage=3", "--actor.zero.quantized_weights=true"]
+    report = refusal(*zero, "--rollout.engine=transformers", "--cluster.device=cuda")
+    assert "DeepSpeed's quantisation on GPUs needs nvcc and g++ and ninja and Python.h" in report
+    mend = "-> apt install g++ ninja-build python3-dev and set CUDA_HOME to a CUDA kit of torch's"
+    assert mend in report
     install("vllm")
     assert "vLLM's build for GPUs needs gcc and Python.h, which this machine lacks" in refusal()
 

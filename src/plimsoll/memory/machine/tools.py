@@ -13,6 +13,9 @@ LIBNUMA = "libnuma.so.1"
 FOR_CPU_ADAM = ("g++", "ninja", "Python.h")
 """DeepSpeed compiles its Adam for the CPU at its first use."""
 
+FOR_ZERO_PLUS_PLUS = ("nvcc", "g++", "ninja", "Python.h")
+"""DeepSpeed compiles ZeRO++'s kernels at their first use."""
+
 FOR_CPU_ENGINES = ("g++", "Python.h", LIBNUMA)
 """vLLM's build for CPUs links against libnuma, and compiles its sampler by torch.compile."""
 
@@ -26,7 +29,8 @@ DEBIAN = {
     "Python.h": "python3-dev",
     LIBNUMA: "libnuma1",
 }
-"""The packages that have them."""
+"""The packages that have them. Debian's nvcc is of an older CUDA than torch's, which DeepSpeed
+refuses."""
 
 
 def system_tools() -> dict[str, str | None]:
