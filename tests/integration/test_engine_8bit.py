@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -34,6 +35,30 @@ def test_training_is_nearly_that_of_plain_pytorch(
     one_rank.run(train_sft, tied, setting, BATCHES, tmp_path)
     found = whole_distance(saved_weights(tmp_path), want)
     assert 1e-4 < found < BOUND  # 32 bits would be under 5e-5
+
+
+def train_in_short_rows(place: Place, model: Path, setting: Setting, out: Path) -> int:
+    """With groups of few elements, as those of large models are; gives their number."""
+    with patch("plimsoll.engine.optimizer._MOST_IN_8_BITS", 150_000):
+        worker = Worker(place)
+        worker.load_policy("actor", setting.role(model), temperature=1.0)
+    for batch, rate in zip(BATCHES, RATES, strict=True):
+        sft_step(worker, place, batch, 31, rate)
+        worker.save_checkpoint("actor", out / "checkpoint")
+        worker.load_checkpoint("actor", out / "checkpoint")
+    worker.save_model("actor", out)
+    engine: Any = worker._engines["actor"]
+    return len(engine.masters())
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_rows_of_moments_may_be_cut(
+    stage: int, tied: Path, tmp_path: Path, one_rank: RankProcesses
+) -> None:
+    want = plain_run(plain_policy(tied), sft_loss, BATCHES, 1.0)
+    setting = Setting(zero_stage(stage), optimizer="adamw_8bit")
+    (rows,) = one_rank.run(train_in_short_rows, tied, setting, tmp_path)
+    assert rows > 2 and whole_distance(saved_weights(tmp_path), want) < BOUND
 
 
 def moments(place: Place, model: Path, stage: int) -> tuple[int, int]:

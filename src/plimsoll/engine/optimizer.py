@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -11,6 +12,11 @@ from torch import Tensor, nn
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.engine.extensions import await_build, compiler_errors, offer_ninja
 from plimsoll.errors import PlimsollError
+
+_MOST_IN_8_BITS = 2**30
+"""Elements of a group of parameters, so that a rank's share of it has under 2^31. DeepSpeed lays
+the share out as one row, and bitsandbytes 0.50 counts a row on CUDA in 32 bits (backends/cuda/
+ops.py, `c_int32(g.numel())`): of a longer one it would update a part, or nothing."""
 
 
 def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimizer:
@@ -58,16 +64,30 @@ def _offloaded(groups: Sequence[Mapping[str, object]], role: TrainedRole) -> tor
 
 def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[str, object]]:
     """AdamW's groups: matrices decay, embeddings (and a head tied to one) as the settings say,
-    vectors (norms, biases) never."""
+    vectors (norms, biases) never. Several of each where one would be too long for 8 bits."""
     trained = [p for p in module.parameters() if p.requires_grad]
     spared = set() if settings.decay_embeddings else _embeddings(module)
     decaying = [p for p in trained if p.ndim >= 2 and id(p) not in spared]
     others = [p for p in trained if p.ndim < 2 or id(p) in spared]
-    groups = [
-        {"params": decaying, "weight_decay": settings.weight_decay},
-        {"params": others, "weight_decay": 0.0},
+    most = _MOST_IN_8_BITS if settings.kind == "adamw_8bit" else inf
+    return [
+        {"params": part, "weight_decay": decay}
+        for parameters, decay in ((decaying, settings.weight_decay), (others, 0.0))
+        for part in _parts(parameters, most)
     ]
-    return [group for group in groups if group["params"]]
+
+
+def _parts(parameters: Sequence[nn.Parameter], most: float) -> list[list[nn.Parameter]]:
+    """In parts of at most so many elements; a larger parameter is alone."""
+    parts: list[list[nn.Parameter]] = []
+    room = 0.0
+    for parameter in parameters:
+        if parameter.numel() > room or not parts:
+            parts.append([])
+            room = most
+        parts[-1].append(parameter)
+        room -= parameter.numel()
+    return parts
 
 
 def _embeddings(module: nn.Module) -> set[int]:

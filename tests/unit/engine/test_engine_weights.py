@@ -106,6 +106,19 @@ def test_a_group_without_parameters_is_left_out() -> None:
     assert only["weight_decay"] == 0.1
 
 
+def test_no_group_is_too_long_for_8_bits() -> None:
+    """bitsandbytes counts a group's row on CUDA in 32 bits; nothing is allocated here."""
+    width = 2**15  # 2**30 elements
+    large = [nn.Linear(width, width, device="meta") for _ in range(3)]
+    module = nn.Sequential(*large, nn.Linear(width, 2 * width, bias=False, device="meta"))
+    wide = parameter_groups(module, OptimizerConfig(weight_decay=0.1))
+    assert [len(_ids(group["params"])) for group in wide] == [4, 3]
+    groups = parameter_groups(module, OptimizerConfig(weight_decay=0.1, kind="adamw_8bit"))
+    assert [group["weight_decay"] for group in groups] == [0.1] * 4 + [0.0]
+    found = [one for group in groups for one in _ids(group["params"])]
+    assert found == [one for group in wide for one in _ids(group["params"])]
+
+
 def _ids(parameters: object) -> list[int]:
     assert isinstance(parameters, list)
     found: list[Tensor] = parameters
