@@ -159,6 +159,10 @@ def gpu_memory(card: LiveCard) -> Finding:
         why = "What each of them has is not told here: `plimsoll plan` cannot see it."
         fix = "cluster.hardware: the bytes of one, such as 9.5GiB; a run uses one of them"
         return Finding(name, "warn", seen, why, fix)
+    if not card.total_bytes:
+        why = "The driver does not tell its bytes, as of one that shares the host's memory: "
+        fix = "cluster.hardware: the bytes that a run may fill, such as 90GiB"
+        return Finding(name, "warn", card.name, why + "`plimsoll plan` cannot see them.", fix)
     seen = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
     if card.used_bytes <= _BUSY_BYTES and not card.processes:
         return Finding(name, "ok", seen)

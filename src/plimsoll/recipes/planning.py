@@ -216,7 +216,7 @@ def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[PlanPr
             f"{counted(len(given.cards), 'GPU')}, and this machine has {len(live.cards)}"
         )
     for wanted, found in zip(given.cards, live.cards, strict=False):
-        if found.usable_bytes < wanted.usable_bytes:
+        if 0 < found.usable_bytes < wanted.usable_bytes:
             yield _problem(
                 f"GPUs of {gigabytes(wanted.usable_bytes)} GB, and this machine's {found.name} "
                 f"has {gigabytes(found.usable_bytes)} GB"

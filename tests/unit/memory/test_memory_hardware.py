@@ -20,6 +20,8 @@ from plimsoll.memory.machine.hardware import (
     parse_bytes,
     parse_cluster,
 )
+from plimsoll.memory.machine.host import live_host
+from plimsoll.memory.machine.surroundings import read_surroundings
 
 GIB = 2**30
 
@@ -244,6 +246,17 @@ def test_a_card_that_mig_has_cut_is_not_taken_for_a_whole_one(
     assert len(found_here().cards) == 1  # so that what is given by hand can be held against it
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert live_machine().cards == found_here().cards != ()
+
+
+def test_a_card_whose_bytes_are_not_told_is_no_card_of_none(driver: Path) -> None:
+    """A GB10 has no memory of its own; nvidia-smi says [N/A]."""
+    row = "0, GPU-a, NVIDIA GB10, [N/A], [N/A], [N/A], 12.1, 580.95.05, [N/A]\\n"
+    install_nvidia_smi(driver, row)
+    with pytest.raises(ConfigError, match=r"the bytes of GPU 0 \(NVIDIA GB10\).*90GiB"):
+        live_machine()
+    assert found_here().cards[0].compute_capability == (12, 1)
+    (free,) = read_surroundings().free_bytes
+    assert 0 < free <= live_host().capacity_bytes
 
 
 def test_a_driver_that_fails_is_an_error_and_no_empty_machine(driver: Path) -> None:

@@ -123,6 +123,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("gpu 0", with_card(used_bytes=61 * GIB, processes=TRAINER), "wrong", "kill 77"),
         ("gpu 0", with_card(used_bytes=3 * GIB), "warn", "hidden"),
         ("gpu 0", with_card(instances=("MIG-a", "MIG-b")), "warn", "cluster.hardware"),
+        ("gpu 0", with_card(total_bytes=0, reserved_bytes=0), "warn", "shares the host's memory"),
         (
             "gpu 0",
             with_card(used_bytes=3 * MIB, processes=(CardProcess(5, "x", None),)),

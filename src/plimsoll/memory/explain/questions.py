@@ -198,7 +198,9 @@ def _held(question: str, held: int, capacity: int, named: Sequence[str]) -> Answ
 
 
 def _card(seen: Sighting, state: NodeState) -> LiveCard | None:
-    return next((card for card in state.cards if card.index == seen.card), None)
+    """None, too, of a card whose bytes the driver does not tell."""
+    found = (card for card in state.cards if card.index == seen.card)
+    return next((card for card in found if card.total_bytes), None)
 
 
 def _held_by_others(card: LiveCard, state: NodeState) -> int:

@@ -221,8 +221,8 @@ def live_machine() -> Node:
     """This machine: the GPUs that CUDA programs of this process may use, and the memory that the
     process may fill (a cgroup's limit counts).
 
-    Raises ConfigError where MIG has cut one of them, PlimsollError when nvidia-smi is there and
-    fails.
+    Raises ConfigError where MIG has cut one of them, or the driver does not tell its bytes,
+    PlimsollError when nvidia-smi is there and fails.
     """
     cards = own_cards()
     cut = next((card for card in cards if card.instances), None)
@@ -233,11 +233,18 @@ def live_machine() -> Node:
             "cluster.hardware (--cluster), such as 9.5GiB: `python -c 'import torch; "
             "print(torch.cuda.mem_get_info()[1])'` says how many there are."
         )
+    silent = next((card for card in cards if not card.total_bytes), None)
+    if silent is not None:
+        raise ConfigError(
+            f"nvidia-smi does not tell the bytes of GPU {silent.index} ({silent.name}), as of one "
+            "that shares the host's memory. Write as cluster.hardware (--cluster), such as 90GiB, "
+            "how many a run may fill: what its processes hold on the host has to fit beside them."
+        )
     return _node(cards)
 
 
 def found_here() -> Node:
-    """As `live_machine`; of a card that MIG has cut, the whole."""
+    """As `live_machine`; of a card that MIG has cut, the whole; 0 bytes where none are told."""
     return _node(own_cards())
 
 

@@ -33,7 +33,8 @@ class CardProcess:
 class LiveCard:
     """A card as it is now.
 
-    total_bytes: all of the card; reserved_bytes: what the driver keeps of it, 0 where it is too
+    total_bytes: all of the card, 0 where the driver does not say: of one that has no memory of its
+    own and shares the host's (GB10). reserved_bytes: what the driver keeps of it, 0 where it is too
     old to say; used_bytes: what processes hold. In a container the processes may be hidden.
     instances: the UUIDs of the parts that MIG has cut it into; a process uses one of them, whose
     bytes are not told.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plimsoll.config.allocator import is_chosen, library
+from plimsoll.memory.machine.host import live_host
 from plimsoll.memory.machine.nvidia import own_cards
 from plimsoll.memory.machine.versions import PACKAGES, installed_version
 
@@ -18,8 +19,9 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 class Surroundings:
     """allocator: the settings of torch's CUDA allocator, with the variable that has them, such as
     PYTORCH_ALLOC_CONF=expandable_segments:True; "" where none are set. versions: of the installed
-    packages among `versions.PACKAGES`. free_bytes: of each GPU that a run would see. jemalloc:
-    whether a process here can begin with it, or with another heap that LD_PRELOAD names.
+    packages among `versions.PACKAGES`. free_bytes: of each GPU that a run would see; of one that
+    shares the host's memory, of that. jemalloc: whether a process here can begin with it, or with
+    another heap that LD_PRELOAD names.
     """
 
     allocator: str
@@ -35,7 +37,7 @@ def read_surroundings() -> Surroundings:
     return Surroundings(
         allocator_settings(os.environ),
         {name: version for name, version in found.items() if version is not None},
-        tuple(card.free_bytes for card in cards),
+        tuple(c.free_bytes if c.total_bytes else live_host().free_bytes for c in cards),
         jemalloc=library() is not None or is_chosen(),
     )
 
