@@ -19,6 +19,7 @@ from plimsoll.cluster.ray_actors import (
     create_ranks,
     look_at,
     members,
+    rank_members,
     share_cards,
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
@@ -97,8 +98,8 @@ class RayCluster:
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
         engines = [] if shared else create_engines(specs, device, nodes)
         groups = [
-            members("training rank", actors, patience),
-            members("critic rank", critics, patience),
+            rank_members("training rank", actors, patience),
+            rank_members("critic rank", critics, patience),
         ]
         self._ranks = [member for group in groups for member in group]
         self._watch(self._ranks)

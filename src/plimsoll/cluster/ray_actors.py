@@ -20,7 +20,7 @@ from ray.util.scheduling_strategies import (
 
 from plimsoll.cluster.blame import vllm_exception_in, why_dead
 from plimsoll.cluster.ending import not_started
-from plimsoll.cluster.seats import Seat, shared_seats, spread
+from plimsoll.cluster.seats import Seat, shared_seats, side_by_side, spread
 from plimsoll.config.allocator import preloading
 from plimsoll.config.threads import waiting
 from plimsoll.engine.process_group import Place, free_port
@@ -226,6 +226,13 @@ def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
         Member(f"{role} {i}", actor, host)
         for i, (actor, host) in enumerate(zip(actors, hosts, strict=True))
     ]
+
+
+def rank_members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:
+    """As `members`, numbered node by node."""
+    found = members(role, actors, timeout)
+    order = side_by_side([member.host.node_id for member in found])
+    return [replace(found[i], role=f"{role} {number}") for number, i in enumerate(order)]
 
 
 def _hosts(role: str, asked: Sequence[Any], timeout: float) -> list[Host]:

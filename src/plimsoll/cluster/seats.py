@@ -23,6 +23,16 @@ def spread(nodes: Sequence[str], count: int) -> list[Seat]:
     return [Seat(nodes[i * len(nodes) // count], ()) for i in range(count)]
 
 
+def side_by_side(nodes: Sequence[str]) -> list[int]:
+    """The order in which processes are numbered, by the nodes that they are on: those of a node one
+    after another, the nodes as they first come.
+
+    Ray mixes them up on more than two nodes of 8 cards (it sorts bundles that are alike by
+    std::sort), and DeepSpeed takes neighbours for ranks of one node (`zero.hpz_partition_size`).
+    """
+    return sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
+
+
 def shared_seats(ranks: Sequence[Seat], engines: int, parallel: int) -> list[Seat]:
     """Cards for each engine, `parallel` of one node, in the order of the ranks; no card twice.
 

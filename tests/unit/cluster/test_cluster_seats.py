@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.seats import Seat, shared_seats, spread
+from plimsoll.cluster.seats import Seat, shared_seats, side_by_side, spread
 from plimsoll.errors import SettingsConflict
 
 
@@ -14,6 +14,15 @@ def test_cpu_processes_are_where_the_plan_has_them() -> None:
     assert [seat.node_id for seat in spread(["a", "b"], 5)] == ["a", "a", "a", "b", "b"]
     assert [seat.node_id for seat in spread(["a", "b", "c"], 2)] == ["a", "b"]
     assert spread(["a"], 0) == []
+
+
+def test_ranks_are_numbered_node_by_node() -> None:
+    """As Ray 2.60 gave 24 cards of three nodes to as many ranks."""
+    given = "ABBBBBBBBAAACAAAACCCCCCC"
+    order = side_by_side(list(given))
+    assert "".join(given[i] for i in order) == 8 * "A" + 8 * "B" + 8 * "C"
+    assert order[:9] == [0, 9, 10, 11, 13, 14, 15, 16, 1]
+    assert side_by_side(["b", "b", "a"]) == [0, 1, 2]
 
 
 def ranks(*nodes: int) -> list[Seat]:
