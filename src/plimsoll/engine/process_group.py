@@ -50,10 +50,17 @@ class Place:
 
 def choose_device(asked: str) -> Device:
     """Resolve `cluster.device`; CUDA that was asked for and is not there is an error, and so is a
-    GPU that torch cannot use: nobody asked for the CPU."""
+    GPU that torch cannot use: nobody asked for the CPU. And one that only torch sees: the plan was
+    made without it."""
     if asked == "cpu":
         return "cpu"
     if torch.cuda.is_available():
+        if asked == "auto" and not own_cards():
+            raise ConfigError(
+                "cluster.device: auto: torch sees a GPU, and nvidia-smi, by which the plan sees "
+                "it, is not there. In a container its driver's tools come with "
+                "NVIDIA_DRIVER_CAPABILITIES=compute,utility. Or write cluster.device: cpu"
+            )
         return "cuda"
     if asked == "cuda":
         raise ConfigError(

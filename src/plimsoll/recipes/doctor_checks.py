@@ -126,6 +126,10 @@ def cuda(
     if driver_trouble:
         fix = "make `nvidia-smi` work first; without GPUs, take it off the PATH"
         return Finding("cuda", "wrong", "no working driver", driver_trouble, fix)
+    if not cards_in_all and torch.available:
+        why = "torch sees a GPU, and there is no nvidia-smi: plans are made without it."
+        fix = "NVIDIA_DRIVER_CAPABILITIES=compute,utility brings it into a container"
+        return Finding("cuda", "wrong", f"torch for CUDA {torch.cuda}, no nvidia-smi", why, fix)
     if not cards_in_all:
         return Finding("cuda", "ok", "no NVIDIA GPU: runs are on the CPU")
     build = f"CUDA {torch.cuda}" if torch.cuda else "no CUDA"

@@ -146,6 +146,17 @@ def test_a_gpu_that_torch_cannot_use_is_told_and_not_passed_over(
     assert choose_device("auto") == "cpu"
 
 
+def test_a_gpu_that_only_torch_sees_is_not_planned_as_a_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container without the driver's tools."""
+    monkeypatch.setenv("PATH", "nowhere")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"nvidia-smi.*compute,utility.*cluster\.device: cpu"):
+        choose_device("auto")
+    assert (choose_device("cuda"), choose_device("cpu")) == ("cuda", "cpu")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU")
 def test_cuda_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cluster\.device: cuda was asked for.*Write `cpu`"):

@@ -120,6 +120,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ),
         ("cuda", replace(CPU, driver_trouble="version mismatch"), "wrong", "version mismatch"),
         ("cuda", replace(SOUND, cards=()), "warn", "CUDA_VISIBLE_DEVICES"),
+        ("cuda", replace(SOUND, cards=(), cards_in_all=0), "wrong", "compute,utility"),
         ("gpu 0", with_card(used_bytes=61 * GIB, processes=TRAINER), "wrong", "kill 77"),
         ("gpu 0", with_card(used_bytes=3 * GIB), "warn", "hidden"),
         ("gpu 0", with_card(instances=("MIG-a", "MIG-b")), "warn", "cluster.hardware"),
