@@ -13,7 +13,6 @@ from plimsoll.memory.price.engines import (
     card_items,
     card_share,
     cpu_items,
-    sleep_items,
 )
 from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.transformers_engine import transformers_items
@@ -93,13 +92,6 @@ def test_a_sleeping_engine_keeps_a_residue_with_its_context() -> None:
         assert sum(held_at(items, awake).values()) == CARD // 2
     assert "KV cache" not in held_at(items, SENDING)
     assert held_at(items, SENDING)["vLLM weights"] == 2 * PARAMETERS
-
-
-def test_sleep_level_1_puts_the_weights_on_the_host() -> None:
-    assert sleep_items(sampler(sleep_level=2), MOMENTS) == ()
-    moved = sleep_items(sampler(sleep_level=1), MOMENTS)
-    assert sum(held_at(moved, TRAINING).values()) == 2 * PARAMETERS
-    assert held_at(moved, STARTING) == {}
 
 
 def test_vllm_on_cpu_packs_a_tied_head_beside_the_embedding() -> None:

@@ -20,7 +20,6 @@ from plimsoll.memory.price.engines import (
     card_items,
     cpu_items,
     receiving_items,
-    sleep_items,
 )
 from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
 from plimsoll.memory.price.overheads import Constants
@@ -31,6 +30,7 @@ from plimsoll.memory.price.processes import (
     writing_items,
 )
 from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
+from plimsoll.memory.price.sleeping import sleep_items
 from plimsoll.memory.price.teaching import teaching_items
 from plimsoll.memory.price.transformers_engine import transformers_items
 from plimsoll.memory.price.varlen import Capability

@@ -198,22 +198,6 @@ def _residue(parallel: int, context: int) -> Item:
     )
 
 
-def sleep_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Held, ...]:
-    """The host copy of a worker's weights at sleep level 1. Its pinned blocks go back to torch's
-    cache when the engine wakes, not to the system, so they stay.
-    """
-    if sampler.rollout.sleep_level != 1:
-        return ()
-    item = _item(
-        "weights of a sleeping engine",
-        "host",
-        sampler.weights,
-        f"{sampler.element} bytes x {sampler.shape.parameters:,} parameters / tensor parallel "
-        f"{sampler.rollout.tensor_parallel}",
-    )
-    return (Held(item, frozenset(m for m in moments if m.phase != "load")),)
-
-
 def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Held, ...]:
     """A vLLM worker on the host: linear layers are packed in place, but a tied head is packed
     beside the embedding."""
