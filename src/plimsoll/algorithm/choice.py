@@ -8,7 +8,7 @@ preference loss that compares with a reference takes it as its second positional
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Real
 from typing import Generic, TypeVar
@@ -112,14 +112,23 @@ class _Held(Generic[Output]):
 
     def __call__(self, *inputs: object) -> Output:
         """Raises ConfigError for another output, and FunctionFailed where the function raises."""
+        before = _versions(inputs)
         output, wanted = self._output(*inputs), self.shapes(*inputs)
+        if _versions(inputs) != before:
+            raise ConfigError(
+                f"{self} changed a tensor that it was given, which is needed afterwards. Use "
+                f"functions that make a new one, such as x.exp() and not x.exp_(), or begin with "
+                f"x.clone()."
+            )
         found = {field: _shape(getattr(output, field, None)) for field in wanted}
         if not isinstance(output, self.kind) or found != wanted:
             raise ConfigError(
                 f"{self} gave {type(output).__name__} with {_listed(found)}, and "
                 f"{self.kind.__name__} with {_listed(wanted)} is needed. docs/extend.md shows one."
             )
-        if any(map(_learns, inputs)) and not any(getattr(output, x).requires_grad for x in wanted):
+        if any(x.requires_grad for x in _tensors(*inputs)) and not any(
+            getattr(output, x).requires_grad for x in wanted
+        ):
             raise ConfigError(
                 f"{self} gave a loss without a gradient: nothing would be learned from it. "
                 f"It must be computed from its inputs by torch, without .detach(), .item(), NumPy "
@@ -170,11 +179,18 @@ def _told(value: object) -> str:
     return f"shape {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _learns(value: object) -> bool:
-    """Whether a tensor, or one of a record's, has a gradient to be computed."""
-    if isinstance(value, torch.Tensor):
-        return value.requires_grad
-    return is_dataclass(value) and any(_learns(getattr(value, x.name)) for x in fields(value))
+def _tensors(*values: object) -> Iterator[torch.Tensor]:
+    """Those of records, and of records in these."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif is_dataclass(value):
+            yield from _tensors(*(getattr(value, field.name) for field in fields(value)))
+
+
+def _versions(inputs: tuple[object, ...]) -> list[int]:
+    """How often each tensor has been written to."""
+    return [tensor._version for tensor in _tensors(*inputs)]
 
 
 def _shape(value: object) -> torch.Size | None:

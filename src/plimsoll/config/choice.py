@@ -27,19 +27,6 @@ from plimsoll.config import base
 from plimsoll.config.base import Choice, OptionValue
 from plimsoll.errors import ConfigError
 
-# What importing a user's module raises in practice: it is missing, its top level is wrong, or a
-# library or file that it needs is not there.
-_IMPORT_FAILURES = (
-    ImportError,
-    SyntaxError,
-    NameError,
-    AttributeError,
-    TypeError,
-    ValueError,
-    OSError,
-    RuntimeError,
-)
-
 
 def resolve_choice(
     choice: Choice, package: str, function: str, arguments: int = 1
@@ -169,7 +156,7 @@ def _by_import_path(path: str) -> Callable[..., Any]:
     module_name, _, function = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except _IMPORT_FAILURES as error:
+    except (Exception, SystemExit) as error:  # a module of one's own may do anything
         raise ConfigError(
             f"{path!r} cannot be imported: {type(error).__name__}: {error}. Write "
             f"my.module:my_function, and put the folder that holds the module on PYTHONPATH."

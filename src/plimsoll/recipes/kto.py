@@ -78,8 +78,9 @@ def check_labels(rows: Sequence[LabelledResponse]) -> None:
     labels = {row.desirable for row in rows}
     if len(labels) == 1:
         word = "desirable" if labels == {True} else "undesirable"
+        every = "The only row" if len(rows) == 1 else f"Every one of the {len(rows):,} rows"
         raise DataError(
-            f"Every one of the {len(rows):,} rows to learn from is labelled {word}, and KTO learns "
+            f"{every} to learn from is labelled {word}, and KTO learns "
             f"what tells the two apart. Check data.train.label and data.train.limit; desirable "
             f"responses alone are learned by `plimsoll sft`."
         )

@@ -15,7 +15,13 @@ from plimsoll.data.order import MixedOrder, Portion
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
-from plimsoll.recipes.edited_rows import Sources, changed_counts, check_rows, sources_of
+from plimsoll.recipes.edited_rows import (
+    Sources,
+    changed_counts,
+    check_rows,
+    learned_and_held_out,
+    sources_of,
+)
 from plimsoll.recipes.model_files import read_model_json
 from plimsoll.recipes.session import Session
 from plimsoll.run.state import RunState
@@ -55,6 +61,8 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     items = {key: one.items for key, one in loaded.items()}
     sources = sources_of(session.config, items)
     check_rows(session, items, sources)
+    for same in learned_and_held_out(sources):
+        session.progress.note(same)
     train = [items[key] for key in data.train_sources()]
     return RunData(
         train=tuple(chain.from_iterable(train)),

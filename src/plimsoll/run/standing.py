@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from plimsoll.run.ledger import MemoryUse
 
 _HEADLINE = re.compile(
-    r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|eval/.+"
+    r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|"
+    r"eval/(?!(?:solution_)?accuracy_(?:low|high)$).+"
 )
 _HEADLINES = 8
 BEFORE_STEPS = frozenset({"data", "precompute", "load"})

@@ -16,9 +16,10 @@ import torch
 
 from plimsoll.algorithm import advantage as advantage_package
 from plimsoll.algorithm import policy_loss as policy_loss_package
-from plimsoll.algorithm.choice import advantage, policy_loss, preference_loss
+from plimsoll.algorithm.choice import advantage, divergence, policy_loss, preference_loss
 from plimsoll.algorithm.inputs import (
     AdvantageInputs,
+    DivergenceInputs,
     PairValues,
     PolicyLossInputs,
     PreferenceLossInputs,
@@ -95,6 +96,7 @@ def advantage_of_each_sequence(inputs):
 RAISING = """
 import sys
 
+from plimsoll.algorithm.inputs import DivergenceOutput
 from plimsoll.algorithm.policy_loss.clip import loss
 
 def look_up(options):
@@ -102,6 +104,10 @@ def look_up(options):
 
 def looks_up(inputs):
     return look_up({})
+
+def overwrites(inputs):
+    gradient_NV = inputs.student_NV.exp_()
+    return DivergenceOutput(gradient_NV.sum(1), gradient_NV)
 
 def leaves(inputs):
     sys.exit(3)
@@ -266,6 +272,18 @@ def test_what_a_function_of_ones_own_raises_is_told_with_its_lines(
     assert "plimsoll/algorithm/choice.py" not in str(caught.value)
     assert caught.value.exit_code == 1
     pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
+
+
+def test_a_function_that_writes_into_its_inputs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A divergence's are needed for the likelihood after it: the numbers would be others."""
+    (tmp_path / "my_raising.py").write_text(RAISING)
+    monkeypatch.syspath_prepend(tmp_path)
+    inputs = DivergenceInputs(torch.zeros(2, 3), torch.zeros(2, 3))
+    with pytest.raises(ConfigError, match=r"'my_raising:overwrites' changed a tensor"):
+        divergence(Choice(name="my_raising:overwrites"))(inputs)
+    divergence(Choice(name="forward_kl"))(inputs)
 
 
 def test_ctrl_c_in_a_loss_and_what_plimsoll_refuses_there_go_on_as_they_are(

@@ -57,6 +57,8 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "typo.py").write_text("scroe")
     (tmp_path / "needy.py").write_text("import a_module_that_is_not_there")
     (tmp_path / "reading.py").write_text("open('gone.txt')")
+    (tmp_path / "asking.py").write_text("import os; os.environ['A_KEY_OF_NOBODY']")
+    (tmp_path / "leaving.py").write_text("import sys; sys.exit(3)")
     monkeypatch.syspath_prepend(tmp_path)
     yield
     for name in ("rules", "rules.exact", "rules.empty", "chosen"):
@@ -121,6 +123,8 @@ def test_options_that_cannot_be_used(options: dict[str, OptionValue], message: s
         ("broken:score", r"'broken:score' cannot be imported: SyntaxError"),
         ("typo:score", r"'typo:score' cannot be imported: NameError.*scroe"),
         ("reading:score", r"'reading:score' cannot be imported: FileNotFoundError.*gone\.txt"),
+        ("asking:score", r"'asking:score' cannot be imported: KeyError: 'A_KEY_OF_NOBODY'"),
+        ("leaving:score", r"'leaving:score' cannot be imported: SystemExit: 3"),
         (":score", r"':score' cannot be imported"),
         (".chosen:score", r"'.chosen:score' cannot be imported"),
         ("chosen:must", r"needs the option 'scale': it has no default"),

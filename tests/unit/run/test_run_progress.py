@@ -55,7 +55,8 @@ def test_tokens_per_second_are_of_what_works_on_them() -> None:
 
 def test_the_headline_is_rewards_kl_losses_and_accuracy() -> None:
     shown = ["reward", "reward/form", "kl", "value_loss", "loss", "eval/accuracy"]
-    names = ["entropy", *shown, "policy_loss", "approx_kl", "kl_coefficient", "rewarding"]
+    bounds = ["eval/accuracy_low", "eval/accuracy_high", "eval/solution_accuracy_low"]
+    names = ["entropy", *bounds, *shown, "policy_loss", "approx_kl", "kl_coefficient", "rewarding"]
     assert list(headline(dict.fromkeys(names, 1.0))) == shown
 
 
