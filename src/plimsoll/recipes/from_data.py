@@ -50,7 +50,7 @@ class Work(Generic[ConfigT, RowT]):
         """The rows from a position of the order on."""
         return [self.train[row] for row in self.order.indices(position, rows)]
 
-    def looked_at(self, rows_per_step: int) -> Iterator[Sequence[RowT]]:
+    def batches_ahead(self, rows_per_step: int) -> Iterator[Sequence[RowT]]:
         """The held-out rows, where the run evaluates, and those of each step that is still to be
         done."""
         state = self.session.state

@@ -32,7 +32,7 @@ from plimsoll.errors import DataError
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.precompute import ToScore
 from plimsoll.recipes.reference import Reference, ScoringPhase, load_compared
-from plimsoll.recipes.update import Packs, log_probs, told, update
+from plimsoll.recipes.update import Packs, as_metrics, log_probs, update
 from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Sample
 
 KtoWork = Work[KtoConfig, LabelledResponse]
@@ -90,7 +90,7 @@ def to_score(work: KtoWork) -> ToScore[Sample]:
     """Everything that the run will have the reference score."""
     return ToScore(
         lambda: chain.from_iterable(
-            both(work, rows) for rows in work.looked_at(work.config.batch.sequences)
+            both(work, rows) for rows in work.batches_ahead(work.config.batch.sequences)
         ),
         lambda sample: [sample],
         partial(pack_samples, work),
@@ -166,7 +166,7 @@ def response_metrics(
     inputs = UnpairedLossInputs(
         torch.from_numpy(logratios_S), torch.from_numpy(desirable_S), kl, counts
     )
-    metrics = told(unpaired_loss(config.algorithm.loss)(inputs))
+    metrics = as_metrics(unpaired_loss(config.algorithm.loss)(inputs))
     if not (counts.desirable and counts.undesirable):
         return metrics
     share = share_ahead(logratios_S[desirable_S], logratios_S[~desirable_S])

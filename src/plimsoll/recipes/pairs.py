@@ -1,4 +1,4 @@
-"""What the jobs that learn from pairs share: packing, and how metrics of pairs are told."""
+"""What the jobs that learn from pairs share: their samples, packs, and metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.config.jobs import PairJobConfig
 from plimsoll.data.packing import pack_pairs
-from plimsoll.recipes.update import Packs, told
+from plimsoll.recipes.update import Packs, as_metrics
 from plimsoll.records import Pair, Sample
 
 
@@ -26,10 +26,10 @@ def pack_rows(config: PairJobConfig, pairs: Sequence[Pair], ranks: Ranks) -> Pac
     )
 
 
-def told_of_pairs(output: LossOutput, pairs: int) -> dict[str, float]:
+def as_pair_metrics(output: LossOutput, pairs: int) -> dict[str, float]:
     """The loss and its metrics, with the accuracy's 95 % confidence interval."""
-    metrics = told(output)
-    if "accuracy" in metrics:  # a loss of one's own may not tell it
+    metrics = as_metrics(output)
+    if "accuracy" in metrics:  # a loss of one's own may not report it
         low, high = wilson_interval(metrics["accuracy"], pairs)
         metrics |= {"accuracy_low": low, "accuracy_high": high}
     return metrics

@@ -25,7 +25,7 @@ from plimsoll.data.dataset import load_pairs
 from plimsoll.engine.objectives.preference import PreferenceObjective, PreferenceStream
 from plimsoll.engine.worker import StepResult
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
-from plimsoll.recipes.pairs import pack_rows, samples_of, told_of_pairs
+from plimsoll.recipes.pairs import as_pair_metrics, pack_rows, samples_of
 from plimsoll.recipes.precompute import ToScore
 from plimsoll.recipes.reference import Reference, load_compared
 from plimsoll.recipes.roles import load_actor
@@ -67,7 +67,7 @@ def run_dpo(config: DpoConfig) -> None:
 def to_score(work: DpoWork) -> ToScore[Pair]:
     """Everything that the run will have the reference score."""
     return ToScore(
-        lambda: work.looked_at(work.config.batch.pairs),
+        lambda: work.batches_ahead(work.config.batch.pairs),
         lambda pair: samples_of([pair]),
         lambda pairs: pack_rows(work.config, pairs, work.cluster),
     )
@@ -124,7 +124,7 @@ def pair_metrics(
         loss.compute,
         config.algorithm.nll_weight,
     )
-    return told_of_pairs(output, pairs)
+    return as_pair_metrics(output, pairs)
 
 
 def _in_pairs(values: Floats) -> PairValues:

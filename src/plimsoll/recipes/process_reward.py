@@ -29,7 +29,7 @@ from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.value import at_marks
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.scoring import load_scorer, show_calibration
-from plimsoll.recipes.update import Packs, told, update
+from plimsoll.recipes.update import Packs, as_metrics, update
 from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
 
 PrmWork = Work[PrmConfig, LabelledSteps]
@@ -77,7 +77,7 @@ def process_metrics(
     calibration = calibrate(sigmoid(flat), labels)
     title = f"{len(flat):,} held-out steps"
     return (
-        told(output)
+        as_metrics(output)
         | show_calibration(calibration, title, output_png)
         | solution_metrics(scores, rows)
     )

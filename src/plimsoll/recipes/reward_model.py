@@ -32,7 +32,7 @@ from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.value import at_ends
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
-from plimsoll.recipes.pairs import pack_rows, samples_of, told_of_pairs
+from plimsoll.recipes.pairs import as_pair_metrics, pack_rows, samples_of
 from plimsoll.recipes.scoring import load_scorer, show_calibration
 from plimsoll.recipes.update import Packs, in_batch_order, update
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
@@ -114,7 +114,7 @@ def score_metrics(
     output = reward_objective(inputs, reward_loss(algorithm.loss), algorithm.centring)
     calibration = calibrate_pairs(by_pair.margin_P.numpy())
     title = f"{pairs:,} held-out pairs, each in both orders"
-    return told_of_pairs(output, pairs) | show_calibration(calibration, title, output_png)
+    return as_pair_metrics(output, pairs) | show_calibration(calibration, title, output_png)
 
 
 def score_pairs(packs: Packs, ranks: Cluster) -> Floats:

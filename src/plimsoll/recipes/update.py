@@ -57,6 +57,6 @@ def in_batch_order(packs: Packs, found: Sequence[Sequence[Floats]]) -> Floats:
     return np.concatenate([values_S for _, values_S in both])[np.argsort(places)]
 
 
-def told(output: LossOutput) -> dict[str, float]:
-    """The loss and its metrics, as numbers by their names."""
+def as_metrics(output: LossOutput) -> dict[str, float]:
+    """The loss and its metrics as numbers, by name."""
     return {"loss": float(output.loss)} | {n: float(x) for n, x in output.metrics.items()}
