@@ -29,7 +29,7 @@ _TAIL_BYTES = 256 * 1024
 _LONGEST = 500
 
 
-def told(what: str, why: str, log: str) -> str:
+def message(what: str, why: str, log: str) -> str:
     """A message of several lines: what happened, why, and where more is to be read."""
     return f"{what}\n  Why: {why}\n  Logs: {log}.{{out,err}}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.cluster.blame import SILENT, tells_of_shortage, told
+from plimsoll.cluster.blame import SILENT, message, tells_of_shortage
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.memory.explain.incident import Incident, OutOfMemory, Sighting
 from plimsoll.memory.plan.table import gigabytes
@@ -26,11 +26,11 @@ def ending(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
         on_card = "CUDA" in why or "on device" in why
         return _out_of_memory(name, why, log, Incident("device" if on_card else "host", why), seen)
     if why not in (SILENT, ENGINE_ENDED):
-        return WorkerDied(told(f"{name} died", why, log) + _RESUME)
+        return WorkerDied(message(f"{name} died", why, log) + _RESUME)
     if evidence := _evidence(seen):
         full = f"it was killed: {evidence}"
         return _out_of_memory(name, full, log, Incident("host", full), seen)
-    return WorkerDied(told(f"{name} died", f"{why}{_innocent(seen)}", log) + _RESUME)
+    return WorkerDied(message(f"{name} died", f"{why}{_innocent(seen)}", log) + _RESUME)
 
 
 def not_started(spec: EngineSpec, said: str, killed: bool, log: str) -> PlimsollError:
@@ -44,7 +44,7 @@ def not_started(spec: EngineSpec, said: str, killed: bool, log: str) -> Plimsoll
         said = f"the kernel has killed a process here for want of memory; vLLM says: {said}"
     why = f"{said}\n  Settings: {_start_settings(spec)}"
     if not killed and not tells_of_shortage(said):
-        return PlimsollError(told(what, why, log))
+        return PlimsollError(message(what, why, log))
     where: Literal["device", "host"] = "device" if spec.device == "cuda" and not killed else "host"
     return OutOfMemory(what, Incident(where, f"vLLM could not start: {why}", "rollout"))
 
@@ -66,8 +66,8 @@ def _start_settings(spec: EngineSpec) -> str:
 def _out_of_memory(
     name: str, why: str, log: str, incident: Incident, seen: Sighting
 ) -> OutOfMemory:
-    text = told(f"{name} died for want of {incident.where} memory", why, log) + _RESUME
-    return OutOfMemory(text, incident).told(text, seen)
+    text = message(f"{name} died for want of {incident.where} memory", why, log) + _RESUME
+    return OutOfMemory(text, incident).with_sighting(text, seen)
 
 
 def _evidence(seen: Sighting) -> str | None:

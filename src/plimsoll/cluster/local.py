@@ -87,7 +87,7 @@ class LocalCluster:
         except OutOfMemory as error:
             what = f"this process (pid {os.getpid()}) ran out of {error.incident.where} memory"
             text = f"{what}\n  Why: {error.incident.why}"
-            raise error.told(text, self._seen()) from error
+            raise error.with_sighting(text, self._seen()) from error
 
     def _seen(self) -> Sighting:
         visible = own_cards()

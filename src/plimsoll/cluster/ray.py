@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from plimsoll.cluster.blame import crash_in, failing_process, told, why_dead
+from plimsoll.cluster.blame import crash_in, failing_process, message, why_dead
 from plimsoll.cluster.ending import ending
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import (
@@ -259,7 +259,7 @@ class RayCluster:
             if not isinstance(error, RayTaskError):
                 raise self._died(member, _why(member, error)) from error
             first, why = self._failing(error, member), f"{type(cause).__name__}: {cause}"
-            raise PlimsollError(told(f"{first.name} failed", why, first.host.log)) from error
+            raise PlimsollError(message(f"{first.name} failed", why, first.host.log)) from error
 
     def _failing(self, error: RayTaskError, caller: Member) -> Member:
         """Whose call failed first: another may have been given its result."""
@@ -280,7 +280,8 @@ class RayCluster:
 
     def _ran_out(self, member: Member, error: OutOfMemory) -> OutOfMemory:
         what = f"{member.name} ran out of {error.incident.where} memory"
-        return error.told(told(what, error.incident.why, member.host.log), self._seen(member))
+        text = message(what, error.incident.why, member.host.log)
+        return error.with_sighting(text, self._seen(member))
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:

@@ -9,8 +9,8 @@ import pytest
 from plimsoll.cluster.blame import (
     crash_in,
     failing_process,
+    message,
     tells_of_shortage,
-    told,
     vllm_exception_in,
     why_dead,
 )
@@ -149,6 +149,6 @@ def test_a_crash_of_the_interpreter_is_found(tmp_path: Path) -> None:
 
 
 def test_a_message_has_what_why_and_where() -> None:
-    assert told("rank 1 died", "killed", "/logs/worker-1") == (
+    assert message("rank 1 died", "killed", "/logs/worker-1") == (
         "rank 1 died\n  Why: killed\n  Logs: /logs/worker-1.{out,err}"
     )

@@ -64,6 +64,6 @@ class OutOfMemory(PlimsollError):
     def __str__(self) -> str:
         return self.text
 
-    def told(self, text: str, seen: Sighting) -> OutOfMemory:
-        """The same as the cluster tells it."""
+    def with_sighting(self, text: str, seen: Sighting) -> OutOfMemory:
+        """The same in the cluster's words, with what it saw."""
         return OutOfMemory(text, replace(self.incident, seen=seen))
