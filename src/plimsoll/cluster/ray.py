@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from plimsoll.cluster.blame import crash_in, failing_process, message, why_dead
+from plimsoll.cluster.device import run_device
 from plimsoll.cluster.ending import ending
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import (
@@ -23,7 +24,6 @@ from plimsoll.cluster.ray_actors import (
     share_cards,
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
-from plimsoll.cluster.start import run_device
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.engine.process_group import Place

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.deepspeed import Device
 from plimsoll.config.threads import most_at_once
-from plimsoll.engine.process_group import choose_device
 from plimsoll.memory.machine.host import usable_cores
 from plimsoll.rollout.protocol import EngineSpec
 
@@ -23,15 +21,6 @@ def start_cluster(config: ClusterConfig, specs: Sequence[EngineSpec]) -> Cluster
     from plimsoll.cluster.ray import RayCluster
 
     return RayCluster(config, specs, threads)
-
-
-def run_device(config: ClusterConfig) -> Device:
-    """What ranks and engines compute on. Raises ConfigError for CUDA that is not there."""
-    if config.where == "local" or config.address is None:
-        return choose_device(config.device)
-    from plimsoll.cluster.ray_start import joined_device
-
-    return joined_device(config)
 
 
 def thread_count(config: ClusterConfig, engines: int) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from plimsoll.cluster.device import run_device
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
-from plimsoll.cluster.start import run_device, start_cluster, thread_count
+from plimsoll.cluster.start import start_cluster, thread_count
 from plimsoll.config.agree_adapters import room_for_rank
 from plimsoll.config.counting import counted
 from plimsoll.config.data import DataConfig, SourceConfig
