@@ -9,8 +9,8 @@ import pytest
 
 from plimsoll.errors import ConfigError
 from plimsoll.memory.plan.layout import Kind, Process, Slot
+from plimsoll.memory.plan.process_items import process_items
 from plimsoll.memory.price.overheads import NUMBERS, Constants, read_constants, write_constants
-from plimsoll.memory.price.processes import process_items
 
 
 def test_every_number_has_a_source() -> None:

@@ -13,6 +13,12 @@ from plimsoll.config.roles import RoleName, frozen_roles, role_models, role_rank
 from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.layout import Kind, Layout, Process, lay_out
+from plimsoll.memory.plan.process_items import (
+    computing_items,
+    drawing_items,
+    process_items,
+    writing_items,
+)
 from plimsoll.memory.price.activation_form import TaughtHead
 from plimsoll.memory.price.engines import (
     STARTING,
@@ -23,12 +29,6 @@ from plimsoll.memory.price.engines import (
 )
 from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.price.processes import (
-    computing_items,
-    drawing_items,
-    process_items,
-    writing_items,
-)
 from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
 from plimsoll.memory.price.sleeping import sleep_items
 from plimsoll.memory.price.teaching import teaching_items

@@ -11,11 +11,11 @@ from plimsoll.memory.items import Held, Item
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.machine.surroundings import Surroundings
 from plimsoll.memory.plan.contents import Alike, Job, alike, held_by, make_job
+from plimsoll.memory.plan.disk import disk_items
 from plimsoll.memory.plan.find_problems import find_problems
 from plimsoll.memory.plan.layout import Process, Slot
 from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.plan.stores import VERDICTS, Band, Store, Verdict, judge
-from plimsoll.memory.price.disk import disk_items
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.rules.rules import find_conflicts
 

@@ -1,1 +1,1 @@
-"""What each thing weighs, and when it exists: states, activations, engines, processes, disk."""
+"""What each thing weighs, and when it exists: states, activations, engines."""
