@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import ConfigError
-from plimsoll.memory.plan.layout import Kind, Process, Slot
+from plimsoll.memory.plan.layout import Process, ProcessKind, Slot
 from plimsoll.memory.plan.process_items import process_items
 from plimsoll.memory.price.overheads import NUMBERS, Constants, read_constants, write_constants
 
@@ -66,7 +66,9 @@ def test_no_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "processes"), [("local", 1), ("recipe", 1), ("rank", 1), ("engine", 2), ("ray", 0)]
 )
-def test_torch_for_cuda_weighs_in_each_process_without_a_card(kind: Kind, processes: int) -> None:
+def test_torch_for_cuda_weighs_in_each_process_without_a_card(
+    kind: ProcessKind, processes: int
+) -> None:
     """An engine has its core beside it; Ray's own processes do not import torch."""
     process = Process(kind, 0, Slot(0))
 

@@ -12,7 +12,7 @@ from plimsoll.config.jobs import DistillConfig, JobConfig, PrmConfig, RlJobConfi
 from plimsoll.config.roles import RoleName, frozen_roles, role_models, role_ranks, trained_roles
 from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.machine.hardware import Hardware
-from plimsoll.memory.plan.layout import Kind, Layout, Process, lay_out
+from plimsoll.memory.plan.layout import Layout, Process, ProcessKind, lay_out
 from plimsoll.memory.plan.process_items import (
     computing_items,
     drawing_items,
@@ -114,7 +114,7 @@ class Alike:
     """What tells processes apart that hold different things: of the actor's ranks only the first
     collects weights, and an engine's share is of its card."""
 
-    kind: Kind
+    kind: ProcessKind
     first: bool
     card: str
 

@@ -15,7 +15,7 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.rollout import RolloutConfig
 
-Kind = Literal["local", "recipe", "ray", "rank", "critic rank", "engine", "engine worker"]
+ProcessKind = Literal["local", "recipe", "ray", "rank", "critic rank", "engine", "engine worker"]
 
 
 @dataclass(frozen=True, order=True)
@@ -36,7 +36,7 @@ class Process:
     those of its engine.
     """
 
-    kind: Kind
+    kind: ProcessKind
     index: int
     slot: Slot
     part: int = 0
@@ -93,7 +93,7 @@ def _ranks(cluster: ClusterConfig, free: Sequence[Slot]) -> tuple[list[Placed], 
     return placed, list(free[len(placed) :])
 
 
-def _rank_names(cluster: ClusterConfig) -> Iterator[tuple[Kind, int]]:
+def _rank_names(cluster: ClusterConfig) -> Iterator[tuple[ProcessKind, int]]:
     yield from (("rank", i) for i in range(cluster.ranks))
     yield from (("critic rank", i) for i in range(cluster.critic_ranks or 0))
 

@@ -97,7 +97,7 @@ class Sampler:
 
 
 @dataclass(frozen=True)
-class Share:
+class CardShare:
     """How a vLLM worker divides what it asks for; bytes. kv_cache below 0: vLLM does not start."""
 
     asked: int
@@ -118,11 +118,11 @@ class Share:
         return self.profile_peak + self.token_counts + self.adapter_room + self.other + self.graphs
 
 
-def card_share(sampler: Sampler, card_bytes: int) -> Share:
+def card_share(sampler: Sampler, card_bytes: int) -> CardShare:
     """card_bytes: the card's whole memory, as CUDA reports it."""
     asked = int(card_bytes * sampler.rollout.memory_share)
     peak, counts, room = sampler.profile_peak, sampler.token_counts, sampler.adapter_room
-    return Share(asked, sampler.weights, peak, counts, room, _OTHER, _GRAPHS)
+    return CardShare(asked, sampler.weights, peak, counts, room, _OTHER, _GRAPHS)
 
 
 def least_share(sampler: Sampler, card_bytes: int) -> float:
@@ -157,7 +157,7 @@ def _awake(rollout: RolloutConfig, moments: frozenset[Moment]) -> frozenset[Mome
     return frozenset(moment for moment in moments if moment.phase not in ASLEEP)
 
 
-def _share_items(sampler: Sampler, share: Share, card_bytes: int) -> Iterator[Item]:
+def _share_items(sampler: Sampler, share: CardShare, card_bytes: int) -> Iterator[Item]:
     rollout, shape = sampler.rollout, sampler.shape
     parallel = rollout.tensor_parallel
     yield _item(
