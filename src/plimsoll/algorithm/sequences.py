@@ -29,4 +29,6 @@ def sequence_of_token(cu_learned: Tensor) -> Tensor:
 
 def sums(x_L: Tensor, cu_learned: Tensor) -> Tensor:
     """The sum over each sequence's learned tokens, shape [S]; 0 for one without."""
-    return torch.segment_reduce(x_L, "sum", lengths=lengths(cu_learned).long(), initial=0)
+    sizes = lengths(cu_learned).long()
+    # To check them, the host would wait for the card.
+    return torch.segment_reduce(x_L, "sum", lengths=sizes, initial=0, unsafe=True)

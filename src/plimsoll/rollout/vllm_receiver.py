@@ -60,8 +60,8 @@ class WeightReceiver:
     def plimsoll_receive(self, file: str, tensors: list[list[Any]]) -> None:
         """Load the tensors that lie one behind the other in a file in shared memory."""
         sent = [SentTensor(n, dtype, tuple(shape), size, h) for n, dtype, shape, size, h in tensors]
-        # Layers keep the tensors until they are complete: a private copy outlives the file.
-        data = torch.frombuffer(bytearray(Path(file).read_bytes()), dtype=torch.uint8)
+        # Layers keep the tensors until they are complete: what is mapped outlives the file.
+        data = torch.from_file(file, size=Path(file).stat().st_size, dtype=torch.uint8)
         pieces = split_bytes(sent, data)
         for tensor in sent:
             self.plimsoll_arrivals.take(tensor, pieces[tensor.name])

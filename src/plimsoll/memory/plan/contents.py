@@ -170,7 +170,7 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
             yield Held(item, computing)
     if process.kind == "ray" and sampler is not None:
         bucket = _sync_bucket(job)
-        yield from receiving_items("bucket in the object store", 1, bucket, job.moments)
+        yield from receiving_items("bucket in the object store", bucket, job.moments)
 
 
 def _has_adapter(job: Job, process: Process) -> bool:
@@ -257,9 +257,9 @@ def _engine(job: Job, process: Process) -> Iterator[Held]:
     bucket = _sync_bucket(job)
     whole = job.device == "cpu" and sampler.rollout.tensor_parallel == 1
     if kind == "engine":
-        yield from receiving_items("file in shared memory", 1, bucket, moments)
+        yield from receiving_items("file in shared memory", bucket, moments)
     if kind == "engine worker" or whole:
-        yield from receiving_items("received weights", 2, bucket, moments)
+        yield from receiving_items("received weights", bucket, moments)
         yield from sleep_items(sampler, moments)
         if job.device == "cpu":
             yield from cpu_items(sampler, moments)

@@ -229,17 +229,15 @@ def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Held, ...]:
     return tuple(held)
 
 
-def receiving_items(
-    name: str, copies: int, bucket: int, moments: frozenset[Moment]
-) -> tuple[Held, ...]:
-    """Host copies of a bucket of new weights; bucket: its bytes."""
+def receiving_items(name: str, bucket: int, moments: frozenset[Moment]) -> tuple[Held, ...]:
+    """A host copy of a bucket of new weights; bucket: its bytes."""
     item = Item(
         role="rollout",
         name=name,
         where="host",
         level="allocated",
-        bytes=copies * bucket,
-        formula=f"{copies} x {bucket:,} bytes of the largest bucket",
+        bytes=bucket,
+        formula=f"{bucket:,} bytes of the largest bucket",
         source="rollout/vllm.py: receive; rollout/vllm_receiver.py",
     )
     return (Held(item, moments & {_SENDING}),)
