@@ -200,7 +200,11 @@ def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
     config, shape, ranks = job.config, job.shapes[name], job.ranks(name)
     sampled = config if isinstance(config, RlJobConfig) else None
     own = RoleWork(
-        *(name, shape, head_of(config, name), micro_batch(config, ranks), ranks),
+        name=name,
+        shape=shape,
+        head=head_of(config, name),
+        work=micro_batch(config, ranks),
+        ranks=ranks,
         device=job.device,
         moments=job.moments,
         scaled=sampled is not None and sampled.rollout.sampling.temperature != 1,
@@ -212,7 +216,9 @@ def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
     role = trained_roles(config)[name]
     phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
     return trained_role(
-        *(role, own, phase),
+        role,
+        own,
+        phase,
         entropy=sampled is not None,
         sync_bucket=_sync_bucket(job) if name == "actor" else 0,
         teacher=_taught_head(job),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from plimsoll.memory.items import Held, Item, Moment, Phase
+from plimsoll.memory.items import Held, Moment, Phase
 from plimsoll.memory.price.activation_form import (
     BLOCK_ELEMENTS,
     ActivationForm,
@@ -81,11 +81,8 @@ class _MicroBatch:
     def held(self, role: str, moment: Moment, parts: tuple[Part, ...]) -> Iterator[Held]:
         """Those that are not empty, as a role's items."""
         for part in parts:
-            item = Item(
-                *(role, part.name, part.where, "allocated", part.bytes, part.formula, part.source)
-            )
             if part.bytes:
-                yield Held(item, frozenset({moment}))
+                yield Held(part.item(role), frozenset({moment}))
 
     def masks(self) -> Part:
         """Theirs all the time."""

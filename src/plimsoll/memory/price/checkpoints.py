@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from plimsoll.memory.items import Where
+from plimsoll.memory.items import Item, Where
 from plimsoll.memory.price.activation_form import ActivationForm
 from plimsoll.memory.price.kept_products import kept_products
 from plimsoll.memory.price.states import pinned_block
@@ -22,6 +22,10 @@ class Part:
     formula: str
     source: str = SOURCE
     where: Where = "device"
+
+    def item(self, role: str) -> Item:
+        """The item of a role."""
+        return Item(role, self.name, self.where, "allocated", self.bytes, self.formula, self.source)
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,12 @@ def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Kept]
     """The weights are mapped from the checkpoint's files, in page cache that gives way, and cast
     and taken to the device one by one. On CPU, those that are quantised are read ahead."""
     if device == "cpu":
-        read = "read to be quantised"
-        source = "transformers, core_model_loading.py: threads read ahead"
         yield Kept(
-            *("weights to quantise", read, counts.quantized, counts.element, source),
+            "weights to quantise",
+            "read to be quantised",
+            counts.quantized,
+            counts.element,
+            "transformers, core_model_loading.py: threads read ahead",
             where="host",
             life="loading",
         )
