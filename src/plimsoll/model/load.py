@@ -74,12 +74,7 @@ def load_policy(
             "Sample for training with a temperature above 0."
         )
     hf_config = read_model_config(config.path, config.trust_remote_code)
-    form = HeadForm(
-        chunk=config.head_chunk,
-        scale=checks.logit_scale(config.path, hf_config),
-        softcap=checks.logit_softcap(hf_config),
-        temperature=temperature,
-    )
+    form = HeadForm(config.head_chunk, _logit_form(config, hf_config), temperature)
     lm, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast)
     return PolicyModel(lm, form)
 
@@ -88,8 +83,7 @@ def load_teacher(config: ModelConfig, device: torch.device) -> TeacherModel:
     """Load a causal language model that others learn from, for the device, but still mapped from
     its files. Raises ConfigError as `load_policy`."""
     hf_config = read_model_config(config.path, config.trust_remote_code)
-    scale = checks.logit_scale(config.path, hf_config)
-    form = LogitForm(scale, checks.logit_softcap(hf_config))
+    form = _logit_form(config, hf_config)
     lm, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast=False)
     return TeacherModel(lm, form)
 
@@ -135,6 +129,11 @@ def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: tor
             "Write `attention: sdpa`, or `auto`."
         )
     return SDPA if obstacles else VARLEN
+
+
+def _logit_form(config: ModelConfig, hf_config: PreTrainedConfig) -> LogitForm:
+    scale = checks.logit_scale(config.path, hf_config)
+    return LogitForm(scale, checks.logit_softcap(hf_config))
 
 
 def _against_varlen(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -66,14 +66,14 @@ class PackTensors:
 
 @dataclass(frozen=True)
 class HeadForm:
-    """How the head's logits are computed: rows at once, factor, softcap; see `token_logprobs`.
+    """How the head computes log-probabilities.
 
-    temperature: divides the logits last.
+    chunk: rows of logits that exist at once. logits: the model's own form of them. temperature:
+    divides them last.
     """
 
     chunk: int
-    scale: float = 1.0
-    softcap: float | None = None
+    logits: LogitForm = field(default_factory=LogitForm)
     temperature: float = 1.0
 
 
@@ -106,7 +106,7 @@ class TokenLogprobHead(nn.Module):
                 lesson,
                 bias_V=self.bias,
                 chunk=self.form.chunk,
-                form=LogitForm(self.form.scale, self.form.softcap),
+                form=self.form.logits,
             )
         return token_logprobs(
             hidden_L_H,
@@ -114,8 +114,8 @@ class TokenLogprobHead(nn.Module):
             targets_L,
             bias_V=self.bias,
             chunk=self.form.chunk,
-            scale=self.form.scale / self.form.temperature,
-            softcap=self.form.softcap,
+            scale=self.form.logits.scale / self.form.temperature,
+            softcap=self.form.logits.softcap,
             with_entropy=with_entropy,
         )
 

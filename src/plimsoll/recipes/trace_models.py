@@ -35,6 +35,7 @@ from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, Layout, register_packed_attention
 from plimsoll.model.checks import logit_softcap
 from plimsoll.model.layers import prepare_layers
+from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
 from plimsoll.model.value import ValueModel
 
@@ -182,11 +183,8 @@ def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueMod
     module: PolicyModel | ValueModel
     if form.head == "policy":
         lm = AutoModelForCausalLM.from_config(config, **settings)
-        head = HeadForm(
-            form.model.head_chunk,
-            softcap=logit_softcap(config),
-            temperature=form.temperature,
-        )
+        logits = LogitForm(softcap=logit_softcap(config))
+        head = HeadForm(form.model.head_chunk, logits, form.temperature)
         module = PolicyModel(lm, head)
     else:
         config.num_labels = 1

@@ -98,7 +98,7 @@ def a_policy(
 ) -> PolicyModel:
     lm = language_model(AutoModelForCausalLM, family, attention, model)
     softcap = getattr(lm.config, "final_logit_softcapping", None)
-    return PolicyModel(lm, HeadForm(model.head_chunk, softcap=softcap, temperature=0.7))
+    return PolicyModel(lm, HeadForm(model.head_chunk, LogitForm(softcap=softcap), 0.7))
 
 
 def a_value_model() -> ValueModel:
