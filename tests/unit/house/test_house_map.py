@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from plimsoll.memory.shapes.known_models import read_shape
+
 PROJECT = Path(__file__).parents[3]
 SOURCE = PROJECT / "src" / "plimsoll"
 
@@ -27,6 +29,19 @@ def test_the_search_finds_what_it_should() -> None:
 def test_the_page_of_what_to_add_where() -> None:
     page = (PROJECT / "docs" / "extend.md").read_text()
     assert list(gone(page.partition("## In the project itself")[2])) == []
+
+
+def test_the_way_from_a_config_to_a_verdict() -> None:
+    """What it names, such as `judge` (`memory/plan/stores.py`), is there, and its numbers are the
+    plan's."""
+    way = (PROJECT / "docs" / "extend.md").read_text().partition("### From a config to a")[2]
+    named = re.findall(r"`(\w+)`\s+\(`([\w/]+\.py)`\)", way)
+    assert len(named) == 9
+    for name, file in named:
+        assert re.search(rf"^(def|class) {name}\b", (SOURCE / file).read_text(), re.MULTILINE), name
+    parameters = read_shape("Qwen/Qwen2.5-7B").parameters
+    assert f"{parameters:,} parameters" in way
+    assert f"{8 * parameters / 8 / 1e9:.2f} GB" in way
 
 
 def test_the_tree_of_the_source() -> None:
