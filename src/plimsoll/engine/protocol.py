@@ -41,10 +41,7 @@ class TrainedEngine(Engine, Protocol):
 
     def step(self, learning_rate: float) -> float:
         """Reduce over ranks, clip, update, clear; returns the gradient norm before clipping. Where
-        it is not finite, nothing changes.
-
-        Raises:
-            PlimsollError: it was not finite in more steps in a row than the settings let pass.
+        it is not finite, nothing changes but `steps`.
         """
         ...
 

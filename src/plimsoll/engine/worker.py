@@ -25,6 +25,7 @@ from plimsoll.engine.process_group import Place, join, leave
 from plimsoll.engine.protocol import Engine, TrainedEngine
 from plimsoll.engine.shares import share_of
 from plimsoll.engine.shortage import telling_shortage
+from plimsoll.engine.steps import not_finite
 from plimsoll.engine.teaching import Teaching, teach
 from plimsoll.engine.weights import WeightBucket, plain_weights, plan_buckets, policy_bucket
 from plimsoll.engine.without_adapter import WithoutAdapter
@@ -166,11 +167,20 @@ class Worker:
         rate: float,
     ) -> StepResult:
         """One optimizer step of a role on an objective; streams: one per pack. counts: of the
-        step, over all ranks."""
+        step, over all ranks.
+
+        Raises PlimsollError where the gradient was not finite in more steps in a row than the
+        settings let pass.
+        """
         engine = self._trained(role)
         self._seed_step(role, engine)
         outputs = losses(engine, packs, streams, counts, objective, self._device)
-        return StepResult(learn(engine, outputs), engine.step(rate))
+        metrics, norm = learn(engine, outputs), engine.step(rate)
+        source, in_a_row = self._sources[role], engine.steps.in_a_row
+        assert isinstance(source, TrainedRole), f"{role} is frozen"
+        if in_a_row > source.optimizer.max_skipped_steps:
+            raise not_finite(norm, metrics["loss"], in_a_row)
+        return StepResult(metrics, norm)
 
     def teach(self, packs: Sequence[Pack]) -> None:
         """Have the teacher read the packs that the actor is given next."""

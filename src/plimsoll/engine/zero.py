@@ -29,7 +29,7 @@ from plimsoll.engine.optimizer import forget_dry_step, forget_gradients, make_op
 from plimsoll.engine.placing import divide, gathered, settle
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.shapes import check_shapes, write_shapes
-from plimsoll.engine.steps import Steps, not_finite
+from plimsoll.engine.steps import Steps
 
 
 class ZeroEngine:
@@ -53,7 +53,6 @@ class ZeroEngine:
         forget_dry_step(self._engine.optimizer)
         self._masters = self._find_masters()
         self.steps = Steps()
-        self._losses: list[Tensor] = []
         self._average: Average | None = None
         if role.ema is not None:
             self._average = Average(self._masters.flat(), role.ema.decay)
@@ -73,7 +72,6 @@ class ZeroEngine:
             self._engine.optimizer.empty_partition_cache()
 
     def backward(self, loss: Tensor) -> None:
-        self._losses.append(loss.detach())
         # DeepSpeed averages gradients over the ranks; shares of a global mean must be added.
         self._engine.backward(loss * self._place.ranks, scale_wrt_gas=False)
 
@@ -82,9 +80,6 @@ class ZeroEngine:
             group["lr"] = learning_rate
         norm = self._update()
         self.steps = self.steps.after(math.isfinite(norm))
-        losses, self._losses = self._losses, []
-        if self.steps.in_a_row > self._role.optimizer.max_skipped_steps:
-            raise not_finite(norm, float(sum(losses)), self.steps.in_a_row)
         if self._average is not None and math.isfinite(norm):
             self._average.add(self._masters.flat(), self.steps.taken)
         return norm

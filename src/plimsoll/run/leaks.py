@@ -53,8 +53,7 @@ class Leak:
         return (
             f"{self.process} holds {gigabytes_text(self.rate)} more {kind} memory with every step, "
             f"most likely from {self.phase}: a leak; about {counted(self.steps_left, 'step')} "
-            "until the "
-            "memory is full"
+            "until the memory is full"
         )
 
 
