@@ -30,7 +30,7 @@ from plimsoll.run.rows import read_rows
 MARK = "PLIMSOLL_TEST_RUN"
 """The environment variable by which all processes of a run are found, whoever their parent is."""
 
-_PATIENCE = 240.0
+_PATIENCE = 600.0
 """Seconds that anything may take: a bound on hanging, on a machine that others use too."""
 
 _CLOCKED = re.compile(r"seconds/|memory_bytes/|tokens_per_second")

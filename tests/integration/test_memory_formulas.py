@@ -186,6 +186,13 @@ def test_entropy_and_temperature_at_the_head(path: str) -> None:
     assert abs(found.error) < WITHIN, found
 
 
+@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "google/gemma-2-2b"])
+def test_imitating_tokens_whose_gradients_are_made_with_their_logits(path: str) -> None:
+    model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True)
+    found = trace_form(TraceForm(model, None, "policy", trained=True, imitates=True), WORK)
+    assert abs(found.error) < WITHIN, found
+
+
 def test_weights_and_gradients_are_those_of_the_whole_model() -> None:
     found = trace_form(_form("meta-llama/Llama-2-7b-hf"), WORK)
     assert found.traced.weights == found.traced.gradients == 2 * 6_738_415_616

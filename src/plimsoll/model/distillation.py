@@ -124,12 +124,8 @@ class _Distilled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         found: HeadGradients = ctx.gradients
-        del ctx.gradients  # they are scaled in place, so they serve once
-        of = (found.hidden_L_H, found.weight_VH, found.bias_V)
-        scaled = (None if g is None else g.mul_(grad_loss.to(g.dtype)) for g in of)
-        hidden, weight, bias = scaled
-        hidden = None if hidden is None else hidden[: ctx.learned]
-        return (hidden, weight, bias, None, None, None, None, None)
+        del ctx.gradients
+        return (*found.times(grad_loss, ctx.learned), None, None, None, None, None)
 
 
 def _compare(

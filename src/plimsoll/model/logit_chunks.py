@@ -79,6 +79,13 @@ def blocks(start: int, logits_CV: Tensor, rows: int) -> Iterator[tuple[slice, Te
         start += len(block_NV)
 
 
+def grad_of_logprobs(logp_NV: Tensor, targets_N: Tensor, grad_logprobs_N: Tensor) -> Tensor:
+    """d loss / dz of a block, where the loss depends on log-probabilities of targets alone; in
+    place. With p = softmax(z), d log p_target / dz_j = [j = target] - p_j."""
+    grad_NV = logp_NV.exp_().mul_(-grad_logprobs_N[:, None])
+    return grad_NV.scatter_add_(1, targets_N[:, None], grad_logprobs_N[:, None])
+
+
 @dataclass(frozen=True)
 class HeadGradients:
     """Of hidden states and head, added up chunk by chunk; None for what is frozen.
@@ -116,3 +123,12 @@ class HeadGradients:
             self.weight_VH.addmm_(grad_CV.T, hidden_L_H[chunk])
         if self.bias_V is not None:
             self.bias_V.add_(grad_CV.sum(0, dtype=torch.float32))
+
+    def times(self, factor: Tensor, learned: int) -> tuple[Tensor | None, ...]:
+        """Of the first `learned` rows, of weight and bias: scaled in place, so it serves once.
+
+        factor: a scalar, such as 1, that the dtype of the weights can hold.
+        """
+        hidden = None if self.hidden_L_H is None else self.hidden_L_H[:learned]
+        of = (hidden, self.weight_VH, self.bias_V)
+        return tuple(None if g is None else g.mul_(factor.to(g.dtype)) for g in of)

@@ -30,6 +30,7 @@ from plimsoll.model.noise import EmbeddingNoise, noisy
 from plimsoll.model.rows import filled
 from plimsoll.model.sending import sent
 from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
+from plimsoll.model.token_nll import Imitation, token_nll
 from plimsoll.records import Pack
 from plimsoll.run.files import whole_directory
 
@@ -96,28 +97,20 @@ class TokenLogprobHead(nn.Module):
         hidden_L_H: Tensor,
         targets_L: Tensor,
         with_entropy: bool,
-        lesson: Lesson | None = None,
-    ) -> TokenLogprobs | Distilled:
-        if lesson is not None:
-            return distil(
-                hidden_L_H,
-                self.weight,
-                targets_L,
-                lesson,
-                bias_V=self.bias,
-                chunk=self.form.chunk,
-                form=self.form.logits,
-            )
-        return token_logprobs(
-            hidden_L_H,
-            self.weight,
-            targets_L,
-            bias_V=self.bias,
-            chunk=self.form.chunk,
-            scale=self.form.logits.scale / self.form.temperature,
-            softcap=self.form.logits.softcap,
-            with_entropy=with_entropy,
-        )
+        lesson: Lesson | Imitation | None,
+    ) -> TokenLogprobs | Distilled | Tensor:
+        where = (hidden_L_H, self.weight, targets_L)
+        form, chunk, bias_V = self.form.logits, self.form.chunk, self.bias
+        match lesson:
+            case Lesson():
+                return distil(*where, lesson, bias_V=bias_V, chunk=chunk, form=form)
+            case Imitation():
+                return token_nll(*where, lesson.tokens, bias_V=bias_V, chunk=chunk, form=form)
+            case None:
+                form = replace(form, scale=form.scale / self.form.temperature)
+                return token_logprobs(
+                    *where, bias_V=bias_V, chunk=chunk, form=form, with_entropy=with_entropy
+                )
 
 
 class PolicyModel(nn.Module):
@@ -137,15 +130,16 @@ class PolicyModel(nn.Module):
         pack: PackTensors,
         with_entropy: bool = False,
         noise: EmbeddingNoise | None = None,
-        lesson: Lesson | None = None,
-    ) -> TokenLogprobs | Distilled:
+        lesson: Lesson | Imitation | None = None,
+    ) -> TokenLogprobs | Distilled | Tensor:
         """Log-probabilities (and entropies) of targets_L in fp32, at the sampling temperature; or
-        how far the model is from its lesson."""
+        how far the model, at temperature 1, is from its lesson."""
         head = self.lm.get_output_embeddings()
         with noisy(self.lm.get_input_embeddings(), noise):
             states_L_H = predictor_states(self.lm, pack)
-        result: TokenLogprobs | Distilled = head(states_L_H, pack.targets_L, with_entropy, lesson)
-        return result
+        found: TokenLogprobs | Distilled | Tensor
+        found = head(states_L_H, pack.targets_L, with_entropy, lesson)
+        return found
 
     @contextmanager
     def at_temperature_one(self) -> Iterator[None]:

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from plimsoll.model.logit_chunks import HeadGradients, LogitForm, blocks, logit_chunks
+from plimsoll.model.logit_chunks import (
+    HeadGradients,
+    LogitForm,
+    blocks,
+    grad_of_logprobs,
+    logit_chunks,
+)
 from plimsoll.model.rows import filled
 
 
@@ -38,27 +44,21 @@ def token_logprobs(
     *,
     bias_V: Tensor | None = None,
     chunk: int,
-    scale: float = 1.0,
-    softcap: float | None = None,
+    form: LogitForm,
     with_entropy: bool,
 ) -> TokenLogprobs:
-    """log softmax(scale * cap(hidden @ weight.T + bias))[target], and the entropy, in fp32.
+    """log softmax(form of hidden @ weight.T + bias)[target], and the entropy, in fp32.
 
     hidden_L_H: the hidden states that predict, shape [L, H]; L may be 0, and then the gradients
         are zeros, not None, because every rank must give ZeRO a gradient.
     weight_VH, bias_V: the head, in the dtype of hidden_L_H.
     targets_L: token ids, int64, in [0, V).
     chunk: rows of logits that exist at once.
-    scale: 1 / temperature, times the model's own factor if it has one.
-    softcap: cap * tanh(logits / cap), before the scale: Gemma 2
-        (https://arxiv.org/abs/2408.00118, section 2) caps in the model, and samplers divide by
-        the temperature afterwards.
     with_entropy: also give the entropy.
 
     Differentiable once, for hidden, weight and bias, through log-probabilities and entropy.
     """
     assert chunk >= 1 and hidden_L_H.ndim == 2 and targets_L.shape == hidden_L_H.shape[:1]
-    form = LogitForm(scale, softcap)
     return TokenLogprobs(
         *_TokenLogprobs.apply(hidden_L_H, weight_VH, bias_V, targets_L, chunk, form, with_entropy)
     )
@@ -133,11 +133,11 @@ def _grad_logits(
     capped_NV = form.cap(logits_NV)
     logp_NV = form.log_softmax(capped_NV)
     if entropy is None:
-        grad_NV = logp_NV.exp_().mul_(-grad_logprobs_N[:, None])
+        grad_NV = grad_of_logprobs(logp_NV, targets_N, grad_logprobs_N)
     else:
         entropy_N, grad_entropy_N = entropy
         grad_NV = logp_NV.exp()
         logp_NV.add_(entropy_N[:, None]).mul_(grad_entropy_N[:, None])
         grad_NV.mul_(logp_NV.add_(grad_logprobs_N[:, None]).neg_())
-    grad_NV.scatter_add_(1, targets_N[:, None], grad_logprobs_N[:, None])
+        grad_NV.scatter_add_(1, targets_N[:, None], grad_logprobs_N[:, None])
     return form.backward(grad_NV, capped_NV)

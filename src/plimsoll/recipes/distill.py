@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from plimsoll.algorithm.choice import divergence
-from plimsoll.algorithm.nll import perplexity
+from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.config.jobs import DistillConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from plimsoll.algorithm.choice import preference_loss, reward_loss, unpaired_loss
-from plimsoll.algorithm.nll import perplexity
+from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.algorithm.unpaired import kl_baseline
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster

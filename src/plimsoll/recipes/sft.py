@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from plimsoll.algorithm.nll import perplexity
+from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.config.jobs import SftConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack

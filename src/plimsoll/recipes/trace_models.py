@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.jobs import JobConfig, RlJobConfig
+from plimsoll.config.jobs import JobConfig, RlJobConfig, SftConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.roles import RoleName, frozen_roles, role_ranks, trained_roles
 from plimsoll.errors import ConfigError
@@ -37,6 +37,7 @@ from plimsoll.model.checks import logit_softcap
 from plimsoll.model.layers import prepare_layers
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
+from plimsoll.model.token_nll import Imitation
 from plimsoll.model.value import ValueModel
 
 _HEAD_ROWS = 256  # the head works row by row; more of them would only make the trace longer
@@ -62,7 +63,8 @@ class TracedRole:
 
 @dataclass(frozen=True)
 class TraceForm:
-    """What of a role is traced. entropy, temperature: of a policy's head."""
+    """What of a role is traced. entropy, temperature: of a policy's head. imitates: it learns the
+    likelihood of tokens, not by their log-probs."""
 
     model: ModelConfig
     adapter: AdapterConfig | None
@@ -70,6 +72,7 @@ class TraceForm:
     trained: bool
     entropy: bool = False
     temperature: float = 1.0
+    imitates: bool = False
 
 
 def trace_activations(config: JobConfig, role: RoleName) -> TracedRole:
@@ -109,10 +112,12 @@ def _hf_config(path: str) -> PreTrainedConfig:
 
 
 def _forms(config: JobConfig) -> dict[RoleName, TraceForm]:
-    policy = isinstance(config, RlJobConfig)
+    policy, imitates = isinstance(config, RlJobConfig), isinstance(config, SftConfig)
     temperature = config.rollout.sampling.temperature if isinstance(config, RlJobConfig) else 1.0
     trained = {
-        name: TraceForm(role.model, role.adapter, head_of(config, name), True, policy, temperature)
+        name: TraceForm(
+            role.model, role.adapter, head_of(config, name), True, policy, temperature, imitates
+        )
         for name, role in trained_roles(config).items()
     }
     frozen = {
@@ -226,6 +231,9 @@ class MicroBatchStep:
         if isinstance(self.module, ValueModel):
             values_L: Tensor = self.module(pack)
             return values_L.sum()
+        if self.form.imitates:
+            mean: Tensor = self.module(pack, lesson=Imitation(self.work.learned))
+            return mean
         outputs: list[Tensor | None] = self.module(pack, self.form.entropy)
         return torch.stack([each.sum() for each in outputs if each is not None]).sum()
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, ValueLossInputs
-from plimsoll.algorithm.nll import nll
 from plimsoll.algorithm.policy_loss.clip import loss as clip_loss
 from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs, policy_objective
 from plimsoll.algorithm.value_loss import value_loss
@@ -72,16 +71,6 @@ def test_metrics_carry_no_gradient() -> None:
     assert not any(metric.requires_grad for metric in output.metrics.values())
 
 
-def test_nll_by_hand() -> None:
-    logprobs_L = torch.tensor([-1.0, -3.0], dtype=torch.float64, requires_grad=True)
-    output = nll(logprobs_L, BatchCounts(tokens=5, sequences=1))
-    output.loss.backward()
-    assert output.loss.item() == pytest.approx(0.8)
-    assert output.metrics["nll"].item() == pytest.approx(0.8)
-    assert logprobs_L.grad is not None
-    assert logprobs_L.grad.tolist() == pytest.approx([-0.2, -0.2])
-
-
 def test_gradcheck_of_the_objective() -> None:
     old_L = torch.tensor([-1.1, -2.05], dtype=torch.float64)
     reference_L = torch.tensor([-1.5, -1.0], dtype=torch.float64)
@@ -110,10 +99,6 @@ def _value(columns_4L: Tensor, cu_learned: Tensor, counts: BatchCounts) -> LossO
     return value_loss(ValueLossInputs(values_L, old_L, returns_L, counts), clip=0.2)
 
 
-def _nll(columns_4L: Tensor, cu_learned: Tensor, counts: BatchCounts) -> LossOutput:
-    return nll(columns_4L[0], counts)
-
-
 def added(loss: Loss, columns_4L: Tensor, lengths: list[int], cuts: list[int]) -> list[Tensor]:
     """The sum of gradients, losses and metrics over the micro-batches between the cuts."""
     leaf_4L = columns_4L.clone().requires_grad_()
@@ -132,7 +117,7 @@ def added(loss: Loss, columns_4L: Tensor, lengths: list[int], cuts: list[int]) -
     return [leaf_4L.grad, torch.stack([o.loss.detach() for o in outputs]).sum(), *metrics]
 
 
-@pytest.mark.parametrize("loss", [_objective, _value, _nll])
+@pytest.mark.parametrize("loss", [_objective, _value])
 @given(data=st.data())
 def test_any_split_into_micro_batches_adds_up_to_the_whole(loss: Loss, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=6).filter(any))

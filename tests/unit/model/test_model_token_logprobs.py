@@ -1,11 +1,10 @@
-"""token_logprobs against the plain full-logits computation, by hand, and in its memory."""
+"""token_logprobs and token_nll against the plain full-logits computation, by hand, in memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -14,10 +13,12 @@ from hypothesis import strategies as st
 from live_bytes import LiveBytes
 from torch import Tensor
 
-from plimsoll.model.logit_chunks import BLOCK_ELEMENTS_CPU
+from plimsoll.model.logit_chunks import BLOCK_ELEMENTS_CPU, LogitForm
 from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
+from plimsoll.model.token_nll import token_nll
 
 torch.set_num_threads(1)
+PLAIN = LogitForm()
 
 
 @dataclass(frozen=True)
@@ -45,26 +46,33 @@ def make_head(
     return Head(leaf(rows, width), leaf(vocab, width), leaf(vocab) if bias else None, targets)
 
 
-def full(head: Head, scale: float = 1.0, softcap: float | None = None) -> TokenLogprobs:
+def full(head: Head, form: LogitForm = PLAIN) -> TokenLogprobs:
     """The definition, with all logits."""
     logits = torch.nn.functional.linear(head.hidden, head.weight, head.bias).float()
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    logp = torch.log_softmax(logits * scale, dim=1)
+    if form.softcap is not None:
+        logits = form.softcap * torch.tanh(logits / form.softcap)
+    logp = torch.log_softmax(logits * form.scale, dim=1)
     picked = logp.gather(1, head.targets[:, None])[:, 0]
     return TokenLogprobs(picked, -(logp.exp() * logp).sum(1))
 
 
-def chunked(head: Head, chunk: int, with_entropy: bool = True, **form: Any) -> TokenLogprobs:
+def chunked(
+    head: Head, chunk: int, with_entropy: bool = True, form: LogitForm = PLAIN
+) -> TokenLogprobs:
     return token_logprobs(
         head.hidden,
         head.weight,
         head.targets,
         bias_V=head.bias,
         chunk=chunk,
+        form=form,
         with_entropy=with_entropy,
-        **form,
     )
+
+
+def nll(head: Head, chunk: int, tokens: int, form: LogitForm = PLAIN) -> Tensor:
+    inputs = (head.hidden, head.weight, head.targets, tokens)
+    return token_nll(*inputs, bias_V=head.bias, chunk=chunk, form=form)
 
 
 def weighted(result: TokenLogprobs) -> Tensor:
@@ -82,7 +90,8 @@ def test_hand_computed_logprob_and_entropy() -> None:
     # logits ln 2, 0, 0: probabilities 1/2, 1/4, 1/4; entropy 1.5 ln 2.
     hidden = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     weight = torch.tensor([[math.log(2), 0.0], [0.0, 1.0], [0.0, -1.0]])
-    result = token_logprobs(hidden, weight, torch.tensor([0, 2]), chunk=1, with_entropy=True)
+    targets = torch.tensor([0, 2])
+    result = token_logprobs(hidden, weight, targets, chunk=1, form=PLAIN, with_entropy=True)
     assert result.entropy_L is not None
     assert result.logprobs_L.tolist() == pytest.approx([-math.log(2), -math.log(4)])
     assert result.entropy_L.tolist() == pytest.approx([1.5 * math.log(2)] * 2)
@@ -92,7 +101,7 @@ def test_temperature_two_halves_the_logits_by_hand() -> None:
     hidden = torch.tensor([[1.0]])
     weight = torch.tensor([[2 * math.log(3)], [0.0]])
     result = token_logprobs(
-        hidden, weight, torch.tensor([0]), chunk=4, scale=0.5, with_entropy=False
+        hidden, weight, torch.tensor([0]), chunk=4, form=LogitForm(0.5), with_entropy=False
     )
     assert result.logprobs_L.item() == pytest.approx(math.log(3 / 4))
     assert result.entropy_L is None
@@ -120,8 +129,8 @@ def test_equals_the_full_computation(
     entropy: bool,
 ) -> None:
     head = make_head(rows, width, vocab, bias)
-    ours = chunked(head, chunk, with_entropy=entropy, scale=scale, softcap=softcap)
-    plain = full(head, scale, softcap)
+    form = LogitForm(scale, softcap)
+    ours, plain = chunked(head, chunk, entropy, form), full(head, form)
     expected = plain if entropy else TokenLogprobs(plain.logprobs_L, None)
     torch.testing.assert_close(ours.logprobs_L, plain.logprobs_L, rtol=1e-5, atol=1e-5)
     if entropy:
@@ -129,6 +138,43 @@ def test_equals_the_full_computation(
     pairs = zip(gradients(weighted(ours), head), gradients(weighted(expected), head), strict=True)
     for got, want in pairs:
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    mean, expected_mean = nll(head, chunk, 10, form), -full(head, form).logprobs_L.sum() / 10
+    torch.testing.assert_close(mean, expected_mean, rtol=1e-5, atol=1e-5)
+    # twice the loss, because backward passes scale
+    pairs = zip(gradients(2 * mean, head), gradients(2 * expected_mean, head), strict=True)
+    for got, want in pairs:
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_nll_and_its_gradient_by_hand() -> None:
+    # probabilities 1/2, 1/4, 1/4 of logits ln 2, 0, 0; one of two learned tokens is here
+    hidden = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    weight = torch.tensor([[math.log(2), 0.0], [0.0, 1.0], [0.0, -1.0]], requires_grad=True)
+    mean = token_nll(hidden, weight, torch.tensor([1]), 2, chunk=1, form=PLAIN)
+    mean.backward()
+    assert mean.item() == pytest.approx(math.log(4) / 2)
+    assert hidden.grad is not None and weight.grad is not None
+    # half of p - [target], times weight; and times hidden
+    assert hidden.grad[0].tolist() == pytest.approx([math.log(2) / 4, -3 / 8 - 1 / 8])
+    assert weight.grad[:, 0].tolist() == pytest.approx([1 / 4, -3 / 8, 1 / 8])
+    assert not weight.grad[:, 1].any()
+
+
+def test_nll_without_gradients_makes_none() -> None:
+    head = make_head(rows=5, width=4, vocab=11)
+    with torch.no_grad():
+        mean = nll(head, 2, 5)
+    assert not mean.requires_grad
+    assert mean.item() == nll(head, 2, 5).item()
+
+
+def test_nll_of_a_frozen_head_gives_hidden_states_their_gradient() -> None:
+    head = make_head(rows=3, width=4, vocab=7)
+    (expected, _) = gradients(nll(head, 2, 3), head)
+    head.weight.requires_grad_(False)
+    nll(head, 2, 3).backward()
+    assert head.weight.grad is None and head.hidden.grad is not None
+    assert torch.equal(head.hidden.grad, expected)
 
 
 def test_rows_of_a_large_vocabulary_go_one_at_a_time() -> None:
@@ -159,6 +205,8 @@ def test_no_rows_give_zero_gradients_not_none() -> None:
     for leaf in head.leaves():
         assert leaf.grad is not None and leaf.grad.shape == leaf.shape
         assert not leaf.grad.any()
+    assert nll(head, 3, 5).item() == 0
+    assert not any(g.any() for g in gradients(nll(head, 3, 5), head))
 
 
 def test_bfloat16_computes_the_softmax_in_fp32() -> None:
@@ -174,6 +222,14 @@ def test_bfloat16_computes_the_softmax_in_fp32() -> None:
         torch.testing.assert_close(got, want, rtol=0.02, atol=0.06)
 
 
+def test_nll_in_bfloat16_is_what_the_log_probs_give_to_the_bit() -> None:
+    head = make_head(rows=16, width=8, vocab=64, dtype=torch.bfloat16)
+    mean = -chunked(head, 5, with_entropy=False).logprobs_L.sum() / 16
+    assert nll(head, 5, 16).item() == mean.item()
+    pairs = zip(gradients(nll(head, 5, 16), head), gradients(mean, head), strict=True)
+    assert all(torch.equal(got, want) for got, want in pairs)
+
+
 def test_a_frozen_weight_gets_no_gradient() -> None:
     head = make_head(rows=3, width=4, vocab=7)
     head.weight.requires_grad_(False)
@@ -181,11 +237,11 @@ def test_a_frozen_weight_gets_no_gradient() -> None:
     assert head.weight.grad is None and head.hidden.grad is not None
 
 
-def peak_bytes(head: Head, compute: Callable[[], TokenLogprobs]) -> int:
+def peak_bytes(head: Head, compute: Callable[[], Tensor]) -> int:
     """Most bytes alive at once in forward and backward, beyond the head's own tensors."""
     tracker = LiveBytes()
     with tracker:
-        gradients(weighted(compute()), head)
+        gradients(compute(), head)
     return tracker.peak
 
 
@@ -199,8 +255,8 @@ def test_holds_no_more_than_one_chunk_of_logits(dtype: torch.dtype) -> None:
     scratch = 6 * BLOCK_ELEMENTS_CPU * 4 + 16 * rows * 4
     bound = one_chunk + own_gradients + scratch
     assert bound < 1.8 * one_chunk + own_gradients  # so two chunks would not pass
-    ours = peak_bytes(head, lambda: chunked(head, chunk))
-    assert one_chunk <= ours <= bound
-    assert peak_bytes(head, lambda: full(head)) > rows * vocab * 4 > bound
+    for ours in (lambda: weighted(chunked(head, chunk)), lambda: nll(head, chunk, rows)):
+        assert one_chunk <= peak_bytes(head, ours) <= bound
+    assert peak_bytes(head, lambda: weighted(full(head))) > rows * vocab * 4 > bound
     few = make_head(chunk // 2, width, vocab, dtype=dtype)
-    assert peak_bytes(few, lambda: chunked(few, chunk)) <= bound - one_chunk // 2
+    assert peak_bytes(few, lambda: weighted(chunked(few, chunk))) <= bound - one_chunk // 2

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from plimsoll.algorithm.inputs import LossOutput
-from plimsoll.algorithm.nll import nll
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.model.policy import PackTensors
+from plimsoll.model.token_nll import Imitation
 from plimsoll.records import BatchCounts
 
 
@@ -19,4 +21,5 @@ class NllObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: EmbeddingNoise | None, counts: BatchCounts
     ) -> LossOutput:
-        return nll(engine.forward(pack, noise=stream)[0], counts)
+        loss: Tensor = engine.forward(pack, noise=stream, lesson=Imitation(counts.tokens))
+        return LossOutput(loss, {"nll": loss.detach()})
