@@ -25,7 +25,7 @@ HIDDEN, VOCABULARY, CHUNK, ROUNDS = 512, 8192, 1024, 5
 def chunked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """The head of the project, for any loss."""
     form = LogitForm()
-    found = token_logprobs(hidden, weight, targets, chunk=CHUNK, form=form, with_entropy=False)
+    found = token_logprobs(hidden, weight, targets, chunk=CHUNK, form=form)
     return found.logprobs_L.sum()
 
 

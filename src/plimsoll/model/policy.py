@@ -29,7 +29,7 @@ from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
 from plimsoll.model.rows import filled
 from plimsoll.model.sending import sent
-from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
+from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs
 from plimsoll.model.token_nll import Imitation, token_nll
 from plimsoll.records import Pack
 from plimsoll.run.files import whole_directory
@@ -96,7 +96,7 @@ class TokenLogprobHead(nn.Module):
         self,
         hidden_L_H: Tensor,
         targets_L: Tensor,
-        with_entropy: bool,
+        entropy: Entropy,
         lesson: Lesson | Imitation | None,
     ) -> TokenLogprobs | Distilled | Tensor:
         where = (hidden_L_H, self.weight, targets_L)
@@ -109,7 +109,7 @@ class TokenLogprobHead(nn.Module):
             case None:
                 form = replace(form, scale=form.scale / self.form.temperature)
                 return token_logprobs(
-                    *where, bias_V=bias_V, chunk=chunk, form=form, with_entropy=with_entropy
+                    *where, bias_V=bias_V, chunk=chunk, form=form, entropy=entropy
                 )
 
 
@@ -128,7 +128,7 @@ class PolicyModel(nn.Module):
     def forward(
         self,
         pack: PackTensors,
-        with_entropy: bool = False,
+        entropy: Entropy = "none",
         noise: EmbeddingNoise | None = None,
         lesson: Lesson | Imitation | None = None,
     ) -> TokenLogprobs | Distilled | Tensor:
@@ -138,7 +138,7 @@ class PolicyModel(nn.Module):
         with noisy(self.lm.get_input_embeddings(), noise):
             states_L_H = predictor_states(self.lm, pack)
         found: TokenLogprobs | Distilled | Tensor
-        found = head(states_L_H, pack.targets_L, with_entropy, lesson)
+        found = head(states_L_H, pack.targets_L, entropy, lesson)
         return found
 
     @contextmanager

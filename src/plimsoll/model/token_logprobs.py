@@ -1,15 +1,19 @@
 """Log-probabilities of given tokens from hidden states, never holding the whole logits.
 
 The logits of `chunk` rows exist at once, in the dtype of the weights; the softmax is computed
-from them in fp32, a few rows at a time. The backward pass computes each chunk's logits again: the
-gradient of the weights cannot be prepared in the forward pass, because in policy optimisation
-a token's loss weight depends on its log-probability. So the head costs chunk * vocabulary * 2
-bytes in bfloat16, instead of about 16 bytes for every token * vocabulary.
+from them in fp32, a few rows at a time. So the head costs chunk * vocabulary * 2 bytes in
+bfloat16, instead of about 16 bytes for every token * vocabulary.
+
+A head that learns: the backward pass computes each chunk's logits again, because in policy
+optimisation what a token weighs in the gradient of the head depends on its log-probability. That
+takes 4 products with the head. A frozen head: each token has a hidden state of its own, whose
+gradient is made in the forward pass, where the logits are, and scaled in the backward pass. That
+takes 2 products, not 3.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +27,9 @@ from plimsoll.model.logit_chunks import (
     logit_chunks,
 )
 from plimsoll.model.rows import filled
+
+Entropy = Literal["none", "metric", "loss"]
+"""Whether the entropy is computed, and whether a gradient flows back through it."""
 
 
 class TokenLogprobs(NamedTuple):
@@ -45,7 +52,7 @@ def token_logprobs(
     bias_V: Tensor | None = None,
     chunk: int,
     form: LogitForm,
-    with_entropy: bool,
+    entropy: Entropy = "none",
 ) -> TokenLogprobs:
     """log softmax(form of hidden @ weight.T + bias)[target], and the entropy, in fp32.
 
@@ -54,17 +61,49 @@ def token_logprobs(
     weight_VH, bias_V: the head, in the dtype of hidden_L_H.
     targets_L: token ids, int64, in [0, V).
     chunk: rows of logits that exist at once.
-    with_entropy: also give the entropy.
 
-    Differentiable once, for hidden, weight and bias, through log-probabilities and entropy.
+    Differentiable once, for hidden, weight and bias, through log-probabilities, and through the
+    entropy if it is part of the loss.
     """
     assert chunk >= 1 and hidden_L_H.ndim == 2 and targets_L.shape == hidden_L_H.shape[:1]
-    return TokenLogprobs(
-        *_TokenLogprobs.apply(hidden_L_H, weight_VH, bias_V, targets_L, chunk, form, with_entropy)
-    )
+    learns = weight_VH.requires_grad or (bias_V is not None and bias_V.requires_grad)
+    ahead = hidden_L_H.requires_grad and torch.is_grad_enabled()
+    way = _FrozenHead if ahead and not learns and entropy != "loss" else _LearningHead
+    inputs = (hidden_L_H, weight_VH, bias_V, targets_L, chunk, form, entropy)
+    return TokenLogprobs(*way.apply(*inputs))
 
 
-class _TokenLogprobs(torch.autograd.Function):
+def differentiate(
+    of: tuple[Tensor, Tensor, Tensor | None, Tensor],
+    into: TokenLogprobs,
+    grad_logprobs_L: Tensor,
+    chunk: int,
+    form: LogitForm,
+    wanted: tuple[bool, bool, bool],
+) -> HeadGradients:
+    """Log-probabilities, and gradients of a loss that is linear in them, from the same logits.
+
+    of: hidden_L_H, weight_VH, bias_V and targets_L, as for `token_logprobs`. into: filled here.
+    grad_logprobs_L: of the loss. wanted: of hidden, weight, bias.
+    """
+    hidden_L_H, weight_VH, bias_V, targets_L = of
+    learned, hidden_L_H = len(hidden_L_H), filled(hidden_L_H)
+    gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
+    for start, chunk_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, chunk):
+        for rows, block_NV in blocks(start, chunk_CV, learned):
+            capped_NV = form.cap(block_NV.float())
+            logp_NV = form.log_softmax(capped_NV)
+            _read(logp_NV, rows, targets_L, into)
+            # The gradient takes the place of the logits: still one chunk.
+            grad_NV = grad_of_logprobs(logp_NV, targets_L[rows], grad_logprobs_L[rows])
+            block_NV.copy_(form.backward(grad_NV, capped_NV))
+        gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
+    return gradients
+
+
+class _FrozenHead(torch.autograd.Function):
+    """Gradients of hidden states alone, made in the forward pass."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -74,16 +113,54 @@ class _TokenLogprobs(torch.autograd.Function):
         targets_L: Tensor,
         chunk: int,
         form: LogitForm,
-        with_entropy: bool,
+        entropy: Entropy,
     ) -> tuple[Tensor, Tensor | None]:
         logprobs_L = torch.empty_like(targets_L, dtype=torch.float32)
-        entropy_L = torch.empty_like(logprobs_L) if with_entropy else None
+        entropy_L = None if entropy == "none" else torch.empty_like(logprobs_L)
+        gradients = differentiate(
+            (hidden_L_H, weight_VH, bias_V, targets_L),
+            TokenLogprobs(logprobs_L, entropy_L),
+            torch.ones_like(logprobs_L),
+            chunk,
+            form,
+            (True, False, False),
+        )
+        assert gradients.hidden_L_H is not None
+        ctx.unscaled_L_H = gradients.hidden_L_H[: len(hidden_L_H)]
+        if entropy_L is not None:
+            ctx.mark_non_differentiable(entropy_L)
+        return logprobs_L, entropy_L
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs_L: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        scaled_L_H = ctx.unscaled_L_H.mul_(grad_logprobs_L[:, None])
+        del ctx.unscaled_L_H  # scaled in place, so it serves once
+        return scaled_L_H, None, None, None, None, None, None
+
+
+class _LearningHead(torch.autograd.Function):
+    """Logits computed again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_L_H: Tensor,
+        weight_VH: Tensor,
+        bias_V: Tensor | None,
+        targets_L: Tensor,
+        chunk: int,
+        form: LogitForm,
+        entropy: Entropy,
+    ) -> tuple[Tensor, Tensor | None]:
+        logprobs_L = torch.empty_like(targets_L, dtype=torch.float32)
+        entropy_L = None if entropy == "none" else torch.empty_like(logprobs_L)
         for start, logits_CV in logit_chunks(filled(hidden_L_H), weight_VH, bias_V, chunk):
             for rows, logits_NV in blocks(start, logits_CV, len(targets_L)):
                 logp_NV = form.log_softmax(form.cap(logits_NV.float()))
-                logprobs_L[rows] = logp_NV.gather(1, targets_L[rows, None])[:, 0]
-                if entropy_L is not None:
-                    entropy_L[rows] = -(logp_NV.exp().mul_(logp_NV)).sum(1)
+                _read(logp_NV, rows, targets_L, TokenLogprobs(logprobs_L, entropy_L))
+        if entropy == "metric":
+            ctx.mark_non_differentiable(entropy_L)
         ctx.chunk, ctx.form = chunk, form
         ctx.set_materialize_grads(False)
         # The parameter itself, not a copy: ZeRO-3 fills it again before the backward pass.
@@ -116,6 +193,18 @@ class _TokenLogprobs(torch.autograd.Function):
         bias = None if gradients.bias_V is None else gradients.bias_V.to(bias_V.dtype)
         hidden = None if gradients.hidden_L_H is None else gradients.hidden_L_H[:learned]
         return hidden, gradients.weight_VH, bias, None, None, None, None
+
+
+def _read(
+    logp_NV: Tensor,
+    rows: slice,
+    targets_L: Tensor,
+    into: TokenLogprobs,
+) -> None:
+    """Take a block's log-probabilities, and entropies, out of its log-softmax."""
+    into.logprobs_L[rows] = logp_NV.gather(1, targets_L[rows, None])[:, 0]
+    if into.entropy_L is not None:
+        into.entropy_L[rows] = -(logp_NV.exp().mul_(logp_NV)).sum(1)
 
 
 def _grad_logits(

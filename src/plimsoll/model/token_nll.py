@@ -14,14 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from plimsoll.model.logit_chunks import (
-    HeadGradients,
-    LogitForm,
-    blocks,
-    grad_of_logprobs,
-    logit_chunks,
-)
-from plimsoll.model.rows import filled
+from plimsoll.model.logit_chunks import HeadGradients, LogitForm
+from plimsoll.model.token_logprobs import TokenLogprobs, differentiate, token_logprobs
 
 
 @dataclass(frozen=True)
@@ -49,8 +43,12 @@ def token_nll(
     Differentiable once, for hidden, weight and bias.
     """
     assert chunk >= 1 and tokens > 0 and len(hidden_L_H) == len(targets_L)
-    learning = torch.is_grad_enabled()
-    inputs = (hidden_L_H, weight_VH, bias_V, targets_L, tokens, chunk, form, learning)
+    if not torch.is_grad_enabled():
+        found = token_logprobs(
+            hidden_L_H, weight_VH, targets_L, bias_V=bias_V, chunk=chunk, form=form
+        )
+        return -found.logprobs_L.sum() / tokens
+    inputs = (hidden_L_H, weight_VH, bias_V, targets_L, tokens, chunk, form)
     loss: Tensor = _TokenNll.apply(*inputs)
     return loss
 
@@ -66,23 +64,17 @@ class _TokenNll(torch.autograd.Function):
         tokens: int,
         chunk: int,
         form: LogitForm,
-        learning: bool,
     ) -> Tensor:
-        learned, hidden_L_H = len(hidden_L_H), filled(hidden_L_H)
-        wanted = ctx.needs_input_grad[:3] if learning else (False, False, False)
-        gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
         logprobs_L = torch.empty_like(targets_L, dtype=torch.float32)
-        grad_logprobs_L = torch.full_like(logprobs_L, -1 / tokens)
-        for start, chunk_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, chunk):
-            for rows, block_NV in blocks(start, chunk_CV, learned):
-                capped_NV = form.cap(block_NV.float())
-                logp_NV = form.log_softmax(capped_NV)
-                logprobs_L[rows] = logp_NV.gather(1, targets_L[rows, None])[:, 0]
-                if learning:  # the gradient takes the place of the logits: still one chunk
-                    grad_NV = grad_of_logprobs(logp_NV, targets_L[rows], grad_logprobs_L[rows])
-                    block_NV.copy_(form.backward(grad_NV, capped_NV))
-            gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
-        ctx.gradients, ctx.learned = gradients, learned
+        ctx.gradients = differentiate(
+            (hidden_L_H, weight_VH, bias_V, targets_L),
+            TokenLogprobs(logprobs_L, None),
+            torch.full_like(logprobs_L, -1 / tokens),
+            chunk,
+            form,
+            ctx.needs_input_grad[:3],
+        )
+        ctx.learned = len(hidden_L_H)
         return -logprobs_L.sum() / tokens
 
     @staticmethod
@@ -90,4 +82,4 @@ class _TokenNll(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         found: HeadGradients = ctx.gradients
         del ctx.gradients
-        return (*found.times(grad_loss, ctx.learned), None, None, None, None, None)
+        return (*found.times(grad_loss, ctx.learned), None, None, None, None)

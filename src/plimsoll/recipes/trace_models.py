@@ -37,6 +37,7 @@ from plimsoll.model.checks import logit_softcap
 from plimsoll.model.layers import prepare_layers
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
+from plimsoll.model.token_logprobs import Entropy
 from plimsoll.model.token_nll import Imitation
 from plimsoll.model.value import ValueModel
 
@@ -234,7 +235,8 @@ class MicroBatchStep:
         if self.form.imitates:
             mean: Tensor = self.module(pack, lesson=Imitation(self.work.learned))
             return mean
-        outputs: list[Tensor | None] = self.module(pack, self.form.entropy)
+        entropy: Entropy = "loss" if self.form.entropy else "none"
+        outputs: list[Tensor | None] = self.module(pack, entropy)
         return torch.stack([each.sum() for each in outputs if each is not None]).sum()
 
     def _pack(self) -> PackTensors:

@@ -98,7 +98,7 @@ def together(
 ) -> Outcome:
     """All sequences in one pack, through PolicyModel."""
     model = load_policy(settings_for(path, **changes), CPU, temperature)
-    result = model(packed(samples, shared), with_entropy=True)
+    result = model(packed(samples, shared), entropy="loss")
     found = outcome(result.logprobs_L, result.entropy_L, model)
     names = hf_state_names(model)
     return replace(found, gradients={names[n]: g for n, g in found.gradients.items()})

@@ -240,7 +240,7 @@ def test_saved_policy_gives_the_same_logprobs_in_transformers(tied: bool, tmp_pa
                 parameter.shape, generator=torch.Generator().manual_seed(5)
             )
     pack = one_pack()
-    ours = model(pack, with_entropy=False).logprobs_L.detach()
+    ours = model(pack).logprobs_L.detach()
     out = tmp_path / "b"
     save_hf(model.lm.config, state, load_tokenizer(str(tmp_path / "a")), out)
 
@@ -254,7 +254,7 @@ def test_saved_policy_gives_the_same_logprobs_in_transformers(tied: bool, tmp_pa
     assert ("lm_head.weight" in load_file(out / "model.safetensors")) == (not tied)
     assert AutoTokenizer.from_pretrained(out).eos_token == "<eos>"
     again = load_policy(model_settings(out), CPU)
-    assert torch.equal(again(pack, with_entropy=False).logprobs_L, ours)
+    assert torch.equal(again(pack).logprobs_L, ours)
 
 
 def test_tied_tensors_under_both_names_are_written_once(model_path: Path, tmp_path: Path) -> None:

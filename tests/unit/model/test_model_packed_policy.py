@@ -102,7 +102,7 @@ def test_gradient_checkpointing_is_on(tmp_path: Path) -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            model(packed(samples_of(LENGTHS)), with_entropy=False)
+            model(packed(samples_of(LENGTHS)))
         kept[on] = sum(saved)
     assert kept[True] < kept[False] / 2
 
@@ -150,8 +150,8 @@ def test_neighbours_in_the_pack_change_nothing(
     samples = samples_of(lengths, seed)
     with torch.no_grad():
         pack = packed(samples)
-        found = shared_model(pack, with_entropy=False).logprobs_L
-        single = [shared_model(packed([s]), with_entropy=False).logprobs_L for s in samples]
+        found = shared_model(pack).logprobs_L
+        single = [shared_model(packed([s])).logprobs_L for s in samples]
     assert found.shape == pack.targets_L.shape
     torch.testing.assert_close(found, torch.cat(single), rtol=1e-5, atol=1e-5)
 
@@ -159,7 +159,7 @@ def test_neighbours_in_the_pack_change_nothing(
 def test_a_filler_gives_zero_gradients_to_every_parameter(shared_model: PolicyModel) -> None:
     filler = Sample(np.array([1, 2]), np.array([False, False]))
     shared_model.zero_grad()
-    shared_model(packed([filler]), with_entropy=False).logprobs_L.sum().backward()
+    shared_model(packed([filler])).logprobs_L.sum().backward()
     gradients = [parameter.grad for parameter in shared_model.parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
 
@@ -169,7 +169,7 @@ def test_only_learned_positions_reach_the_head(shared_model: PolicyModel) -> Non
     head = shared_model.lm.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     sample = Sample(np.arange(9), np.arange(9) >= 7)
-    shared_model(packed([sample]), with_entropy=False)
+    shared_model(packed([sample]))
     hook.remove()
     assert seen == [2]
 
@@ -182,7 +182,7 @@ def test_bfloat16_weights_keep_rotary_frequencies_in_fp32(tmp_path: Path) -> Non
     exact = 10000 ** (-torch.arange(0, 8, 2) / 8)
     assert frequencies and all(b.dtype == torch.float32 for b in frequencies)
     torch.testing.assert_close(frequencies[0], exact)
-    assert model(packed(samples_of(LENGTHS)), with_entropy=True).logprobs_L.dtype == torch.float32
+    assert model(packed(samples_of(LENGTHS)), entropy="metric").logprobs_L.dtype == torch.float32
 
 
 def test_loading_twice_gives_the_same_bits(tmp_path: Path) -> None:
@@ -213,6 +213,6 @@ def test_varlen_agrees_with_sdpa_on_cuda(window: int | None, tmp_path: Path) -> 
     for attention in ("sdpa", "varlen"):
         config = settings_for(path, dtype="bfloat16", attention=attention)
         model = load_policy(config, device).to(device)
-        results[attention] = model(pack, with_entropy=False).logprobs_L
+        results[attention] = model(pack).logprobs_L
         results[attention].sum().backward()
     torch.testing.assert_close(results["varlen"], results["sdpa"], rtol=0.05, atol=0.1)

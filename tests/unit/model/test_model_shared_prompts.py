@@ -117,8 +117,8 @@ RESPONSES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
 def test_any_lengths(model: PolicyModel, groups: Groups, seed: int) -> None:
     samples, shared = samples_in(groups, seed)
     with torch.no_grad():
-        found = model(packed(samples, shared), with_entropy=False).logprobs_L
-        single = [model(packed([s]), with_entropy=False).logprobs_L for s in samples]
+        found = model(packed(samples, shared)).logprobs_L
+        single = [model(packed([s])).logprobs_L for s in samples]
     torch.testing.assert_close(found, torch.cat(single), rtol=1e-5, atol=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_a_response_does_not_see_the_other(model: PolicyModel) -> None:
     changed = np.where(np.arange(11) < 6, first.tokens, (first.tokens + 1) % VOCAB)
     with torch.no_grad():
         a, b = (
-            model(packed([one, second], shared), with_entropy=False).logprobs_L
+            model(packed([one, second], shared)).logprobs_L
             for one in (first, Sample(changed, first.learned))
         )
     border = int(first.learned.sum())
@@ -194,7 +194,7 @@ def test_sharing_changes_nothing_on_cuda(
         policy = load_policy(settings_for(path, dtype="bfloat16", attention=attention), device)
         policy.to(device)
         pack = PackTensors.from_pack(pack_one(samples, range(len(samples)), shared_S), device)
-        logprobs_L = policy(pack, with_entropy=False).logprobs_L
+        logprobs_L = policy(pack).logprobs_L
         logprobs_L.sum().backward()
         gradients = [p.grad for p in policy.parameters() if p.grad is not None]
         results.append((logprobs_L, gradients))

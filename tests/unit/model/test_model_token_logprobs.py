@@ -14,7 +14,7 @@ from live_bytes import LiveBytes
 from torch import Tensor
 
 from plimsoll.model.logit_chunks import BLOCK_ELEMENTS_CPU, LogitForm
-from plimsoll.model.token_logprobs import TokenLogprobs, token_logprobs
+from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs
 from plimsoll.model.token_nll import token_nll
 
 torch.set_num_threads(1)
@@ -57,7 +57,7 @@ def full(head: Head, form: LogitForm = PLAIN) -> TokenLogprobs:
 
 
 def chunked(
-    head: Head, chunk: int, with_entropy: bool = True, form: LogitForm = PLAIN
+    head: Head, chunk: int, entropy: Entropy = "loss", form: LogitForm = PLAIN
 ) -> TokenLogprobs:
     return token_logprobs(
         head.hidden,
@@ -66,7 +66,7 @@ def chunked(
         bias_V=head.bias,
         chunk=chunk,
         form=form,
-        with_entropy=with_entropy,
+        entropy=entropy,
     )
 
 
@@ -91,7 +91,7 @@ def test_hand_computed_logprob_and_entropy() -> None:
     hidden = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     weight = torch.tensor([[math.log(2), 0.0], [0.0, 1.0], [0.0, -1.0]])
     targets = torch.tensor([0, 2])
-    result = token_logprobs(hidden, weight, targets, chunk=1, form=PLAIN, with_entropy=True)
+    result = token_logprobs(hidden, weight, targets, chunk=1, form=PLAIN, entropy="loss")
     assert result.entropy_L is not None
     assert result.logprobs_L.tolist() == pytest.approx([-math.log(2), -math.log(4)])
     assert result.entropy_L.tolist() == pytest.approx([1.5 * math.log(2)] * 2)
@@ -100,9 +100,7 @@ def test_hand_computed_logprob_and_entropy() -> None:
 def test_temperature_two_halves_the_logits_by_hand() -> None:
     hidden = torch.tensor([[1.0]])
     weight = torch.tensor([[2 * math.log(3)], [0.0]])
-    result = token_logprobs(
-        hidden, weight, torch.tensor([0]), chunk=4, form=LogitForm(0.5), with_entropy=False
-    )
+    result = token_logprobs(hidden, weight, torch.tensor([0]), chunk=4, form=LogitForm(0.5))
     assert result.logprobs_L.item() == pytest.approx(math.log(3 / 4))
     assert result.entropy_L is None
 
@@ -130,7 +128,7 @@ def test_equals_the_full_computation(
 ) -> None:
     head = make_head(rows, width, vocab, bias)
     form = LogitForm(scale, softcap)
-    ours, plain = chunked(head, chunk, entropy, form), full(head, form)
+    ours, plain = chunked(head, chunk, "loss" if entropy else "none", form), full(head, form)
     expected = plain if entropy else TokenLogprobs(plain.logprobs_L, None)
     torch.testing.assert_close(ours.logprobs_L, plain.logprobs_L, rtol=1e-5, atol=1e-5)
     if entropy:
@@ -224,17 +222,49 @@ def test_bfloat16_computes_the_softmax_in_fp32() -> None:
 
 def test_nll_in_bfloat16_is_what_the_log_probs_give_to_the_bit() -> None:
     head = make_head(rows=16, width=8, vocab=64, dtype=torch.bfloat16)
-    mean = -chunked(head, 5, with_entropy=False).logprobs_L.sum() / 16
+    mean = -chunked(head, 5).logprobs_L.sum() / 16
     assert nll(head, 5, 16).item() == mean.item()
     pairs = zip(gradients(nll(head, 5, 16), head), gradients(mean, head), strict=True)
     assert all(torch.equal(got, want) for got, want in pairs)
 
 
-def test_a_frozen_weight_gets_no_gradient() -> None:
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 9),
+    chunk=st.integers(1, 11),
+    softcap=st.sampled_from([None, 1.5]),
+    bias=st.booleans(),
+    entropy=st.sampled_from(["none", "metric", "loss"]),
+)
+def test_of_a_frozen_head_hidden_states_alone_get_a_gradient(
+    rows: int, chunk: int, softcap: float | None, bias: bool, entropy: Entropy
+) -> None:
+    head, form = make_head(rows, 4, 7, bias), LogitForm(0.7, softcap)
+    for leaf in head.leaves()[1:]:
+        leaf.requires_grad_(False)
+    ours, plain = chunked(head, chunk, entropy, form), full(head, form)
+    torch.testing.assert_close(ours.logprobs_L, plain.logprobs_L, rtol=1e-5, atol=1e-5)
+    if entropy == "none":
+        assert ours.entropy_L is None
+    else:
+        torch.testing.assert_close(ours.entropy_L, plain.entropy_L, rtol=1e-5, atol=1e-5)
+        assert ours.entropy_L is not None and ours.entropy_L.requires_grad == (entropy == "loss")
+    if entropy != "loss":
+        ours, plain = ours._replace(entropy_L=None), plain._replace(entropy_L=None)
+    expected = torch.autograd.grad(weighted(plain), head.hidden)[0]
+    weighted(ours).backward()
+    assert head.hidden.grad is not None
+    torch.testing.assert_close(head.hidden.grad, expected, rtol=1e-5, atol=1e-5)
+    assert all(leaf.grad is None for leaf in head.leaves()[1:])
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_an_entropy_that_is_only_told_has_no_gradient(frozen: bool) -> None:
     head = make_head(rows=3, width=4, vocab=7)
-    head.weight.requires_grad_(False)
-    chunked(head, chunk=2).logprobs_L.sum().backward()
-    assert head.weight.grad is None and head.hidden.grad is not None
+    head.weight.requires_grad_(not frozen)
+    found = chunked(head, 2, "metric")
+    assert found.logprobs_L.requires_grad
+    assert found.entropy_L is not None and not found.entropy_L.requires_grad
 
 
 def peak_bytes(head: Head, compute: Callable[[], Tensor]) -> int:

@@ -41,7 +41,9 @@ class PolicyObjective:
     def loss(
         self, engine: Engine, pack: PackTensors, stream: PolicyStream, counts: BatchCounts
     ) -> LossOutput:
-        logprobs_L, entropy_L = engine.forward(pack, with_entropy=True)
+        logprobs_L, entropy_L = engine.forward(
+            pack, entropy="loss" if self.entropy_bonus > 0 else "metric"
+        )
         return policy_objective(
             _inputs(pack, stream, logprobs_L, entropy_L, counts),
             policy_loss(self.policy_loss),
