@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from plimsoll.errors import PlimsollError
@@ -27,15 +30,38 @@ def offer_ninja() -> None:
         os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:{own_scripts()}"
 
 
-def await_build(name: str) -> None:
-    """Wait while another process compiles the extension. Torch does so too, but it would wait for
-    ever for one that was killed.
+@contextmanager
+def building(name: str) -> Iterator[None]:
+    """Within: no other run compiles the extension, and none is waited for that was killed.
 
-    Raises PlimsollError where the other's lock is older than compiling takes.
+    Torch makes a file while it compiles, waits for ever for one that another process made, and a
+    process that is killed leaves its own. That is removed if a run of Plimsoll made it.
+
+    Raises PlimsollError where another program's is older than compiling takes, and OSError where
+    the directory cannot be written.
     """
     from torch.utils.cpp_extension import _get_build_directory
 
-    lock = Path(_get_build_directory(name, verbose=False), "lock")
+    directory = Path(_get_build_directory(name, verbose=False))
+    lock, mark = directory / "lock", directory / "plimsoll.building"
+    with open(directory / "plimsoll.lock", "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # ended by the kernel when its process is killed
+        except OSError:  # some clusters' file systems have no locks
+            _await(lock, name)
+            yield
+            return
+        if mark.exists():
+            lock.unlink(missing_ok=True)
+        mark.touch()
+        try:
+            _await(lock, name)
+            yield
+        finally:
+            mark.unlink()
+
+
+def _await(lock: Path, name: str) -> None:
     while (age := _age(lock)) is not None:
         if age > MOST_SECONDS:
             raise PlimsollError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
-from plimsoll.engine.extensions import await_build, compiler_errors, offer_ninja
+from plimsoll.engine.extensions import building, compiler_errors, offer_ninja
 from plimsoll.errors import PlimsollError
 
 _MOST_IN_8_BITS = 2**30
@@ -43,15 +43,15 @@ def _offloaded(groups: Sequence[Mapping[str, object]], role: TrainedRole) -> tor
     settings = role.optimizer
     offer_ninja()
     try:
-        await_build("cpu_adam")
-        made: torch.optim.Optimizer = DeepSpeedCPUAdam(
-            groups,
-            lr=0.0,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            adamw_mode=True,
-            fp32_optimizer_states=role.zero.state_dtype == "float32",
-        )
+        with building("cpu_adam"):
+            made: torch.optim.Optimizer = DeepSpeedCPUAdam(
+                groups,
+                lr=0.0,
+                betas=(settings.beta1, settings.beta2),
+                eps=settings.eps,
+                adamw_mode=True,
+                fp32_optimizer_states=role.zero.state_dtype == "float32",
+            )
     except (RuntimeError, OSError, ImportError) as error:
         raise PlimsollError(
             "DeepSpeed's Adam for the CPU (optimizer_offload: cpu) cannot be compiled or loaded: "
