@@ -1,4 +1,4 @@
-"""Whether a run that goes on reads the rows that it read before, and holds out others.
+"""Whether a run that goes on reads the rows that it read before.
 
 A checkpoint holds a fingerprint of what was made of each source's rows. Rows that were added after
 the others, or taken away, are told; others in the place of those that were there are refused.
@@ -82,17 +82,6 @@ def changed_counts(state: RunState, learned_from: int, sources: Sources) -> Iter
         )
         usable = counted(before[key], "usable row")
         yield f"{key} had {usable}, and has {now[key]:,} now: {follows}"
-
-
-def learned_and_held_out(sources: Sources) -> Iterator[str]:
-    """What to tell of held-out rows that are learned from, all of them."""
-    held_out = sources.get("data.eval")
-    for key, source in sources.items():
-        if held_out and source is not held_out and source.content == held_out.content:
-            yield (
-                f"data.eval has the very rows of {key}: evaluations will say how well these are "
-                "learned by heart, and nothing of others"
-            )
 
 
 def fingerprint(items: Sequence[object]) -> str:

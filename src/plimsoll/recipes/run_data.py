@@ -19,10 +19,10 @@ from plimsoll.recipes.edited_rows import (
     Sources,
     changed_counts,
     check_rows,
-    learned_and_held_out,
     sources_of,
 )
 from plimsoll.recipes.model_files import read_model_json
+from plimsoll.recipes.overlap import learned_and_held_out
 from plimsoll.recipes.session import Session
 from plimsoll.run.state import RunState
 
@@ -61,7 +61,7 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     items = {key: one.items for key, one in loaded.items()}
     sources = sources_of(session.config, items)
     check_rows(session, items, sources)
-    for same in learned_and_held_out(sources):
+    for same in learned_and_held_out(data, items):
         session.progress.note(same)
     train = [items[key] for key in data.train_sources()]
     return RunData(

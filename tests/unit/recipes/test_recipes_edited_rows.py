@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.recipes.edited_rows import changed_counts, fingerprint, learned_and_held_out
+from plimsoll.recipes.edited_rows import changed_counts, fingerprint
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample
 from plimsoll.run.state import RunState, SourceState
 
@@ -72,11 +72,3 @@ def test_counts_that_changed_are_told_by_source() -> None:
         "data.train had 2 usable rows, and has 1 now: the order from here on is that of 1 row, "
         f"{order}"
     )
-
-
-def test_held_out_rows_that_are_learned_from_are_told() -> None:
-    held_out = {"data.eval": SourceState("a", 4, "d")}
-    assert list(learned_and_held_out({"data.train": SourceState("b", 4, "c"), **held_out})) == []
-    assert list(learned_and_held_out({"data.train": SourceState("b", 4, "d")})) == []
-    [told] = learned_and_held_out({"data.train.sums": SourceState("b", 4, "d"), **held_out})
-    assert told.startswith("data.eval has the very rows of data.train.sums: ")

@@ -1,0 +1,132 @@
+"""Held-out rows that are learned from too, with real files and a real session of each job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.config.jobs import (
+    DistillConfig,
+    DpoConfig,
+    JobConfig,
+    KtoConfig,
+    PpoConfig,
+    PrmConfig,
+    RmConfig,
+    SftConfig,
+)
+from plimsoll.data.dataset import load_pairs, load_responses, load_samples, load_steps
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.recipes.ppo_setup import prompt_loader
+from plimsoll.recipes.reward_model import load_scored_pairs
+from plimsoll.recipes.run_data import LoadRows, load_data
+from plimsoll.recipes.session import open_session
+
+ROWS = [
+    {"q": f"{i}+1=", "a": f" {i + 1}", "b": f" {i}", "s": [f" {i}", f" {i + 1}"], "l": [0, 1]}
+    for i in range(8)
+]
+MODEL = {"model": {"path": "model"}}
+SAMPLES, PAIRS = {"prompt": "q", "response": "a"}, {"prompt": "q", "chosen": "a", "rejected": "b"}
+JOBS: dict[str, tuple[type[JobConfig], LoadRows[Any] | None, dict[str, Any], dict[str, Any]]] = {
+    "sft": (SftConfig, load_samples, SAMPLES, {}),
+    "distill": (DistillConfig, load_samples, SAMPLES, {"teacher": MODEL}),
+    "dpo": (DpoConfig, load_pairs, PAIRS, {}),
+    "rm": (RmConfig, load_scored_pairs, PAIRS, {}),
+    "kto": (KtoConfig, load_responses, {**SAMPLES, "label": "good"}, {}),
+    "prm": (PrmConfig, load_steps, {"prompt": "q", "steps": "s", "labels": "l"}, {}),
+    "ppo": (
+        PpoConfig,
+        None,
+        {"prompt": "q", "reference": "a"},
+        {"critic": MODEL, "rewards": {"r": {"name": "exact_match"}}},
+    ),
+}
+"""By job: its config, how it reads rows (PPO by its config), its columns, what else it needs."""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current directory with a model; rows to learn from in two files, of which held-out ones
+    are none, some or all."""
+    monkeypatch.chdir(tmp_path)
+    shape = tiny_config("qwen2", True, vocab=32, hidden=64, heads=2, feed_forward=96)
+    write_tiny_model(tmp_path / "model", shape, 0, make_tokenizer())
+    write("first", [row | {"good": True} for row in ROWS[:3]])
+    write("second", [row | {"good": True} for row in ROWS[3:6]])
+    write("other", [row | {"good": True} for row in ROWS[6:]])
+    write("some", [row | {"good": False, "more": 1} for row in (*ROWS[6:], ROWS[2], ROWS[2])])
+    return tmp_path
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def told(
+    capsys: pytest.CaptureFixture[str], job: str, held_out: str, **columns: str | None
+) -> list[str]:
+    """What a job says of a held-out file, beginning with its name and without the way out."""
+    kind, load, named, rest = JOBS[job]
+    sources = {name: {"path": f"{name}.jsonl", **named} for name in ("first", "second")}
+    config = kind.model_validate(
+        {
+            "run": {"directory": f"run-{held_out}", "steps": 1, "tensorboard": False},
+            "cluster": {"where": "local"},
+            "data": {
+                "train": sources,
+                "eval": {"path": f"{held_out}.jsonl", **named, **columns},
+                "chat_template": "none",
+                "step_separator": "" if job == "prm" else "\n",
+            },
+            "actor": MODEL,
+            **rest,
+        }
+    )
+    if load is None:
+        assert isinstance(config, PpoConfig)
+        load = prompt_loader(config)
+    with open_session(job, config) as session:
+        load_data(session, load)
+    lines = capsys.readouterr().out.splitlines()
+    return [line.partition(": of these, ")[0] for line in lines if " shares " in line]
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_held_out_rows_that_are_learned_from_are_counted(
+    job: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them, also where one is there twice; whatever else the row says."""
+    rows = "prompts" if job == "ppo" else "rows"
+    [line] = told(capsys, job, "some")
+    assert line == (
+        f"data.eval (some.jsonl) shares 2 of its 4 {rows} with data.train.first (first.jsonl)"
+    )
+    assert told(capsys, job, "other") == []
+    [line] = told(capsys, job, "second")
+    assert line.endswith(f" shares 3 of its 3 {rows} with data.train.second (second.jsonl)")
+
+
+def test_a_pair_with_its_responses_the_other_way_round_is_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert len(told(capsys, "dpo", "some", chosen="b", rejected="a")) == 1
+
+
+def test_another_answer_to_the_same_prompt_is_another_row(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert told(capsys, "sft", "some", response="b") == []
+
+
+def test_pairs_held_out_of_labelled_responses_are_looked_into(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each pair is two responses, of which the better ones are those to learn from."""
+    pairs = {"response": None, "label": None, "chosen": "a", "rejected": "b"}
+    [line] = told(capsys, "kto", "some", **pairs)
+    assert " shares 2 of its 8 rows with " in line
