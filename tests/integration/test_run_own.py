@@ -1,13 +1,16 @@
-"""Losses of one's own in real runs: what they raise, and names that the run keeps for itself."""
+"""Losses and rewards of one's own in real runs: what they raise, and names that the run keeps for
+itself."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from commands import PPO, metrics, run, run_here, write_config
-from kto_cases import KTO, write_labelled
+from kto_cases import KTO, SEQUENCES, STEPS, write_labelled
 from kto_cases import PAIRS as PAIRS_FLAGS
 
 from plimsoll.algorithm.metric_names import of_the_run
@@ -19,7 +22,11 @@ import torch
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.algorithm.unpaired import unpaired_output
 
-CALLS = []
+CALLS, ANSWERS = [], []
+
+def breaks(trajectory, *, at: int):
+    ANSWERS.append(trajectory)
+    return {}["answer"] if len(ANSWERS) == at else 0.0
 
 def rewards(inputs):
     signs_S = torch.where(inputs.desirable_S, 1.0, -1.0)
@@ -35,6 +42,9 @@ def renames(inputs):
     found = rewards(inputs)
     return LossOutput(found.loss, found.metrics | {"accuracy": torch.tensor(0.75)})
 """
+HELD_OUT = SEQUENCES * STEPS
+"""Of PPO's prompts, which are the same in both sources, and each is answered once."""
+STEP = PPO["batch"]["prompts"] * PPO["batch"]["responses"]
 ONCE = ("--batch.micro_batch_tokens", "512", "--run.eval_every", "null")
 """A step is one micro-batch."""
 PAIRS = ("accuracy", "rewards/margin", "rewards/chosen", "rewards/rejected")
@@ -85,7 +95,7 @@ def test_what_a_loss_raises_is_told_with_its_lines_and_the_step(home: Path) -> N
     first, where, line, code, *_ = told.splitlines()
     assert first == "algorithm.loss: 'my_own_loss:tires' raised KeyError: 'patience'"
     assert where == "  In the phase train_actor of step 3"
-    assert line.endswith('my_own_loss.py", line 16, in tires')
+    assert line.endswith('my_own_loss.py", line 20, in tires')
     assert code.strip() == 'return {}["patience"]'
 
 
@@ -98,8 +108,27 @@ def test_on_ranks_of_their_own_it_is_told_so_too(home: Path) -> None:
         "error: algorithm.loss: 'my_own_loss:tires' raised KeyError: 'patience'\n"
         "  In the phase train_actor of step 3\n"
     )
-    assert 'my_own_loss.py", line 16, in tires' in failed.err
+    assert 'my_own_loss.py", line 20, in tires' in failed.err
     assert "Traceback" not in failed.err
+
+
+@pytest.mark.parametrize(
+    ("at", "row", "phase"),
+    [
+        (HELD_OUT + 1, r"\d+ \(from 0\) of data\.train", "rollout of step 1"),
+        (HELD_OUT + STEP + 3, r"2 \(from 0\) of data\.eval", "eval of step 1"),
+    ],
+)
+def test_what_a_reward_raises_is_told_with_the_row_of_its_source(
+    home: Path, monkeypatch: pytest.MonkeyPatch, at: int, row: str, phase: str
+) -> None:
+    monkeypatch.delitem(sys.modules, "my_own_loss", raising=False)  # it counts from the beginning
+    mine = ("--rewards.mine.name", "my_own_loss:breaks", "--rewards.mine.options.at", str(at))
+    run_flags = ("--run.directory", f"broken-{at}", "--run.eval_every", "1")
+    failed = run_here(home, "ppo", "ppo.yaml", *run_flags, *mine)
+    assert failed.code == 1
+    told = rf"The reward 'mine' \(my_own_loss:breaks\), at row {row} raised KeyError: 'answer'\. "
+    assert re.search(rf"{told}.*\n  In the phase {phase}\n", failed.err)
 
 
 def test_a_metric_of_a_name_of_the_runs_is_refused_at_the_first_step(home: Path) -> None:

@@ -23,7 +23,7 @@ def measure_answers(config: RlJobConfig, answers: Path) -> dict[str, float]:
     """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
     says; with a 95 % confidence interval for those that are 0 or 1. answers: the Parquet file to
     write them to."""
-    scorer, config = build_rewards(config.rewards), _with_fewest_ranks(config)
+    scorer, config = build_rewards(config.rewards).of_held_out(), _with_fewest_ranks(config)
     loaded = load_held_out(config, prompt_loader(config))
     with (
         closing(start(config, loaded.items)) as cluster,

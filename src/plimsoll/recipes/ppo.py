@@ -43,12 +43,12 @@ from plimsoll.recipes.ppo_setup import (
     start,
 )
 from plimsoll.recipes.run_data import epoch_metrics, first_state
-from plimsoll.recipes.sampling import Scorer, evaluate, sample
+from plimsoll.recipes.sampling import evaluate, sample
 from plimsoll.recipes.saving import evaluated, finished, restore, save_model, save_when_due
 from plimsoll.recipes.session import Session, mean_metrics, open_session
 from plimsoll.recipes.update import update
 from plimsoll.records import Floats
-from plimsoll.reward.score import build_rewards
+from plimsoll.reward.score import Scorer, build_rewards
 from plimsoll.rollout.protocol import RolloutEngine
 from plimsoll.rollout.sync import WeightSync, sync_weights
 from plimsoll.run.state import RunState
@@ -74,8 +74,7 @@ def run_ppo(config: PpoConfig) -> None:
                 sync = first_sync(cluster, config, data)
             with session.phase("load", cluster):
                 restore(session, cluster)
-            counted = session.progress.counted(scorer)
-            state = train(session, config, data, cluster, sync, counted)
+            state = train(session, config, data, cluster, sync, scorer)
             save_model(session, cluster, state)
 
 
@@ -99,7 +98,8 @@ def train(
         with session.phase("rollout", cluster):
             rows = data.order.indices(state.data_position, config.batch.prompts)
             prompts = [data.train[row] for row in rows]
-            trajectories = sample(cluster, config, prompts, step, scorer)
+            counted = session.progress.counted(scorer)
+            trajectories = sample(cluster, config, prompts, step, counted)
         with session.phase("score", cluster):
             cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
             judged = judge(trajectories, config, cluster)
@@ -128,8 +128,7 @@ def train(
             kl_coefficient=next_kl_coefficient(config, state, batch, scores),
         )
         if session.due(config.run.eval_every, step):
-            with session.phase("eval", cluster):
-                metrics |= evaluate(cluster, config, data.eval, scorer)
+            metrics |= evaluate_actor(session, config, data, cluster, scorer)
             state = evaluated(session, state, metrics)
         if config.run.keep_trajectories:
             means = mean_advantages(learnables)
@@ -145,10 +144,17 @@ def begin(
     """The state before the first step of this run; a new run evaluates what it starts from."""
     state = first_state(session, data.order, data.sources)
     if state.step == 0 and config.run.eval_every is not None:
-        with session.phase("eval", cluster):
-            before = evaluate(cluster, config, data.eval, scorer)
-        session.report(0, before, 0)
+        session.report(0, evaluate_actor(session, config, data, cluster, scorer), 0)
     return replace(state, kl_coefficient=first_kl_coefficient(config.algorithm.kl, state))
+
+
+def evaluate_actor(
+    session: Session, config: PpoConfig, data: PpoData, cluster: Cluster, scorer: Scorer
+) -> dict[str, float]:
+    """The mean rewards of the held-out prompts."""
+    counted = session.progress.counted(scorer.of_held_out())
+    with session.phase("eval", cluster):
+        return evaluate(cluster, config, data.eval, counted)
 
 
 def train_actor(

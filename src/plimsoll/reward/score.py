@@ -28,9 +28,15 @@ class _Rule:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Gives a trajectory its reward parts, in the order of the config."""
+    """Gives a trajectory its reward parts, in the order of the config. source: of its prompt, as
+    the config calls it."""
 
     rules: tuple[_Rule, ...]
+    source: str = "data.train"
+
+    def of_held_out(self) -> Scorer:
+        """The same for prompts of `data.eval`."""
+        return replace(self, source="data.eval")
 
     def __call__(self, trajectory: Trajectory) -> Trajectory:
         """A new trajectory with the parts.
@@ -38,7 +44,8 @@ class Scorer:
         Raises PlimsollError, naming rule, row, prompt and response, where a rule fails or gives
         something else than a finite number.
         """
-        return replace(trajectory, rewards=tuple(_part(rule, trajectory) for rule in self.rules))
+        parts = (_part(rule, trajectory, self.source) for rule in self.rules)
+        return replace(trajectory, rewards=tuple(parts))
 
 
 def build_rewards(rewards: Mapping[str, RewardConfig]) -> Scorer:
@@ -57,20 +64,21 @@ def _rule(name: str, config: RewardConfig) -> _Rule:
     return _Rule(name, config.name, config.weight, function)
 
 
-def _part(rule: _Rule, trajectory: Trajectory) -> RewardPart:
+def _part(rule: _Rule, trajectory: Trajectory, source: str) -> RewardPart:
+    where = _where(rule, trajectory, source)
     try:
         value = rule.function(trajectory)
     except PlimsollError as error:
-        raise type(error)(f"{_where(rule, trajectory)}: {error}") from error
+        raise type(error)(f"{where}: {error}") from error
     except KeyboardInterrupt:  # Ctrl-C
         raise
     except BaseException as error:  # own code may do anything, and the row must be known
-        raise failure(_where(rule, trajectory), error, _shown(trajectory)) from error
+        raise failure(where, error, _shown(trajectory)) from error
     number = _finite(value)
     if number is None:
         raise PlimsollError(
-            f"{_where(rule, trajectory)} gave {_repr(value)} ({type(value).__name__}), and a "
-            f"reward must be a finite number. {_shown(trajectory)}"
+            f"{where} gave {_repr(value)} ({type(value).__name__}), and a reward must be a finite "
+            f"number. {_shown(trajectory)}"
         )
     return RewardPart(rule.name, number, rule.weight)
 
@@ -94,9 +102,10 @@ def _repr(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
-def _where(rule: _Rule, trajectory: Trajectory) -> str:
+def _where(rule: _Rule, trajectory: Trajectory, source: str) -> str:
     own = f" ({rule.choice})" if ":" in rule.choice else ""
-    return f"The reward {rule.name!r}{own}, at row {trajectory.prompt.index} (from 0) of the data"
+    row = f"row {trajectory.prompt.index} (from 0) of {source}"
+    return f"The reward {rule.name!r}{own}, at {row}"
 
 
 def _shown(trajectory: Trajectory) -> str:

@@ -115,12 +115,18 @@ def test_a_rule_that_fails_names_itself_row_prompt_and_response(
     with pytest.raises(PlimsollError) as caught:
         scorer(trajectory("a" * 300 + "b"))
     message = str(caught.value)
-    assert (
-        f"The reward 'mine' ({module}:{function}), at row 41 (from 0) of the data {why}" in message
-    )
+    row = "row 41 (from 0) of data.train"
+    assert f"The reward 'mine' ({module}:{function}), at {row} {why}" in message
     assert "The prompt: '?'. The response (cut): " in message
     assert repr("a" * 200) in message and "a" * 201 not in message
     pickle.loads(pickle.dumps(caught.value))  # noqa: S301  it crosses processes
+
+
+@pytest.mark.parametrize("function", ["fails", "gives_nan"])
+def test_a_held_out_row_is_told_as_such(module: str, function: str) -> None:
+    scorer = build_rewards({"mine": config(f"{module}:{function}")}).of_held_out()
+    with pytest.raises(PlimsollError, match=r", at row 41 \(from 0\) of data\.eval "):
+        scorer(trajectory("a"))
 
 
 def test_a_rule_that_raises_shows_its_line(module: str) -> None:
@@ -142,7 +148,7 @@ def test_one_number_of_torch_or_numpy_is_a_reward(module: str) -> None:
 
 def test_a_known_error_keeps_its_kind_and_gains_the_row() -> None:
     scorer = build_rewards({"right": config("math_answer")})
-    with pytest.raises(DataError, match=r"'right', at row 41 \(from 0\) of the data: the prompt"):
+    with pytest.raises(DataError, match=r", at row 41 \(from 0\) of data\.train: the prompt"):
         scorer(trajectory("#### 72", reference=None))
 
 
