@@ -15,6 +15,7 @@ from kto_cases import PAIRS as PAIRS_FLAGS
 
 from plimsoll.algorithm.metric_names import of_the_run
 from plimsoll.config.algorithm import FUNCTIONS
+from plimsoll.run.ledger import read_ledger
 
 MINE = """
 import torch
@@ -115,6 +116,7 @@ def test_on_ranks_of_their_own_it_is_told_so_too(home: Path) -> None:
 @pytest.mark.parametrize(
     ("at", "row", "phase"),
     [
+        (3, r"2 \(from 0\) of data\.eval", "eval of step 0, before training"),
         (HELD_OUT + 1, r"\d+ \(from 0\) of data\.train", "rollout of step 1"),
         (HELD_OUT + STEP + 3, r"2 \(from 0\) of data\.eval", "eval of step 1"),
     ],
@@ -129,6 +131,8 @@ def test_what_a_reward_raises_is_told_with_the_row_of_its_source(
     assert failed.code == 1
     told = rf"The reward 'mine' \(my_own_loss:breaks\), at row {row} raised KeyError: 'answer'\. "
     assert re.search(rf"{told}.*\n  In the phase {phase}\n", failed.err)
+    before = {row.step for row in read_ledger(home / f"broken-{at}" / "ledger.jsonl")} - {1}
+    assert before == {0}  # also where the evaluation before training did not end
 
 
 def test_a_metric_of_a_name_of_the_runs_is_refused_at_the_first_step(home: Path) -> None:

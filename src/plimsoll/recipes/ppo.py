@@ -45,7 +45,7 @@ from plimsoll.recipes.ppo_setup import (
 from plimsoll.recipes.run_data import epoch_metrics, first_state
 from plimsoll.recipes.sampling import evaluate, sample
 from plimsoll.recipes.saving import evaluated, finished, restore, save_model, save_when_due
-from plimsoll.recipes.session import Session, mean_metrics, open_session
+from plimsoll.recipes.session import Session, evaluates_first, mean_metrics, open_session
 from plimsoll.recipes.update import update
 from plimsoll.records import Floats
 from plimsoll.reward.score import Scorer, build_rewards
@@ -143,7 +143,7 @@ def begin(
 ) -> RunState:
     """The state before the first step of this run; a new run evaluates what it starts from."""
     state = first_state(session, data.order, data.sources)
-    if state.step == 0 and config.run.eval_every is not None:
+    if evaluates_first(config, state):
         session.report(0, evaluate_actor(session, config, data, cluster, scorer), 0)
     return replace(state, kl_coefficient=first_kl_coefficient(config.algorithm.kl, state))
 

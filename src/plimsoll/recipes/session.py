@@ -14,7 +14,7 @@ from statistics import fmean
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.counting import counted
 from plimsoll.config.describe import dump_config
-from plimsoll.config.jobs import JobConfig
+from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.roles import role_models
 from plimsoll.data.report import BadRow
 from plimsoll.engine.worker import StepResult
@@ -84,7 +84,7 @@ class Session:
             self._write_saved()
         explained = explaining_shortage(self.config, self.directory, name)
         self.progress.enter(name)
-        placed = _telling_where(name, self.steps_done + 1)
+        placed = _telling_where(name, self.step_under_way)
         with self.clock.phase(name), explained, placed:
             start = time.perf_counter()
             yield
@@ -92,9 +92,10 @@ class Session:
             self.ledger.add(name, self._readings(cluster), seconds)
 
     @property
-    def steps_done(self) -> int:
-        """How many steps of the run have ended, those before a resume included."""
-        return self.ledger.step
+    def step_under_way(self) -> int:
+        """The step that what goes on belongs to; 0: the evaluation before training, and what comes
+        before that."""
+        return self.ledger.step + 1
 
     def check_nodes(self, cluster: Cluster) -> None:
         """Hold the plan against the nodes that the processes are on, before anything is loaded. A
@@ -131,9 +132,10 @@ class Session:
         """Write what was read of a last checkpoint, or of a step that did not end. A run that went
         on with no step left, and only wrote its model, has these rows from before."""
         saved = "save" in self.ledger.phases()
-        if saved and self.steps_done == self.state.step:
+        if saved and self.ledger.step == self.state.step:
             return
-        self.sink.write_ledger(self.ledger.take(self.ledger.step + (0 if saved else 1)))
+        step = self.ledger.step if saved else self.step_under_way
+        self.sink.write_ledger(self.ledger.take(step))
 
     def due(self, every: int | None, step: int) -> bool:
         """Whether something that is done every so many steps, and at the end, is due."""
@@ -192,7 +194,7 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
             clock=PhaseClock(),
             plan=plan,
             predicted=predicted,
-            ledger=Ledger(predicted, state.step),
+            ledger=Ledger(predicted, state.step - evaluates_first(config, state)),
             leaks=LeakWatch(),
             progress=progress,
             sink=MetricsSink(directory, progress, board),
@@ -203,6 +205,11 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
         )
         stack.callback(session.write_rest)
         yield session
+
+
+def evaluates_first(config: JobConfig, state: RunState) -> bool:
+    """Whether a run measures what it starts from, before training, as its step 0: PPO does."""
+    return state.step == 0 and config.run.eval_every is not None and isinstance(config, RlJobConfig)
 
 
 def _state_of(step: int, checkpoint: Path) -> RunState:
@@ -227,7 +234,8 @@ def _telling_where(phase: TimedPhase, step: int) -> Iterator[None]:
         raise WorkerDied(f"{who} in the phase {phase}\n{why}") from error
     except FunctionFailed as error:
         what, _, lines = str(error).partition("\n")
-        where = f"  In the phase {phase} of step {step}"
+        before = ", before training" if step == 0 else ""
+        where = f"  In the phase {phase} of step {step}{before}"
         raise FunctionFailed("\n".join((what, where, lines)).rstrip()) from error
 
 

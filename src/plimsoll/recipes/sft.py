@@ -46,7 +46,7 @@ def learn(work: SftWork, batch: Sequence[Sample], rate: float) -> list[StepResul
     """One optimizer step on all ranks."""
     packs = pack(batch, work.cluster.ranks, work.config.batch.micro_batch_tokens)
     counts = BatchCounts.of(batch)
-    step = work.session.steps_done + 1
+    step = work.session.step_under_way
     streams = [[noise(work.config, step, pack) for pack in own] for own in packs]
     with work.session.phase("train_actor", work.cluster):
         return update("actor", work.cluster, packs, streams, counts, NllObjective(), rate)

@@ -20,7 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from plimsoll.run.counter import Advance, count_bar, count_lines
-from plimsoll.run.numbers import duration_text
 from plimsoll.run.output import silence, tell
 from plimsoll.run.standing import Standing, StepReport, headline
 
@@ -97,7 +96,7 @@ def plain_line(standing: Standing) -> str:
         f"{report.tokens_per_second:>8,.0f} tokens/s",
         f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
         *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
-        f"left {duration_text(standing.seconds_left)}",
+        *([f"left {standing.left}"] if standing.left else []),
     ]
     return " | ".join(parts).encode("ascii", errors="backslashreplace").decode("ascii")
 
@@ -152,7 +151,7 @@ def live_block(standing: Standing) -> Group:
     bar.add_row(
         Text(f"{standing.job} {report.step}/{standing.steps}", style="bold"),
         ProgressBar(total=standing.steps, completed=report.step),
-        Text(f"{duration_text(standing.seconds_left)} left"),
+        Text(f"{standing.left} left" if standing.left else ""),
     )
     values = Table.grid(padding=(0, 1))
     values.add_column(style="dim", no_wrap=True)

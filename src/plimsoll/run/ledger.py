@@ -1,8 +1,8 @@
 """The ledger of a run: what each process was predicted to hold in each phase, and what it held.
 
 A row per step, phase and process, and per step, phase and node. What happens before the first step
-(data, load, the first sync) is in the rows of the first step, as its seconds are in the metrics; a
-checkpoint is in the rows of the step that it keeps.
+(data, load, the first sync) is in the rows of the first step, as its seconds are in the metrics, or
+of step 0, an evaluation before training; a checkpoint is in the rows of the step that it keeps.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
 
 
 class Ledger:
-    """The readings of the step under way, by phase and process. step: the last one that ended."""
+    """The readings of the step under way, by phase and process. step: the last one that ended; -1
+    before step 0, where there is one."""
 
     def __init__(self, predicted: Predicted, step: int) -> None:
         self._predicted = predicted

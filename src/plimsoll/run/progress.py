@@ -67,11 +67,14 @@ class Progress:
         self._display.close()
 
     def update(self, report: StepReport) -> None:
-        """Show a step that has just ended."""
+        """Show a step that has just ended; or step 0, an evaluation before training, which says
+        nothing of how long steps take."""
         self._last |= headline(report.metrics)
-        self._steps_seen += 1
-        self._seconds += report.seconds_without(BEFORE_STEPS)
-        left = (self._steps - report.step) * self._seconds / self._steps_seen
+        left = None
+        if report.step > 0:
+            self._steps_seen += 1
+            self._seconds += report.seconds_without(BEFORE_STEPS)
+            left = (self._steps - report.step) * self._seconds / self._steps_seen
         self._display.show(Standing(self._job, self._steps, report, self._last, left))
 
     def enter(self, phase: TimedPhase) -> None:

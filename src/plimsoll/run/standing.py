@@ -7,6 +7,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from plimsoll.run.ledger import MemoryUse
+from plimsoll.run.numbers import duration_text
 
 _HEADLINE = re.compile(
     r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|"
@@ -62,11 +63,16 @@ class Standing:
     """A step's report within its run: what a display shows.
 
     metrics: the last value of each headline metric, also of those that not every step has.
-    seconds_left: an estimate from the steps so far.
+    seconds_left: an estimate from the steps so far; None before the first one.
     """
 
     job: str
     steps: int
     report: StepReport
     metrics: Mapping[str, float]
-    seconds_left: float
+    seconds_left: float | None
+
+    @property
+    def left(self) -> str:
+        """Such as `0:00:04`; empty where it is not known."""
+        return "" if self.seconds_left is None else duration_text(self.seconds_left)

@@ -97,6 +97,16 @@ def test_what_comes_before_the_steps_does_not_count_for_the_time_left(tmp_path: 
     assert stream.getvalue().rstrip().endswith("left 0:00:04")
 
 
+def test_an_evaluation_before_training_says_nothing_of_the_time_left(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with Progress("ppo", 3, tmp_path, stream) as progress:
+        progress.update(StepReport(0, {}, 0, {"load": 100.0, "eval": 50.0}, {}))
+        progress.update(StepReport(1, {}, 1, {"rollout": 1.0, "train_actor": 1.0}, {}))
+    before, first = stream.getvalue().splitlines()[1:]
+    assert before.startswith("ppo step 0/3 | ") and "left" not in before
+    assert first.endswith("left 0:00:04")
+
+
 @pytest.mark.parametrize("variables", [{}, {"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}])
 def test_a_pipe_gets_no_control_codes(tmp_path: Path, variables: dict[str, str]) -> None:
     done = subprocess.run(
