@@ -1,7 +1,7 @@
-"""Held-out rows that are learned from too: what evaluations say of them holds for no others.
+"""Held-out rows that are also trained on: evaluations on them measure what was memorised.
 
-Rows are compared by their tokens alone, so the same text with another label, margin or reference is
-the same row, and so is a pair whose responses changed places.
+Rows are compared by their tokens alone: the same text with another label, margin or reference is
+the same row, and so is a pair with its responses swapped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Samp
 
 
 def learned_and_held_out(data: DataConfig, items: Items) -> Iterator[str]:
-    """What to tell of each source that has held-out rows among those to learn from."""
+    """A warning for each source to learn from that also has some of the held-out rows."""
     held_out = items.get("data.eval", ())
     if data.eval is None or not held_out:
         return
@@ -29,8 +29,8 @@ def learned_and_held_out(data: DataConfig, items: Items) -> Iterator[str]:
         if shared:
             yield (
                 f"data.eval ({data.eval.path}) shares {shared:,} of its {total} with {name} "
-                f"({source.path}): of these, evaluations tell how well they are learned by heart, "
-                f"and nothing of others; so take them out of one of the two"
+                f"({source.path}): on these, evaluations measure what was memorised. Take them out "
+                "of one of the two"
             )
 
 

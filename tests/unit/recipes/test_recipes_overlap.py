@@ -93,7 +93,7 @@ def told(
     with open_session(job, config) as session:
         load_data(session, load)
     lines = capsys.readouterr().out.splitlines()
-    return [line.partition(": of these, ")[0] for line in lines if " shares " in line]
+    return [line.partition(": on these, ")[0] for line in lines if " shares " in line]
 
 
 @pytest.mark.parametrize("job", JOBS)
