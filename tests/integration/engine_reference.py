@@ -79,8 +79,8 @@ def _flat(arrays: Sequence[Floats]) -> Tensor:
     return torch.cat([torch.from_numpy(a) for a in arrays])
 
 
-def sft_loss(model: Any, batch: Batch, temperature: float = 1.0) -> Metrics:
-    logp_L = torch.cat([plain_logprobs(model, s, temperature)[0] for s in batch.samples])
+def sft_loss(model: Any, batch: Batch) -> Metrics:
+    logp_L = torch.cat([plain_logprobs(model, s)[0] for s in batch.samples])
     return {"loss": -logp_L.mean(), "nll": -logp_L.mean()}
 
 

@@ -16,7 +16,8 @@ from plimsoll.records import BatchCounts
 
 @dataclass(frozen=True)
 class NllObjective:
-    """It has no settings; its micro-batches carry the noise on their embeddings, or None."""
+    """It has no settings; its micro-batches carry the noise on their embeddings, or None. Tokens
+    are learned at temperature 1, whatever the role samples with."""
 
     def loss(
         self, engine: Engine, pack: PackTensors, stream: EmbeddingNoise | None, counts: BatchCounts
