@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from plimsoll.config.data import DataConfig, template_file
 from plimsoll.config.jobs import JobConfig
+from plimsoll.config.missing_path import missing_path
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.no_model import no_model
 from plimsoll.config.problems import Problem, show
@@ -101,35 +101,9 @@ def has_tokenizer(path: str) -> bool:
 
 
 def check_missing(key: str, name: str, wanted: str) -> Problem | None:
-    """The problem of a path that is not here, or None where it may well be a name on the hub:
-    `organisation/name` without such a directory here, or a single name with nothing like it here.
-    """
-    path = Path(name)
-    if path.exists():
-        what = "It is a file." if path.is_file() else "It is neither a file nor a directory."
-        return Problem(key, show(name), what, f"give the path of {wanted}")
-    if path.is_symlink():
-        why = f"It is a link to {path.readlink()}, which is not there."
-        return Problem(key, show(name), why, "mend the link")
-    close = _nearest(path)
-    simple = len(path.parts) <= 2 and path.parts[:1] not in ((".",), ("..",))
-    by_name = simple and not path.is_absolute() and not name.startswith((".", "~"))
-    on_hub = by_name and (not close if len(path.parts) == 1 else not path.parent.is_dir())
-    if on_hub and not path.suffix.startswith((".json", ".parquet", ".gz")):
-        return None
-    gone = next((p for p in reversed([path, *path.parents]) if not p.exists()), path)
-    near = f"did you mean {close}?" if close else f"give the path of {wanted}, or a name on the hub"
-    why = f"There is no such file or directory: `{gone.name}` is not in {gone.parent.absolute()}."
-    return Problem(key, show(name), why, near)
-
-
-def _nearest(path: Path) -> str | None:
-    """The sibling that is called most like `path`."""
-    if not path.parent.is_dir():
-        return None
-    siblings = sorted(sibling.name for sibling in path.parent.iterdir())
-    close = difflib.get_close_matches(path.name, siblings, n=1)
-    return str(path.parent / close[0]) if close else None
+    """The problem of a path that is not here, or None where it may well be a name on the hub."""
+    found = missing_path(name, wanted)
+    return None if found is None else Problem(key, show(name), *found)
 
 
 def _no_config(path: Path) -> tuple[str, str] | None:

@@ -91,7 +91,8 @@ def plan_run(config: JobConfig) -> Plan | str:
         plan = make_plan(config, ground)
     except ConfigError as error:
         refuse_conflicts(here_rules(config, ground.here))
-        return f"no plan of memory: {error}"
+        why, *_ = str(error).splitlines()  # without all names that there are
+        return f"no plan of memory: {why}"
     if cluster.hardware is None or cluster.address is not None:
         return plan
     lacking = _lacking(ground.hardware.nodes[0], found_here(), cluster)

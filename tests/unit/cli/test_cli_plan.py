@@ -175,6 +175,18 @@ def test_a_model_of_unknown_shape_is_said_to_have_no_plan(
     assert len(started) == 1
 
 
+def test_a_run_of_an_unknown_name_is_told_so_in_one_line(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plimsoll.recipes.sft.run_sft", lambda config: None)
+    words = ["--actor.model.path", "nobody/knows", "--data.chat_template", "none"]
+    assert main(["sft", "sft.yaml", *words]) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("no plan of memory: 'nobody/knows' is neither a directory here nor")
+    assert main(["plan", "sft.yaml", *words]) == 2
+    assert "meta-llama/Llama-2-7b-hf" in capsys.readouterr().err
+
+
 def test_a_cluster_elsewhere_is_not_taken_for_this_machine(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.jobs import PpoConfig
+from plimsoll.config.jobs import DistillConfig, PpoConfig
 from plimsoll.config.load import load_config, read_config
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.memory.machine import versions
@@ -224,6 +224,24 @@ def test_a_model_path_that_is_no_directory(house: Path) -> None:
     report = refusal("--actor.model.path", "outer", "--critic.model.path", "outer/step-2")
     assert "no config.json" in report and "did you mean outer/step-2?" in report
     check("--actor.model.path", "Qwen/Qwen2.5-0.5B", "--critic.model.path", "outer/step-2")
+
+
+@pytest.mark.parametrize("path", ["./modle", "modle", "../{house}/modle"])
+def test_a_teacher_is_looked_for_as_the_actor_is(house: Path, path: str) -> None:
+    source = {"path": "data/rows.jsonl", "prompt": "question", "response": "answer"}
+    model = {"path": "model"}
+    values = {
+        "run": {"directory": "run", "steps": 1},
+        "data": {"train": source, "max_tokens": 32},
+        "actor": {"model": model},
+        "teacher": {"model": model},
+    }
+    check_inputs(DistillConfig.model_validate(values))
+    values["teacher"] = {"model": {"path": path.format(house=house.name)}}
+    with pytest.raises(
+        ConfigError, match=r"(?s)^1 problem .* teacher\.model\.path: .*did you mean .*model\?$"
+    ):
+        check_inputs(DistillConfig.model_validate(values))
 
 
 @pytest.mark.usefixtures("house")

@@ -64,10 +64,23 @@ def test_a_directory_is_read_from_its_config(tmp_path: Path) -> None:
 def test_an_unknown_name_lists_what_is_known(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         read_shape(name)
+    why, known = str(error.value).splitlines()
+    assert repr(name) in why
+    assert "Nearest: Qwen/Qwen2.5-7B" in why
+    assert "mistralai/Mixtral-8x7B-v0.1" in known
+
+
+@pytest.mark.parametrize("path", ["./models/techer", "models/techer", "{here}/models/techer"])
+def test_a_path_that_is_not_there_is_told_without_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "teacher").mkdir(parents=True)
+    with pytest.raises(ConfigError) as error:
+        read_shape(path.format(here=tmp_path))
     message = str(error.value)
-    assert repr(name) in message
-    assert "Nearest: Qwen/Qwen2.5-7B" in message
-    assert "mistralai/Mixtral-8x7B-v0.1" in message
+    assert f"`techer` is not in {tmp_path}/models" in message
+    assert message.endswith("models/teacher?") and "Qwen" not in message
 
 
 def test_an_unknown_family_lists_what_is_known() -> None:

@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from plimsoll.config.missing_path import missing_path
 from plimsoll.config.no_model import no_model
 from plimsoll.errors import ConfigError
 from plimsoll.memory.shapes.families import shape_from_config
@@ -35,13 +36,17 @@ def read_fields(path: str) -> tuple[str, Mapping[str, object]]:
     well-known model by its name on the hub.
 
     Names may leave out the organisation; their case does not matter. Raises ConfigError for a
-    directory without a config.json that can be used, and for a name that is not known.
+    directory without a config.json that can be used, a path that is not there, and a name that is
+    not known: those that are, are on a second line.
     """
     directory = Path(path)
     if directory.is_dir():
         return path, _read_config(directory / "config.json")
     if known := _by_key().get(_key(path)):
         return known
+    if missing := missing_path(path, "a model directory"):
+        what, instead = missing
+        raise ConfigError(f"{path}: {what} -> {instead}")
     raise ConfigError(_unknown(path))
 
 
@@ -109,11 +114,10 @@ def _unknown(path: str) -> str:
     keys = _by_key()
     close = difflib.get_close_matches(_key(path).rpartition("/")[2], keys, n=3)
     nearest = ", ".join(dict.fromkeys(keys[key][0] for key in close))
+    known = ", ".join(next(iter(shape["positions"])) for shape in _shapes())
     return (
         f"{path!r} is neither a directory here nor the name of a model whose shape Plimsoll knows."
         + (f" Nearest: {nearest}." if nearest else "")
-        + " Give a directory that holds the model's config.json, or one of these (or a published "
-        + "variant of it): "
-        + ", ".join(next(iter(shape["positions"])) for shape in _shapes())
-        + "."
+        + " Give a directory that holds the model's config.json, or a name that `plimsoll plan` "
+        + f"knows.\nThose, and published variants of them: {known}."
     )
