@@ -16,8 +16,8 @@ from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.memory.advise.speed import step_seconds
+from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.machine.hardware import parse_cluster
-from plimsoll.memory.plan.contents import make_job
 from plimsoll.memory.plan.plan import Ground, make_plan
 from plimsoll.memory.price.overheads import Constants
 

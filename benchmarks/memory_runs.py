@@ -31,9 +31,9 @@ import yaml
 from plimsoll.config.deepspeed import deepspeed_settings
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.which import JOBS
+from plimsoll.memory.contents.contents import held_by, make_job
+from plimsoll.memory.contents.peaks import Use, uses_of
 from plimsoll.memory.items import Phase
-from plimsoll.memory.plan.contents import held_by, make_job
-from plimsoll.memory.plan.peaks import Use, uses_of
 from plimsoll.memory.price.roles import trained_counts, zero_sizes
 from plimsoll.memory.price.work import head_of
 from plimsoll.memory.shapes.known_models import read_shape

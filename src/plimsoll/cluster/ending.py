@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from plimsoll.cluster.blame import SILENT, message, tells_of_shortage
+from plimsoll.config.counting import gigabytes
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.memory.explain.incident import Incident, OutOfMemory, Sighting
-from plimsoll.memory.plan.table import gigabytes
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm import ENGINE_ENDED
 

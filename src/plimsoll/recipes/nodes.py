@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
+from plimsoll.config.counting import gigabytes
 from plimsoll.errors import DoesNotFit
-from plimsoll.memory.plan.process_peaks import Footprints
-from plimsoll.memory.plan.table import gigabytes
+from plimsoll.memory.contents.process_peaks import Footprints
 from plimsoll.run.readings import Footprint, Reading
 
 

@@ -12,11 +12,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.counting import counted
+from plimsoll.config.counting import counted, gigabytes
 from plimsoll.config.jobs import JobConfig
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
+from plimsoll.memory.advise.advice_json import advice_values
 from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise
+from plimsoll.memory.contents.contents import make_job
+from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.machine.hardware import (
     Hardware,
     Node,
@@ -28,14 +31,11 @@ from plimsoll.memory.machine.hardware import (
 from plimsoll.memory.machine.surroundings import Surroundings, read_surroundings
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import plan_text, problem_text, verdict_text
-from plimsoll.memory.plan.contents import make_job
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.plan.problems import PlanProblem
-from plimsoll.memory.plan.process_peaks import process_peaks
 from plimsoll.memory.plan.svg import draw_svg
-from plimsoll.memory.plan.table import gigabytes
 from plimsoll.memory.price.overheads import Constants, read_constants
 from plimsoll.memory.rules.here import here_rules
+from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprint
 
@@ -182,7 +182,7 @@ def plan_json(
     plan: Plan, advice: Advice | None = None, traced: Mapping[str, TracedRole] = _NONE
 ) -> str:
     """The plan, with what was advised and traced, as JSON text."""
-    values = plan_values(plan, advice)
+    values = plan_values(plan) | advice_values(advice)
     if traced:
         values["traced"] = [
             {

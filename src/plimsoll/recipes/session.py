@@ -19,9 +19,9 @@ from plimsoll.config.roles import role_models
 from plimsoll.data.report import BadRow
 from plimsoll.engine.worker import StepResult
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
+from plimsoll.memory.contents.process_peaks import Footprints
 from plimsoll.memory.meter import read_host
 from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.plan.process_peaks import Footprints
 from plimsoll.recipes.nodes import refuse_smaller_nodes
 from plimsoll.recipes.planning import plan_json, plan_run, plan_svg, predicted_peaks
 from plimsoll.recipes.shortage import explaining_shortage

@@ -12,7 +12,7 @@ from plimsoll.config.jobs import JobConfig, PpoConfig
 from plimsoll.config.which import load_any_config
 from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.plan.plan import Ground, Plan
-from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.recipes.planning import hardware_of, plan_job
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"

@@ -10,11 +10,11 @@ from plimsoll.config.jobs import JobConfig
 from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.machine.surroundings import Surroundings
-from plimsoll.memory.plan.contents import make_job
-from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.rules import find_conflicts
 
 QWEN = "Qwen/Qwen2.5-7B"

@@ -14,6 +14,7 @@ from plimsoll.config.jobs import JobConfig
 from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS, load_any_config
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.memory.advise.advice_json import advice_values
 from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise, smallest_change
 from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
@@ -424,7 +425,7 @@ def test_the_text_is_80_columns_and_the_json_has_the_agreed_keys(path: Path) -> 
     advice = scenario_advice(path)
     assert max(map(len, advice_text(advice).splitlines())) <= 80
     plan = make_plan(config, Ground(named_hardware(config)))
-    values = plan_values(plan, advice)
+    values = plan_values(plan) | advice_values(advice)
     assert len(values["suggestions"]) == len(advice.suggestions)
     agreed = {"changes", "flags", "effect", "smallest", "verdict", "device_bytes", "host_bytes"}
     agreed |= {"relative_seconds", "costs"}

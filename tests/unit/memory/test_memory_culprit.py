@@ -7,12 +7,12 @@ import pytest
 from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.memory.contents.layout import Slot
+from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.items import Held, Item, Moment
 from plimsoll.memory.machine.hardware import parse_cluster
-from plimsoll.memory.plan.culprit import find_culprit
-from plimsoll.memory.plan.layout import Slot
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.plan.stores import Store
+from plimsoll.memory.rules.culprit import find_culprit
 
 DPO = """\
 run: {directory: out, steps: 10}

@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.jobs import JobConfig, PpoConfig, SftConfig
+from plimsoll.memory.contents.contents import make_job
+from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
 from plimsoll.memory.explain.incident import Incident, Sighting
@@ -17,8 +19,6 @@ from plimsoll.memory.explain.questions import Answer, Scene, four_answers
 from plimsoll.memory.machine.hardware import Hardware, parse_cluster
 from plimsoll.memory.machine.node_state import Holder, NodeState
 from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
-from plimsoll.memory.plan.contents import make_job
-from plimsoll.memory.plan.process_peaks import process_peaks
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.run.readings import Footprint, HostReading, Reading, Share
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
 from plimsoll.config.load import validate
 from plimsoll.config.yaml_tree import read_tree
-from plimsoll.memory.plan.layout import Layout, Slot, lay_out
+from plimsoll.memory.contents.layout import Layout, Slot, lay_out
 
 BASE = """\
 run: {directory: out, steps: 10}

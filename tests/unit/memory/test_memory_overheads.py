@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.errors import ConfigError
-from plimsoll.memory.plan.layout import Process, ProcessKind, Slot
-from plimsoll.memory.plan.process_items import process_items
+from plimsoll.memory.contents.layout import Process, ProcessKind, Slot
+from plimsoll.memory.contents.process_items import process_items
 from plimsoll.memory.price.overheads import NUMBERS, Constants, read_constants, write_constants
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plimsoll.memory.contents.layout import Slot
+from plimsoll.memory.contents.peaks import phase_peaks, uses_of
+from plimsoll.memory.contents.stores import Band, Store, judge, slots_text
 from plimsoll.memory.items import PHASES, Held, Item, Level, Moment
-from plimsoll.memory.plan.layout import Slot
-from plimsoll.memory.plan.peaks import phase_peaks, uses_of
-from plimsoll.memory.plan.stores import Band, Store, judge, slots_text
 
 STEP = Moment("train_actor", "step")
 BACKWARD = Moment("train_actor", "forward_backward")

@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plimsoll.config.counting import gigabytes
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.load import validate
 from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
+from plimsoll.memory.advise.advice_json import advice_values
+from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.items import Moment
 from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import verdict_text
-from plimsoll.memory.plan.contents import held_by, make_job
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.plan.table import gigabytes
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.shapes.known_models import read_shape
 
@@ -225,7 +226,7 @@ def test_of_what_roles_have_only_while_they_score_the_largest_counts() -> None:
 
 def test_the_json_has_the_agreed_keys() -> None:
     text = PPO + "cluster: {ranks: 2}\nrollout: {placement: shared, engines: 2}\n"
-    values = plan_values(plan("ppo", text, "2xA100-80GB"))
+    values = plan_values(plan("ppo", text, "2xA100-80GB")) | advice_values(None)
     agreed = {"verdict", "band", "devices", "hosts", "disk", "items", "problems", "suggestions"}
     assert agreed <= set(values)
     assert [d["device"] for d in values["devices"]] == ["node 0 card 0", "node 0 card 1"]

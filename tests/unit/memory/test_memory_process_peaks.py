@@ -8,10 +8,10 @@ import pytest
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import JobConfig, PpoConfig, RmConfig, SftConfig
+from plimsoll.memory.contents.contents import held_by, make_job
+from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.machine.hardware import parse_cluster
-from plimsoll.memory.plan.contents import held_by, make_job
 from plimsoll.memory.plan.plan import Ground, make_plan
-from plimsoll.memory.plan.process_peaks import process_peaks
 from plimsoll.memory.price.overheads import Constants
 
 MODEL = {"model": {"path": "Qwen/Qwen2.5-0.5B"}, "optimizer": {"learning_rate": 1e-5}}

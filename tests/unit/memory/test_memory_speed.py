@@ -34,8 +34,8 @@ from plimsoll.memory.advise.speed import (
     training_seconds,
     weights_offload_seconds,
 )
+from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.machine.hardware import Node, find_card, parse_cluster
-from plimsoll.memory.plan.contents import make_job
 from plimsoll.memory.price.engines import Sampler
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.shapes.known_models import read_shape

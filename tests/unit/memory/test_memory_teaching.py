@@ -7,9 +7,9 @@ from typing import Any
 from rule_cases import config as read
 from rule_cases import conflicts
 
+from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.machine.hardware import parse_cluster
-from plimsoll.memory.plan.contents import held_by, make_job
 from plimsoll.memory.price.overheads import Constants
 
 STUDENT, TEACHER = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B"

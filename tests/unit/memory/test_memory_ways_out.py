@@ -17,7 +17,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.memory.advise.changes import Change, changed, value_at
 from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.rules.problems import PlanProblem
 
 ROWS = {
     "sft": "prompt: q, response: a",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.errors import DoesNotFit
-from plimsoll.memory.plan.process_peaks import Footprints
+from plimsoll.memory.contents.process_peaks import Footprints
 from plimsoll.recipes.nodes import refuse_smaller_nodes
 from plimsoll.run.readings import CardReading, Footprint, HostReading, Reading
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from plimsoll.config.counting import gigabytes
 from plimsoll.memory.advise.advise import Advice, Suggestion
-from plimsoll.memory.plan.table import WIDTH, gigabytes
+from plimsoll.memory.plan.table import WIDTH
 
 _RANKED = "estimates for ranking, not for timing"
 

@@ -14,8 +14,8 @@ from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.lengths import shortened
 from plimsoll.memory.advise.moves import filled, grown
 from plimsoll.memory.advise.search import Site, State, faster_states, in_order, saving_states
+from plimsoll.memory.contents.stores import VERDICTS, Verdict
 from plimsoll.memory.plan.plan import Ground
-from plimsoll.memory.plan.stores import VERDICTS, Verdict
 
 _SHOWN = 8
 _MOST_NODES = 256

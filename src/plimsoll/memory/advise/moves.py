@@ -13,15 +13,15 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.jobs import ComparedJobConfig, JobConfig, RlJobConfig
 from plimsoll.config.roles import frozen_roles, key_of, trained_roles
 from plimsoll.memory.advise.changes import Value, changed, changes_between
+from plimsoll.memory.contents.layout import lay_out
+from plimsoll.memory.contents.stores import Store, likely_worst
 from plimsoll.memory.items import Item
 from plimsoll.memory.machine.hardware import Hardware
-from plimsoll.memory.plan.layout import lay_out
 from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.plan.stores import Store, likely_worst
-from plimsoll.memory.plan.ways_out import written_reference
 from plimsoll.memory.price.work import longest_sequence, sequences_together, step_sequences
 from plimsoll.memory.rules.engines import largest_share
 from plimsoll.memory.rules.states import LOST_BELOW
+from plimsoll.memory.rules.ways_out import written_reference
 
 Move = Mapping[str, Value]
 """Dotted keys and what they become."""

@@ -14,10 +14,10 @@ from plimsoll.memory.advise.changes import Change, changed, changes_between
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.moves import Move, faster_moves, on_nodes, saving_moves
 from plimsoll.memory.advise.speed import step_seconds
+from plimsoll.memory.contents.contents import make_job
+from plimsoll.memory.contents.stores import VERDICTS, Band, Store, likely_worst
 from plimsoll.memory.machine.hardware import Hardware
-from plimsoll.memory.plan.contents import make_job
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.plan.stores import VERDICTS, Band, Store, likely_worst
 
 _DEEPEST, _LEAST_DEEP = 5, 2
 """Moves on top of one another; fewer are tried even where one alone would do."""

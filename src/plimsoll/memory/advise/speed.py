@@ -21,8 +21,8 @@ from plimsoll.memory.advise.engine_speed import (
 )
 from plimsoll.memory.advise.rates import Rates, rates_of
 from plimsoll.memory.advise.recompute import recomputed
+from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.machine.hardware import Node
-from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.price.engines import card_share
 from plimsoll.memory.price.roles import adapter_tensors
 from plimsoll.memory.price.work import longest_sequence, step_sequences

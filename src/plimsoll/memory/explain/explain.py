@@ -6,16 +6,16 @@ from dataclasses import dataclass, replace
 
 from plimsoll.config.jobs import JobConfig
 from plimsoll.memory.advise.advise import Suggestion, smallest_change
+from plimsoll.memory.contents.contents import Job, make_job
+from plimsoll.memory.contents.layout import Process, Slot
+from plimsoll.memory.contents.peaks import Use, fullest
+from plimsoll.memory.contents.process_peaks import process_peaks, read_as
+from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.explain.incident import Incident
 from plimsoll.memory.explain.questions import Answer, Scene, four_answers, models_of, room_of
 from plimsoll.memory.items import Item, Where
 from plimsoll.memory.machine.hardware import Hardware, Node
-from plimsoll.memory.plan.contents import Job, make_job
-from plimsoll.memory.plan.layout import Process, Slot
-from plimsoll.memory.plan.peaks import Use, fullest
 from plimsoll.memory.plan.plan import Ground, make_plan
-from plimsoll.memory.plan.process_peaks import process_peaks, read_as
-from plimsoll.memory.plan.stores import Store
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.run.readings import Footprint
 

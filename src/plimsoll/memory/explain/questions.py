@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from plimsoll.config.roles import frozen_roles, trained_roles
+from plimsoll.memory.contents.contents import Job, hosted
+from plimsoll.memory.contents.layout import Process
+from plimsoll.memory.contents.peaks import Use
+from plimsoll.memory.contents.process_peaks import read_as
+from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.explain.incident import Incident, Sighting
 from plimsoll.memory.machine.node_state import NodeState
 from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
-from plimsoll.memory.plan.contents import Job, hosted
-from plimsoll.memory.plan.layout import Process
-from plimsoll.memory.plan.peaks import Use
-from plimsoll.memory.plan.process_peaks import read_as
-from plimsoll.memory.plan.stores import Store
 from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import Share
 

@@ -1,1 +1,1 @@
-"""Everything priced and placed: peaks, verdict, culprit, and how they are shown."""
+"""The plan as a whole: everything priced, placed and judged, and how it is shown."""

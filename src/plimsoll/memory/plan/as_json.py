@@ -1,4 +1,4 @@
-"""A plan as JSON, for programs: `plimsoll plan --json` and `plan.json` in a run directory."""
+"""A plan as values of JSON, for programs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from plimsoll.memory.advise.advise import Advice, Cluster, Suggestion
+from plimsoll.memory.contents.layout import Slot
+from plimsoll.memory.contents.peaks import Use
+from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.items import Item
-from plimsoll.memory.plan.layout import Slot
-from plimsoll.memory.plan.peaks import Use
 from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.plan.stores import Store
 from plimsoll.memory.price.overheads import constant_values
 
 
-def plan_values(plan: Plan, advice: Advice | None = None) -> dict[str, Any]:
+def plan_values(plan: Plan) -> dict[str, Any]:
     """Every card and host by itself. The items of one card (or host) and phase are those of the
-    phase's fullest instant: they add up to its bytes. advice: None where none was asked for."""
+    phase's fullest instant: they add up to its bytes."""
     return {
         "verdict": plan.verdict,
         "band": plan.band.share,
@@ -29,9 +28,6 @@ def plan_values(plan: Plan, advice: Advice | None = None) -> dict[str, Any]:
             *(_item(item, "save", "written", "run directory") for item in plan.disk),
         ],
         "problems": [asdict(problem) for problem in plan.problems],
-        "suggestions": [_suggestion(one) for one in advice.suggestions] if advice else [],
-        "smallest_cluster": _cluster(advice.smallest_cluster) if advice else None,
-        "shorter_sequences": _suggestion(advice.shorter) if advice and advice.shorter else None,
         "constants": constant_values(plan.constants),
     }
 
@@ -81,23 +77,3 @@ def _item(item: Item, phase: str, instant: str, device: str) -> dict[str, Any]:
         "formula": item.formula,
         "source": item.source,
     }
-
-
-def _suggestion(one: Suggestion) -> dict[str, Any]:
-    return {
-        "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in one.changes],
-        "flags": one.flags,
-        "effect": one.effect,
-        "smallest": one.smallest,
-        "verdict": one.verdict,
-        "device_bytes": one.device_bytes,
-        "host_bytes": one.host_bytes,
-        "relative_seconds": one.relative_seconds,
-        "costs": list(one.costs),
-    }
-
-
-def _cluster(cluster: Cluster | None) -> dict[str, Any] | None:
-    if cluster is None:
-        return None
-    return {"nodes": cluster.nodes, **_suggestion(cluster.suggestion)}

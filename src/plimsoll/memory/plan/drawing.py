@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from plimsoll.memory.plan.kinds import KINDS, Kind, kind_of
-from plimsoll.memory.plan.peaks import Use
-from plimsoll.memory.plan.stores import Store
-from plimsoll.memory.plan.table import SHORT, gigabytes
+from plimsoll.config.counting import gigabytes
+from plimsoll.memory.contents.kinds import KINDS, Kind, kind_of
+from plimsoll.memory.contents.peaks import Use
+from plimsoll.memory.contents.stores import Store
+from plimsoll.memory.plan.table import SHORT
 
 _BAR = 56
 _UNICODE = "█▓▒░▞▤▪·"

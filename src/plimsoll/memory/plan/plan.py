@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from plimsoll.config.jobs import JobConfig
+from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
+from plimsoll.memory.contents.disk import disk_items
+from plimsoll.memory.contents.layout import Process, Slot
+from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, judge
 from plimsoll.memory.items import Held, Item
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.machine.surroundings import Surroundings
-from plimsoll.memory.plan.contents import Alike, Job, alike, held_by, make_job
-from plimsoll.memory.plan.disk import disk_items
-from plimsoll.memory.plan.find_problems import find_problems
-from plimsoll.memory.plan.layout import Process, Slot
-from plimsoll.memory.plan.problems import PlanProblem
-from plimsoll.memory.plan.stores import VERDICTS, Band, Store, Verdict, judge
 from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.rules import find_conflicts
+from plimsoll.memory.rules.shortages import find_shortages
 
 BAND = Band(
     0.10,
@@ -81,7 +81,7 @@ def make_plan(config: JobConfig, ground: Ground) -> Plan:
     devices = tuple(_stores(job, contents, "device"))
     hosts = tuple(_stores(job, contents, "host"))
     disk = disk_items(job)
-    lacking = find_problems(job, (*devices, *hosts), disk, free_disk, band)
+    lacking = find_shortages(job, (*devices, *hosts), disk, free_disk, band)
     problems = (*find_conflicts(job, ground.here), *lacking)
     return Plan(band, devices, hosts, disk, free_disk, problems, ground.constants)
 

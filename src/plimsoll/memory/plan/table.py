@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from plimsoll.config.counting import gigabytes
+from plimsoll.memory.contents.peaks import Use
+from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.items import Phase
-from plimsoll.memory.plan.peaks import Use
-from plimsoll.memory.plan.stores import Store
 
 WIDTH = 80
 _COLUMN = 7
@@ -39,12 +40,6 @@ def store_table(store: Store) -> str:
         capacity = dict.fromkeys(phases, store.capacity)
         lines.append(_line("load line", capacity, phases, label))
     return "\n".join(lines)
-
-
-def gigabytes(size: int) -> str:
-    """Decimal gigabytes, in three digits or all whole ones."""
-    digits = 2 if size < 9.995e9 else 1 if size < 99.95e9 else 0
-    return f"{size / 1e9:,.{digits}f}"
 
 
 def _rows(uses: Sequence[Use], peak: int) -> Iterable[Row]:

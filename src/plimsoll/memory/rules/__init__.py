@@ -1,1 +1,1 @@
-"""What cannot work, or not here, whatever it weighs."""
+"""What cannot work, or not here, and what does not fit: with the reason and the way out."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from plimsoll.config.counting import counted
 from plimsoll.config.jobs import PairJobConfig, RlJobConfig
 from plimsoll.config.roles import frozen_roles, key_of, role_models, trained_roles
-from plimsoll.memory.plan.contents import Job
-from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.price.work import sequences_together, step_sequences
+from plimsoll.memory.rules.problems import PlanProblem
 
 
 def card_rules(job: Job) -> Iterator[PlanProblem]:

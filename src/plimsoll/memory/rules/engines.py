@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import floor
 
-from plimsoll.config.counting import counted
+from plimsoll.config.counting import counted, gigabytes
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.memory.plan.contents import Job
-from plimsoll.memory.plan.culprit import find_culprit
-from plimsoll.memory.plan.problems import PlanProblem
-from plimsoll.memory.plan.stores import Band, Store
-from plimsoll.memory.plan.table import gigabytes
+from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.price.engines import ASLEEP, least_share
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
+from plimsoll.memory.rules.culprit import find_culprit
+from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.shapes.shape import ModelShape
 
 _PADDING = 64

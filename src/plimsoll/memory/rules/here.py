@@ -10,7 +10,7 @@ from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.roles import RoleName, frozen_roles, role_models, trained_roles
 from plimsoll.memory.machine.surroundings import Surroundings
 from plimsoll.memory.machine.versions import judge_version
-from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.rules.problems import PlanProblem
 
 _STORAGE = Version("0.43")
 """Of bitsandbytes: the first with quant_storage (bitsandbytes-foundation/bitsandbytes#970)."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.roles import RoleName, key_of, role_models, trained_roles
-from plimsoll.memory.plan.contents import Job
-from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.price.roles import EMBEDDINGS
 from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.memory.price.work import longest_written
+from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.shapes.known_models import has_other_parts
 from plimsoll.memory.shapes.shape import ModelShape
 

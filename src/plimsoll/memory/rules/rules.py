@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.machine.surroundings import Surroundings
-from plimsoll.memory.plan.contents import Job
-from plimsoll.memory.plan.problems import PlanProblem
 from plimsoll.memory.rules.cards import card_rules
 from plimsoll.memory.rules.engines import engine_rules, free_share
 from plimsoll.memory.rules.here import here_rules
 from plimsoll.memory.rules.models import model_rules
+from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.states import state_rules
 
 

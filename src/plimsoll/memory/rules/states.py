@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from plimsoll.config.engine import ZeroConfig
 from plimsoll.config.roles import trained_roles
-from plimsoll.memory.plan.contents import Job
-from plimsoll.memory.plan.problems import PlanProblem
+from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.rules.problems import PlanProblem
 
 LOST_BELOW = 2.0**-14
 """Half the distance of bfloat16 numbers about 0.02, the spread that transformers gives new weights

@@ -6,22 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
 from plimsoll.config.codes import PlanCode
-from plimsoll.config.counting import counted
+from plimsoll.config.counting import counted, gigabytes
+from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.stores import Band, Store, judge
 from plimsoll.memory.items import Item
-from plimsoll.memory.plan.contents import Job
-from plimsoll.memory.plan.culprit import Culprit, find_culprit
-from plimsoll.memory.plan.problems import PlanProblem
-from plimsoll.memory.plan.stores import Band, Store, judge
-from plimsoll.memory.plan.table import gigabytes
 from plimsoll.memory.price.engines import GIB, card_share, least_share
+from plimsoll.memory.rules.culprit import Culprit, find_culprit
 from plimsoll.memory.rules.engines import beside_training
+from plimsoll.memory.rules.problems import PlanProblem
 
 _TOO_SMALL: Mapping[str, PlanCode] = {"device": "device-memory", "host": "host-memory"}
 _BLOCK = 256
 """Tokens of the largest blocks that vLLM counts a KV cache in (vllm/platforms/cpu.py)."""
 
 
-def find_problems(
+def find_shortages(
     job: Job, stores: Sequence[Store], disk: Sequence[Item], free_disk: int | None, band: Band
 ) -> Iterator[PlanProblem]:
     """All of them, errors and warnings. free_disk: bytes; None where unknown."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.roles import trained_roles
+from plimsoll.memory.contents.kinds import Kind, kind_of
+from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.items import Item
-from plimsoll.memory.plan.kinds import Kind, kind_of
-from plimsoll.memory.plan.stores import Store
-from plimsoll.memory.plan.ways_out import states_way_out, way_out
+from plimsoll.memory.rules.ways_out import states_way_out, way_out
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.deepspeed import Device
+from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.items import Item, Where
-from plimsoll.memory.plan.layout import Process
 from plimsoll.memory.price.overheads import Constants
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import groupby
 
+from plimsoll.memory.contents.contents import Job, held_by
+from plimsoll.memory.contents.layout import Process, Slot
+from plimsoll.memory.contents.peaks import Use, uses_of
 from plimsoll.memory.items import Held, Phase, Where
-from plimsoll.memory.plan.contents import Job, held_by
-from plimsoll.memory.plan.layout import Process, Slot
-from plimsoll.memory.plan.peaks import Use, uses_of
 from plimsoll.run.readings import Footprint
 
 Footprints = dict[str, Footprint]

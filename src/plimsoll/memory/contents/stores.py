@@ -8,9 +8,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Literal
 
+from plimsoll.memory.contents.layout import Slot
+from plimsoll.memory.contents.peaks import Use, fullest, phase_peaks, uses_of
 from plimsoll.memory.items import Held, Item
-from plimsoll.memory.plan.layout import Slot
-from plimsoll.memory.plan.peaks import Use, fullest, phase_peaks, uses_of
 
 Verdict = Literal["fits", "risky", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "risky", "does not fit")

@@ -10,15 +10,15 @@ from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole
 from plimsoll.config.jobs import DistillConfig, JobConfig, PrmConfig, RlJobConfig, RmConfig
 from plimsoll.config.roles import RoleName, frozen_roles, role_models, role_ranks, trained_roles
-from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.machine.hardware import Hardware
-from plimsoll.memory.plan.layout import Layout, Process, ProcessKind, lay_out
-from plimsoll.memory.plan.process_items import (
+from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, lay_out
+from plimsoll.memory.contents.process_items import (
     computing_items,
     drawing_items,
     process_items,
     writing_items,
 )
+from plimsoll.memory.items import Held, Moment
+from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.price.activation_form import TaughtHead
 from plimsoll.memory.price.engines import (
     STARTING,

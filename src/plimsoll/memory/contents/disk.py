@@ -8,8 +8,8 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import JobConfig, KtoConfig
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.roles import RoleName, is_precomputed, trained_roles
+from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.items import Item
-from plimsoll.memory.plan.contents import Job
 from plimsoll.memory.price.roles import adapter_tensors, moment_bytes
 from plimsoll.memory.price.work import head_of, step_sequences
 

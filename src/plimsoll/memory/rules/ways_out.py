@@ -13,7 +13,7 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.jobs import ComparedJobConfig, JobConfig, PpoConfig, RlJobConfig
 from plimsoll.config.problems import show
 from plimsoll.config.roles import given_frozen, key_of, trained_roles
-from plimsoll.memory.plan.kinds import Kind
+from plimsoll.memory.contents.kinds import Kind
 from plimsoll.memory.price.work import longest_sequence, longest_written, sequences_together
 
 Where = Literal["device", "host"]

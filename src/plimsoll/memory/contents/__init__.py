@@ -1,0 +1,1 @@
+"""What every process, card and host of a run holds, where and when."""
