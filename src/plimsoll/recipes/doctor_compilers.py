@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from plimsoll.memory.machine.tools import LIBNUMA
+from plimsoll.memory.machine.tools import LIBNUMA, way_to_have
 from plimsoll.recipes.doctor_finding import Finding
 
 _ADAM = "Adam on the CPU (optimizer_offload)"
@@ -31,9 +31,7 @@ def compilers(tools: Mapping[str, str | None], gpu: bool) -> Finding:
         return Finding("compilers", "ok", there)
     built = " and ".join(dict.fromkeys(use for tool in missing for use in uses[tool]))
     why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
-    fix = "apt install gcc g++ ninja-build python3-dev"
-    fix += "; for nvcc set CUDA_HOME to a CUDA kit" if gpu else ""
-    return Finding("compilers", "warn", there, why, fix)
+    return Finding("compilers", "warn", there, why, way_to_have(missing))
 
 
 def libnuma(

@@ -14,12 +14,12 @@ from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.problems import Problem
 from plimsoll.config.roles import trained_roles
 from plimsoll.memory.machine.tools import (
-    DEBIAN,
     FOR_CPU_ADAM,
     FOR_CPU_ENGINES,
     FOR_GPU_ENGINES,
     FOR_ZERO_PLUS_PLUS,
     system_tools,
+    way_to_have,
 )
 from plimsoll.memory.machine.versions import installed_version
 from plimsoll.recipes.model_files import models_by_key
@@ -118,11 +118,7 @@ def _lacking(
     missing = [tool for tool in needed if tools[tool] is None]
     if missing:
         why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
-        packages = [DEBIAN[tool] for tool in missing if tool in DEBIAN]
-        mend = [f"apt install {' '.join(packages)}"] if packages else []
-        if "nvcc" in missing:
-            mend.append("set CUDA_HOME to a CUDA kit of torch's own version")
-        instead = f"{' and '.join(mend)}, or write {other}"
+        instead = f"{way_to_have(missing)}, or write {other}"
         yield Problem(key, value, why, instead, code="package-missing")
 
 

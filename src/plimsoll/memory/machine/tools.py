@@ -6,6 +6,7 @@ import ctypes
 import os
 import shutil
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
 
 COMPILERS = ("gcc", "g++", "ninja", "nvcc")
@@ -37,6 +38,15 @@ def system_tools() -> dict[str, str | None]:
     """Where each of COMPILERS, Python.h and LIBNUMA is; None where it is not."""
     found = {tool: _find(tool) for tool in COMPILERS}
     return found | {"Python.h": _headers(), LIBNUMA: _library(LIBNUMA)}
+
+
+def way_to_have(missing: Sequence[str]) -> str:
+    """What to do on Debian for tools that are not there."""
+    packages = [DEBIAN[tool] for tool in missing if tool in DEBIAN]
+    steps = [f"apt install {' '.join(packages)}"] if packages else []
+    if "nvcc" in missing:
+        steps.append("set CUDA_HOME to a CUDA kit of torch's own version")
+    return " and ".join(steps)
 
 
 def own_scripts() -> str:
