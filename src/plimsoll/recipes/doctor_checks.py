@@ -226,7 +226,7 @@ def memory(host: HostMemory) -> Finding:
         seen += f" (a cgroup allows this much of {bytes_text(host.total_bytes)})"
     if host.free_bytes >= _TIGHT_MEMORY * host.capacity_bytes:
         return Finding("host memory", "ok", seen)
-    why = "Others hold most of it, and loading needs a copy of the model on every rank."
+    why = "Others hold most of it: a run may not get what its plan counts on."
     return Finding("host memory", "warn", seen, why, "end what holds it (ps aux --sort=-rss)")
 
 
