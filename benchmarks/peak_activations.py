@@ -130,10 +130,16 @@ class Activations:
 
     def _item_bytes(self, item: Item) -> int:
         if item.name == "logits":
-            return int(item.bytes * self._logit / _HUGGING_FACE)
+            return int(item.bytes * self._scored * self._logit / _HUGGING_FACE)
         if item.name == "recomputed activations" and self.project.in_parts:
             return min(item.bytes, self._mlp)
         return item.bytes
+
+    @property
+    def _scored(self) -> float:
+        """Share of the tokens that have logits."""
+        row = self.row
+        return 1 if row.completion is None else row.completion * row.sequences / row.tokens
 
     @property
     def _mlp(self) -> int:
@@ -155,6 +161,8 @@ class Activations:
         logits, and what the loss reads of them. Qwen's own code leaves fp32 to autocast, which
         DeepSpeed has not."""
         row = self.row
+        if row.completion is not None:
+            return _HUGGING_FACE  # TRL's too: fp32 logits that it divides by a temperature
         if row.chunked_loss and row.compiled:
             return 2 + 2 / 8
         if row.loss_in_place:

@@ -50,10 +50,11 @@ def allocated_bytes(row: Row) -> int:
         return kept_bytes(kept, "always", "built", "stepped", *lives)
 
     before: tuple[Life, ...] = ("training",) if row.accumulates else ()
+    late: tuple[Life, ...] = ("training",) if project.late_zero else before
     early = row.optimizer_offload and zero_stage(row, project) in (1, 2)
     norming: tuple[Life, ...] = ("computing", "backward", *before) if early else ("training",)
     return max(
-        living("computing", "backward", *before) + activations.highest,
+        living("computing", "backward", *late) + activations.highest,
         living("computing", "backward", *before) + activations.left(row.shape.layers),
         living("computing", "backward", "reducing", *before)
         + activations.left(_unreduced(row, project)),
@@ -64,7 +65,10 @@ def allocated_bytes(row: Row) -> int:
 
 
 def _unreduced(row: Row, project: Project) -> int:
-    """Layers that are left when gradients are first reduced: FSDP and DDP begin with the last."""
+    """Layers that are left when gradients are first reduced: FSDP and DDP begin with the last, if
+    it is a unit of its own."""
+    if row.one_unit:
+        return 1
     stage = zero_stage(row, project)
     if not stage:
         return row.shape.layers

@@ -32,6 +32,7 @@ class Project:
     quantized_inputs: its bitsandbytes (0.41) keeps the input of every 4-bit linear.
     flat_gradients: its FSDP makes one parameter of each block, frozen weights and all, so that its
     gradient is as large; whole on each rank until the step, where gradients are accumulated.
+    late_zero: its loop drops the gradients of a step after the next forward.
     liger: norms and MLPs are Liger's.
     in_parts: norms, attention and MLP of a layer are checkpointed one by one.
     reference_adapter: a frozen one is kept beside that which is trained.
@@ -56,6 +57,7 @@ class Project:
     reentrant: bool = False
     quantized_inputs: bool = False
     flat_gradients: bool = False
+    late_zero: bool = False
     liger: bool = False
     in_parts: bool = False
     reference_adapter: bool = False
@@ -78,6 +80,11 @@ PROJECTS = {
         logit=8,
         quantized_inputs=True,
         flat_gradients=True,
+    ),
+    # litgpt/model.py and api.py: LLM.forward; lightning/pytorch/loops/optimization/automatic.py:
+    # Closure.closure
+    "Lightning-AI/pytorch-lightning": Project(
+        packed_qkv=True, untied=True, fused_gelu=True, logit=8, late_zero=True
     ),
     # thunder/benchmarks/benchmark_litgpt.py: LitGPT's models, and a loss of their 16-bit logits
     # that its loop keeps
@@ -124,6 +131,7 @@ PROJECTS = {
 }
 
 _NAMES = {
+    r"lit-?gpt.*lightning(?:'s)? trainer": "Lightning-AI/pytorch-lightning",
     r"lit-?gpt|lit-?llama": "Lightning-AI/litgpt",
     r"colossal-?(?:ai|chat)|\bcoati\b": "hpcaitech/ColossalAI",
     r"llama-?factory": "hiyouga/LLaMA-Factory",

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import peak_attention as attention
 import peak_losses as losses
 import peak_names as names
 import peak_numbers as numbers
+import peak_policies as policies
 import peak_projects as projects
 import peak_words as words
 from peak_numbers import Metric, NotKnown, Text
@@ -47,7 +49,8 @@ class Adapter:
 class Row:
     """What a peak was measured on.
 
-    kept_gathered: FSDP keeps gathered weights from forward to backward.
+    kept_gathered: FSDP keeps gathered weights from forward to backward. one_unit: it gathers all of
+    them at once.
     auto_buckets: transformers' integration sets DeepSpeed's sizes by the hidden size.
     precision: mixed is 16-bit compute, whatever keeps the fp32 masters; pure has no fp32 at all;
     fp32 weights are what 16-bit compute is gathered from. prepared: PEFT made fp32 of what is not
@@ -60,8 +63,8 @@ class Row:
     loss_in_place: one kernel turns logits into their gradient. fused_layers: Liger's norms and
     MLPs; None: as its project has them. math: attention in fp32, of keys and values that are
     repeated, and its scores are written out: PyTorch has no kernel for it, or none is used.
-    compiled: by torch.compile. varied: lengths differ from step to step, so that what is reserved
-    depends on their order.
+    compiled: by torch.compile. completion: tokens of a sequence that have logits; None: all.
+    varied: lengths differ from step to step, so that what is reserved depends on their order.
     readings: what was read into values that are silent or may be read in several ways. bucket:
     elements of DeepSpeed's gradients; None, and of prepared and holds_output: as its project has
     them. autocast: torch.autocast casts fp32 weights. uncast: nothing casts what they make.
@@ -81,6 +84,7 @@ class Row:
     ranks: int
     strategy: Strategy
     kept_gathered: bool
+    one_unit: bool
     auto_buckets: bool
     bucket: int | None
     optimizer_offload: bool
@@ -99,6 +103,7 @@ class Row:
     accumulates: bool
     sequences: int
     tokens: int
+    completion: int | None
     checkpointed: bool
     selective: bool
     reentrant: bool | None
@@ -192,6 +197,7 @@ def _row(raw: dict[str, str]) -> Row:
         ranks=numbers.integer("n_gpus", raw["n_gpus"]),
         strategy=strategy,
         kept_gathered=words.kept_gathered(text),
+        one_unit=words.one_unit(text),
         auto_buckets="auto" in text["strategy"],
         bucket=words.bucket(text),
         optimizer_offload=optimizer_offload,
@@ -210,13 +216,14 @@ def _row(raw: dict[str, str]) -> Row:
         accumulates=words.accumulates(text),
         sequences=sequences,
         tokens=sequences * numbers.integer("seq_len", raw["seq_len"]),
+        completion=policies.completion(text),
         checkpointed=words.checkpointed(text),
         selective=words.selective(text),
         reentrant=words.reentrant(text),
         inputs_on_host=bool(re.search("offload|unsloth", text["grad_ckpt"]))
         or "activation" in text["offload"],
-        eager=words.eager(text),
-        math=words.math(text) or (shape.kv_heads < shape.heads and words.without_kernel(text)),
+        eager=attention.eager(text),
+        math=attention.math(text, grouped=shape.kv_heads < shape.heads),
         chunk=losses.chunk(text),
         head_copies=losses.head_copies(text),
         chunked_loss=losses.chunked_loss(text),

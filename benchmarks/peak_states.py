@@ -137,6 +137,9 @@ def _fsdp(row: Row, project: Project) -> Iterator[Kept]:
         yield Kept("base", "bytes", base, 1, "", ranks)
         yield from _trained_states(row, count, wide, ranks)
     gathered = 4 if row.autocast else 2  # as they are: in fp32
+    if row.one_unit:
+        yield from _one_unit(row, gathered, wide)
+        return
     linears = shape.linear_parameters / shape.layers
     block = int(_QUANTIZED[row.quantization] * linears) * gathered // 2
     root = gathered * _ends(shape)
@@ -148,6 +151,18 @@ def _fsdp(row: Row, project: Project) -> Iterator[Kept]:
         yield _plain("gradients of a block, to reduce", block // gathered, 2 + wide, "backward")
     if project.flat_gradients and row.accumulates:
         yield _plain("gradients of flat parameters", shape.parameters, wide, "training")
+
+
+def _one_unit(row: Row, gathered: int, wide: int) -> Iterator[Kept]:
+    """All weights, which the root keeps from forward to backward. Their gradients become one when
+    the last of them is there (torch/distributed/fsdp/_flat_param.py: a split of the flat parameter,
+    whose backward joins them), and that is reduced. No place that activations left free takes a
+    block as large, so that what is reserved has it beside the most of them."""
+    yield _plain("gathered weights", row.shape.parameters, gathered, "computing")
+    if row.adapter is None:
+        yield _plain("gradients, to join", row.shape.parameters, gathered, "reducing")
+        joined: Life = "reducing" if row.metric == "allocated" else "backward"
+        yield _plain("joined gradients", row.shape.parameters, wide, joined)
 
 
 def _whole(row: Row, project: Project) -> Iterator[Kept]:
@@ -174,7 +189,8 @@ def _whole(row: Row, project: Project) -> Iterator[Kept]:
         if adapter.ends:
             yield from _trained_states(row, _ends(shape), element, 1)
     if row.strategy == "ddp" and row.ranks > 1:
-        yield _plain("DDP's buckets", trained_parameters(row), 4, "training")
+        bucketed = wide if adapter is None else 4
+        yield _plain("DDP's buckets", trained_parameters(row), bucketed, "training")
 
 
 def _trained_states(row: Row, count: int, wide: int, ranks: int) -> Iterator[Kept]:

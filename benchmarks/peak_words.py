@@ -6,30 +6,26 @@ import re
 from typing import Literal
 
 from peak_losses import NO_LIGER
-from peak_numbers import NotKnown, Text, metric, trl, version
+from peak_numbers import NotKnown, Text, metric, trl
+from peak_policies import completion
 
 Strategy = Literal["single", "ddp", "zero1", "zero2", "zero3", "fsdp"]
 Precision = Literal["mixed", "pure", "fp32", "fp32 weights"]
 Quantization = Literal["none", "nf4", "nf4 twice", "gptq", "gptq 8", "int8"]
 
 
-_Choices = tuple[tuple[str, bool | None], ...]
+Choices = tuple[tuple[str, bool | None], ...]
 """Patterns in the order they count. None: known, but not modelled."""
 _ITS_NAME = r"(?:enable_)?(?:gradient|activation)[ _-]checkpointing"
-_CHECKPOINTING: _Choices = (
+_CHECKPOINTING: Choices = (
     (r"every (?!(layer|block)\b)|selective|partial|some", None),
     (rf"^({_ITS_NAME}\W+)?(no?|none|false|off|disabled|without|0)\b", False),
     (r"^(y(es)?|(ac )?full|true|on|1|enabled|recompute|offload\w*|unsloth)\b", True),
     (r"^((non-)?reentrant|use_reentrant|checkpointed|(every|each|per)[- ](layer|block))\b", True),
     (rf"^{_ITS_NAME}\b", True),
 )
-_ATTENTION: _Choices = (
-    (r"^(no|none|false|eager)\b", True),
-    (r"flash|fa-?[234]|sdpa|yes|true|varlen|xformers|fmha|flex|cudnn|mem\w*[-_]eff", False),
-    (r"\bmath\b", False),
-)
 _PAIRS = r"dpo|orpo|simpo|\bcpo\b"
-_TASKS: _Choices = (
+_TASKS: Choices = (
     (r"sft|fine-?tun|instruct|pre-?train|\bc?lm\b|language model|cpt", True),
     (rf"trainer only|{_PAIRS}|\bkto\b", True),
 )
@@ -40,7 +36,8 @@ def by(text: Text) -> str:
     return f"{text['source']} {text['task']}"
 
 
-def _choice(text: Text, column: str, known: _Choices) -> bool:
+def choice(text: Text, column: str, known: Choices) -> bool:
+    """What the first pattern says that the column has; NotKnown where none has it."""
     found = [value for pattern, value in known if re.search(pattern, text[column])]
     if not found or found[0] is None:
         raise NotKnown(column, text[column])
@@ -49,7 +46,7 @@ def _choice(text: Text, column: str, known: _Choices) -> bool:
 
 def checkpointed(text: Text) -> bool:
     """Whole layers are; which of a layer's results a selective kind keeps differs by project."""
-    return selective(text) or _choice(text, "grad_ckpt", _CHECKPOINTING)
+    return selective(text) or choice(text, "grad_ckpt", _CHECKPOINTING)
 
 
 def selective(text: Text) -> bool:
@@ -58,37 +55,13 @@ def selective(text: Text) -> bool:
     return "torchtitan" in by(text) and bool(re.match(r"selective \(?op", text["grad_ckpt"]))
 
 
-def eager(text: Text) -> bool:
-    """Whether attention writes its scores out."""
-    return _choice(text, "flash_attn", _ATTENTION)
-
-
-def without_kernel(text: Text) -> bool:
-    """Whether no kernel takes several heads of queries to one of keys, as transformers has them
-    computed since 4.48, of 2025, where there is no padding to mask: flash attention needs an Ampere
-    card, and PyTorch's memory-efficient kernel as many of both (huggingface/transformers#48633).
-    LitGPT and torchtune repeat the keys themselves, as transformers did."""
-    padded = varied(text) and text["micro_batch"] != "1"
-    named = re.search(r"kernel|eff|flash", text["flash_attn"])
-    dated = re.search(r"\b202[0-4]\b", f"{text['source']} {text['notes']}")
-    earlier = dated or (0, 0) < version(text, "transformers") < (4, 48)
-    repeated = earlier or re.search(r"torchtune|lit-?gpt", by(text))
-    before = re.search(r"\b(?:t4(?!\d)|[vp]100|p40|gtx|titan|(?:rtx ?)?20[678]0)", text["gpu"])
-    return bool(before and "sdpa" in text["flash_attn"] and not (padded or named or repeated))
-
-
-def math(text: Text) -> bool:
-    """Whether PyTorch computes attention without a kernel, as a row says."""
-    return bool(re.search(r"(?<!no )(?<!not )\bmath\b", text["flash_attn"]))
-
-
 def task(text: Text) -> bool:
     """Only jobs with one trained model are modelled (and DPO's frozen one), and nobody's model code
     that computes all of its backward itself."""
     for column in ("task", "strategy", "notes"):
         if re.search(r"(?<!no )(?<!without )\bunsloth\b", text[column]):
             raise NotKnown(column, "unsloth")
-    return _choice(text, "task", _TASKS)
+    return completion(text) is not None or choice(text, "task", _TASKS)
 
 
 def pairs(text: Text) -> bool:
@@ -117,13 +90,14 @@ def strategy(text: Text) -> Strategy:
     if re.search(_LAYERS_DIVIDED, value) or ("offload" in value and "none" in text["offload"]):
         raise NotKnown("strategy", value)
     # before ZeRO, which it is often likened to
-    if re.search(r"\bfsdp[12]?\b|\bfull[_ ]shard|\bfully_shard|\bshard_grad_op\b", value):
+    named = r"\bfsdp[12]?(?:strategy)?\b|\bfull[_ ]shard|\bfully_shard|\bshard_grad_op\b"
+    if re.search(named, value):
         return "fsdp"
     named = r"(?:zero[- _]?(?:stage)?|stage|\b(?:ds_)?z)"
-    if match := re.search(rf"{named}[- _]?([123])(?!\d)", value):
+    if match := re.search(rf"{named} ?[-_=:]? ?([123])(?!\d)", value):
         stages: dict[str, Strategy] = {"1": "zero1", "2": "zero2", "3": "zero3"}
         return stages[match[1]]
-    if re.search(r"\bddp\b|data[- ]parallel", value):
+    if re.search(r"\bddp(?:strategy)?\b|data[- ]?parallel", value):
         return "ddp"
     if re.search(r"single|^none\b|^1 ?gpu", value):
         return "single"
@@ -136,6 +110,12 @@ def kept_gathered(text: Text) -> bool:
     kept = r"reshard_after_forward\W{0,3}(?:false|off|no)\b"
     named = rf"shard_grad_op|zero[-_ ]?(?:stage)?[-_ ]?2(?!\d)|{kept}"
     return bool(re.search(named, text["strategy"]) or re.search(kept, text["notes"]))
+
+
+def one_unit(text: Text) -> bool:
+    """Whether FSDP is given no policy to wrap layers by, and so gathers all weights at once."""
+    bare = r"fsdpstrategy\((?!.*(?:wrap|polic))|\b(?:no|without)(?: an?)?[ _](?:auto[ _]?)?wrap"
+    return bool(re.search(bare, text["strategy"]))
 
 
 def offloads(text: Text, what: str) -> bool:

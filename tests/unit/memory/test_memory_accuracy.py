@@ -316,6 +316,89 @@ def test_cards_before_ampere_have_no_kernel_for_grouped_heads(tmp_path: Path) ->
     assert gaps == pytest.approx([layer / 1e9] * 5 + [0, 0], abs=0.1)
 
 
+def test_cards_before_ampere_have_no_kernel_for_bfloat16(tmp_path: Path) -> None:
+    base = {"gpu": "V100", "seq_len": "4096", "source": "meta-pytorch/torchtune@1:README"}
+    kinds = (("bf16", "sdpa"), ("pure fp16", "sdpa"), ("bf16", "FA2"))
+    rows = (base | {"id": f"a-{i}", "dtype": x, "flash_attn": y} for i, (x, y) in enumerate(kinds))
+    text = run(tmp_path, *rows)
+    narrow, half, other = (predicted(text, f"a-{i}") for i in range(len(kinds)))
+    # Of a layer, as of grouped heads where nothing repeats the keys.
+    layer = 12 * 32 * 4096**2 + (12 * 32 - 2 * 48) * 128 * 4096
+    assert narrow - half == pytest.approx(layer / 1e9, abs=0.1)
+    assert half == other
+
+
+def test_fsdp_without_a_policy_is_one_unit(tmp_path: Path) -> None:
+    divided = {"n_gpus": "8", "dtype": "pure bf16"}
+    strategies = (
+        "FSDPStrategy(auto_wrap_policy={Block})",
+        "FSDPStrategy(sharding_strategy='FULL_SHARD')",
+        "FSDP, no auto wrap",
+    )
+    rows = (divided | {"id": f"a-{i}", "strategy": x} for i, x in enumerate(strategies))
+    reserved = divided | {"strategy": strategies[1], "notes": "GB; max_memory_reserved"}
+    text = run(tmp_path, *rows, reserved | {"id": "a-9"})
+    # All weights are there, and their gradients twice, in parts and joined.
+    least = (8 + 3 * 2 * 8) / 8 * PARAMETERS / 1e9
+    assert predicted(text, "a-1") == pytest.approx(least, abs=0.3)
+    assert predicted(text, "a-1") == predicted(text, "a-2") > predicted(text, "a-0") + 35
+    assert predicted(text, "a-9") > predicted(text, "a-1")
+
+
+def test_ddps_buckets_are_as_wide_as_gradients(tmp_path: Path) -> None:
+    plain = {"n_gpus": "2", "dtype": "pure bf16", "optimizer": "SGD"}
+    kinds = ("DDPStrategy()", "Data Parallel", "ddp", "single")
+    rows = (plain | {"id": f"a-{i}", "strategy": x} for i, x in enumerate(kinds))
+    text = run(tmp_path, *rows)
+    divided, *same, alone = (predicted(text, f"a-{i}") for i in range(len(kinds)))
+    assert same == [divided, divided]
+    assert divided - alone == pytest.approx(2 * PARAMETERS / 1e9, abs=0.1)
+
+
+def test_lightning_drops_gradients_after_the_forward(tmp_path: Path) -> None:
+    once = {"seq_len": "4096", "dtype": "bf16-true", "optimizer": "SGD"}
+    once |= {"notes": "max_memory_allocated; no gradient accumulation"}
+    text = run(
+        tmp_path,
+        once | {"task": "sft (LitGPT model, Lightning Trainer)"},
+        once | {"id": "a-2", "task": "sft (LitGPT)"},
+    )
+    gap = predicted(text) - predicted(text, "a-2")
+    assert 0 < gap < 2 * PARAMETERS / 1e9  # where gradients are all there weighs without them
+
+
+GRPO = {
+    "task": "grpo (TRL GRPOTrainer)",
+    "peft": "qlora r8",
+    "dtype": "bf16",
+    "micro_batch": "8",
+    "seq_len": "1024",
+}
+HERE = "max_memory_allocated; trl 1.9; no vLLM"
+
+
+def test_grpo_has_logits_of_completions_alone(tmp_path: Path) -> None:
+    lengths = (256, 768)
+    rows = (GRPO | {"id": f"a-{x}", "notes": f"{HERE}; max_completion_length {x}"} for x in lengths)
+    text = run(tmp_path, *rows, GRPO | {"id": "a-1", "notes": f"{HERE}; completions of 256"})
+    gap = 16 * 8 * (768 - 256) * 128_256 / 1e9
+    assert predicted(text, "a-768") - predicted(text, "a-256") == pytest.approx(gap, abs=0.2)
+    assert predicted(text) == predicted(text, "a-256")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"notes": "max_memory_allocated; completion length 256"},  # and where is its engine?
+        {"notes": HERE},
+        {"notes": f"{HERE}; completion length 256", "peft": "none"},  # and its reference?
+        {"notes": f"{HERE}; completion length 256", "task": "grpo (its own trainer)"},
+    ],
+)
+def test_grpo_is_not_guessed(tmp_path: Path, other: dict[str, str]) -> None:
+    assert "  a-1: task = 'grpo" in run(tmp_path, GRPO | other)
+
+
 def test_attention_without_a_kernel_where_a_row_says_so(tmp_path: Path) -> None:
     base = {"model": "meta-llama/Llama-2-7b-hf", "seq_len": "4096"}  # 32 heads, of keys as well
     rows = (
