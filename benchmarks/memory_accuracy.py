@@ -50,6 +50,8 @@ LOOKED_AT = (
     *("bharathbattu/LoRA-vs-Full-Fine-Tuning", "YuchenHe985/llm-finetune-lab"),
     *("qwen3-8b-operation-manual", "Jack31098/llm_training_demo", "hpcaitech/ColossalAI"),
     *("magazine.sebastianraschka.com", "princeton-nlp/SimPO", "pytorch.org/blog/finetune-llms"),
+    *("teaching-on-testbeds/llm-chi", "jsboige/CoursIA", "hanasobi/self-hosted-llms-tutorial"),
+    "allenai/open-instruct",
 )
 """Sources whose rows were looked at after a first prediction, which docs/performance.md keeps."""
 GAPS = tuple(n / 100 for n in range(2, 13))
