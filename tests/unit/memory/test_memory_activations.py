@@ -180,6 +180,20 @@ def test_written_scores_by_hand(
     assert scores.saved + scores.scratch == (4 + 4 + 4 + product) * SCORES + outputs
 
 
+def test_a_card_without_any_kernel_writes_the_scores_out() -> None:
+    """Of Llama 3 8B. Kept are each sequence's softmax and, in fp32, queries, keys and values of
+    all heads, of which "queries, keys, values" has 2 bytes."""
+    grouped = read_shape("meta-llama/Meta-Llama-3-8B")
+    form = replace(FULL, attention="sdpa", flash=False, kernels=False)
+    (scores,) = (x for x in layer_steps(grouped, WORK, form) if x.part == "attention scores")
+    joined, read = 2 * 4096 * 4096, 3 * 4096 * 4096
+    assert scores.saved == 4 * SCORES + 2 * read + joined
+    one = 32 * 1024**2  # of one sequence: gradients of both, and on CUDA a product
+    gradients = 2 * 2 * 4096 * (32 + 2 * 8) * 128
+    assert scores.scratch == (4 + 4 + 4) * one + gradients + 2 * 2 * 1024 * 4096
+    assert scores.forward - scores.saved == 4 * one + 4 * 1024**2
+
+
 def test_softcapped_scores_take_a_product_more_on_cuda() -> None:
     gemma = read_shape("google/gemma-2-2b")
     found = {}

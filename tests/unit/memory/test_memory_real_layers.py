@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from plimsoll.config.adapter import AdapterConfig
@@ -117,3 +120,22 @@ def test_experts_cost_the_same_whichever_are_chosen(
     module = PolicyModel(lm, HeadForm(model.head_chunk))
     predicted, measured = compare(TraceForm(model, None, "policy", trained=True), module)
     assert UNDER * measured < predicted < OVER * measured
+
+
+def test_what_attention_without_a_kernel_saves_is_what_pytorch_saves() -> None:
+    heads, tokens, width = 4, 64, 16
+    saved: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    query, key, value = (
+        torch.randn(1, heads, tokens, width, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
+    with saved_tensors_hooks(keep, lambda x: x), sdpa_kernel(SDPBackend.MATH):
+        kept = scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert kept.dtype == torch.bfloat16
+    assert sum(saved.values()) == 4 * heads * tokens**2 + 3 * 4 * heads * tokens * width

@@ -12,7 +12,7 @@ from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.price.computing import attention_of
+from plimsoll.memory.price.computing import activation_form, attention_of
 from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
 from plimsoll.memory.price.varlen import Capability
@@ -206,3 +206,23 @@ def test_auto_attention_is_what_loading_takes(
 ) -> None:
     model = ModelConfig.model_validate({"path": path, "dtype": dtype})
     assert attention_of(model, read_shape(path), device, capability) == kernel
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "written"),
+    [
+        ("bfloat16", (7, 5), True),
+        ("bfloat16", (8, 0), False),
+        ("bfloat16", None, False),
+        ("float32", (7, 0), False),
+    ],
+)
+def test_no_kernel_takes_bfloat16_before_ampere(
+    dtype: str, capability: Capability | None, written: bool
+) -> None:
+    model = ModelConfig.model_validate({"path": MODEL, "dtype": dtype, "attention": "sdpa"})
+    shape = read_shape(MODEL)
+    devices: dict[Device, bool] = {"cuda": written, "cpu": False}
+    for device, found in devices.items():
+        form = activation_form(model, None, shape, "policy", device, False, False, capability)
+        assert form.written is found

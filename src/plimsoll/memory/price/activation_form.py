@@ -88,6 +88,8 @@ class ActivationForm:
         transformers' own.
     flash: with sdpa on a card, its flash kernel serves where there is no mask; others have keys and
         values repeated for every head (model/dot_product.py).
+    kernels: and one of its kernels takes the model's dtype; else the scores of a sequence at a time
+        are written out, in fp32.
     """
 
     element: int
@@ -102,6 +104,12 @@ class ActivationForm:
     device: Literal["cuda", "cpu"] = "cuda"
     fused: bool = False
     flash: bool = True
+    kernels: bool = True
+
+    @property
+    def written(self) -> bool:
+        """Whether attention's scores are, for want of a kernel."""
+        return self.attention == "sdpa" and self.device != "cpu" and not self.kernels
 
     def adapts(self, linear: str) -> bool:
         """Whether a linear layer of that name has an adapter."""

@@ -14,7 +14,7 @@ from plimsoll.memory.price.activation_form import (
     NoHead,
     ValueHead,
 )
-from plimsoll.memory.price.varlen import Capability, against_varlen
+from plimsoll.memory.price.varlen import Capability, against_varlen, has_kernels
 from plimsoll.memory.price.work import HeadKind
 from plimsoll.memory.shapes.shape import ModelShape
 
@@ -47,6 +47,7 @@ def activation_form(
         device=device,
         fused=True,
         flash=not any(against_varlen(device, capability, model.dtype, False, shape.head_dim)),
+        kernels=has_kernels(capability, model.dtype),
     )
 
 

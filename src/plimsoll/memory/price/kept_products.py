@@ -30,10 +30,11 @@ def kept_products(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> 
     """Experts' products are computed again, and so is attention whose scores are written out."""
     element, tokens = form.element, work.tokens
     attention = tokens * shape.heads * (element * shape.head_dim + _LOG_SUM_EXP)
+    unkept = shape.softcapped or form.attention == "eager" or form.written
     linears = sum(_width(form, shape, one) * one.count // shape.layers for one in _plain(shape))
     return KeptProducts(
         linears=tokens * linears,
-        attention=0 if shape.softcapped or form.attention == "eager" else attention,
+        attention=0 if unkept else attention,
         last=0 if shape.experts else element * tokens * shape.hidden,
     )
 

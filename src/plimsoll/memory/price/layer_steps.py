@@ -88,6 +88,8 @@ def _scores(layer: Layer) -> Step:
         narrow = element if element < _FP32 else 0
         saved = (_FP32 + narrow) * scores + 3 * output
         return Step("attention scores", saved, (2 * _FP32 - narrow + product) * scores)
+    if layer.form.written:
+        return _by_products(layer, joined, gradients, scores, product)
     if sees_all_before(shape, layer.work, layer.form):
         gradients = element * (layer.queries + 2 * layer.keys)
         saved = joined + _FP32 * tokens * shape.heads
@@ -96,6 +98,20 @@ def _scores(layer: Layer) -> Step:
     saved = output + _FP32 * tokens * shape.heads + gathered + masks
     repeated = element * 2 * layer.longest_attended
     return Step("attention", saved + joined, output + 2 * gradients + repeated - joined)
+
+
+def _by_products(layer: Layer, joined: int, gradients: int, scores: int, product: int) -> Step:
+    """PyTorch's _scaled_dot_product_attention_math of a sequence at a time: kept are its softmax,
+    and in fp32 what it reads, in place of what `_attention` counts."""
+    longest = layer.work.longest**2
+    largest = longest * layer.shape.heads
+    read = layer.queries + 2 * layer.attended
+    saved = _FP32 * (scores + layer.gathered) + (_FP32 - layer.form.element) * read + joined
+    forward = saved + _FP32 * (largest + longest)  # the scores, masked, beside their softmax
+    repeated = layer.form.element * 2 * layer.longest_attended
+    output = layer.form.element * layer.queries
+    scratch = output + 2 * gradients + repeated - joined + (2 * _FP32 + product) * largest
+    return Step("attention scores", saved, scratch, 0, forward)
 
 
 def _of_a_batch(layer: Layer) -> int:

@@ -21,7 +21,7 @@ def mask_bytes(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> int
 def aligned_mask_bytes(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> int:
     """What a card's kernels make of them in a layer, to align their rows; the mean over all layers,
     of which only some may have a window."""
-    if not _by_kernel(shape, form):
+    if not _by_kernel(shape, form) or form.written:
         return 0
     return form.element * work.tokens * work.longest * _masked(shape, work) // shape.layers
 

@@ -30,6 +30,10 @@ def _attention(layer: Layer) -> Summit:
         held += longest * work.longest
     elif layer.form.attention == "eager":
         held += scores * work.tokens
+    elif layer.form.written:  # sequence by sequence, with all that is read in fp32
+        read = 2 * layer.queries + 2 * layer.attended
+        held += element * 2 * layer.queries
+        held += (scores + _FP32 * read // work.tokens) * work.longest
     else:
         held += element * 2 * layer.queries
     norms = (2 + layer.fused_norms) * element * layer.hidden

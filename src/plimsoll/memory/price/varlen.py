@@ -13,6 +13,15 @@ _HEAD_STEP = 8
 """As WIDEST_HEAD; scaled_dot_product_attention pads other heads, varlen_attn does not."""
 
 
+def has_kernels(capability: Capability | None, dtype: str) -> bool:
+    """Whether a card has one of PyTorch's kernels of attention; sdp_utils.cpp takes float16 and
+    float32 alone where there are no units for bfloat16 (`less_than_sm80_mem_efficient_dtypes`).
+
+    Parameters as those of `against_varlen`.
+    """
+    return dtype != "bfloat16" or capability is None or capability >= BFLOAT16_UNITS
+
+
 def against_varlen(
     device: str, capability: Capability | None, dtype: str, softcapped: bool, head_dim: int
 ) -> Iterator[str]:

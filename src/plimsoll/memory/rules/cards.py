@@ -34,8 +34,7 @@ def _bfloat16(job: Job) -> Iterator[PlanProblem]:
             "{}.{}".format(*capability),
             "below 8.0 cards have no units for bfloat16: PyTorch computes in float32 and rounds, "
             "slower than float32 itself, and has no attention kernel for it: scores are written "
-            "out, several times 4 bytes for each head, query and key of a sequence, which the plan "
-            "does not count",
+            "out, several times 4 bytes for each head, query and key of a sequence",
             "model.dtype: float32 for these roles, or cards from A100 or RTX 3090 on",
         )
 
