@@ -77,7 +77,8 @@ _STEPS: Mapping[Size, int] = {"3m": 8, "30m": 2, "120m": 2, "300m": 2}
 class RunCase:
     """A run. tokens: of a micro-batch; longest: of a sequence (or prompt and response).
 
-    model, zero, adapter: settings of each trained role. rollout: changes to that section.
+    model, zero, adapter: settings of each trained role. rollout: changes to that section. prompts:
+    of a step, each with two responses.
     """
 
     job: JobName
@@ -88,6 +89,7 @@ class RunCase:
     adapter: Tree | None = None
     optimizer: Tree = field(default_factory=dict)
     rollout: Tree = field(default_factory=dict)
+    prompts: int = 8
     ranks: int = 1
     where: Literal["local", "ray"] = "local"
     tokens: int | None = None
@@ -169,7 +171,7 @@ def _ppo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
     sampling = {"max_new_tokens": case.longest - PROMPT}
     return {
         "data": {"train": source, "chat_template": "none", "max_tokens": PROMPT},
-        "batch": {"prompts": 8, "responses": 2, "micro_batch_tokens": tokens},
+        "batch": {"prompts": case.prompts, "responses": 2, "micro_batch_tokens": tokens},
         "critic": role,
         "rewards": {"length": {"name": "length"}},
         "rollout": {"engine": "transformers", "sampling": sampling, **case.rollout},
@@ -222,6 +224,13 @@ def write_rows(path: Path) -> None:
 
 _LORA = {"rank": 16}
 _VLLM: Tree = {"engine": "vllm", "cpu_kv_cache_gib": 0.25, "max_sequences": 64}
+_OF_MANY_LENGTHS: Tree = {
+    **_VLLM,
+    "max_sequences": 256,
+    "sampling": {"max_new_tokens": 256 - PROMPT, "stop": tuple("0123456789")},
+}
+"""A random model writes a digit every 800 tokens."""
+
 _OFFLOAD = {"optimizer_offload": "cpu"}
 _NF4 = {"quantization": "nf4"}
 _SAVING = {"gradient_checkpointing": True}
@@ -269,5 +278,6 @@ CASES = (
     RunCase("ppo", "30m", "LoRA, transformers", adapter=_LORA),
     RunCase("ppo", "3m", "vLLM, 2 ranks", where="ray", ranks=2, rollout=_VLLM),
     RunCase("ppo", "30m", "vLLM, 1 rank", where="ray", rollout=_VLLM),
+    RunCase("ppo", "30m", "vLLM, many", where="ray", rollout=_OF_MANY_LENGTHS, prompts=128),
 )
 QUICK = ("sft 30m ZeRO-2", "sft 120m LoRA", "dpo 3m ZeRO-2", "ppo 3m transformers")

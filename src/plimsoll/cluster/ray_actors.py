@@ -177,11 +177,7 @@ def _create_engine(spec: EngineSpec, device: str, seat: Seat | None) -> Any:
     """Ask Ray for the actor of one engine; seat: None for GPUs of its own."""
     from plimsoll.rollout.vllm import environment as vllm_environment
 
-    environment = vllm_environment(spec)
-    if device == "cuda":
-        environment |= _OWN_CARDS
-    elif spec.rollout.engine == "transformers":
-        environment |= preloading()
+    environment = vllm_environment(spec) | (_OWN_CARDS if device == "cuda" else preloading())
     actor = ray.remote(num_cpus=0, max_concurrency=10_000)(EngineActor)
     if seat is None:
         gpus = spec.rollout.tensor_parallel
