@@ -21,7 +21,8 @@ def process_loss(scores_L: Tensor, labels_L: Tensor, counts: BatchCounts) -> Los
     scores_L, labels_L: of each step of the micro-batch, its score r and its label l, from 0 (wrong)
     to 1 (right). counts.tokens: steps of the whole optimizer step.
     Metrics, means over steps: `accuracy`, the share of steps whose score is on the label's side
-    (right: r > 0, l > 0.5); `labels`, what always saying "right" would be right by.
+    (right: r > 0, l > 0.5); `labels`, for labels of 0 and 1 what always saying "right" would
+    reach.
     """
     losses_L = binary_cross_entropy_with_logits(scores_L, labels_L, reduction="none")
     with torch.no_grad():
