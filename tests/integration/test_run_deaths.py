@@ -122,10 +122,11 @@ def assert_nothing_left(command: Command) -> None:
 
 def assert_own_heap(command: Command) -> None:
     """What computes on CPU has jemalloc (config/allocator.py)."""
-    actors = [one.pid for kind in ("RankActor", "EngineActor") for one in command.find(kind)]
-    assert len(actors) == 2
-    for pid in actors:
-        assert "libjemalloc" in Path(f"/proc/{pid}/maps").read_text()
+    kinds = ("ray::RankActor", "ray::EngineActor", "VLLM::EngineCore")
+    found = {kind: command.find(kind) for kind in kinds}
+    assert found[kinds[0]] and found[kinds[1]]
+    for process in (one for ones in found.values() for one in ones):
+        assert "libjemalloc" in Path(f"/proc/{process.pid}/maps").read_text()
 
 
 def assert_only_one_in_its_group(command: Command) -> None:
@@ -150,6 +151,7 @@ def test_a_killed_process_ends_the_run_with_its_name(
     run_until: RunUntil, kind: str, phase: Phase, engine: str, name: str, why: str
 ) -> None:
     command = run_until(phase, engine, 2 if kind == "ray::RankActor" else 1)
+    assert_own_heap(command)
     victim = command.find(kind)[-1]
     # What a message calls the engine is the actor; vLLM's own process is its child.
     shown = victim.ppid() if kind == "VLLM::EngineCore" else victim.pid

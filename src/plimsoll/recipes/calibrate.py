@@ -1,7 +1,8 @@
 """`plimsoll calibrate RUN...`: fit the plan's few constants of version and machine to ledgers.
 
-Formulas are never fitted. A constant is moved by what measured peaks exceed predicted ones by: the
-median over a run's phases and processes, and of those the median over runs.
+Formulas are never fitted. A constant is moved by what measured peaks exceed predicted ones by, and
+the allocator's gap is what was reserved beyond what was allocated: the median over a run's phases
+and processes, and of those the median over runs.
 """
 
 from __future__ import annotations
