@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
+EvenInt = Annotated[int, Field(ge=2, multiple_of=2)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]

@@ -6,6 +6,7 @@ from typing import Literal
 
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import (
+    EvenInt,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -37,8 +38,8 @@ class ZeroConfig(Settings):
     hpz_partition_size: PositiveInt = 1
     """ZeRO++: this many neighbouring ranks (those of a node) together keep a second copy of the
     weights, which the backward pass gathers from instead of from all ranks. Stage 3, on GPUs."""
-    bucket_elements: PositiveInt = 50_000_000
-    """Elements per communication bucket (reduce and all-gather)."""
+    bucket_elements: EvenInt = 50_000_000
+    """Elements per communication bucket (reduce and all-gather). DeepSpeed needs an even number."""
 
 
 class OptimizerConfig(Settings):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MultipleOf
 from pydantic.fields import FieldInfo
 
 from plimsoll.config.base import Settings
@@ -154,3 +154,5 @@ def _bounds(bounds: tuple[object, ...]) -> Iterator[str]:
                 yield f">= {limit}"
             case Le(le=limit):
                 yield f"<= {limit}"
+            case MultipleOf(multiple_of=unit):
+                yield f"a multiple of {unit}"

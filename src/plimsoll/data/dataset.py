@@ -216,9 +216,13 @@ def _pair(data: DataConfig, columns: PairColumns, sequences: Sequence[Tokenized]
         )
     pair = Pair(_sample(data, columns.chosen, chosen), _sample(data, columns.rejected, rejected))
     if np.array_equal(pair.chosen.tokens, pair.rejected.tokens):
+        cut = len(chosen[0]) > data.max_tokens or len(rejected[0]) > data.max_tokens
+        within = f" within `data.max_tokens: {data.max_tokens}` (raise it)"
         raise RowProblem(
             columns.rejected,
-            f"equals `{columns.chosen}` within `data.max_tokens: {data.max_tokens}` (raise it)",
+            f"equals `{columns.chosen}`{within}"
+            if cut
+            else f"has the tokens of `{columns.chosen}`, which the tokenizer makes of both texts",
         )
     return pair
 

@@ -147,6 +147,12 @@ def test_what_is_no_positive_number_is_refused(tmp_path: Path, value: str) -> No
     assert "number > 0" in block(report, "actor.optimizer.learning_rate")
 
 
+@pytest.mark.parametrize("value", ["0", "1", "7"])
+def test_buckets_are_even_as_deepspeed_wants_them(tmp_path: Path, value: str) -> None:
+    report = message(tmp_path, PPO, "--actor.zero.bucket_elements", value)
+    assert "integer >= 2 and a multiple of 2" in block(report, "actor.zero.bucket_elements")
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     write(tmp_path, PPO)
     with pytest.raises(ConfigError, match=r"no such config file. Nearest: .*run\.yaml"):

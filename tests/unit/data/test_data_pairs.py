@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, SourceConfig
@@ -226,6 +228,16 @@ def test_over_long_responses_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: 
     assert bad(tokenizer, tmp_path, alike, max_tokens=11, **options) == (
         "bad",
         "equals `good` within `data.max_tokens: 11` (raise it)",
+    )
+
+
+def test_texts_of_the_same_tokens_are_told_as_such(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    blind = deepcopy(tokenizer)
+    blind.backend_tokenizer.normalizer = normalizers.Lowercase()
+    row = {"q": "hi", "good": "Yes", "bad": "yes"}
+    assert bad(blind, tmp_path, row, prompt="q", template="none") == (
+        "bad",
+        "has the tokens of `good`, which the tokenizer makes of both texts",
     )
 
 
