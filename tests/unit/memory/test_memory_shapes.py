@@ -116,7 +116,11 @@ def _check_against_transformers(config: dict[str, Any], shape: ModelShape) -> No
         assert small_parameters(shape, threshold) == sum(n for n in sizes if n <= threshold)
     if config["model_type"] != "glm4_moe":  # transformers has no such value model
         value = _build(AutoModelForSequenceClassification, config, num_labels=1)
-        assert shape.value_parameters == sum(p.numel() for p in value.parameters())
+        sizes = [parameter.numel() for parameter in value.parameters()]
+        assert shape.value_parameters == sum(sizes)
+        for threshold in sorted({0, *sizes, 100_000}):
+            small = small_parameters(shape, threshold, value=True)
+            assert small == sum(n for n in sizes if n <= threshold)
 
 
 @pytest.mark.parametrize(("family", "settings"), VARIANTS)

@@ -113,11 +113,10 @@ def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Held, ...]:
     if role.stage == 3:
         settings: Any = frozen_settings(role, device, own.ranks)
         sizes = zero_sizes(settings, own.ranks)
-        small = small_parameters(shape, sizes.persistence, _codes(role.model))
-        counts = replace(counts, small=small)
+        counts = replace(counts, small=_small(role.model, shape, own.head, sizes))
         kept = zero_states(counts, sizes, device)
     else:
-        kept = tuple(_whole_model(role, counts, shape, device))
+        kept = tuple(_whole_model(role, counts, own))
     kept += tuple(loading(shape, counts, device))
     form = activation_form(
         role.model, None, shape, own.head, device, False, own.scaled, own.capability
@@ -161,19 +160,16 @@ def trained_counts(
 ) -> Counts:
     """Elements with and without gradients, in 16 and in 4 bits."""
     base = _frozen_counts(role.model, shape, head)
-    small = (
-        small_parameters(shape, sizes.persistence, _codes(role.model)) if sizes.stage == 3 else 0
-    )
+    small = _small(role.model, shape, head, sizes) if sizes.stage == 3 else 0
     moments = moment_bytes(role)
     if role.adapter is None:
+        tensors = parameter_tensors(shape, head == "value")
         return replace(
             base,
             trained=base.frozen,
             frozen=0,
             largest=shape.largest_parameter,
-            oversized=sum(
-                t.parameters for t in parameter_tensors(shape) if t.elements > sizes.bucket
-            ),
+            oversized=sum(t.parameters for t in tensors if t.elements > sizes.bucket),
             moments=moments,
             small=small,
         )
@@ -223,20 +219,23 @@ def _codes(model: ModelConfig) -> int:
     return 2 * model.element if model.quantization == "nf4" else 1
 
 
-def _whole_model(
-    role: FrozenRole, counts: Counts, shape: ModelShape, device: Device
-) -> Iterator[Kept]:
+def _small(model: ModelConfig, shape: ModelShape, head: HeadKind, sizes: ZeroSizes) -> int:
+    """Elements that stage 3 keeps whole."""
+    return small_parameters(shape, sizes.persistence, _codes(model), head == "value")
+
+
+def _whole_model(role: FrozenRole, counts: Counts, own: RoleWork) -> Iterator[Kept]:
     """A copy on every rank; offloaded, in host memory with one on the device while it scores."""
     one_rank = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
     made = list(weights(counts, one_rank))
-    if device == "cpu":
+    if own.device == "cpu":
         yield from (replace(one, where="host") for one in made)
         return
     if role.offload == "none":
         yield from made
         return
     yield from (replace(one, life="scoring") for one in made)
-    for tensors in parameter_tensors(shape):
+    for tensors in parameter_tensors(own.shape, own.head == "value"):
         yield Kept(
             "weights in host memory",
             "parameters",

@@ -150,11 +150,16 @@ class ModelShape:
         return max(tensors.elements for tensors in parameter_tensors(self))
 
 
-def parameter_tensors(shape: ModelShape) -> tuple[Tensors, ...]:
-    """All parameter tensors of the causal language model as transformers holds them, by size."""
+def parameter_tensors(shape: ModelShape, value: bool = False) -> tuple[Tensors, ...]:
+    """All parameter tensors of the causal language model as transformers holds them, by size.
+
+    value: of the same decoder with a value (or reward) head of one label instead of the head.
+    """
     table = shape.vocabulary * shape.hidden
-    ends = [Tensors(table, table if shape.tied else 2 * table)]
-    if shape.head_bias:
+    ends = [Tensors(table, table if shape.tied or value else 2 * table)]
+    if value:
+        ends.append(Tensors(shape.hidden, shape.hidden))
+    elif shape.head_bias:
         ends.append(Tensors(shape.vocabulary, shape.vocabulary))
     linears = [tensors for linear in shape.linears for tensors in _linear_tensors(linear)]
     return (*ends, *linears, *shape.other_tensors)
@@ -168,15 +173,16 @@ def _linear_tensors(linear: Linear) -> tuple[Tensors, ...]:
     return (weights, Tensors(linear.outputs, linear.outputs * linear.count))
 
 
-def small_parameters(shape: ModelShape, threshold: int, codes: int = 1) -> int:
+def small_parameters(shape: ModelShape, threshold: int, codes: int = 1, value: bool = False) -> int:
     """Elements of all parameter tensors of at most `threshold` elements: norms, biases and such.
 
     ZeRO-3 keeps these whole on every rank (`param_persistence_threshold`; DeepSpeed,
     runtime/zero/parameter_offload.py, mark_persistent_parameters).
 
     codes: how many 4-bit codes of a linear layer share one stored element; 1: none is in 4 bits.
+    value: as for `parameter_tensors`.
     """
-    small = sum(t.parameters for t in parameter_tensors(shape) if t.elements <= threshold)
+    small = sum(t.parameters for t in parameter_tensors(shape, value) if t.elements <= threshold)
     if codes == 1:
         return small
     coded = [_linear_tensors(linear)[0] for linear in shape.linears if linear.stacked == 1]
