@@ -53,10 +53,13 @@ def uses_of(held: Iterable[Held], gap: float = 0.0) -> tuple[Use, ...]:
 
     gap: the allocator's reserved bytes above its allocated ones, as a share of the latter.
     """
+    together: dict[frozenset[Moment], list[Item]] = {}
+    for one in held:  # few kinds of lives among hundreds of items
+        together.setdefault(one.moments, []).append(one.item)
     found: dict[Moment, list[Item]] = {}
-    for one in held:
-        for moment in one.moments:
-            found.setdefault(moment, []).append(one.item)
+    for moments, items in together.items():
+        for moment in moments:
+            found.setdefault(moment, []).extend(items)
     return tuple(Use(moment, tuple(found[moment]), gap) for moment in sorted(found, key=_order))
 
 
