@@ -16,9 +16,9 @@ from plimsoll.rollout.protocol import RolloutEngine
 class ActorRoute:
     """A `WeightRoute` for the actor."""
 
-    def __init__(self, cluster: Cluster, micro_batch_tokens: int) -> None:
+    def __init__(self, cluster: Cluster, largest_pack: int) -> None:
         self._cluster = cluster
-        self._budget = micro_batch_tokens
+        self._largest = largest_pack
 
     def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
         return self._cluster.all(Worker.weight_plan, "actor", bucket_bytes)[0]
@@ -35,7 +35,7 @@ class ActorRoute:
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         samples = [Sample(tokens, _all_but_first(len(tokens))) for tokens in sequences]
-        packs = pack(samples, self._cluster.ranks, max(self._budget, max(map(len, sequences))))
+        packs = pack(samples, self._cluster.ranks, max(self._largest, *map(len, sequences)))
         found = self._cluster.each(Worker.probe_log_probs, [("actor", own) for own in packs])
         flat = [p for own in packs for p in own]
         return from_packed(flat, [x for own in found for x in own], len(samples))

@@ -34,6 +34,7 @@ from plimsoll.data.loading import Loaded
 from plimsoll.data.mismatched import mismatched
 from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
+from plimsoll.memory.price.work import largest_pack
 from plimsoll.recipes.kto import response_metrics
 from plimsoll.recipes.pairs import pack_rows, samples_of
 from plimsoll.recipes.preference import pair_metrics
@@ -65,7 +66,7 @@ def measure_likelihood(config: SftConfig | DistillConfig) -> dict[str, float]:
     with closing(start_cluster(config.cluster, ())) as cluster:
         cluster.all(Worker.load_policy, "actor", _frozen(config), 1.0)
         for rows in _parts(loaded.items, cluster):
-            packs = pack(rows, cluster.ranks, config.batch.micro_batch_tokens)
+            packs = pack(rows, cluster.ranks, largest_pack(config, cluster.ranks))
             total += sum(cluster.each(Worker.nll, [("actor", own) for own in packs]))
     mean = total / tokens
     name = "loss" if isinstance(config, SftConfig) else "nll"
@@ -109,7 +110,7 @@ def measure_responses(config: KtoConfig) -> dict[str, float]:
             Worker.load_policy, "reference", compared_role(config.reference, config.actor), 1.0
         )
         for part in _parts(list(zip(samples, others, strict=True)), cluster):
-            packs = pack(list(chain(*part)), cluster.ranks, config.batch.micro_batch_tokens)
+            packs = pack(list(chain(*part)), cluster.ranks, largest_pack(config, cluster.ranks))
             own = log_probs("actor", packs, cluster)
             found.append(own - log_probs("reference", packs, cluster))
     logratios = np.concatenate(found)  # of a row, and of its prompt with another response

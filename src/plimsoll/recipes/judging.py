@@ -11,6 +11,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import RlJobConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
+from plimsoll.memory.price.work import largest_pack
 from plimsoll.model.value import at_ends
 from plimsoll.recipes.update import in_batch_order
 from plimsoll.records import RewardPart, Sample, Trajectory
@@ -33,7 +34,7 @@ def judge(
         return list(trajectories)
     samples = [_to_the_end(t) for t in trajectories]
     longest = max(len(s.tokens) for s in samples)
-    packs = pack(samples, cluster.ranks, max(longest, config.batch.micro_batch_tokens))
+    packs = pack(samples, cluster.ranks, max(longest, largest_pack(config, cluster.ranks)))
     found = cluster.each(Worker.values, [("reward", own, at_ends) for own in packs])
     weight = config.reward_model.weight
     return [

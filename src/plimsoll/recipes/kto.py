@@ -29,6 +29,7 @@ from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.unpaired import UnpairedObjective, UnpairedStream
 from plimsoll.engine.worker import StepResult
 from plimsoll.errors import DataError
+from plimsoll.memory.price.work import largest_pack
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.precompute import ToScore
 from plimsoll.recipes.reference import Reference, ScoringPhase, load_compared
@@ -104,7 +105,8 @@ def both(work: KtoWork, batch: Sequence[LabelledResponse]) -> tuple[list[Sample]
 
 
 def pack_samples(work: KtoWork, samples: Sequence[Sample]) -> Packs:
-    return pack(samples, work.cluster.ranks, work.config.batch.micro_batch_tokens)
+    ranks = work.cluster.ranks
+    return pack(samples, ranks, largest_pack(work.config, ranks))
 
 
 def score(

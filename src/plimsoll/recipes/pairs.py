@@ -9,6 +9,7 @@ from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.config.jobs import PairJobConfig
 from plimsoll.data.packing import pack_pairs
+from plimsoll.memory.price.work import largest_pack
 from plimsoll.recipes.update import Packs, as_metrics
 from plimsoll.records import Pair, Sample
 
@@ -20,10 +21,8 @@ def samples_of(pairs: Sequence[Pair]) -> list[Sample]:
 
 def pack_rows(config: PairJobConfig, pairs: Sequence[Pair], ranks: Ranks) -> Packs:
     """The packs of each rank, as the config's `batch` says."""
-    batch = config.batch
-    return pack_pairs(
-        pairs, ranks.ranks, batch.micro_batch_tokens, share_prompts=batch.share_prompts
-    )
+    budget = largest_pack(config, ranks.ranks)
+    return pack_pairs(pairs, ranks.ranks, budget, share_prompts=config.batch.share_prompts)
 
 
 def as_pair_metrics(output: LossOutput, pairs: int) -> dict[str, float]:

@@ -19,6 +19,7 @@ from plimsoll.data.order import Portion
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.memory.price.work import largest_pack
 from plimsoll.recipes.judging import load_judge
 from plimsoll.recipes.roles import load_reference
 from plimsoll.recipes.run_data import LoadRows, RunData, load_data
@@ -108,7 +109,7 @@ def first_sync(cluster: Cluster, config: RlJobConfig, data: PpoData) -> WeightSy
 
 def _actor_route(cluster: Cluster, config: RlJobConfig) -> WeightRoute:
     """The way of the actor's weights, or of its adapter alone, to the engines."""
-    whole = ActorRoute(cluster, config.batch.micro_batch_tokens)
+    whole = ActorRoute(cluster, largest_pack(config, cluster.ranks))
     return AdapterRoute(cluster, whole) if config.rollout.sync.adapter == "separate" else whole
 
 

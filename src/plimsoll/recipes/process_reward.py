@@ -26,6 +26,7 @@ from plimsoll.data.dataset import load_steps
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.memory.price.work import largest_pack
 from plimsoll.model.value import at_marks
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.scoring import load_scorer, show_calibration
@@ -108,7 +109,7 @@ def score_steps(config: PrmConfig, rows: Sequence[LabelledSteps], ranks: Cluster
 
 def pack_rows(config: PrmConfig, rows: Sequence[LabelledSteps], ranks: Cluster) -> Packs:
     """The packs of each rank."""
-    return pack([row.sample for row in rows], ranks.ranks, config.batch.micro_batch_tokens)
+    return pack([row.sample for row in rows], ranks.ranks, largest_pack(config, ranks.ranks))
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:

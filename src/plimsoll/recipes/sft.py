@@ -19,6 +19,7 @@ from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.nll import NllObjective
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.memory.price.work import largest_pack
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
 from plimsoll.recipes.roles import load_actor
@@ -66,7 +67,8 @@ def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
 
 def evaluate(work: SftWork) -> dict[str, float]:
     """Mean negative log-likelihood (nats) and perplexity per learned token of the held-out rows."""
-    packs = pack(work.eval, work.cluster.ranks, work.config.batch.micro_batch_tokens)
+    ranks = work.cluster.ranks
+    packs = pack(work.eval, ranks, largest_pack(work.config, ranks))
     total = sum(work.cluster.each(Worker.nll, [("actor", own) for own in packs]))
     mean = total / sum(int(sample.learned.sum()) for sample in work.eval)
     return {"loss": mean, "perplexity": perplexity(mean)}

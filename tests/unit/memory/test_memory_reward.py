@@ -47,6 +47,8 @@ def test_a_reward_model_learns_at_the_ends_of_sequences_alone() -> None:
     rm, prm = config("rm", RM), config("prm", PRM)
     assert micro_batch(rm, 1).learned == 4  # 2,048 tokens of sequences of 512
     assert micro_batch(prm, 1).learned == 2048  # steps may be as short as a token
+    a_pair = config("rm", RM).model_copy(update={"batch": rm.batch.model_copy(update={"pairs": 1})})
+    assert micro_batch(a_pair, 4).tokens == 2 * 512  # a rank has both of a pair, or neither
     assert (sequences_together(rm), sequences_together(prm)) == (2, 1)
     assert head_of(rm, "actor") == head_of(prm, "actor") == "value"
 

@@ -57,12 +57,17 @@ def longest_written(config: JobConfig, *, sampling: bool) -> tuple[int, str]:
     return longest + new, written
 
 
+def largest_pack(config: JobConfig, ranks: int) -> int:
+    """Tokens of a rank's largest pack: the token budget, or all that it has of an optimizer step
+    where that is less. What is only scored is packed no larger, so that it needs no more memory."""
+    longest, together = longest_sequence(config), sequences_together(config)
+    most = -(-step_sequences(config) // (together * ranks)) * together * longest
+    return min(config.batch.micro_batch_tokens, most)
+
+
 def micro_batch(config: JobConfig, ranks: int) -> MicroBatch:
-    """The largest pack of a rank: the token budget, or all that a rank has of an optimizer step
-    where that is less. A reward model learns at the end of each sequence alone."""
-    longest = longest_sequence(config)
-    most = -(-step_sequences(config) // ranks) * longest
-    tokens = min(config.batch.micro_batch_tokens, max(most, longest))
+    """The largest pack of a rank. A reward model learns at the end of each sequence alone."""
+    longest, tokens = longest_sequence(config), largest_pack(config, ranks)
     sequences = -(-tokens // longest)
     learned = sequences if isinstance(config, RmConfig) else tokens
     shared = tokens if _shares_prompts(config) else 0
