@@ -124,8 +124,8 @@ class Template:
         assistant's turns within the prompt are not learned."""
         before = self._with_system(prompt)
         if self.jinja is None:
-            text = "".join(turn["content"] for turn in before)
-            return close_last((Piece(text), *join_plain(answer)))
+            unlearned = (replace(piece, learned=()) for piece in join_plain(before))
+            return close_last((*unlearned, *join_plain(answer)))
         [earlier], [whole] = map(self.render_conversation, (before, [*before, *answer]))
         return (replace(whole, learned=whole.learned[len(earlier.learned) :]),)
 

@@ -217,6 +217,25 @@ def test_plain_text_joins_contents_and_ends_once(base_tokenizer: Tokenizer) -> N
     assert same(found, base_tokenizer, expected)
 
 
+def test_a_prompt_of_several_turns_is_the_same_to_every_job(tokenizer: Tokenizer) -> None:
+    """Sampled from, learned in a conversation, and before an answer of a pair."""
+    template = make_template(tokenizer, "none", None)
+    answer: Messages = [{"role": "assistant", "content": "it is 42"}]
+    turns: Messages = TURNS[:3]
+    sampled = template.render_prompt(turns)
+    assert len(sampled) == 3
+    for rendered in (
+        template.render_answer(turns, answer),
+        template.render_conversation([*turns, *answer]),
+    ):
+        assert [piece.text for piece in rendered[:-1]] == [piece.text for piece in sampled]
+    learned = [bool(piece.learned) for piece in template.render_answer(turns, answer)]
+    assert learned == [False, False, False, True]
+    call = {"role": "assistant", "content": "I look.", "tool_calls": [{"name": "search"}]}
+    with pytest.raises(DataError, match="has tool_calls, which plain text leaves out"):
+        template.render_answer([*turns[:1], call], answer)
+
+
 def test_plain_text_stops_after_the_last_assistant_turn(base_tokenizer: Tokenizer) -> None:
     found = conversation(make_template(base_tokenizer, "none", None), TURNS[:3])
     assert same(found, base_tokenizer, [("<s>hi", False), ("yo</s>", True)])
