@@ -12,6 +12,10 @@ Dtype = Literal["bfloat16", "float32"]
 ELEMENT_BYTES: Mapping[Dtype, int] = MappingProxyType({"bfloat16": 2, "float32": 4})
 
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""A directory without any of these has no tokenizer."""
+
+
 class ModelConfig(Settings):
     """A transformers decoder in a local directory or on the hub."""
 

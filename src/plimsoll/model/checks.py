@@ -18,15 +18,9 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedConfig
 
+from plimsoll.config.model import TOKENIZER_FILES
 from plimsoll.errors import ConfigError
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-)
 # Settings that change the logits, except the softcaps, which `logit_softcap` and attention read.
 _CHANGES_LOGITS = re.compile(
     r"^(logit|logits|lm_head|output)_\w*(scal|mult|mup)\w*$|^dim_model_base$"
@@ -115,10 +109,10 @@ def check_tokenizer_files(path: str) -> None:
     directory = Path(path)
     if not directory.is_dir():
         return
-    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError(
             f"The model directory {path!r} has no tokenizer: none of "
-            f"{', '.join(_TOKENIZER_FILES)} is there. Copy the files of the tokenizer that the "
+            f"{', '.join(TOKENIZER_FILES)} is there. Copy the files of the tokenizer that the "
             "model was trained with into it."
         )
     for file in directory.glob("*token*.json"):

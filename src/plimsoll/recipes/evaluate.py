@@ -10,7 +10,6 @@ beside the numbers.
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -40,6 +39,7 @@ from plimsoll.recipes.found_models import FoundModel
 from plimsoll.recipes.roles import compared_role
 from plimsoll.recipes.tokenizers import check_tokenizers
 from plimsoll.run.files import explained, write_whole
+from plimsoll.run.rows import document
 
 Metrics = dict[str, float]
 
@@ -63,7 +63,7 @@ def run_eval(found: FoundModel) -> str:
     start = time.monotonic()
     metrics = _measure(measured, directory)
     written = {"model": path, **metrics, "seconds": time.monotonic() - start}
-    write_whole(directory / "eval.json", json.dumps(written, indent=2) + "\n")
+    write_whole(directory / "eval.json", document(written))
     values = [f"  {name:<24} {value:>12,.6g}" for name, value in metrics.items()]
     return "\n".join([path, *values, f"written to {directory / 'eval.json'}"])
 

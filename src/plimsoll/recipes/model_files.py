@@ -10,14 +10,13 @@ from typing import Any
 from plimsoll.config.data import DataConfig, template_file
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.missing_path import missing_path
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.no_model import no_model
 from plimsoll.config.problems import Problem, show
 from plimsoll.config.roles import given_frozen, key_of, trained_roles
 
 _INDEX = "model.safetensors.index.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
-_VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
 def models_by_key(config: JobConfig) -> dict[str, ModelConfig]:
@@ -97,7 +96,7 @@ def _config_of(path: str) -> dict[str, Any]:
 
 def has_tokenizer(path: str) -> bool:
     """Whether a local directory holds one."""
-    return any((Path(path) / name).is_file() for name in _VOCABULARIES)
+    return any((Path(path) / name).is_file() for name in TOKENIZER_FILES)
 
 
 def check_missing(key: str, name: str, wanted: str) -> Problem | None:
@@ -123,7 +122,7 @@ def _no_tokenizer(path: Path) -> tuple[str, str] | None:
     if has_tokenizer(str(path)):
         return None
     return (
-        f"The directory has no tokenizer: none of {', '.join(_VOCABULARIES)}.",
+        f"The directory has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.",
         "copy the tokenizer's files of the model that it was made from into it",
     )
 

@@ -19,6 +19,11 @@ def row_line(row: Row) -> str:
     return json.dumps(_strict(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def document(row: Row) -> str:
+    """The same as a file of its own, for people too."""
+    return json.dumps(_strict(row), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write a whole file of rows."""
     write_whole(path, "".join(map(row_line, rows)))

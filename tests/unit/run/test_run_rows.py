@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import PlimsollError
-from plimsoll.run.rows import append_row, keep_rows_until, read_rows, row_line
+from plimsoll.run.rows import append_row, document, keep_rows_until, read_rows, row_line
 
 plain = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
 
@@ -31,6 +31,7 @@ def test_a_row_is_one_line_of_strict_json(row: dict[str, Any]) -> None:
 def test_numbers_that_json_lacks_become_null() -> None:
     line = row_line({"step": 1, "loss": math.nan, "all": {"x": [math.inf, 2.0]}})
     assert json.loads(line) == {"step": 1, "loss": None, "all": {"x": [None, 2.0]}}
+    assert document({"é": math.nan}) == '{\n  "é": null\n}\n'
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
