@@ -81,7 +81,7 @@ def train(place: Place, model: Path, setting: Setting, out: Path) -> list[StepRe
         for batch, rate in zip(BATCHES, RATES, strict=True)
     ]
     for names in worker.weight_plan("actor", 100_000):
-        worker.weight_bucket("actor", names)
+        worker.weight_bucket("actor", names, False)
     worker.save_model("actor", out / "last")
     assert base_hash(worker) == before
     return results

@@ -103,10 +103,10 @@ def sent_weights(worker: Worker) -> dict[str, torch.Tensor]:
     """All tensors that rank 0 sends; each announced name once. Nothing on other ranks."""
     sent: dict[str, torch.Tensor] = {}
     for names in worker.weight_plan("actor", 500_000):
-        bucket = worker.weight_bucket("actor", names)
+        bucket = worker.weight_bucket("actor", names, False)
         if bucket is not None:
             sent |= read_bucket(bucket)
-    assert not sent or sent.keys() == set(worker.weight_names("actor"))
+    assert not sent or sent.keys() == set(worker.weight_names("actor", False))
     return sent
 
 

@@ -52,8 +52,8 @@ def send_weights(
     sent = []
     for step in range(3):
         plan = worker.weight_plan("actor", bucket_bytes)
-        buckets = tuple(worker.weight_bucket("actor", names) for names in plan)
-        sent.append(Sent(plan, worker.weight_names("actor"), buckets, worker.shares()))
+        buckets = tuple(worker.weight_bucket("actor", names, False) for names in plan)
+        sent.append(Sent(plan, worker.weight_names("actor", False), buckets, worker.shares()))
         if step < 2:
             policy_step(worker, place, BATCHES[step], 31, RATES[step])
     worker.save_model("actor", out)

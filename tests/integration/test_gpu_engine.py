@@ -179,7 +179,7 @@ def resume_and_send(
     other.load_checkpoint("actor", out / "checkpoint")
     third = [sft_step(one, place, BATCHES[2], 31, RATES[2]) for one in (worker, other)]
     other.save_model("actor", out / "model")
-    buckets = [other.weight_bucket("actor", n) for n in other.weight_plan("actor", 100_000)]
+    buckets = [other.weight_bucket("actor", n, False) for n in other.weight_plan("actor", 100_000)]
     sent = {n: t for b in buckets if b is not None for n, t in read_bucket(b).items()}
     saved = load_file(out / "model" / "model.safetensors")
     same = all(torch.equal(sent[name], tensor) for name, tensor in saved.items())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -19,7 +19,7 @@ from plimsoll.memory.price.division import Counts
 from plimsoll.memory.price.lifetimes import Life
 from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.roles import moment_bytes, zero_sizes
-from plimsoll.memory.price.states import Kept
+from plimsoll.memory.price.states import kept_bytes
 from plimsoll.memory.price.zero_states import zero_states
 from plimsoll.memory.trace import LiveBytes
 
@@ -100,14 +100,14 @@ def _compare(
         engine = ZeroEngine(module, role, place)
         _backward(engine)
         engine.step(1e-4)
-        assert _held(before) == pytest.approx(_kept(plan, *_BETWEEN_STEPS), rel=0.01)
+        assert _held(before) == pytest.approx(kept_bytes(plan, *_BETWEEN_STEPS), rel=0.01)
         _backward(engine)
         _backward(engine)
         training: tuple[Life, ...] = (*_BETWEEN_STEPS, "training")
-        assert _held(before) == pytest.approx(_kept(plan, *training), rel=0.01)
+        assert _held(before) == pytest.approx(kept_bytes(plan, *training), rel=0.01)
         live.enter("step")
         engine.step(1e-4)
-    norm, step = (_kept(plan, *training, life) for life in ("norming", "stepping"))
+    norm, step = (kept_bytes(plan, *training, life) for life in ("norming", "stepping"))
     assert live.peaks["step"] == pytest.approx(max(norm, step), rel=0.01)
 
 
@@ -149,10 +149,6 @@ def _counts(module: nn.Module) -> Counts:
 def _backward(engine: ZeroEngine) -> None:
     x = torch.randn(2, _WIDTH, dtype=next(engine.module.parameters()).dtype)
     engine.backward(engine.forward(x).float().square().mean())
-
-
-def _kept(plan: Iterable[Kept], *lives: Life) -> int:
-    return sum(one.bytes for one in plan if one.life in lives)
 
 
 def _held(before: dict[int, UntypedStorage]) -> int:

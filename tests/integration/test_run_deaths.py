@@ -222,7 +222,7 @@ def test_who_is_named_is_where_a_failure_began(
     assert cluster.critics is cluster
     try:
         with pytest.raises(PlimsollError) as failed:
-            cluster.hand_over(Worker.weight_bucket, ("actor", ()), RolloutEngine.receive)
+            cluster.hand_over(Worker.weight_bucket, ("actor", (), True), RolloutEngine.receive)
         name = r"training rank 0 \(pid (\d+) on node [\d.]+\)"
         found = re.fullmatch(
             rf"{name} failed\n  Why: KeyError: 'actor'\n{LOG}", f"{failed.value}\n"
@@ -233,7 +233,7 @@ def test_who_is_named_is_where_a_failure_began(
             cluster.all(Worker.load_policy, "actor", absent, 1.0)
         os.kill(int(found[1]), signal.SIGKILL)
         with pytest.raises(WorkerDied) as died:
-            cluster.hand_over(Worker.weight_bucket, ("actor", ()), RolloutEngine.receive)
+            cluster.hand_over(Worker.weight_bucket, ("actor", (), True), RolloutEngine.receive)
         assert re.match(rf"{name} died\n{re.escape(KILLED)}", str(died.value))
     finally:
         cluster.close()

@@ -178,7 +178,7 @@ def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample
     worker.load_policy("actor", role, 1.0)
     worker.load_checkpoint("actor", checkpoint)
     [names] = worker.weight_plan("actor", 2**30)
-    bucket = worker.weight_bucket("actor", names)
+    bucket = worker.weight_bucket("actor", names, False)
     assert bucket is not None
     [packs] = pack(rows, 1, 64)
     return Restored(bucket, from_packed(packs, worker.log_probs("actor", packs), len(rows)))

@@ -69,12 +69,12 @@ class Pair:
         return self.worker.weight_plan("actor", bucket_bytes)
 
     def begin(self) -> None:
-        names = self.worker.weight_names("actor")
+        names = self.worker.weight_names("actor", True)
         announced = tuple(name for name in names if name != self.withheld)
         self.loop.run(self.engine.begin_sync(announced))
 
     def send(self, names: tuple[str, ...]) -> None:
-        bucket = self.worker.weight_bucket("actor", names)
+        bucket = self.worker.weight_bucket("actor", names, True)
         assert bucket is not None
         if self.withheld is not None:
             bucket = without(self.withheld)(bucket)
@@ -100,7 +100,7 @@ class Pair:
     def tensor(self, name: str) -> torch.Tensor:
         """A copy of one of the trainer's weights as it is now."""
         [names] = self.plan(2**30)
-        bucket = self.worker.weight_bucket("actor", names)
+        bucket = self.worker.weight_bucket("actor", names, True)
         assert bucket is not None
         return read_bucket(bucket)[name].clone()
 

@@ -14,21 +14,24 @@ from plimsoll.rollout.protocol import RolloutEngine
 
 
 class ActorRoute:
-    """A `WeightRoute` for the actor."""
+    """A `WeightRoute` for the actor. as_published: the engines load weights as a model's files
+    have them, or as transformers' model does."""
 
-    def __init__(self, cluster: Cluster, largest_pack: int) -> None:
+    def __init__(self, cluster: Cluster, largest_pack: int, as_published: bool) -> None:
         self._cluster = cluster
         self._largest = largest_pack
+        self._as_published = as_published
 
     def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
         return self._cluster.all(Worker.weight_plan, "actor", bucket_bytes)[0]
 
     def begin(self) -> None:
-        names = self._cluster.all(Worker.weight_names, "actor")[0]
+        names = self._cluster.all(Worker.weight_names, "actor", self._as_published)[0]
         self._cluster.engines_do(RolloutEngine.begin_sync, names)
 
     def send(self, names: tuple[str, ...]) -> None:
-        self._cluster.hand_over(Worker.weight_bucket, ("actor", names), RolloutEngine.receive)
+        wanted = ("actor", names, self._as_published)
+        self._cluster.hand_over(Worker.weight_bucket, wanted, RolloutEngine.receive)
 
     def finish(self, version: int) -> None:
         self._cluster.engines_do(RolloutEngine.finish_sync, version)

@@ -14,6 +14,7 @@ from plimsoll.engine.weights import plain_weights, plan_buckets
 from plimsoll.memory.price.transfers import SAVE_BUCKET
 from plimsoll.model.adapter_files import adapter_bytes, save_adapter
 from plimsoll.model.policy import PolicyModel, save_hf
+from plimsoll.model.published import saved_buffers, written
 from plimsoll.model.value import ValueModel
 
 
@@ -27,9 +28,10 @@ def write_model(
             if rank == 0:
                 state |= {name: t.to("cpu", copy=True) for name, t in weights().items()}
     if rank == 0:
-        lm = _model(engine).lm
-        generation = lm.generation_config if lm.can_generate() else None
-        save_hf(lm.config, state, tokenizer, directory, generation)
+        model = _model(engine)
+        state |= {name: buffer.cpu() for name, buffer in saved_buffers(model).items()}
+        generation = model.lm.generation_config if model.lm.can_generate() else None
+        save_hf(model.lm.config, written(model.lm, state), tokenizer, directory, generation)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from plimsoll.engine.placing import plain_bytes
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.adapters import parts_of_weight, plain_weight
 from plimsoll.model.policy import PolicyModel, hf_state_names
+from plimsoll.model.published import published
+from plimsoll.model.quantization import plain_shape
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,35 @@ def plain_weights(
         yield lambda: {hf_names[name]: plain_weight(module, name) for name in names}
 
 
-def policy_bucket(policy: PolicyModel, weights: Mapping[str, Tensor]) -> WeightBucket:
+def sent_names(policy: PolicyModel, as_published: bool) -> tuple[str, ...]:
+    """The names of all tensors that the buckets of a policy hold; see `gather_bucket`."""
+    frames = {
+        hf_name: torch.empty(plain_shape(policy.get_parameter(name)), device="meta")
+        for name, hf_name in hf_state_names(policy).items()
+    }
+    return tuple(_with_ties(policy, frames, as_published))
+
+
+def gather_bucket(
+    engine: Engine, names: Sequence[str], as_published: bool, rank: int
+) -> WeightBucket | None:
     """A bucket of these weights of a policy, and of those tied to one of them under their own
-    names."""
+    names, on rank 0; all ranks must call it.
+
+    as_published: as the model's files have them, or as transformers' model does.
+    """
+    policy = engine.module
+    assert isinstance(policy, PolicyModel)
+    with plain_weights(engine, names) as weights:
+        return make_bucket(_with_ties(policy, weights(), as_published)) if rank == 0 else None
+
+
+def _with_ties(
+    policy: PolicyModel, weights: Mapping[str, Tensor], as_published: bool
+) -> dict[str, Tensor]:
     tied = {name: weights[of] for name, of in policy.tied_names().items() if of in weights}
-    return make_bucket({**weights, **tied})
+    every = {**weights, **tied}
+    return dict(published(policy.lm, every)) if as_published else every
 
 
 def make_bucket(tensors: Mapping[str, Tensor]) -> WeightBucket:

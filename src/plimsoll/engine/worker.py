@@ -27,12 +27,12 @@ from plimsoll.engine.shares import share_of
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.steps import not_finite
 from plimsoll.engine.teaching import Teaching, teach
-from plimsoll.engine.weights import WeightBucket, plain_weights, plan_buckets, policy_bucket
+from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
 from plimsoll.engine.without_adapter import WithoutAdapter
 from plimsoll.engine.zero import ZeroEngine
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
-from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names
+from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
@@ -215,17 +215,15 @@ class Worker:
         """The parameters of each bucket of `weight_bucket`, by their names in the module."""
         return plan_buckets(self._engine(role), bucket_bytes)
 
-    def weight_names(self, role: RoleName) -> tuple[str, ...]:
+    def weight_names(self, role: RoleName, as_published: bool) -> tuple[str, ...]:
         """The Hugging Face names of all tensors that the buckets hold, tied heads included."""
-        policy = self._policy(role)
-        return (*hf_state_names(policy).values(), *policy.tied_names())
+        return sent_names(self._policy(role), as_published)
 
-    def weight_bucket(self, role: RoleName, names: tuple[str, ...]) -> WeightBucket | None:
+    def weight_bucket(
+        self, role: RoleName, names: tuple[str, ...], as_published: bool
+    ) -> WeightBucket | None:
         """Gather these parameters (all ranks take part); rank 0 returns them, the others None."""
-        with plain_weights(self._engine(role), names) as weights:
-            if self._place.rank > 0:
-                return None
-            return policy_bucket(self._policy(role), weights())
+        return gather_bucket(self._engine(role), names, as_published, self._place.rank)
 
     def adapter_files(self, role: RoleName, version: int) -> AdapterFiles | None:
         """The role's adapter alone (all ranks take part); rank 0 returns it, the others None."""

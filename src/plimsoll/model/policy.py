@@ -176,7 +176,7 @@ def hf_state_names(model: nn.Module) -> dict[str, str]:
     Adapters' own parameters have none; the layers that they were put around keep theirs.
     """
     names = (name for name, _ in model.named_parameters())
-    return {name: _plain_name(name) for name in names if not is_of_adapter(name)}
+    return {name: plain_name(name) for name in names if not is_of_adapter(name)}
 
 
 def is_of_adapter(name: str) -> bool:
@@ -184,7 +184,8 @@ def is_of_adapter(name: str) -> bool:
     return ".lora_" in name
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """The Hugging Face name of a parameter or buffer of a PolicyModel or ValueModel."""
     return name.removeprefix(WRAPPER).replace(".base_layer.", ".")
 
 
@@ -192,7 +193,7 @@ def _tied_names(lm: nn.Module) -> dict[str, str]:
     kept = {parameter: name for name, parameter in lm.named_parameters()}
     every = lm.named_parameters(remove_duplicate=False)
     tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
-    return {_plain_name(name): _plain_name(of) for name, of in tied.items()}
+    return {plain_name(name): plain_name(of) for name, of in tied.items()}
 
 
 def save_hf(

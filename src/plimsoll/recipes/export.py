@@ -49,7 +49,8 @@ def export_checkpoint(
     _fill(module, weights, found.path)
     tokenizer = load_tokenizer(role.model.path, role.model.trust_remote_code)
     if role.adapter is None or merge:
-        write_plain(module, getattr(torch, dtype), tokenizer, to)
+        template = found.config.data.chat_template
+        write_plain(module, getattr(torch, dtype), tokenizer, to, template)
     else:
         parts = {name: module.get_parameter(name).detach() for name in weights}
         trained = {name: part.to(getattr(torch, dtype)) for name, part in parts.items()}

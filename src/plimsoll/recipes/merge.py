@@ -17,10 +17,12 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from plimsoll.config.model import ModelConfig
+from plimsoll.data.template import make_template
 from plimsoll.model.adapter_files import load_adapter, read_adapter_config
 from plimsoll.model.adapters import plain_weight
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
 from plimsoll.model.policy import PolicyModel, hf_state_names, save_hf
+from plimsoll.model.published import saved_buffers, written
 from plimsoll.model.value import ValueModel
 
 
@@ -46,24 +48,31 @@ def write_plain(
     dtype: torch.dtype,
     tokenizer: PreTrainedTokenizerBase,
     out: Path,
+    chat_template: str | None = None,
 ) -> None:
-    """Write the model without adapters and quantisation, each weight merged out of place."""
+    """Write the model without adapters and quantisation, each weight merged out of place.
+    chat_template: as `padding_token`."""
     names = hf_state_names(module)
     state = {name: plain_weight(module, own).to(dtype) for own, name in names.items()}
-    written = deepcopy(module.lm.config)
+    state |= saved_buffers(module)
+    config = deepcopy(module.lm.config)
     if isinstance(module, ValueModel):
-        written.get_text_config().pad_token_id = _padding_token(tokenizer)
-    if hasattr(written, "quantization_config"):
-        del written.quantization_config
+        config.get_text_config().pad_token_id = padding_token(tokenizer, chat_template)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     generation = module.lm.generation_config if module.lm.can_generate() else None
-    save_hf(written, state, tokenizer, out, generation)
+    save_hf(config, written(module.lm, state), tokenizer, out, generation)
 
 
-def _padding_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def padding_token(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> int | None:
     """What a sequence classifier's input is padded with. It is not read at such tokens, so the one
-    that ends a sequence will not do; None: transformers then takes one sequence at a time."""
+    that ends a sequence, or a turn, will not do; None: transformers then takes one sequence at a
+    time. chat_template: as `data.chat_template`."""
+    ends = {tokenizer.eos_token}
+    if chat_template != "none" and (chat_template or tokenizer.chat_template):
+        ends.add(make_template(tokenizer, chat_template, None).turn_end())
     token: int | None = tokenizer.pad_token_id
-    return None if token == tokenizer.eos_token_id else token
+    return None if tokenizer.pad_token in ends else token
 
 
 def load_plain(model: ModelConfig, *, is_value: bool) -> PolicyModel | ValueModel:

@@ -109,7 +109,9 @@ def first_sync(cluster: Cluster, config: RlJobConfig, data: PpoData) -> WeightSy
 
 def _actor_route(cluster: Cluster, config: RlJobConfig) -> WeightRoute:
     """The way of the actor's weights, or of its adapter alone, to the engines."""
-    whole = ActorRoute(cluster, largest_pack(config, cluster.ranks))
+    whole = ActorRoute(
+        cluster, largest_pack(config, cluster.ranks), as_published=config.rollout.engine == "vllm"
+    )
     return AdapterRoute(cluster, whole) if config.rollout.sync.adapter == "separate" else whole
 
 

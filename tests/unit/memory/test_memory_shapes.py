@@ -131,6 +131,8 @@ def test_tiny_models_have_the_shape_that_transformers_builds(
     shape = shape_from_config(config, "tiny")
     _check_against_transformers(config, shape)
     built = AutoConfig.for_model(**config)
+    saved = shape_from_config(built.to_dict(), "tiny")  # which may name its fields otherwise
+    assert replace(saved, name="tiny") == shape
     assert (shape.vocabulary, shape.positions) == (96, 64)
     assert shape.sliding_layers == _sliding_layers(built)
     assert shape.sliding_window == (16 if shape.sliding_layers else None)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plimsoll.memory.items import Moment
 from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.lifetimes import job_moments, lifetime
-from plimsoll.memory.price.states import Kept, StateForm, pinned_block, state_items
+from plimsoll.memory.price.states import Kept, StateForm, kept_bytes, pinned_block, state_items
 from plimsoll.memory.price.zero_states import zero_states
 
 MOMENTS = job_moments(
@@ -28,7 +28,7 @@ def textbook(parameters: int, ranks: int, stage: int) -> float:
             ("weights", "gradients", "states"), (2, 2, 12), divisors, strict=True
         )
     ]
-    return sum(one.bytes for one in kept) / 1e9
+    return kept_bytes(kept) / 1e9
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
@@ -112,7 +112,7 @@ def test_four_bits_with_and_without_double_quantisation() -> None:
     for scales, each in ((4 / 64, 0.5625), (1 / 64 + 4 / (64 * 256), 0.516)):
         counts = Counts(0, 0, 0, 2, quantized=64 * 256 * 1000, scales=scales)
         made = zero_states(counts, SIZES, "cuda")
-        assert sum(one.bytes for one in made) / counts.quantized == pytest.approx(each, abs=0.0005)
+        assert kept_bytes(made) / counts.quantized == pytest.approx(each, abs=0.0005)
 
 
 def test_stage_3_gathers_at_most_what_it_may_keep_live() -> None:

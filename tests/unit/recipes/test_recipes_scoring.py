@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from plimsoll.algorithm.calibration import calibrate_pairs
 from plimsoll.data.packing import pack_pairs
 from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.recipes.merge import padding_token as merged_padding
 from plimsoll.recipes.reward_model import pairs_of, up_to_end
 from plimsoll.recipes.scoring import padding_token
 from plimsoll.recipes.update import in_batch_order
@@ -34,6 +35,18 @@ def test_a_response_is_cut_where_its_score_is_read() -> None:
     cut = up_to_end(sample([5, 6, 7, 8, 9], [0, 0, 1, 1, 0]))
     assert cut.tokens.tolist() == [5, 6, 7, 8]
     assert cut.learned.tolist() == [False, False, False, True]
+
+
+def test_a_merged_model_is_not_padded_with_what_ends_sequences_or_turns() -> None:
+    tokenizer = make_tokenizer()
+    assert merged_padding(tokenizer, "none") is merged_padding(tokenizer, None) is None
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    assert merged_padding(tokenizer, "none") == tokenizer.pad_token_id
+    turns = "{% for m in messages %}{{ m.content + '<pad>' }}{% endfor %}"
+    assert merged_padding(tokenizer, turns) is None
+    assert merged_padding(tokenizer, turns.replace("<pad>", "<end>")) == tokenizer.pad_token_id
+    tokenizer.chat_template = turns
+    assert merged_padding(tokenizer, None) is None
 
 
 def test_padding_that_scores_are_read_at_is_no_padding(tokenizer: PreTrainedTokenizerFast) -> None:

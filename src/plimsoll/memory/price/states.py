@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from plimsoll.memory.items import Held, Item, Moment, Where
@@ -87,3 +88,8 @@ def pinned_block(size: int) -> int:
     """What PyTorch's allocator of page-locked memory takes for a block of `size` bytes: the next
     power of two (ATen/core/CachingHostAllocator.h, `allocate`)."""
     return 0 if size == 0 else 1 << (size - 1).bit_length()
+
+
+def kept_bytes(kept: Iterable[Kept], *lives: Life) -> int:
+    """The sum over those that live so; over all of them if no life is named."""
+    return sum(one.bytes for one in kept if not lives or one.life in lives)

@@ -179,6 +179,8 @@ def _check_divides(fields: Fields, name: str, value: int, whole: str) -> None:
 
 def _window(fields: Fields, family: Family, layers: int, positions: int) -> tuple[int | None, int]:
     """The window and the layers that have it; a window of all positions is full attention."""
+    if fields.values.get("use_sliding_window") is False:
+        return None, 0  # whatever its size: transformers saves that as 0, or null
     window = fields.size_or_none("sliding_window", LENGTH)
     if window is None or window >= positions:
         return None, 0

@@ -42,7 +42,9 @@ def qwen2_moe(fields: Fields, sizes: Sizes) -> Decoder:
 def qwen3_moe(fields: Fields, sizes: Sizes) -> Decoder:
     """Norms of queries and keys."""
     width = fields.size("moe_intermediate_size", WIDTH)
-    experts = _experts(fields, "num_experts", width, 0, _sparse_layers(fields, sizes.layers))
+    renamed = "num_local_experts" in fields.values  # by transformers 5, as it saves a model
+    number = "num_local_experts" if renamed else "num_experts"
+    experts = _experts(fields, number, width, 0, _sparse_layers(fields, sizes.layers))
     bias = fields.flag("attention_bias")
     others = (*_others(sizes, experts), head_norms(sizes))
     linears = (*attention(sizes, bias, bias), *_mlps(sizes, experts))
