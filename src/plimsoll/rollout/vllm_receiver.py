@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
@@ -77,5 +78,17 @@ class WeightReceiver:
     def plimsoll_finish(self) -> None:
         """Check that all came, then put the new weights to use."""
         self.plimsoll_arrivals.complete()
+        model = self.model_runner.get_model()
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            finalize_layerwise_reload(self.model_runner.get_model(), self.model_config)
+            finalize_layerwise_reload(model, self.model_config)
+            if torch.device(self.device).type == "cpu":
+                _pack_experts(model)
+
+
+def _pack_experts(model: nn.Module) -> None:
+    """As vLLM's CPU kernel wants them; vLLM 0.32 does so at the first load alone
+    (unquantized_fused_moe_method.py, `_setup_kernel`), and computes nonsense from the next."""
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)
