@@ -259,7 +259,9 @@ def _refuse_optimizer(raw: Text, text: Text, strategy: Strategy, offloaded: bool
 
 def _adapter(text: dict[str, str]) -> Adapter | None:
     value = text["peft"]
-    if re.fullmatch(r"|no(?:ne| peft| lora)?|full(?:[ -](?:.*tun.*|ft|param.*))?|false", value):
+    if re.fullmatch(
+        r"|no(?:ne| peft| lora)?|(?:none \()?full(?:[ -](?:.*tun.*|ft|param.*))?\)?|false", value
+    ):
         if re.search(r"\bq?lora\b", text["task"]):
             raise NotKnown("peft", value)  # of what rank?
         return None

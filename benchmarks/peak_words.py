@@ -246,7 +246,7 @@ def moments(text: Text) -> float:
     """Bytes per parameter of states in fp32, or in 8 bits. Paged states are managed memory, which
     torch does not count."""
     value = text["optimizer"]
-    if re.search(r"galore|apollo|badam|adam-?mini|lomo|4-?bit", value):
+    if re.search(r"galore|apollo|badam|adam-?mini|lomo|muon|shampoo|4-?bit", value):
         raise NotKnown("optimizer", value)
     if "paged" in value and metric(text["notes"]) in ("allocated", "reserved"):
         return 0.0
