@@ -115,14 +115,15 @@ def test_the_report_shows_predicted_and_measured(home: Path, sft: Outcome) -> No
     outcome = run_here(home, "report", "sft")
     assert outcome.code == 0, outcome.err
     lines = [line for line in outcome.out.splitlines() if line.startswith(("local", "node"))]
+    assert {line.split()[0] for line in lines} == {"local"}
     assert all(len(line) <= 80 for line in lines)
     assert re.fullmatch(r"local +train_actor +host +\d+ MB +\d+ MB +[+-]\d+% +\d+\.\d", lines[2]), (
         lines
     )
     assert "Nearest the line: local in " in outcome.out
     page = (home / "sft" / "report.html").read_text()
-    sources = re.findall(r'(?:src|href)="([^"]{0,22})', page)
-    assert sources == ["data:image/png;base64,", "data:image/svg+xml;bas"]
+    assert re.findall(r'(?:src|href)="([^"#]{1,22})', page) == ["data:image/svg+xml;bas"]
+    assert page.count("<svg ") == 4  # loss, seconds, speed, memory
     assert "<td>train_actor</td>" in page and "micro_batch_tokens: 40" in page
 
 

@@ -29,10 +29,12 @@ from plimsoll.recipes.needs import missing_needs
 from plimsoll.recipes.planning import refuse_conflicts, surroundings_of
 from plimsoll.recipes.ppo import run_ppo
 from plimsoll.recipes.sft import run_sft
-from plimsoll.run.curves import PPO_PANELS, draw_curves
+from plimsoll.run.clock import total_seconds
+from plimsoll.run.curves import draw_curves
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
 from plimsoll.run.output import silence
+from plimsoll.run.panels import curve_panels, time_panels
 from plimsoll.run.rows import read_rows
 
 DIGITS = 2
@@ -151,7 +153,7 @@ def tell(home: Path, console: Console, seconds: float) -> Outcome:
     console.print(_answers(ppo, steps[-1], "and of the last"))
     console.print(_times({"SFT": read_rows(sft.metrics_path), "PPO": rows}))
     picture = home / "curves.png"
-    draw_curves(ppo.metrics_path, picture, PPO_PANELS)
+    draw_curves(rows, picture, (*curve_panels("ppo", rows), *time_panels(rows)))
     console.print(
         f"\n{seconds:.0f} s in all. Curves: {picture}. Run directories: {home}/sft, {home}/ppo"
     )
@@ -183,12 +185,6 @@ def _times(jobs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
     table.add_column("phase")
     table.add_column("seconds", justify="right")
     for job, rows in jobs.items():
-        totals: dict[str, float] = {}
-        for row in rows:
-            for name, value in row.items():
-                if name.startswith("seconds/"):
-                    phase = name.removeprefix("seconds/")
-                    totals[phase] = totals.get(phase, 0.0) + value
-        for phase, total in sorted(totals.items(), key=lambda item: -item[1]):
+        for phase, total in sorted(total_seconds(rows).items(), key=lambda item: -item[1]):
             table.add_row(job, phase, f"{total:.1f}")
     return table

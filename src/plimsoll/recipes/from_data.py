@@ -18,6 +18,7 @@ from plimsoll.data.order import MixedOrder
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import StepResult
 from plimsoll.recipes.edited_rows import Sources
+from plimsoll.recipes.leaving import leave_report
 from plimsoll.recipes.run_data import LoadRows, epoch_metrics, first_state, load_data, repeats
 from plimsoll.recipes.saving import (
     averaged,
@@ -74,6 +75,7 @@ def open_work(
             session.check_nodes(cluster)
             session.stop_if_asked(session.state.step)
             yield Work(config, session, cluster, data.train, data.eval, data.order, data.sources)
+    leave_report(session.directory.path)
 
 
 def learn_from_data(

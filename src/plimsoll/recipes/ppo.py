@@ -22,6 +22,7 @@ from plimsoll.config.jobs import PpoConfig
 from plimsoll.engine.objectives.policy import PolicyObjective
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.recipes.judging import judge
+from plimsoll.recipes.leaving import leave_report
 from plimsoll.recipes.ppo_batch import (
     Batch,
     Scores,
@@ -76,6 +77,7 @@ def run_ppo(config: PpoConfig) -> None:
                 restore(session, cluster)
             state = train(session, config, data, cluster, sync, scorer)
             save_model(session, cluster, state)
+    leave_report(session.directory.path)
 
 
 def train(

@@ -2,97 +2,96 @@
 
 from __future__ import annotations
 
-import tempfile
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from pathlib import Path
+from importlib.resources import files
+from itertools import groupby
 
-from plimsoll.run.comparison import Comparison
-from plimsoll.run.curves import ALL_PANELS, draw_curves, has_curves
-from plimsoll.run.numbers import gigabytes_text
-from plimsoll.run.rows import Row
+from jinja2 import Environment, StrictUndefined
 
-COLUMNS = ("process", "phase", "memory", "predicted", "measured", "over", "seconds")
+from plimsoll.run.comparison import Comparison, Measure, kind_of
+from plimsoll.run.curves import Drawing
+from plimsoll.run.held_out import Estimate
+from plimsoll.run.numbers import duration_text, gigabytes_text
+from plimsoll.run.standing import BEFORE_STEPS
+from plimsoll.run.trajectories import SampledResponse
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse } td, th { padding: .15rem .8rem; text-align: left }
-td:nth-child(n+4), th:nth-child(n+4) { text-align: right; font-variant-numeric: tabular-nums }
-tr:nth-child(even) { background: #f3f5f7 } img { max-width: 100% } pre { overflow-x: auto }
-"""
+_TEMPLATE = "report.html.j2"
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Some responses of a step."""
+
+    step: int
+    responses: Sequence[SampledResponse]
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a report shows. remarks: what is to be said first. metrics: the rows of metrics.jsonl.
-    calibration: of a reward model, as PNG. drawing: the plan as SVG. Both where there is one.
-    config: YAML."""
+    """What a report shows.
+
+    job: as its command is called, such as `sft`; None where config.yaml does not say it.
+    steps: such as `12 of 30`.
+    held_out: by metric, its number in each of the evaluations; labels: of metrics, for people.
+    calibration: of a reward model, as PNG; plan: as SVG. Both where there is one.
+    seconds: by phase. comparisons: of the fullest process of each kind in each phase; processes:
+    how many there are of a kind. config: YAML.
+    """
 
     title: str
+    job: str | None
+    model: str
+    steps: str
+    held_out: Mapping[str, Sequence[Estimate | None]]
+    evaluations: Sequence[str]
+    labels: Mapping[str, str]
+    curves: Sequence[Drawing]
+    calibration: bytes | None
+    sampled: Sampled | None
+    seconds: Mapping[str, float]
+    time_curves: Sequence[Drawing]
     remarks: Sequence[str]
     comparisons: Sequence[Comparison]
-    metrics: Sequence[Row]
-    calibration: bytes | None
-    drawing: str | None
+    processes: Mapping[str, int]
+    memory_curves: Sequence[Drawing]
+    plan: bytes | None
     config: str
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether any number of held-out data has one."""
+        return any(one and one.low is not None for own in self.held_out.values() for one in own)
+
+    @property
+    def before_steps(self) -> dict[str, float]:
+        """Seconds of reading data and loading, by phase."""
+        return {phase: s for phase, s in self.seconds.items() if phase in BEFORE_STEPS}
+
+    @property
+    def in_steps(self) -> dict[str, float]:
+        """Seconds of the other phases, which make up the steps."""
+        return {phase: s for phase, s in self.seconds.items() if phase not in BEFORE_STEPS}
+
+    @property
+    def memory(self) -> list[Mapping[Measure, Comparison]]:
+        """The numbers of a process in a phase, by measure."""
+        rows = groupby(self.comparisons, lambda one: (one.process, one.phase))
+        return [{one.measure: one for one in own} for _, own in rows]
 
 
 def report_page(page: Page) -> str:
     """The whole file."""
-    title = escape(f"Plimsoll: {page.title}")
-    body = "\n".join(_body(page))
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head>\n<body><h1>{title}</h1>\n{body}\n</body></html>\n"
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-
-
-def _body(page: Page) -> Iterator[str]:
-    yield from (f"<p>{escape(remark)}</p>" for remark in page.remarks)
-    yield "<h2>Memory: predicted and measured</h2>"
-    yield _table(page.comparisons)
-    if has_curves(page.metrics, ALL_PANELS):
-        yield "<h2>Curves</h2>"
-        yield _image("png", _curves(page.metrics), "metrics over steps")
-    if page.calibration is not None:
-        yield "<h2>Calibration on held-out data</h2>"
-        yield _image("png", page.calibration, "observed share over predicted probability")
-    if page.drawing is not None:
-        yield "<h2>The plan</h2>"
-        yield _image("svg+xml", page.drawing.encode(), "planned memory by phase")
-    yield f"<h2>Config</h2><pre>{escape(page.config)}</pre>"
-
-
-def _table(comparisons: Sequence[Comparison]) -> str:
-    rows = [_row("th", COLUMNS), *(_row("td", cells(one)) for one in comparisons)]
-    return f"<table>{''.join(rows)}</table>"
-
-
-def _row(tag: str, texts: Sequence[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{escape(text)}</{tag}>' for text in texts)}</tr>"
-
-
-def cells(one: Comparison) -> tuple[str, ...]:
-    """A comparison as a person reads it; what the plan does not say stays empty."""
-    return (
-        one.process,
-        one.phase,
-        one.measure,
-        "" if one.predicted is None else gigabytes_text(one.predicted),
-        gigabytes_text(one.measured),
-        "" if one.over is None else f"{one.over:+.0%}",
-        f"{one.seconds:.1f}",
-    )
-
-
-def _curves(metrics: Sequence[Row]) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        picture = Path(folder) / "curves.png"
-        draw_curves(metrics, picture, ALL_PANELS)
-        return picture.read_bytes()
-
-
-def _image(kind: str, data: bytes, what: str) -> str:
-    return f'<img alt="{what}" src="data:image/{kind};base64,{b64encode(data).decode()}">'
+    environment.filters |= {
+        "gigabytes": gigabytes_text,
+        "duration": duration_text,
+        "kind": kind_of,
+        "base64": lambda data: b64encode(data).decode(),
+    }
+    template = files("plimsoll.recipes").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    text: str = environment.from_string(template).render(page=page)
+    return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, get_args
@@ -59,6 +59,43 @@ def _comparisons(rows: Sequence[LedgerRow]) -> Iterable[Comparison]:
         if size is not None:
             predicted = None if last.predicted is None else getattr(last.predicted, measure)
             yield Comparison(last.process, last.phase, measure, predicted, size, seconds)
+
+
+def without_lone_nodes(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """Without the rows of nodes that have one process: they say again what its own rows say."""
+    processes: dict[str, set[str]] = {}
+    for row in rows:
+        if not is_node(row):
+            processes.setdefault(row.node, set()).add(row.process)
+    return [row for row in rows if not is_node(row) or len(processes[row.node]) > 1]
+
+
+def kind_of(process: str) -> str:
+    """Such as `critic rank` of `critic rank 3`."""
+    return process.rstrip("0123456789").rstrip()
+
+
+def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Of each kind of process in each phase: the numbers of the one that was fullest, by what its
+    line is held against."""
+    fullest: dict[tuple[str, str], list[Comparison]] = {}
+    for (process, phase), group in groupby(comparisons, lambda one: (one.process, one.phase)):
+        own, key = (
+            list(group),
+            (kind_of(process), phase),
+        )  # the last is of the card, if there is one
+        if key not in fullest or own[-1].measured > fullest[key][-1].measured:
+            fullest[key] = own
+    return [one for own in fullest.values() for one in own]
+
+
+def peaks_by_step(rows: Iterable[LedgerRow]) -> list[Mapping[str, float]]:
+    """A row for each step: the largest peak of each kind of process, by its name; GB."""
+    found: dict[int, dict[str, float]] = {}
+    for row in rows:
+        own, kind = found.setdefault(row.step, {"step": row.step}), kind_of(row.process)
+        own[kind] = max(own.get(kind, 0.0), row.measured.fullest / 1e9)
+    return list(found.values())
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class RunDirectory:
 
     @property
     def report_path(self) -> Path:
-        """What `plimsoll report` writes."""
+        """What a run writes at its end, and `plimsoll report`."""
         return self.path / "report.html"
 
     @property
@@ -178,6 +178,10 @@ class RunDirectory:
         Checkpoints get their names when they are complete, so a half-written one is never found.
         """
         return max(_by_step(self.path / "checkpoints"), default=None)
+
+    def latest_trajectories(self) -> tuple[int, Path] | None:
+        """The last step that has trajectories, and their file."""
+        return max(_by_step(self.path / "trajectories"), default=None)
 
     def prune_checkpoints(self, keep: int, best_step: int | None = None) -> None:
         """Remove all but the last `keep` checkpoints and that of the best step."""

@@ -1,11 +1,14 @@
-"""Trajectories as Parquet: one row per sampled response."""
+"""Trajectories as Parquet: one row per sampled response; written, and some read for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from plimsoll.records import Trajectory
@@ -63,3 +66,39 @@ def _reward_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
         f"reward_{name}": pa.array([t.rewards[i].value for t in trajectories], pa.float64())
         for i, name in enumerate(names)
     }
+
+
+@dataclass(frozen=True)
+class SampledResponse:
+    """A row as a person reads it. parts: of the reward, before their weights."""
+
+    prompt: str
+    response: str
+    reference: str | None
+    reward: float
+    parts: Mapping[str, float]
+    cut_off: bool
+
+
+def read_some(path: Path, count: int) -> list[SampledResponse]:
+    """Of a step's trajectories so many, or all: the best first, the worst last, and between them
+    others at even distances in that order."""
+    names = pq.read_schema(path).names
+    parts = [name for name in names if name.startswith("reward_")]
+    columns = ["prompt", "response", "reference", "reward", "finish_reason", *parts]
+    table = pq.read_table(path, columns=columns)
+    order = pc.sort_indices(table, sort_keys=[("reward", "descending")]).to_pylist()
+    last, shown = len(order) - 1, min(count, len(order))
+    places = [order[round(i * last / max(shown - 1, 1))] for i in range(shown)]
+    return [_sampled(row, parts) for row in table.take(places).to_pylist()]
+
+
+def _sampled(row: Mapping[str, Any], parts: Sequence[str]) -> SampledResponse:
+    return SampledResponse(
+        prompt=row["prompt"],
+        response=row["response"],
+        reference=row["reference"],
+        reward=row["reward"],
+        parts={name.removeprefix("reward_"): row[name] for name in parts},
+        cut_off=row["finish_reason"] == "length",
+    )

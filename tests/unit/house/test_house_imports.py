@@ -31,6 +31,7 @@ def test_imports_point_downwards_and_engines_stay_in_their_rooms() -> None:
         "plimsoll.recipes.preflight",
         "plimsoll.recipes.placement",
         "plimsoll.recipes.doctor",
+        "plimsoll.recipes.report",
         "plimsoll.memory.machine.hardware",
         "plimsoll.memory.machine.versions",
         "plimsoll.run.directory",

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.run.comparison import Comparison, Nearest, compare, find_leaks, nearest
+from plimsoll.run.comparison import (
+    Comparison,
+    Nearest,
+    compare,
+    find_leaks,
+    fullest_of_kinds,
+    nearest,
+    peaks_by_step,
+    without_lone_nodes,
+)
 from plimsoll.run.ledger import LedgerRow
 from plimsoll.run.readings import Footprint, Line
 
@@ -77,3 +86,52 @@ def test_leaks_are_found_in_a_whole_ledger() -> None:
     stays = [replace(one, held=Footprint(GB)) for one in grows]
     assert [leak.process for leak in find_leaks(grows)] == ["recipe"]
     assert find_leaks(stays) == []
+
+
+def test_a_node_of_one_process_is_not_told_twice() -> None:
+    rows = [
+        row(1, "load", "rank 0", Footprint(8)),
+        row(1, "load", "node 0", Footprint(8)),
+        replace(row(1, "load", "engine 0", Footprint(5)), node="node 1"),
+        replace(row(1, "load", "rank 1", Footprint(9)), node="node 1"),
+        replace(row(1, "load", "node 1", Footprint(14)), node="node 1"),
+    ]
+    assert without_lone_nodes(rows) == [rows[0], *rows[2:]]
+
+
+def test_of_a_kind_the_fullest_is_shown_phase_by_phase() -> None:
+    """On a card, whatever the host holds: each with all numbers of the same process."""
+    rows = [
+        row(1, "load", "critic rank 0", Footprint(9, 1, 2, 30), Footprint(9, 1, 1, 20)),
+        row(1, "load", "critic rank 11", Footprint(7, 1, 2, 40), Footprint(8, 2, 2, 40)),
+        row(1, "load", "rank 0", Footprint(7, 1, 2, 50)),
+        row(1, "score", "critic rank 0", Footprint(9)),
+        row(1, "score", "critic rank 11", Footprint(8)),
+    ]
+    shown = fullest_of_kinds(compare(rows))
+    assert [(one.process, one.phase, one.measure, one.measured) for one in shown] == [
+        ("critic rank 11", "load", "host", 7),
+        ("critic rank 11", "load", "allocated", 1),
+        ("critic rank 11", "load", "reserved", 2),
+        ("critic rank 11", "load", "device", 40),
+        ("critic rank 0", "score", "host", 9),
+        ("rank 0", "load", "host", 7),
+        ("rank 0", "load", "allocated", 1),
+        ("rank 0", "load", "reserved", 2),
+        ("rank 0", "load", "device", 50),
+    ]
+    assert shown[0].predicted == 8
+
+
+def test_the_peaks_of_a_step_are_those_of_the_fullest_of_a_kind() -> None:
+    rows = [
+        row(1, "load", "rank 0", Footprint(2 * GB)),
+        row(1, "score", "rank 0", Footprint(GB)),
+        row(1, "score", "rank 1", Footprint(3 * GB)),
+        row(1, "score", "engine 0", Footprint(9 * GB, 1, 1, GB)),
+        row(2, "score", "rank 1", Footprint(GB)),
+    ]
+    assert peaks_by_step(rows) == [
+        {"step": 1, "rank": 3.0, "engine": 1.0},
+        {"step": 2, "rank": 1.0},
+    ]

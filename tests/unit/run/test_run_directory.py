@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.lock import LOCK_FILE, lock_directory
 from plimsoll.run.rows import read_rows
+from plimsoll.run.trajectories import SampledResponse, read_some
 
 Resume = Literal["never", "auto", "must"]
 
@@ -229,6 +231,43 @@ def test_missing_advantages_and_references_are_null(tmp_path: Path) -> None:
     assert pq.read_table(run.trajectories_path(1))["advantage_mean"].to_pylist() == [None]
     with pytest.raises(AssertionError, match="2 advantages, 1 traj"):
         run.write_trajectories(1, [trajectory(7, 0, [11])], [0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(1, [9.0]), (3, [9.0, 5.0, 0.0]), (5, [9.0, 7.0, 5.0, 2.0, 0.0])]
+)
+def test_some_responses_are_the_best_the_worst_and_some_between(
+    tmp_path: Path, count: int, shown: list[float]
+) -> None:
+    run = RunDirectory(tmp_path)
+    rewards = [4, 0, 9, 7, 1, 8, 2, 3, 6, 5]
+    given = [
+        replace(
+            trajectory(place, 0, [1]),
+            rewards=(RewardPart("right", reward, 0.5), RewardPart("form", reward / 2, 1.0)),
+            finish_reason="length" if reward == 0 else "stop",
+        )
+        for place, reward in enumerate(rewards)
+    ]
+    run.write_trajectories(3, given[:1], None)
+    run.write_trajectories(12, given, None)
+    latest = run.latest_trajectories()
+    assert latest == (12, run.trajectories_path(12))
+    found = read_some(latest[1], count)
+    assert [one.reward for one in found] == shown
+    assert found[0] == SampledResponse(
+        "What is 2?", "It is 2.", "2", 9.0, {"right": 9.0, "form": 4.5}, cut_off=False
+    )
+    assert [one.cut_off for one in found] == [one.reward == 0 for one in found]
+
+
+def test_of_few_responses_each_is_shown_once(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert run.latest_trajectories() is None
+    for count in (1, 2):
+        run.write_trajectories(count, [trajectory(i, 0, [1]) for i in range(count)], None)
+        found = read_some(run.trajectories_path(count), 5)
+        assert [one.reference for one in found] == [str(i) for i in range(count)]
 
 
 def test_bad_rows_are_listed(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import io
-import math
 import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from matplotlib.image import imread
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from plimsoll.errors import PlimsollError
-from plimsoll.run.curves import PPO_PANELS, Panel, draw_curves
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ledger import Ledger, MemoryUse
 from plimsoll.run.metrics import MetricsSink, scalars_of
@@ -119,54 +116,3 @@ print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
-
-
-def rows(steps: int) -> list[dict[str, float | None]]:
-    return [
-        {
-            "step": step,
-            "reward": 1 - math.exp(-step),
-            "kl": None if step == 2 else 0.1 * step,
-            "seconds/rollout": 1.0,
-            "seconds/sync": 0.5,
-        }
-        for step in range(1, steps + 1)
-    ]
-
-
-@pytest.mark.parametrize("steps", [1, 2, 100, 2501])
-def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
-    picture = tmp_path / "curves.png"
-    draw_curves(rows(steps), picture)
-    pixels = imread(picture)
-    assert pixels.shape[0] > 300 and pixels.shape[1] > 1000
-    assert pixels[..., :3].min() < 0.2 and pixels[..., :3].max() == 1.0
-    assert [item.name for item in tmp_path.iterdir()] == ["curves.png"]
-
-
-def test_a_panel_takes_named_metrics_only(tmp_path: Path) -> None:
-    """A picture of `reward` alone is that of rows which have nothing else."""
-    panels = [Panel("Reward", ("reward",), "per response")]
-    draw_curves(rows(5), tmp_path / "all.png", panels)
-    draw_curves(
-        [{"step": row["step"], "reward": row["reward"]} for row in rows(5)],
-        tmp_path / "alone.png",
-        PPO_PANELS,
-    )
-    assert (imread(tmp_path / "all.png") == imread(tmp_path / "alone.png")).all()
-
-
-def test_curves_are_drawn_from_a_file(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    for row in rows(3):
-        run.append_metrics(row)
-    draw_curves(run.metrics_path, tmp_path / "curves.png")
-    draw_curves(rows(3), tmp_path / "rows.png")
-    assert (imread(tmp_path / "curves.png") == imread(tmp_path / "rows.png")).all()
-
-
-@pytest.mark.parametrize("given", [[], [{"step": 1, "other": 2.0}]])
-def test_nothing_to_draw_is_an_error(tmp_path: Path, given: list[dict[str, float]]) -> None:
-    with pytest.raises(PlimsollError, match=r"No curves to draw for .*curves\.png"):
-        draw_curves(given, tmp_path / "curves.png")
-    assert list(tmp_path.iterdir()) == []
