@@ -153,7 +153,7 @@ def tell(home: Path, console: Console, seconds: float) -> Outcome:
     console.print(_answers(ppo, steps[-1], "and of the last"))
     console.print(_times({"SFT": read_rows(sft.metrics_path), "PPO": rows}))
     picture = home / "curves.png"
-    draw_curves(rows, picture, (*curve_panels("ppo", rows), *time_panels(rows)))
+    draw_curves(rows, picture, (*curve_panels("ppo", rows), *time_panels(rows)[:1]))
     console.print(
         f"\n{seconds:.0f} s in all. Curves: {picture}. Run directories: {home}/sft, {home}/ppo"
     )

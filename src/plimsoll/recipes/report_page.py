@@ -62,7 +62,7 @@ class Page:
     @property
     def has_intervals(self) -> bool:
         """Whether any number of held-out data has one."""
-        return any(one and one.low is not None for own in self.held_out.values() for one in own)
+        return any(one and one.interval for own in self.held_out.values() for one in own)
 
     @property
     def before_steps(self) -> dict[str, float]:

@@ -19,10 +19,15 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """Such as `0.83 (0.79 to 0.87)`."""
-        value = "NaN" if self.value is None else f"{self.value:.4g}"
-        known = self.low is not None and self.high is not None
-        return f"{value} ({self.low:.3g} to {self.high:.3g})" if known else value
+        """Such as `0.83`."""
+        return "NaN" if self.value is None else f"{self.value:.4g}"
+
+    @property
+    def interval(self) -> str:
+        """Such as `0.79 to 0.87`; empty where there is none."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"{self.low:.3g} to {self.high:.3g}"
 
 
 def evaluations(rows: Iterable[Row], best_step: int | None) -> dict[str, Row]:

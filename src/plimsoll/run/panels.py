@@ -27,7 +27,7 @@ class Panel:
 
 
 def _both(title: str, unit: str, name: str) -> Panel:
-    """A metric in training and on what is held out."""
+    """A metric in training, where it has one, and on what is held out."""
     return Panel(title, unit, {name: "training", f"eval/{name}": "held out"})
 
 
@@ -55,7 +55,7 @@ JOB_PANELS: Mapping[str, Sequence[Panel]] = {
     "prm": (
         _both("Loss", "nats per labelled step", "loss"),
         _both("Accuracy on steps", "share of labelled steps", "accuracy"),
-        Panel("Whole solutions", "share judged right", {"eval/solution_accuracy": "held out"}),
+        _both("Whole solutions", "share judged right", "solution_accuracy"),
     ),
     "dpo": (
         _both("Loss", "per pair", "loss"),
@@ -65,7 +65,7 @@ JOB_PANELS: Mapping[str, Sequence[Panel]] = {
     ),
     "kto": (
         _both("Loss", "per response", "loss"),
-        Panel("Accuracy", "share of pairings", {"eval/accuracy": "held out"}),
+        _both("Accuracy", "share of pairings", "accuracy"),
         _both("Margin of implicit rewards", "per response", "rewards/margin"),
         _rewards("desirable", "undesirable"),
         _both("KL from the reference", "nats per response", "kl"),

@@ -36,8 +36,8 @@ def test_a_number_has_its_interval_and_bounds_are_no_rows() -> None:
         "eval/reward": [Estimate(0.25, 0.125, 0.5), Estimate(0.5, None, 1.0)],
         "eval/x": [None, Estimate(7)],
     }
-    texts = [one.text if one else "" for own in found.values() for one in own]
-    assert texts == ["0.25 (0.125 to 0.5)", "0.5", "", "7"]
+    texts = [(one.text, one.interval) for own in found.values() for one in own if one]
+    assert texts == [("0.25", "0.125 to 0.5"), ("0.5", ""), ("7", "")]
 
 
 def test_a_name_that_ends_like_a_bound_is_a_number_of_its_own_without_the_other_bound() -> None:
