@@ -24,7 +24,7 @@ _FEWEST = {1: 12.706205, 2: 4.302653}
 
 
 def share_interval(
-    values_N: Sequence[float] | Doubles, prompts: Sequence[Hashable]
+    values_N: Sequence[float] | Doubles, prompts: Iterable[Hashable]
 ) -> tuple[float, float]:
     """The 95 % confidence interval of the mean of values that are 0, 1, or 0.5 for a tie.
 
@@ -42,7 +42,7 @@ def share_interval(
 
 
 def mean_interval(
-    values_N: Sequence[float] | Doubles, prompts: Sequence[Hashable]
+    values_N: Sequence[float] | Doubles, prompts: Iterable[Hashable]
 ) -> tuple[float, float] | None:
     """The 95 % confidence interval of the mean of any values: the mean +- t standard errors over
     prompts, K - 1 degrees of freedom for K of them; of values that are all 0 or 1, their
@@ -64,7 +64,7 @@ def mean_interval(
     return mean - half, mean + half
 
 
-def design_effect(influence_N: Doubles, prompts: Sequence[Hashable]) -> float:
+def design_effect(influence_N: Doubles, prompts: Iterable[Hashable]) -> float:
     """By how much fewer independent rows would tell as much; 1 where no two rows share a prompt.
 
     influence_N: how far each row moves the figure, in any unit; they add up to 0.
@@ -114,10 +114,11 @@ def student_95(freedom: int) -> float:
     )
 
 
-def _by_prompt(values_N: Doubles, prompts: Sequence[Hashable]) -> tuple[Doubles, Ints]:
+def _by_prompt(values_N: Doubles, prompts: Iterable[Hashable]) -> tuple[Doubles, Ints]:
     """The sum and the number of rows of each prompt."""
     places = _numbered(prompts)
-    return np.bincount(places, weights=values_N), np.bincount(places)
+    sums_K = np.bincount(places, weights=values_N).astype(np.float64)
+    return sums_K, np.bincount(places).astype(np.int64)
 
 
 def _numbered(keys: Iterable[Hashable]) -> Ints:

@@ -36,8 +36,8 @@ def preference_objective(
     output = loss(inputs) if reference is None else loss(inputs, reference)
     nll = chosen_nll(inputs).sum() / inputs.pairs
     terms = {"preference_loss": output.loss.detach(), "nll": nll.detach()}
-    loss = output.loss + nll_weight * nll
-    return replace(output, loss=loss, metrics=output.metrics | terms)
+    total = output.loss + nll_weight * nll
+    return replace(output, loss=total, metrics=output.metrics | terms)
 
 
 def chosen_nll(inputs: PreferenceLossInputs) -> Tensor:

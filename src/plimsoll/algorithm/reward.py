@@ -20,8 +20,8 @@ def reward_objective(
     output = loss(inputs)
     off = off_centre(inputs.scores, inputs.pairs)
     terms = {"reward_loss": output.loss.detach(), "off_centre": off.detach()}
-    loss = output.loss + centring * off
-    return replace(output, loss=loss, metrics=output.metrics | terms)
+    total = output.loss + centring * off
+    return replace(output, loss=total, metrics=output.metrics | terms)
 
 
 def off_centre(scores: PairValues, pairs: int) -> Tensor:

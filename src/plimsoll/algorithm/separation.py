@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from math import sqrt
 
 import numpy as np
@@ -21,7 +21,7 @@ def share_ahead(better: Floats, worse: Floats) -> float:
     return float(_places(better, worse).mean() / (2 * len(worse)))
 
 
-def separation_effect(values_N: Floats, better_N: Bools, prompts: Sequence[Hashable]) -> float:
+def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hashable]) -> float:
     """The design effect (see `interval`) of the `share_ahead` of two groups of numbers, in which
     prompts have one or several numbers each, of one group or of both.
 

@@ -104,7 +104,7 @@ def plain_line(standing: Standing) -> str:
 def _padded(figure: Figure) -> str:
     """As wide as others of its kind."""
     interval = figure.interval_text
-    return f"{figure.value:>9.4g}" + (f"{interval:<19}" if interval else "")
+    return f"{figure.value:>9.4g}" + (f"{interval:<21}" if interval else "")
 
 
 class LiveDisplay:
