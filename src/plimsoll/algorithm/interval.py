@@ -31,7 +31,7 @@ def share_interval(
     prompts: of each row which one it has; any keys.
 
     Wilson's interval with the effective sample size N / design effect: Franco et al. 2019,
-    https://doi.org/10.1093/jssam/smy019, compare such intervals. Where no two rows share a prompt
+    https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503, recommend it. Where no two rows share a prompt
     it is Wilson's own.
     """
     values = np.asarray(values_N, dtype=np.float64)
