@@ -119,7 +119,7 @@ def held_out(prompts: int, concentration: float, seed: int) -> tuple[Doubles, In
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("prompts", [30, 60, 270])
+@pytest.mark.parametrize("prompts", [30, 60, 120, 270])
 @pytest.mark.parametrize("concentration", [2.0, 20.0])
 def test_of_540_pairs_of_few_prompts_it_is_what_resampling_prompts_gives(
     prompts: int, concentration: float, seed: int
