@@ -103,11 +103,13 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A better and a worse response to the same prompt; each sample holds the prompt too, of which
-    nothing is learned. margin: by how much the better one's score should be ahead."""
+    nothing is learned. margin: by how much the better one's score should be ahead. prompt: a number
+    that rows of the same prompt share."""
 
     chosen: Sample
     rejected: Sample
     margin: float = field(default=0.0, kw_only=True)
+    prompt: int = field(default=0, kw_only=True)
 
     @property
     def tokens(self) -> int:
@@ -118,19 +120,22 @@ class Pair:
 @dataclass(frozen=True)
 class LabelledResponse:
     """A response that is desirable or undesirable by itself; the sample holds the prompt too, of
-    which nothing is learned."""
+    which nothing is learned. prompt: as in `Pair`."""
 
     sample: Sample
     desirable: bool
+    prompt: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)
 class LabelledSteps:
     """A response in steps. sample: what is marked as learned is each step's last token, at which
-    its score is read. labels: one for each step, from 0 (wrong) to 1 (right)."""
+    its score is read. labels: one for each step, from 0 (wrong) to 1 (right). prompt: as in
+    `Pair`."""
 
     sample: Sample
     labels: Floats
+    prompt: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         assert self.labels.shape == (int(self.sample.learned.sum()),)

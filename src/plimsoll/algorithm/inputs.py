@@ -176,13 +176,17 @@ class DivergenceOutput:
 class LossOutput:
     """A micro-batch's share of the batch's mean loss, and of the mean of each metric.
 
-    Everything is a scalar: a sum over the micro-batch divided by the whole step's count. Added
+    Both are scalars: a sum over the micro-batch divided by the whole step's count. Added
     over micro-batches and ranks, losses, gradients and metrics are those of the whole batch.
     Metrics carry no gradient.
+
+    right_P: of pairs, what the metric `accuracy` is the mean of: 1 where the chosen response is
+        ahead, 0.5 for a tie, else 0. An evaluation's interval is made of it; None: it has none.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
+    right_P: Tensor | None = None
 
 
 @dataclass(frozen=True)

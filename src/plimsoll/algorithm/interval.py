@@ -1,15 +1,95 @@
-"""How sure a measured share is."""
+"""How sure a measured figure is, where rows that share a prompt are not independent.
+
+A hard prompt is hard for all of its rows, so ten rows of one prompt tell less than ten of ten.
+What that costs is the design effect: the variance that the figure has over prompts, in multiples
+of what it would be if each row had a prompt of its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable, Sequence
 from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from plimsoll.records import Ints
+
+Doubles = NDArray[np.float64]
 
 NORMAL_95 = 1.959964
 """The standard normal's 97.5 % quantile."""
+_FEWEST = {1: 12.706205, 2: 4.302653}
+"""Student's 97.5 % quantiles where the expansion below is not close."""
 
 
-def wilson_interval(share: float, count: int) -> tuple[float, float]:
-    """The 95 % confidence interval of a share that was measured on `count` independent cases.
+def share_interval(
+    values_N: Sequence[float] | Doubles, prompts: Iterable[Hashable]
+) -> tuple[float, float]:
+    """The 95 % confidence interval of the mean of values that are 0, 1, or 0.5 for a tie.
+
+    prompts: of each row which one it has; any keys.
+
+    Wilson's interval with the effective sample size N / design effect: Franco et al. 2019,
+    https://pmc.ncbi.nlm.nih.gov/articles/PMC6690503, recommend it. Where no two rows share a prompt
+    it is Wilson's own.
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    rows = len(values)
+    # Times N, so that sums are exact: no difference between prompts is then 0 and not almost 0.
+    effect = design_effect(rows * values - values.sum(), prompts)
+    return wilson_interval(float(values.mean()), rows / effect)
+
+
+def mean_interval(
+    values_N: Sequence[float] | Doubles, prompts: Iterable[Hashable]
+) -> tuple[float, float] | None:
+    """The 95 % confidence interval of the mean of any values: the mean +- t standard errors over
+    prompts, K - 1 degrees of freedom for K of them; of values that are all 0 or 1, their
+    `share_interval`. None for a single prompt, from which nothing is known of others.
+
+    Where prompts have equally many rows it is Student's interval of the prompts' means; else the
+    mean is a ratio of two sums over prompts (Cochran 1977, Sampling Techniques, section 6.3).
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    if np.isin(values, (0, 1)).all():
+        return share_interval(values, prompts)
+    mean = float(values.mean())
+    sums_K, _ = _by_prompt(values - mean, prompts)
+    count = len(sums_K)
+    if count == 1:
+        return None
+    error = sqrt(count / (count - 1) * float(sums_K @ sums_K)) / len(values)
+    half = student_95(count - 1) * error
+    return mean - half, mean + half
+
+
+def design_effect(influence_N: Doubles, prompts: Iterable[Hashable]) -> float:
+    """By how much fewer independent rows would tell as much; 1 where no two rows share a prompt.
+
+    influence_N: how far each row moves the figure, in any unit; they add up to 0.
+
+    The variance between prompts' sums over that between rows, each with Bessel's correction, and
+    with Student's quantile for as few prompts over that for as many rows: the degrees of freedom
+    of Korn and Graubard 1998, Survey Methodology 24(2), 193-201. Where prompts do not differ at
+    all, as if all rows are right, or there is only one, nothing is known of it; each then counts as
+    one row (Kish 1965, Survey Sampling, with a correlation of 1 within prompts).
+    """
+    sums_K, sizes_K = _by_prompt(influence_N, prompts)
+    rows, count = len(influence_N), len(sums_K)
+    if count == rows:
+        return 1.0
+    between = float(sums_K @ sums_K)
+    if count == 1 or between == 0:
+        return float(sizes_K @ sizes_K) / rows
+    within = float(influence_N @ influence_N)
+    few = student_95(count - 1) / student_95(rows - 1)
+    return between / within * (count / (count - 1)) / (rows / (rows - 1)) * few**2
+
+
+def wilson_interval(share: float, count: float) -> tuple[float, float]:
+    """The 95 % confidence interval of a share that was measured on `count` independent cases, or on
+    others that tell as much.
 
     Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953: unlike share +- 1.96 standard
     errors it stays within [0, 1] and is right near the ends and for few cases.
@@ -19,3 +99,29 @@ def wilson_interval(share: float, count: int) -> tuple[float, float]:
     middle = (share + z2 / 2) / (1 + z2)
     half = sqrt(share * (1 - share) * z2 + z2**2 / 4) / (1 + z2)
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def student_95(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, to 0.2 %: the expansion in 1 / freedom of Abramowitz and
+    Stegun 1964, Handbook of Mathematical Functions, 26.7.5."""
+    z, n = NORMAL_95, freedom
+    return _FEWEST.get(freedom) or (
+        z
+        + (z**3 + z) / (4 * n)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
+    )
+
+
+def _by_prompt(values_N: Doubles, prompts: Iterable[Hashable]) -> tuple[Doubles, Ints]:
+    """The sum and the number of rows of each prompt."""
+    places = _numbered(prompts)
+    sums_K = np.bincount(places, weights=values_N).astype(np.float64)
+    return sums_K, np.bincount(places).astype(np.int64)
+
+
+def _numbered(keys: Iterable[Hashable]) -> Ints:
+    """From 0, in the order in which keys first come."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -35,7 +36,8 @@ def preference_objective(
     output = loss(inputs) if reference is None else loss(inputs, reference)
     nll = chosen_nll(inputs).sum() / inputs.pairs
     terms = {"preference_loss": output.loss.detach(), "nll": nll.detach()}
-    return LossOutput(output.loss + nll_weight * nll, output.metrics | terms)
+    total = output.loss + nll_weight * nll
+    return replace(output, loss=total, metrics=output.metrics | terms)
 
 
 def chosen_nll(inputs: PreferenceLossInputs) -> Tensor:
@@ -53,11 +55,12 @@ def preference_output(losses_P: Tensor, rewards: PairValues, pairs: int) -> Loss
     """
     with torch.no_grad():
         margin_P = rewards.margin_P
+        right_P = (margin_P.sign() + 1) / 2
         metrics_P = {
-            "accuracy": (margin_P.sign() + 1) / 2,
+            "accuracy": right_P,
             "rewards/margin": margin_P,
             "rewards/chosen": rewards.chosen_P,
             "rewards/rejected": rewards.rejected_P,
         }
         metrics = {name: x_P.sum() / pairs for name, x_P in metrics_P.items()}
-    return LossOutput(losses_P.sum() / pairs, metrics)
+    return LossOutput(losses_P.sum() / pairs, metrics, right_P)

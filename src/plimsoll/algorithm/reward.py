@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -19,7 +20,8 @@ def reward_objective(
     output = loss(inputs)
     off = off_centre(inputs.scores, inputs.pairs)
     terms = {"reward_loss": output.loss.detach(), "off_centre": off.detach()}
-    return LossOutput(output.loss + centring * off, output.metrics | terms)
+    total = output.loss + centring * off
+    return replace(output, loss=total, metrics=output.metrics | terms)
 
 
 def off_centre(scores: PairValues, pairs: int) -> Tensor:

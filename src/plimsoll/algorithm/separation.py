@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from math import sqrt
 
 import numpy as np
 
-from plimsoll.algorithm.interval import NORMAL_95
-from plimsoll.records import Floats
+from plimsoll.algorithm.interval import NORMAL_95, Doubles, design_effect
+from plimsoll.records import Bools, Floats
 
 _HALVINGS = 60
 
@@ -18,15 +18,32 @@ def share_ahead(better: Floats, worse: Floats) -> float:
     larger; a tie counts half. That is the area under the ROC curve; 0.5 is chance, however large
     each group is. Neither may be empty.
     """
-    ordered = np.sort(worse)
-    below, up_to = (np.searchsorted(ordered, better, side) for side in ("left", "right"))
-    return float((below + up_to).mean() / (2 * len(worse)))
+    return float(_places(better, worse).mean() / (2 * len(worse)))
 
 
-def separation_interval(share: float, better: int, worse: int) -> tuple[float, float]:
+def separation_effect(values_N: Floats, better_N: Bools, prompts: Iterable[Hashable]) -> float:
+    """The design effect (see `interval`) of the `share_ahead` of two groups of numbers, in which
+    prompts have one or several numbers each, of one group or of both.
+
+    better_N: which numbers are the better group's. prompts: of each number, any keys.
+
+    By each number's place among those of the other group; Obuchowski 1997,
+    https://doi.org/10.2307/2533958.
+    """
+    better, worse = values_N[better_N], values_N[~better_N]
+    better_places, worse_places = _places(better, worse), 2.0 * len(better) - _places(worse, better)
+    total = better_places.sum()
+    # All times 2 len(better)^2 len(worse)^2, so that sums are exact.
+    influence_N = np.empty(len(values_N))
+    influence_N[better_N] = len(worse) * (len(better) * better_places - total)
+    influence_N[~better_N] = len(better) * (len(worse) * worse_places - total)
+    return design_effect(influence_N, prompts)
+
+
+def separation_interval(share: float, better: float, worse: float) -> tuple[float, float]:
     """The 95 % confidence interval of a `share_ahead` of groups of independent numbers.
 
-    better, worse: how many numbers each group has.
+    better, worse: how many numbers each group has; of others, divided by their design effect.
 
     Newcombe 2006, https://doi.org/10.1002/sim.2324, method 5: Hanley and McNeil's variance with the
     groups' mean size, at the bound itself, so that the interval stays within [0, 1].
@@ -41,6 +58,13 @@ def separation_interval(share: float, better: int, worse: int) -> tuple[float, f
     low = _root(lambda bound: share - bound - reach(bound), 0.0, share)
     high = _root(lambda bound: share - bound + reach(bound), share, 1.0)
     return low, high
+
+
+def _places(numbers: Floats, others: Floats) -> Doubles:
+    """Of each number twice how many of the others it is ahead of, ties once."""
+    ordered = np.sort(others)
+    below, up_to = (np.searchsorted(ordered, numbers, side) for side in ("left", "right"))
+    return (below + up_to).astype(np.float64)
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:

@@ -229,6 +229,11 @@ def _rewards(config: RlJobConfig) -> Iterator[Problem]:
 
 def _names(config: RlJobConfig) -> Iterator[Problem]:
     taken = dict.fromkeys(_FIGURES, "Another figure of an evaluation has this name.")
+    measured = ("reward", "reward_model", *config.rewards)
+    taken |= dict.fromkeys(
+        (f"{name}_{end}" for name in measured for end in ("low", "high")),
+        "An end of the confidence interval of another figure of an evaluation has this name.",
+    )
     if config.reward_model is not None:
         taken["reward_model"] = "The score of the reward model is shown under this name."
     for name in sorted(taken.keys() & config.rewards.keys()):

@@ -5,6 +5,7 @@ one of them can be checked before anything is loaded.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from types import MappingProxyType
 
 from plimsoll.config.jobs import (
@@ -30,7 +31,14 @@ _DISTILLATION: Names = {
     "divergence": "lowest",
     "nll": None,
 }
-_ACCURACY: Names = {"accuracy": "highest", "accuracy_low": "highest", "accuracy_high": "highest"}
+
+
+def _measured(name: str, goal: Goal | None) -> Names:
+    """A figure and the ends of its confidence interval."""
+    return {name: goal, f"{name}_low": goal, f"{name}_high": goal}
+
+
+_ACCURACY = _measured("accuracy", "highest")
 _OF_PAIRS: Names = {
     "loss": "lowest",
     **_ACCURACY,
@@ -58,9 +66,7 @@ _STEPS: Names = {
     "accuracy": "highest",
     "labels": None,
     "calibration_error": "lowest",
-    "solution_accuracy": "highest",
-    "solution_accuracy_low": "highest",
-    "solution_accuracy_high": "highest",
+    **_measured("solution_accuracy", "highest"),
     "right_solutions": None,
 }
 
@@ -87,7 +93,8 @@ def _names(config: JobConfig) -> Names:
             return _STEPS
         case PpoConfig():
             parts = [*config.rewards, *(["reward_model"] if config.reward_model else [])]
-            return {"reward": "highest", **dict.fromkeys(parts)}
+            rewards = chain.from_iterable(_measured(name, None).items() for name in parts)
+            return {**_measured("reward", "highest"), **dict(rewards)}
 
 
 def reports_more(config: JobConfig) -> bool:

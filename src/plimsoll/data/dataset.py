@@ -26,7 +26,7 @@ from plimsoll.data.loading import (
     unseen,
 )
 from plimsoll.data.pairs import PairColumns, PairRow, margin_of, pair_columns, pair_of
-from plimsoll.data.pieces import Piece, readable
+from plimsoll.data.pieces import Piece, prompt_number, readable
 from plimsoll.data.report import RowProblem
 from plimsoll.data.rows import (
     check_answered,
@@ -98,11 +98,13 @@ def load_pairs(
 
     def check(row: Row, index: int, template: Template) -> Checked:
         pair = pair_of(row, columns, plain=template.jinja is None)
-        return Checked(row, index, "", _rendered_pair(template, pair, columns), None)
+        sequences = _rendered_pair(template, pair, columns)
+        return Checked(row, index, readable(pair.prompt), sequences, None)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Pair:
         pair = _pair(data, columns, sequences)
-        return replace(pair, margin=margin_of(row.row, columns.margin))
+        margin = margin_of(row.row, columns.margin)
+        return replace(pair, margin=margin, prompt=prompt_number(row.text))
 
     return load_rows(data, source, template, asdict(columns), check, finish, seen)
 
@@ -116,14 +118,15 @@ def load_steps(
     def check(row: Row, index: int, template: Template) -> Checked:
         prompt, steps = prompt_of(row, columns.of_prompt), steps_of(row, columns)
         render = partial(step_pieces, template, prompt, steps, data.step_separator)
-        return Checked(row, index, "", (rendered(render, columns.steps),), None)
+        return Checked(row, index, readable(prompt), (rendered(render, columns.steps),), None)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledSteps:
         labels = labels_of(row.row, columns)
         if int(sequences[0][1].sum()) < len(labels):
             raise RowProblem(columns.steps, "has a step of which the tokenizer leaves nothing")
         sample = _sample(data, columns.steps, sequences[0])
-        return LabelledSteps(sample, labels[: int(sample.learned.sum())])
+        within = labels[: int(sample.learned.sum())]
+        return LabelledSteps(sample, within, prompt=prompt_number(row.text))
 
     return load_rows(data, source, template, asdict(columns), check, finish, seen)
 
@@ -135,20 +138,21 @@ def load_responses(
     desirable, before the rejected one, which is not. Errors as in `load_samples`."""
     if source.chosen is not None:
         pairs = load_pairs(data, source, template, seen)
-        both = [((pair.chosen, True), (pair.rejected, False)) for pair in pairs.items]
-        items = (LabelledResponse(*one) for one in itertools.chain.from_iterable(both))
+        items = itertools.chain.from_iterable(map(_both_labelled, pairs.items))
         return Loaded(tuple(items), pairs.bad_rows)
     columns = labelled_columns(source, source_key(data, source))
     field = columns.turns.turns
 
     def check(row: Row, index: int, template: Template) -> Checked:
         label_of(row, columns.label)
-        pieces = rendered(partial(template.render_answer, *answer_of(row, columns.turns)), field)
-        return Checked(row, index, "", (pieces,), None)
+        prompt, answer = answer_of(row, columns.turns)
+        pieces = rendered(partial(template.render_answer, prompt, answer), field)
+        return Checked(row, index, readable(prompt), (pieces,), None)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledResponse:
         sample = _sample(data, field, sequences[0])
-        return LabelledResponse(sample, label_of(row.row, columns.label))
+        label = label_of(row.row, columns.label)
+        return LabelledResponse(sample, label, prompt=prompt_number(row.text))
 
     named = asdict(columns.turns) | {"label": columns.label}
     return load_rows(data, source, template, named, check, finish, seen)
@@ -170,6 +174,13 @@ def load_prompts(
         return _prompt(data, columns.turns, row, sequences[0])
 
     return load_rows(data, source, template, asdict(columns), check, finish, seen)
+
+
+def _both_labelled(pair: Pair) -> tuple[LabelledResponse, LabelledResponse]:
+    return (
+        LabelledResponse(pair.chosen, True, prompt=pair.prompt),
+        LabelledResponse(pair.rejected, False, prompt=pair.prompt),
+    )
 
 
 def _rendered_pair(

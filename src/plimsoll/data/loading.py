@@ -44,6 +44,7 @@ class Checked:
     """A row that passed the checks of its fields, rendered and not yet tokenized.
 
     index: which row of the source it is, from 0, bad rows included.
+    text: its prompt as a person reads it; empty where nobody asks for it.
     sequences: the pieces of each sequence that the row gives: one, or chosen and rejected.
     """
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import xxhash
+
 from plimsoll.errors import ConfigError, DataError
 
 Messages = Sequence[Mapping[str, Any]]
@@ -36,6 +38,11 @@ def readable(messages: Messages) -> str:
     if len(messages) == 1:
         return str(messages[0]["content"])
     return "\n\n".join(f"{turn['role']}: {turn['content']}" for turn in messages)
+
+
+def prompt_number(text: str) -> int:
+    """Of a readable prompt: the same number for the same text, and another for another."""
+    return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
 
 
 def join_plain(turns: Messages) -> tuple[Piece, ...]:

@@ -40,6 +40,7 @@ from plimsoll.recipes.roles import compared_role
 from plimsoll.recipes.tokenizers import check_tokenizers
 from plimsoll.run.files import explained, write_whole
 from plimsoll.run.rows import document
+from plimsoll.run.standing import figures
 
 Metrics = dict[str, float]
 
@@ -64,7 +65,10 @@ def run_eval(found: FoundModel) -> str:
     metrics = _measure(measured, directory)
     written = {"model": path, **metrics, "seconds": time.monotonic() - start}
     write_whole(directory / "eval.json", document(written))
-    values = [f"  {name:<24} {value:>12,.6g}" for name, value in metrics.items()]
+    values = [
+        f"  {name:<24} {figure.value:>12,.6g}{figure.interval_text}"
+        for name, figure in figures(metrics).items()
+    ]
     return "\n".join([path, *values, f"written to {directory / 'eval.json'}"])
 
 

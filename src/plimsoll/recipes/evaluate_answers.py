@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from statistics import fmean
 
-from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.config.jobs import RlJobConfig
 from plimsoll.recipes.judging import load_judge
 from plimsoll.recipes.ppo_setup import prompt_loader, start
@@ -21,8 +20,7 @@ from plimsoll.run.trajectories import write_trajectories
 
 def measure_answers(config: RlJobConfig, answers: Path) -> dict[str, float]:
     """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
-    says; with a 95 % confidence interval for those that are 0 or 1. answers: the Parquet file to
-    write them to."""
+    says, with its 95 % confidence interval. answers: the Parquet file to write them to."""
     scorer, config = build_rewards(config.rewards).of_held_out(), _with_fewest_ranks(config)
     loaded = load_held_out(config, prompt_loader(config))
     with (
@@ -39,16 +37,12 @@ def measure_answers(config: RlJobConfig, answers: Path) -> dict[str, float]:
         found = answer_held_out(cluster, config, loaded.items, score)
     answers.parent.mkdir(parents=True, exist_ok=True)
     write_trajectories(answers, 0, found, None)
-    return (
-        mean_rewards(found)
-        | _intervals(found)
-        | {
-            "finished": fmean(t.finish_reason == "stop" for t in found),
-            "response_tokens": fmean(len(t.response_tokens) for t in found),
-            "rows": len(found),
-            "skipped_rows": len(loaded.bad_rows),
-        }
-    )
+    return mean_rewards(found) | {
+        "finished": fmean(t.finish_reason == "stop" for t in found),
+        "response_tokens": fmean(len(t.response_tokens) for t in found),
+        "rows": len(found),
+        "skipped_rows": len(loaded.bad_rows),
+    }
 
 
 def _with_fewest_ranks(config: RlJobConfig) -> RlJobConfig:
@@ -56,13 +50,3 @@ def _with_fewest_ranks(config: RlJobConfig) -> RlJobConfig:
     ranks = config.cluster.ranks if config.reward_model is not None else 1
     cluster = config.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
     return config.model_copy(update={"cluster": cluster})
-
-
-def _intervals(trajectories: list[Trajectory]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for i, part in enumerate(trajectories[0].rewards):
-        values = [t.rewards[i].value for t in trajectories]
-        if set(values) <= {0.0, 1.0}:
-            low, high = wilson_interval(fmean(values), len(values))
-            found |= {f"{part.name}_low": low, f"{part.name}_high": high}
-    return found

@@ -36,12 +36,11 @@ from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
 from plimsoll.memory.price.work import largest_pack
 from plimsoll.recipes.kto import response_metrics
-from plimsoll.recipes.pairs import pack_rows, samples_of
+from plimsoll.recipes.pairs import pack_rows, prompts_of, samples_of
 from plimsoll.recipes.preference import pair_metrics
 from plimsoll.recipes.process_reward import process_metrics, score_steps
 from plimsoll.recipes.reward_model import (
     load_scored_pairs,
-    margins_of,
     score_metrics,
     score_pairs,
 )
@@ -93,7 +92,9 @@ def measure_pairs(config: DpoConfig) -> dict[str, float]:
                 compared.append(log_probs("reference", packs, cluster))
     lengths = np.array([s.learned.sum() for s in samples_of(loaded.items)], dtype=np.float32)
     against = np.concatenate(compared) if compared else None
-    return pair_metrics(config, loss, np.concatenate(own), lengths, against) | _rows_of(loaded)
+    prompts = prompts_of(loaded.items)
+    metrics = pair_metrics(config, loss, np.concatenate(own), lengths, against, prompts)
+    return metrics | _rows_of(loaded)
 
 
 def measure_responses(config: KtoConfig) -> dict[str, float]:
@@ -116,7 +117,8 @@ def measure_responses(config: KtoConfig) -> dict[str, float]:
     logratios = np.concatenate(found)  # of a row, and of its prompt with another response
     desirable_S = np.array([row.desirable for row in loaded.items])
     kl = kl_baseline(torch.from_numpy(logratios[1::2]))
-    return response_metrics(config, logratios[::2], desirable_S, kl) | _rows_of(loaded)
+    prompts = [row.prompt for row in loaded.items]
+    return response_metrics(config, logratios[::2], desirable_S, prompts, kl) | _rows_of(loaded)
 
 
 def measure_scores(config: RmConfig, output_png: Path) -> dict[str, float]:
@@ -129,8 +131,7 @@ def measure_scores(config: RmConfig, output_png: Path) -> dict[str, float]:
         cluster.all(Worker.load_value, "actor", _frozen(config), config.run.seed)
         for pairs in _parts(loaded.items, cluster):
             scores.append(score_pairs(pack_rows(config, pairs, cluster), cluster))
-    margins = margins_of(loaded.items)
-    metrics = score_metrics(config, np.concatenate(scores), margins, output_png)
+    metrics = score_metrics(config, np.concatenate(scores), loaded.items, output_png)
     return metrics | _rows_of(loaded)
 
 

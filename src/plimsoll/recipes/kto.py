@@ -20,7 +20,7 @@ import torch
 
 from plimsoll.algorithm.choice import unpaired_loss
 from plimsoll.algorithm.inputs import LabelCounts, UnpairedLossInputs
-from plimsoll.algorithm.separation import separation_interval, share_ahead
+from plimsoll.algorithm.separation import separation_effect, separation_interval, share_ahead
 from plimsoll.algorithm.unpaired import kl_baseline
 from plimsoll.config.jobs import KtoConfig
 from plimsoll.data.dataset import load_responses
@@ -49,9 +49,11 @@ class Scored:
 
 @dataclass(frozen=True)
 class Responses:
-    """Labelled responses with their prompts, and the prompts with other responses."""
+    """Labelled responses with their prompts, and the prompts with other responses. prompts: of each
+    response the number of its prompt."""
 
     desirable_S: Bools
+    prompts: Sequence[int]
     matched: Scored
     mismatched: Scored
 
@@ -117,7 +119,8 @@ def score(
     for samples in both(work, batch):
         packs = pack_samples(work, samples)
         scored.append(Scored(packs, reference.log_probs(samples, packs, phase)))
-    return Responses(np.array([row.desirable for row in batch]), *scored)
+    desirable_S = np.array([row.desirable for row in batch])
+    return Responses(desirable_S, [row.prompt for row in batch], *scored)
 
 
 def learn(
@@ -156,14 +159,20 @@ def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
     kl = measured_kl(work, held_out)
     policy_S = log_probs("actor", held_out.matched.packs, work.cluster)
     logratios_S = policy_S - held_out.matched.reference_S
-    return response_metrics(work.config, logratios_S, held_out.desirable_S, kl)
+    desirable_S, prompts = held_out.desirable_S, held_out.prompts
+    return response_metrics(work.config, logratios_S, desirable_S, prompts, kl)
 
 
 def response_metrics(
-    config: KtoConfig, logratios_S: Floats, desirable_S: Bools, kl: float
+    config: KtoConfig,
+    logratios_S: Floats,
+    desirable_S: Bools,
+    prompts: Sequence[int],
+    kl: float,
 ) -> dict[str, float]:
     """The loss on labelled responses and its metrics; where both labels are among them, the
-    desirable ones' `share_ahead` as the accuracy, with its 95 % confidence interval."""
+    desirable ones' `share_ahead` as the accuracy, with its 95 % confidence interval over
+    prompts. prompts: of each response."""
     counts = counts_of(desirable_S)
     inputs = UnpairedLossInputs(
         torch.from_numpy(logratios_S), torch.from_numpy(desirable_S), kl, counts
@@ -172,7 +181,8 @@ def response_metrics(
     if not (counts.desirable and counts.undesirable):
         return metrics
     share = share_ahead(logratios_S[desirable_S], logratios_S[~desirable_S])
-    low, high = separation_interval(share, counts.desirable, counts.undesirable)
+    effect = separation_effect(logratios_S, desirable_S, prompts)
+    low, high = separation_interval(share, counts.desirable / effect, counts.undesirable / effect)
     accuracy = {"accuracy": share, "accuracy_low": low, "accuracy_high": high}
     return {"loss": metrics["loss"]} | accuracy | metrics  # in the order in which they are shown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll.algorithm.inputs import LossOutput
-from plimsoll.algorithm.interval import wilson_interval
+from plimsoll.algorithm.interval import share_interval
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.config.jobs import PairJobConfig
 from plimsoll.data.packing import pack_pairs
@@ -25,10 +25,16 @@ def pack_rows(config: PairJobConfig, pairs: Sequence[Pair], ranks: Ranks) -> Pac
     return pack_pairs(pairs, ranks.ranks, budget, share_prompts=config.batch.share_prompts)
 
 
-def as_pair_metrics(output: LossOutput, pairs: int) -> dict[str, float]:
-    """The loss and its metrics, with the accuracy's 95 % confidence interval."""
+def as_pair_metrics(output: LossOutput, prompts: Sequence[int]) -> dict[str, float]:
+    """The loss and its metrics, with the accuracy's 95 % confidence interval over prompts.
+    prompts: of each pair."""
     metrics = as_metrics(output)
-    if "accuracy" in metrics:  # a loss of one's own may not report it
-        low, high = wilson_interval(metrics["accuracy"], pairs)
+    if "accuracy" in metrics and output.right_P is not None:  # a loss of one's own may lack either
+        low, high = share_interval(output.right_P.numpy(), prompts)
         metrics |= {"accuracy_low": low, "accuracy_high": high}
     return metrics
+
+
+def prompts_of(pairs: Sequence[Pair]) -> list[int]:
+    """Of each pair the number of its prompt."""
+    return [pair.prompt for pair in pairs]

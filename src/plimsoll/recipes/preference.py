@@ -25,7 +25,7 @@ from plimsoll.data.dataset import load_pairs
 from plimsoll.engine.objectives.preference import PreferenceObjective, PreferenceStream
 from plimsoll.engine.worker import StepResult
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
-from plimsoll.recipes.pairs import as_pair_metrics, pack_rows, samples_of
+from plimsoll.recipes.pairs import as_pair_metrics, pack_rows, prompts_of, samples_of
 from plimsoll.recipes.precompute import ToScore
 from plimsoll.recipes.reference import Reference, load_compared
 from plimsoll.recipes.roles import load_actor
@@ -40,12 +40,13 @@ class HeldOut:
     """What stays the same from one evaluation to the next.
 
     lengths, reference: of each sequence (chosen, rejected, chosen, ...) its learned tokens, and its
-    log-prob under the reference, None without one.
+    log-prob under the reference, None without one. prompts: of each pair.
     """
 
     packs: Packs
     lengths: Floats
     reference: Floats | None
+    prompts: Sequence[int]
 
 
 def run_dpo(config: DpoConfig) -> None:
@@ -98,14 +99,15 @@ def hold_out(work: DpoWork, reference: Reference | None) -> HeldOut | None:
     samples, packs = samples_of(work.eval), pack_rows(work.config, work.eval, work.cluster)
     lengths = np.array([sample.learned.sum() for sample in samples], dtype=np.float32)
     compared = None if reference is None else reference.log_probs(samples, packs, "eval")
-    return HeldOut(packs, lengths, compared)
+    return HeldOut(packs, lengths, compared, prompts_of(work.eval))
 
 
 def evaluate(work: DpoWork, loss: PreferenceLoss, held_out: HeldOut | None) -> dict[str, float]:
     """The loss on the held-out pairs and its metrics, with the accuracy's 95 % interval."""
     assert held_out is not None, "evaluated without run.eval_every"
     logprobs = log_probs("actor", held_out.packs, work.cluster)
-    return pair_metrics(work.config, loss, logprobs, held_out.lengths, held_out.reference)
+    reference, prompts = held_out.reference, held_out.prompts
+    return pair_metrics(work.config, loss, logprobs, held_out.lengths, reference, prompts)
 
 
 def pair_metrics(
@@ -114,9 +116,10 @@ def pair_metrics(
     logprobs: Floats,
     lengths: Floats,
     reference: Floats | None,
+    prompts: Sequence[int],
 ) -> dict[str, float]:
-    """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval; all of each
-    sequence, as in `HeldOut`."""
+    """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval; all as in
+    `HeldOut`."""
     pairs = len(logprobs) // 2
     output = preference_objective(
         PreferenceLossInputs(_in_pairs(logprobs), _in_pairs(lengths), pairs),
@@ -124,7 +127,7 @@ def pair_metrics(
         loss.compute,
         config.algorithm.nll_weight,
     )
-    return as_pair_metrics(output, pairs)
+    return as_pair_metrics(output, prompts)
 
 
 def _in_pairs(values: Floats) -> PairValues:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from plimsoll.algorithm.calibration import calibrate, sigmoid
-from plimsoll.algorithm.interval import wilson_interval
+from plimsoll.algorithm.interval import share_interval
 from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import PrmConfig
@@ -87,11 +87,11 @@ def process_metrics(
 def solution_metrics(scores: Sequence[Floats], rows: Sequence[LabelledSteps]) -> dict[str, float]:
     """Whole solutions: one is right where each of its steps is, and taken to be right where its
     lowest score is over 0. The share of which both or neither hold, with its 95 % confidence
-    interval, and the share that is right."""
+    interval over prompts, and the share that is right."""
     taken = np.array([own.min() > 0 for own in scores])
     right = np.array([row.labels.min() > 0.5 for row in rows])
     share = float((taken == right).mean())
-    low, high = wilson_interval(share, len(rows))
+    low, high = share_interval(taken == right, [row.prompt for row in rows])
     return {
         "solution_accuracy": share,
         "solution_accuracy_low": low,

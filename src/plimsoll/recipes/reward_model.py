@@ -32,7 +32,7 @@ from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.value import at_ends
 from plimsoll.recipes.from_data import Work, learn_from_data, open_work
-from plimsoll.recipes.pairs import as_pair_metrics, pack_rows, samples_of
+from plimsoll.recipes.pairs import as_pair_metrics, pack_rows, prompts_of, samples_of
 from plimsoll.recipes.scoring import load_scorer, show_calibration
 from plimsoll.recipes.update import Packs, in_batch_order, update
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
@@ -99,22 +99,24 @@ def evaluate(work: RmWork) -> dict[str, float]:
     and the calibration error; draws the calibration."""
     scores = score_pairs(pack_rows(work.config, work.eval, work.cluster), work.cluster)
     picture = work.session.directory.calibration_path
-    return score_metrics(work.config, scores, margins_of(work.eval), picture)
+    return score_metrics(work.config, scores, work.eval, picture)
 
 
 def score_metrics(
-    config: RmConfig, scores: Floats, margins: Floats, output_png: Path
+    config: RmConfig, scores: Floats, pairs: Sequence[Pair], output_png: Path
 ) -> dict[str, float]:
     """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval and the
     calibration error; draws the calibration. scores: of each sequence (chosen, rejected, chosen,
-    ...); margins: of each pair."""
-    pairs, algorithm = len(margins), config.algorithm
+    ...)."""
+    algorithm = config.algorithm
     by_pair = in_pairs(torch.from_numpy(scores))
-    inputs = RewardLossInputs(by_pair, torch.from_numpy(margins), pairs)
+    inputs = RewardLossInputs(by_pair, torch.from_numpy(margins_of(pairs)), len(pairs))
     output = reward_objective(inputs, reward_loss(algorithm.loss), algorithm.centring)
     calibration = calibrate_pairs(by_pair.margin_P.numpy())
-    title = f"{pairs:,} held-out pairs, each in both orders"
-    return as_pair_metrics(output, pairs) | show_calibration(calibration, title, output_png)
+    title = f"{len(pairs):,} held-out pairs, each in both orders"
+    return as_pair_metrics(output, prompts_of(pairs)) | show_calibration(
+        calibration, title, output_png
+    )
 
 
 def score_pairs(packs: Packs, ranks: Cluster) -> Floats:

@@ -7,6 +7,7 @@ from statistics import fmean
 
 import numpy as np
 
+from plimsoll.algorithm.interval import mean_interval
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.jobs import RlJobConfig
 from plimsoll.config.rollout import SamplingConfig
@@ -30,7 +31,8 @@ def sample(
 def evaluate(
     cluster: Cluster, config: RlJobConfig, prompts: Sequence[Prompt], scorer: Scorer
 ) -> dict[str, float]:
-    """The mean reward, and of each part, over one response to each held-out prompt."""
+    """The mean reward, and of each part, over one response to each held-out prompt, with their
+    intervals."""
     found = answer_held_out(cluster, config, prompts, scorer)
     return {f"eval/{name}": value for name, value in mean_rewards(found).items()}
 
@@ -44,10 +46,17 @@ def answer_held_out(
 
 
 def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean reward, and that of each part by its name."""
-    metrics = {"reward": fmean(t.reward for t in trajectories)}
+    """The mean reward, and that of each part by its name; each with its 95 % confidence interval
+    over prompts, where there are several."""
+    values = {"reward": [t.reward for t in trajectories]}
     for i, part in enumerate(trajectories[0].rewards):
-        metrics[part.name] = fmean(t.rewards[i].value for t in trajectories)
+        values[part.name] = [t.rewards[i].value for t in trajectories]
+    prompts = [t.prompt.tokens.tobytes() for t in trajectories]
+    metrics = {}
+    for name, own in values.items():
+        metrics[name] = fmean(own)
+        if (interval := mean_interval(own, prompts)) is not None:
+            metrics[f"{name}_low"], metrics[f"{name}_high"] = interval
     return metrics
 
 

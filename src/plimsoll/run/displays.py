@@ -21,7 +21,7 @@ from rich.text import Text
 
 from plimsoll.run.counter import Advance, count_bar, count_lines
 from plimsoll.run.output import silence, tell
-from plimsoll.run.standing import Standing, StepReport, headline
+from plimsoll.run.standing import Figure, Standing, StepReport, headline
 
 _UNSEEN = (
     "standard output cannot be written any more ({why}): the run goes on unseen; its "
@@ -92,13 +92,19 @@ def plain_line(standing: Standing) -> str:
     phases = ", ".join(f"{phase} {s:.1f}" for phase, s in report.seconds.items())
     parts = [
         f"{standing.job} step {report.step:>{width}}/{standing.steps}",
-        *(f"{name} {value:>9.4g}" for name, value in headline(report.metrics).items()),
+        *(f"{name} {_padded(figure)}" for name, figure in headline(report.metrics).items()),
         f"{report.tokens_per_second:>8,.0f} tokens/s",
         f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
         *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
         *([f"left {standing.left}"] if standing.left else []),
     ]
     return " | ".join(parts).encode("ascii", errors="backslashreplace").decode("ascii")
+
+
+def _padded(figure: Figure) -> str:
+    """As wide as others of its kind."""
+    interval = figure.interval_text
+    return f"{figure.value:>9.4g}" + (f"{interval:<21}" if interval else "")
 
 
 class LiveDisplay:
@@ -165,7 +171,10 @@ def _value_rows(standing: Standing) -> dict[str, list[str]]:
     report = standing.report
     speed = f"{report.tokens_per_second:,.0f} tokens/s"
     rows = {
-        "metrics": [f"{name} {value:.4g}" for name, value in standing.metrics.items()],
+        "metrics": [
+            f"{name} {figure.value:.4g}{figure.interval_text}"
+            for name, figure in standing.metrics.items()
+        ],
         "speed": [speed, f"{report.total_seconds:.1f} s/step"],
         "seconds": [f"{phase} {seconds:.1f}" for phase, seconds in report.seconds.items()],
         "memory": _memory_texts(report),

@@ -16,7 +16,7 @@ from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counter import Advance
 from plimsoll.run.displays import display_for
 from plimsoll.run.numbers import duration_text
-from plimsoll.run.standing import BEFORE_STEPS, Standing, StepReport, headline
+from plimsoll.run.standing import BEFORE_STEPS, Figure, Standing, StepReport, headline
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -47,7 +47,7 @@ class Progress:
         self._steps = steps
         self._directory = directory
         self._stream = stream if stream is not None else sys.stdout
-        self._last: dict[str, float] = {}
+        self._last: dict[str, Figure] = {}
         self._steps_seen = 0
         self._seconds = 0.0
         self._phase: _Phase | None = None

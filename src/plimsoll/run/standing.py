@@ -10,8 +10,7 @@ from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.numbers import duration_text
 
 _HEADLINE = re.compile(
-    r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|"
-    r"eval/(?!(?:solution_)?accuracy_(?:low|high)$).+"
+    r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|eval/.+"
 )
 _HEADLINES = 8
 BEFORE_STEPS = frozenset({"data", "precompute", "load"})
@@ -52,9 +51,34 @@ class StepReport:
         return sum(seconds for phase, seconds in self.seconds.items() if phase not in phases)
 
 
-def headline(metrics: Mapping[str, float]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Figure:
+    """What a metric is; where it has one, with its confidence interval."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+    @property
+    def interval_text(self) -> str:
+        """Such as ` (0.533 to 0.641)`, behind the value; empty where there is none."""
+        return "" if self.interval is None else " ({:.4g} to {:.4g})".format(*self.interval)
+
+
+def figures(metrics: Mapping[str, float]) -> dict[str, Figure]:
+    """The metrics; `<name>_low` and `<name>_high`, where both are there, are the interval of
+    `<name>`."""
+    intervals = {
+        name: (metrics[f"{name}_low"], metrics[f"{name}_high"])
+        for name in metrics
+        if {f"{name}_low", f"{name}_high"} <= metrics.keys()
+    }
+    ends = {f"{name}_{end}" for name in intervals for end in ("low", "high")}
+    return {n: Figure(x, intervals.get(n)) for n, x in metrics.items() if n not in ends}
+
+
+def headline(metrics: Mapping[str, float]) -> dict[str, Figure]:
     """The metrics worth a look at every step: rewards, KL, losses, accuracies; in their order."""
-    found = [(name, value) for name, value in metrics.items() if _HEADLINE.fullmatch(name)]
+    found = [pair for pair in figures(metrics).items() if _HEADLINE.fullmatch(pair[0])]
     return dict(found[:_HEADLINES])
 
 
@@ -62,14 +86,14 @@ def headline(metrics: Mapping[str, float]) -> dict[str, float]:
 class Standing:
     """A step's report within its run: what a display shows.
 
-    metrics: the last value of each headline metric, also of those that not every step has.
+    metrics: the last of each headline metric, also of those that not every step has.
     seconds_left: an estimate from the steps so far; None before the first one.
     """
 
     job: str
     steps: int
     report: StepReport
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Figure]
     seconds_left: float | None
 
     @property

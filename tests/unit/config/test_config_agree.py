@@ -206,6 +206,8 @@ PPO_CASES = [
     (f'{EVAL} --eval_sampling.stop=[""]', "eval_sampling.stop", 2, None),
     ("--rewards.reward.name=length", "rewards.reward", 2, None),
     ("--rewards.finished.name=length", "rewards.finished", 2, None),
+    ("--rewards.reward_low.name=length", "rewards.reward_low", 2, None),
+    ("--rewards.a.name=length --rewards.a_high.name=length", "rewards.a_high", 2, None),
     ("--run.eval_every=2", "run.eval_every", 4, EVAL),
     ("--eval_sampling.temperature=0", "eval_sampling", 4, EVAL),
     ("--data.train.prompt=null", "data.train.prompt", 2, "--data.train.messages=m"),

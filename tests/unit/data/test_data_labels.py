@@ -50,6 +50,15 @@ def shown(tokenizer: Tokenizer, row: LabelledResponse) -> tuple[str, str, bool]:
     return prompt, tokenizer.decode(tokens[learned]), row.desirable
 
 
+def test_rows_share_a_prompt_in_both_forms(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [GOOD, GOOD | {"a": "no", "label": 0}, GOOD | {"q": "2?"}]
+    one, same, other = (row.prompt for row in load(tokenizer, tmp_path, *rows).items)
+    assert one == same != other
+    pairs = [{"q": "1?", "c": "yes", "r": "no"}, {"q": "2?", "c": "yes", "r": "no"}]
+    found = load(tokenizer, tmp_path, *pairs, prompt="q", chosen="c", rejected="r")
+    assert [row.prompt for row in found.items] == [one, one, other, other]
+
+
 def test_each_label_that_can_be_meant(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """1.0 and 0.0 are what pandas makes of true and false in a column with gaps."""
     rows = [GOOD | {"label": label} for label in (True, False, 1, 0, 1.0, 0.0)]

@@ -259,6 +259,25 @@ def test_columns_that_are_not_there(tokenizer: Tokenizer, tmp_path: Path) -> Non
         load(tokenizer, tmp_path, row, rejected=None)
 
 
+def test_rows_share_a_prompt_whatever_their_responses_begin_with(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """In dialogues too, where the responses alone begin alike; of other messages it is another."""
+    rows: list[dict[str, Any]] = [
+        {"good": [USER, YO], "bad": [USER, GO]},
+        {"good": [USER, GO], "bad": [USER, {**GO, "content": "go on"}]},
+        {"good": [MORE, YO], "bad": [MORE, GO]},
+        {"good": [USER, YO, MORE, YO], "bad": [USER, YO, MORE, GO]},
+        {"good": f"{DIALOGUE} I do", "bad": f"{DIALOGUE} I do not"},
+        {"good": f"{DIALOGUE} I never", "bad": f"{DIALOGUE} I no"},
+    ]
+    loaded = load(tokenizer, tmp_path, *rows)
+    found = [pair.prompt for pair in loaded.items]
+    assert len(found) == len(rows) and not loaded.bad_rows
+    assert found[0] == found[1] and found[4] == found[5]
+    assert len({*found[:4]}) == 3 and found[0] != found[5]
+
+
 DATA = Path(os.environ.get("PLIMSOLL_DATA", Path(__file__).parents[4] / "shared" / "data"))
 HH = DATA / "hh-rlhf" / "harmless-base-test.jsonl.gz"
 
@@ -275,6 +294,9 @@ def test_hh_rlhf(tokenizer: Tokenizer, template: str | None) -> None:
     assert [row.line for row in loaded.bad_rows] == [87, 517, 926, 1104]
     assert all(row.problem.startswith("is empty") for row in loaded.bad_rows)
     assert len(loaded.items) == 2308
+    asked = {text(tokenizer, pair)[0]: pair.prompt for pair in loaded.items}
+    assert len(set(asked.values())) == len(asked) == 2306
+    assert all(pair.prompt == asked[text(tokenizer, pair)[0]] for pair in loaded.items)
     for pair in loaded.items:
         prompt, chosen, rejected = text(tokenizer, pair)
         end = "\n\nAssistant:" if template else "<|im_start|>assistant\n"

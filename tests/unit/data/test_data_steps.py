@@ -63,6 +63,12 @@ def scored_texts(tokenizer: Tokenizer, row: LabelledSteps) -> list[str]:
     return [tokenizer.decode(row.sample.tokens[: place + 1]) for place in places]
 
 
+def test_rows_share_a_prompt(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    rows = [ROW, ROW | {"s": ["3*4=13"], "l": [0]}, ROW | {"q": "2+3?"}]
+    one, same, other = (row.prompt for row in load(tokenizer, tmp_path, *rows).items)
+    assert one == same != other
+
+
 def test_scores_are_read_at_the_last_token_of_each_step(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from plimsoll.algorithm import preference_loss as preference_losses
 from plimsoll.algorithm import reward_loss as reward_losses
 from plimsoll.algorithm import unpaired_loss as unpaired_losses
 from plimsoll.algorithm.choice import preference_loss
-from plimsoll.algorithm.interval import wilson_interval
+from plimsoll.algorithm.interval import mean_interval, share_interval, wilson_interval
 from plimsoll.algorithm.separation import separation_interval
 from plimsoll.config.evaluation import evaluation_metrics
 from plimsoll.config.jobs import DpoConfig, KtoConfig, PrmConfig, RmConfig
@@ -28,7 +28,8 @@ from plimsoll.recipes.kto import response_metrics
 from plimsoll.recipes.preference import pair_metrics
 from plimsoll.recipes.process_reward import process_metrics
 from plimsoll.recipes.reward_model import score_metrics
-from plimsoll.records import Floats, LabelledSteps, Sample
+from plimsoll.recipes.sampling import mean_rewards
+from plimsoll.records import Floats, LabelledSteps, Pair, Prompt, RewardPart, Sample, Trajectory
 
 torch.set_num_threads(1)
 
@@ -38,6 +39,7 @@ BASE: dict[str, Any] = {
     "actor": {"model": {"path": "m"}},
 }
 FOUR = np.array([-1.0, -2.0, -3.0, -2.5], dtype=np.float32)
+LABELS = np.array([True, False, True, False])
 
 
 def names_of(package: ModuleType) -> list[str]:
@@ -49,6 +51,12 @@ def config_of(job: str, loss: str | None = None) -> Any:
     return JOBS[job].model_validate(BASE | own)
 
 
+def pair(prompt: int) -> Pair:
+    """Whose scores are given beside it."""
+    sample = Sample(np.arange(2), np.arange(2) > 0)
+    return Pair(sample, sample, prompt=prompt)
+
+
 def told(metrics: dict[str, float]) -> set[str]:
     return {f"eval/{name}" for name in metrics}
 
@@ -58,7 +66,8 @@ def test_every_preference_loss_reports_the_names(name: str) -> None:
     config: DpoConfig = config_of("dpo", name)
     loss = preference_loss(config.algorithm.loss)
     reference = FOUR - 1 if loss.needs_reference else None
-    found = pair_metrics(config, loss, FOUR, np.full(4, 2, dtype=np.float32), reference)
+    lengths = np.full(4, 2, dtype=np.float32)
+    found = pair_metrics(config, loss, FOUR, lengths, reference, [1, 2])
     assert told(found) == set(evaluation_metrics(config))
 
 
@@ -66,7 +75,7 @@ def test_every_preference_loss_reports_the_names(name: str) -> None:
 def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
     config: RmConfig = config_of("rm", name)
     picture = tmp_path / "out" / "calibration.png"
-    found = score_metrics(config, FOUR, np.zeros(2, dtype=np.float32), picture)
+    found = score_metrics(config, FOUR, [pair(1), pair(2)], picture)
     assert told(found) == set(evaluation_metrics(config))
     assert picture.is_file()
 
@@ -74,22 +83,23 @@ def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", names_of(unpaired_losses))
 def test_every_unpaired_loss_reports_the_names(name: str) -> None:
     config: KtoConfig = config_of("kto", name)
-    found = response_metrics(config, FOUR, np.array([True, False, True, False]), 0.0)
+    found = response_metrics(config, FOUR, LABELS, range(4), 0.0)
     assert told(found) == set(evaluation_metrics(config))
 
 
 def test_the_accuracy_of_responses_is_over_all_pairings_of_the_two_labels() -> None:
     """Rewards -1 and -3 of desirable, -2 and -2.5 of undesirable ones: two of four pairings."""
-    found = response_metrics(config_of("kto"), FOUR, np.array([True, False, True, False]), 0.0)
+    found = response_metrics(config_of("kto"), FOUR, LABELS, range(4), 0.0)
     assert found["accuracy"] == 0.5
     assert (found["accuracy_low"], found["accuracy_high"]) == separation_interval(0.5, 2, 2)
-    alone = response_metrics(config_of("kto"), FOUR, np.ones(4, dtype=np.bool_), 0.0)
+    alone = response_metrics(config_of("kto"), FOUR, np.ones(4, dtype=np.bool_), range(4), 0.0)
     assert not any(name.startswith("accuracy") for name in alone)
 
 
-def solution(*labels: float) -> LabelledSteps:
+def solution(*labels: float, prompt: int = 0) -> LabelledSteps:
     tokens = np.arange(len(labels) + 1)
-    return LabelledSteps(Sample(tokens, tokens > 0), np.array(labels, dtype=np.float32))
+    sample = Sample(tokens, tokens > 0)
+    return LabelledSteps(sample, np.array(labels, dtype=np.float32), prompt=prompt)
 
 
 def scores(*values: float) -> Floats:
@@ -99,7 +109,8 @@ def scores(*values: float) -> Floats:
 def test_a_solution_is_right_where_all_of_its_steps_are(tmp_path: Path) -> None:
     """Right and taken so; wrong at its second step and taken so at its first; right but doubted
     once; wrong but not doubted, its label of 0.4 being no right one; wrong in all."""
-    rows = [solution(1, 0.6), solution(1, 0), solution(1, 1, 1), solution(0.4), solution(0, 0)]
+    labels: list[tuple[float, ...]] = [(1, 0.6), (1, 0), (1, 1, 1), (0.4,), (0, 0)]
+    rows = [solution(*own, prompt=i) for i, own in enumerate(labels)]
     given = [scores(2, 1), scores(-1, 3), scores(1, -2, 1), scores(0.5), scores(-1, -1)]
     config: PrmConfig = config_of("prm")
     found = process_metrics(given, rows, tmp_path / "calibration.png")
@@ -109,6 +120,67 @@ def test_a_solution_is_right_where_all_of_its_steps_are(tmp_path: Path) -> None:
     assert (found["solution_accuracy_low"], found["solution_accuracy_high"]) == (low, high)
     assert found["right_solutions"] == pytest.approx(2 / 5)
     assert found["accuracy"] == pytest.approx((2 + 0 + 2 + 0 + 2) / 10)
+
+
+BY_PROMPT = [*range(8), *range(8)]
+"""Of sixteen rows, two a prompt."""
+HARD = np.repeat([1.0, -1.0], 8)[[2 * row + half for half in (0, 1) for row in range(8)]]
+"""Of which the first four prompts are easy and the others hard: 1 where a row is right."""
+
+
+def interval_of(metrics: dict[str, float], name: str) -> tuple[float, float]:
+    return metrics[f"{name}_low"], metrics[f"{name}_high"]
+
+
+def test_the_accuracys_interval_is_over_prompts_in_every_job(tmp_path: Path) -> None:
+    """Both rows of a prompt are right, or both wrong: sixteen rows are no more than eight."""
+    expected = share_interval((HARD + 1) / 2, BY_PROMPT)
+    assert expected[1] - expected[0] > 1.3 * np.diff(wilson_interval(0.5, 16))
+    logprobs = np.stack([HARD, np.zeros(16)], 1).ravel().astype(np.float32)
+    loss = preference_loss(config_of("dpo").algorithm.loss)
+    dpo = pair_metrics(
+        config_of("dpo"), loss, logprobs, np.ones_like(logprobs), 0 * logprobs, BY_PROMPT
+    )
+    pairs = [pair(prompt) for prompt in BY_PROMPT]
+    rm = score_metrics(config_of("rm"), logprobs, pairs, tmp_path / "rm.png")
+    rows = [solution(1, prompt=prompt) for prompt in BY_PROMPT]
+    prm = process_metrics([scores(score) for score in HARD], rows, tmp_path / "prm.png")
+    assert interval_of(dpo, "accuracy") == pytest.approx(expected)
+    assert interval_of(rm, "accuracy") == pytest.approx(expected)
+    assert interval_of(prm, "solution_accuracy") == pytest.approx(expected)
+
+
+def test_the_interval_of_responses_is_over_prompts() -> None:
+    """Each response twice, as two of one prompt: no more than once."""
+    rewards = np.array([3, 1, 2, 0, 1.5, 0.5], dtype=np.float32)
+    labels = np.array([True, False, True, False, False, True])
+    kto = config_of("kto")
+    once = response_metrics(kto, rewards, labels, range(6), 0.0)
+    twice = response_metrics(
+        kto, rewards.repeat(2), labels.repeat(2), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5], 0.0
+    )
+    (low, high), (low_twice, high_twice) = (interval_of(m, "accuracy") for m in (once, twice))
+    assert once["accuracy"] == twice["accuracy"]
+    assert low_twice < low and high < high_twice
+
+
+def answer(prompt: int, sample: int, **rewards: float) -> Trajectory:
+    nothing = np.zeros(0, dtype=np.float32)
+    parts = tuple(RewardPart(name, value) for name, value in rewards.items())
+    asked = Prompt(10 * prompt + sample, np.array([1, prompt]), "?")
+    return Trajectory(asked, 0, np.zeros(0, np.int64), nothing, "", "stop", 0, parts)
+
+
+def test_rewards_have_intervals_over_prompts_whatever_they_are() -> None:
+    """Held-out prompts that come twice: rows of their own, with the same tokens."""
+    given = [(p, s, float(p % 2), float(p + s)) for p in range(8) for s in range(2)]
+    found = mean_rewards([answer(p, s, right=right, long=length) for p, s, right, length in given])
+    prompts = [p for p, *_ in given]
+    assert found["right"] == 0.5
+    assert interval_of(found, "right") == share_interval([x[2] for x in given], prompts)
+    assert interval_of(found, "long") == mean_interval([x[3] for x in given], prompts)
+    total = mean_interval([x[2] + x[3] for x in given], prompts)
+    assert interval_of(found, "reward") == total
 
 
 def test_where_nothing_can_be_written_is_told_before_the_model_is_measured(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.evaluation import evaluation_metrics
 from plimsoll.config.jobs import PpoConfig
 from plimsoll.recipes.sampling import evaluate, probe_sequences, sample
 from plimsoll.records import Prompt, RewardPart, Trajectory
@@ -99,8 +100,11 @@ def test_a_step_can_be_sampled_again_and_others_have_other_seeds() -> None:
 
 def test_evaluation_takes_one_response_a_prompt_and_the_mean_of_each_part() -> None:
     cluster = PlainCluster(8)
-    found = evaluate(cast(Cluster, cluster), config(3), prompts(1, 2, 6), scored)
-    assert found == {"eval/reward": 6.0, "eval/r": 3.0}
+    asked = [replace(prompt, tokens=np.array([1, prompt.index])) for prompt in prompts(1, 2, 6)]
+    found = evaluate(cast(Cluster, cluster), config(3), asked, scored)
+    assert found["eval/reward"] == 6.0 and found["eval/r"] == 3.0
+    assert found["eval/r_low"] < 3.0 < found["eval/r_high"]
+    assert set(found) <= set(evaluation_metrics(config(3)))
     assert [r.responses for r in cluster.requests] == [1]
 
 

@@ -18,7 +18,7 @@ from plimsoll.run.clock import TimedPhase
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.numbers import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.progress import Progress
-from plimsoll.run.standing import StepReport, headline
+from plimsoll.run.standing import Figure, StepReport, figures, headline
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\x80-\x9f]")
 
@@ -55,9 +55,31 @@ def test_tokens_per_second_are_of_what_works_on_them() -> None:
 
 def test_the_headline_is_rewards_kl_losses_and_accuracy() -> None:
     shown = ["reward", "reward/form", "kl", "value_loss", "loss", "eval/accuracy"]
-    bounds = ["eval/accuracy_low", "eval/accuracy_high", "eval/solution_accuracy_low"]
+    bounds = ["eval/accuracy_low", "eval/accuracy_high"]
     names = ["entropy", *bounds, *shown, "policy_loss", "approx_kl", "kl_coefficient", "rewarding"]
     assert list(headline(dict.fromkeys(names, 1.0))) == shown
+
+
+EVALUATED = {"eval/reward": -0.25, "eval/reward_low": -0.5, "eval/reward_high": 1 / 64}
+
+
+def test_a_figure_is_shown_with_its_interval(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    with Progress("ppo", 200, tmp_path, stream) as progress:
+        progress.update(StepReport(1, EVALUATED, 1, {}, {}))
+        narrower = EVALUATED | {"eval/reward_low": -0.3125, "eval/reward_high": -0.21875}
+        progress.update(StepReport(2, narrower, 1, {}, {}))
+    first, second = stream.getvalue().splitlines()[1:]
+    assert "| eval/reward     -0.25 (-0.5 to 0.01562)    |" in first
+    assert "| eval/reward     -0.25 (-0.3125 to -0.2188) |" in second
+
+
+def test_a_number_named_low_alone_is_a_figure_of_its_own() -> None:
+    assert figures({"eval/low": 1.0, "eval/x_low": 2.0, "eval/x": 3.0}) == {
+        "eval/low": Figure(1.0),
+        "eval/x_low": Figure(2.0),
+        "eval/x": Figure(3.0),
+    }
 
 
 def test_plain_lines_are_aligned_ascii_with_units(tmp_path: Path) -> None:
@@ -137,6 +159,8 @@ with Progress("ppo", 3, Path("runs/a")) as progress:
         advance(1)
     for step in (1, 2, 3):
         metrics = {"reward": 0.25 * step, "reward/math_answer": 0.5, "kl": 0.01, "loss": 1.5}
+        if step == 1:
+            metrics |= {"eval/reward": 0.5, "eval/reward_low": 0.25, "eval/reward_high": 0.75}
         seconds = {"rollout": 1.0, "score": 0.25, "train_actor": 0.75}
         memory = {"rank 0": MemoryUse(19 * 10**8, 21 * 10**8), "engine 0": MemoryUse(42_000, None)}
         progress.update(StepReport(step, metrics, 4000, seconds, memory))
@@ -195,6 +219,7 @@ def test_the_block_shows_values_speed_seconds_and_memory() -> None:
     for part in (
         "0:00:00 left",
         "metrics reward 0.75 reward/math_answer 0.5 kl 0.01 loss 1.5",
+        "loss 1.5 eval/reward 0.5 (0.25 to 0.75)",
         "speed 2,000 tokens/s 2.0 s/step",
         "seconds rollout 1.0 score 0.2 train_actor 0.8",
         "memory rank 0 1.9 of 2.1 GB engine 0 42 kB",
