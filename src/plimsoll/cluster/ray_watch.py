@@ -90,8 +90,7 @@ class Wait:
         while True:
             start = time.monotonic()
             ended = first_ended(references, every)
-            # Not all of it where this very process was stopped, or its machine slept.
-            self._vigil = self._vigil.later(min(time.monotonic() - start, 2 * every))
+            self._vigil = self._vigil.later(time.monotonic() - start, 2 * every)
             if ended is not None:
                 self._vigil = self._vigil.move()
             hang = self._round() if self._vigil.now - self._asked_at >= every else None

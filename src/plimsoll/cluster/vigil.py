@@ -55,9 +55,10 @@ class Vigil:
     moved: float = 0.0
     longest: float = 0.0
 
-    def later(self, seconds: float) -> Vigil:
-        """So many seconds of watching have gone by."""
-        return replace(self, now=self.now + seconds)
+    def later(self, seconds: float, at_most: float) -> Vigil:
+        """So many seconds have gone by. More than `at_most` are not the processes' silence: whoever
+        watches was stopped itself, or the machine slept."""
+        return replace(self, now=self.now + min(seconds, at_most))
 
     def ask(self, name: str) -> Vigil:
         """A process is asked, or still is."""
