@@ -228,8 +228,11 @@ class RayCluster:
         stopping = [member.actor.call.remote("stop") for member in self._engines]
         if stopping:
             ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
-        for member in (*self._engines, *self._ranks):
+        everyone = (*self._engines, *self._ranks)
+        for member in everyone:
             ray.kill(member.actor)
+        # Those that are stopped, too, which Ray cannot end.
+        end_processes([m.host.pid for m in everyone if m.host.node_id == self._node_id])
         ray.shutdown()  # of a joined cluster, only this run's part: Ray then frees its GPUs
 
     def _on_nodes(
@@ -258,10 +261,10 @@ class RayCluster:
         """(reference, result) of each call as it ends; deaths of any member end it too, and so do
         hangs. timeout: instead, while processes start, which give no signs of life yet."""
         pending = dict(calls)
-        with self._hangs.watching(call) as wait:
+        with self._hangs.watching(call) as watched:
             while pending:
                 awaited = [*pending, *self._watches]
-                first = wait.first(awaited) if timeout is None else first_ended(awaited, timeout)
+                first = watched(awaited) if timeout is None else first_ended(awaited, timeout)
                 if first is None:
                     raise PlimsollError(_no_answer(list(pending.values()), timeout))
                 if isinstance(first, Hang):

@@ -41,12 +41,12 @@ class Hang:
 
 @dataclass(frozen=True)
 class Vigil:
-    """What was seen of processes, by their names, since a wait for some calls began. Times are
-    seconds of watching.
+    """What was seen of processes, by their names, while calls were waited for. Times are seconds
+    of watching.
 
     asked: when each that has not answered yet was asked. pulses: when each answered last, and
     what. moved: when one was last seen to work, or a call ended. longest: of the silences that
-    ended.
+    ended since `begin`.
     """
 
     now: float = 0.0
@@ -54,6 +54,10 @@ class Vigil:
     pulses: Mapping[str, tuple[float, Pulse]] = field(default_factory=dict)
     moved: float = 0.0
     longest: float = 0.0
+
+    def begin(self) -> Vigil:
+        """Other calls are waited for from now on."""
+        return replace(self, moved=self.now, longest=0.0)
 
     def later(self, seconds: float, at_most: float) -> Vigil:
         """So many seconds have gone by. More than `at_most` are not the processes' silence: whoever

@@ -62,7 +62,9 @@ def test_as_long_as_one_works_others_may_wait(state: str) -> None:
 
 def test_one_that_does_not_answer_yet_may_work() -> None:
     """An engine in a long step: that nobody works is not said of it."""
-    vigil = Vigil().later(EVERY, EVERY).ask("engine 0").ask("rank 0").answer("rank 0", Pulse(0, False))
+    vigil = (
+        Vigil().later(EVERY, EVERY).ask("engine 0").ask("rank 0").answer("rank 0", Pulse(0, False))
+    )
     for _ in range(11):
         vigil = vigil.later(EVERY, EVERY).ask("rank 0").answer("rank 0", Pulse(0, False))
     assert vigil.now - vigil.moved == 60.0 and vigil.hang(ALLOWED - 1) is None
@@ -75,6 +77,15 @@ def test_a_call_that_ends_is_a_sign_of_life() -> None:
     vigil = Vigil().later(50, 50).move().later(50, 50)
     assert vigil.hang(ALLOWED) is None and vigil.longest == 50
     assert vigil.later(11, 50).hang(ALLOWED) == Hang((), 61, ALLOWED)
+
+
+def test_who_is_silent_stays_so_over_many_short_calls() -> None:
+    """A stopped engine that nobody calls while ranks train."""
+    vigil = Vigil().later(EVERY, EVERY).ask("engine 0")
+    for _ in range(13):
+        vigil = vigil.begin().later(EVERY, EVERY).move().ask("engine 0")
+    assert vigil.hang(ALLOWED) == Hang(("engine 0",), 65, ALLOWED)
+    assert vigil.longest == EVERY
 
 
 def test_time_in_which_nobody_watched_does_not_count() -> None:
