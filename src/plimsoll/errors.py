@@ -49,6 +49,6 @@ class WeightSyncError(PlimsollError):
 
 
 class Interrupted(PlimsollError):
-    """The user asked to stop (Ctrl-C); the state was saved. Exit code 130, as shells expect."""
+    """The user asked to stop (Ctrl-C); what there is to save is. Exit code 130, as in shells."""
 
     exit_code = 130

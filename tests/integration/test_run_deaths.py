@@ -9,7 +9,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,12 +33,18 @@ PROMPTS = 16
 PROMISED = 60.0
 """Seconds within which a run ends when one of its processes has died, and nothing of it is left."""
 LOG = r"  Logs: \S+/worker-\S+\.\{out,err\}\n"
+HANG_TIMEOUT = ("--cluster.hang_timeout", "15")
+STACKS = (
+    r"  Logs, which end with where their threads are \(but for what is stopped\):\n"
+    r"(?:    .* \(pid \d+ on node [\d.]+\): \S+\.err\n)+"
+)
 RESUME = r"  The same command with --run\.resume auto goes on from the last checkpoint\.\n"
 INNOCENT = ". The kernel has killed nothing here for want of memory since the run began\n"
 KILLED = f"  Why: its process ended without a word: it was killed, or it crashed{INNOCENT}"
 ENGINE_ENDED = f"  Why: its vLLM engine process ended{INNOCENT}"
 MARKS = """
 from pathlib import Path
+from threading import Event
 
 from plimsoll.algorithm.advantage import gae
 
@@ -56,6 +62,10 @@ def reward(trajectory):
 def advantage(inputs):
     mark("training")
     return gae.estimate(inputs)
+
+
+def stuck(inputs):
+    Event().wait()
 """
 """A mark for each trajectory, and one before training: by them a test knows how far a run is."""
 
@@ -81,7 +91,7 @@ def endless(phase: Phase, engine: str, ranks: int) -> dict[str, Any]:
 NEAR_TRAINING = "(score|train_critic|train_actor)"
 """The mark before training is the last thing that is done in `score`."""
 
-RunUntil = Callable[[Phase, str, int], Command]
+RunUntil = Callable[..., Command]
 
 
 @pytest.fixture
@@ -90,11 +100,11 @@ def run_until(tmp_path: Path) -> Iterator[RunUntil]:
     test is killed."""
     started = []
 
-    def run_until(phase: Phase, engine: str, ranks: int) -> Command:
+    def run_until(phase: Phase, engine: str, ranks: int, *words: str) -> Command:
         write_task(tmp_path, vocabulary=1024)
         (tmp_path / "marks.py").write_text(MARKS)
         write_config(tmp_path, "ppo", endless(phase, engine, ranks))
-        command = Command(tmp_path, "ppo", "ppo.yaml")
+        command = Command(tmp_path, "ppo", "ppo.yaml", *words)
         started.append(command)
         wait_for_phase(command, tmp_path, phase)
         return command
@@ -114,6 +124,12 @@ def wait_for_phase(command: Command, home: Path, phase: Phase) -> None:
     wait_for(reached, f"the phase {phase}")
     if phase == "rollout":
         assert (home / phase).stat().st_size < PROMPTS
+
+
+def stacks(told: str) -> dict[int, str]:
+    """What a message's logs hold, by the ids of the processes."""
+    found = re.findall(r"\(pid (\d+) on node [\d.]+\): (\S+\.err)", told)
+    return {int(pid): Path(log).read_text() for pid, log in found}
 
 
 def assert_nothing_left(command: Command) -> None:
@@ -168,6 +184,65 @@ def test_a_killed_process_ends_the_run_with_its_name(
     assert_nothing_left(command)
 
 
+@pytest.mark.parametrize(
+    ("kind", "phase", "engine", "name"),
+    [
+        ("VLLM::EngineCore", "rollout", "vllm", "rollout engine 0"),
+        ("ray::EngineActor", "training", "transformers", "rollout engine 0"),
+        ("ray::RankActor", "training", "transformers", "training rank [01]"),
+    ],
+)
+def test_a_stopped_process_ends_the_run_with_its_name(
+    run_until: RunUntil, kind: str, phase: Phase, engine: str, name: str
+) -> None:
+    ranks = 2 if kind == "ray::RankActor" else 1
+    command = run_until(phase, engine, ranks, *HANG_TIMEOUT)
+    victim = command.find(kind)[-1]
+    shown = victim.ppid() if kind == "VLLM::EngineCore" else victim.pid
+    victim.suspend()
+    outcome = command.finish()
+    assert outcome.code == 1
+    named = "rollout" if phase == "rollout" else NEAR_TRAINING
+    hangs = (
+        rf"error: {name} \(pid {shown} on node [\d.]+\) hangs in the phase {named}\n"
+        rf"  Why: it has not answered for \d+ s \(15 s are allowed: cluster\.hang_timeout\)"
+        rf"; process {victim.pid} \({kind}[^)]*\) is stopped, as by `kill -STOP`\n"
+    )
+    assert re.fullmatch(hangs + STACKS + RESUME, outcome.err), outcome.err
+    for pid, written in stacks(outcome.err).items():
+        assert ("most recent call first" in written) is (pid != victim.pid)
+    assert_nothing_left(command)
+
+
+def test_a_run_in_which_nobody_works_ends_with_where_all_are(run_until: RunUntil) -> None:
+    own = ("--algorithm.policy_loss.name", "marks:stuck")
+    command = run_until("training", "transformers", 1, *HANG_TIMEOUT, *own)
+    outcome = command.finish()
+    assert outcome.code == 1
+    hangs = (
+        r"error: the run hangs in the phase train_actor\n"
+        r"  Why: all ranks and engines answer, but for \d+ s none has computed, read or written; "
+        r"whom they wait for is not known \(15 s are allowed: cluster\.hang_timeout\)\n"
+    )
+    assert re.fullmatch(hangs + STACKS + RESUME, outcome.err), outcome.err
+    first, *_ = stacks(outcome.err).values()
+    assert "in stuck" in first
+    assert_nothing_left(command)
+
+
+def test_a_run_goes_on_when_it_was_stopped_itself(run_until: RunUntil) -> None:
+    """As by Ctrl-Z: what nobody watched does not count."""
+    command = run_until("training", "transformers", 1, "--cluster.hang_timeout", "4")
+    command.process.send_signal(signal.SIGSTOP)
+    time.sleep(12)
+    command.process.send_signal(signal.SIGCONT)
+    command.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: command.errors, "the answer to the signal")
+    time.sleep(8)
+    assert command.process.poll() is None
+    assert command.errors == "\nstopping after this step; Ctrl-C again to stop at once\n"
+
+
 def test_a_second_signal_ends_a_run_on_ray_at_once(run_until: RunUntil) -> None:
     command = run_until("training", "transformers", 1)
     assert_own_heap(command)
@@ -177,22 +252,34 @@ def test_a_second_signal_ends_a_run_on_ray_at_once(run_until: RunUntil) -> None:
     os.killpg(command.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
     outcome = command.finish()
     asked = "\nstopping after this step; Ctrl-C again to stop at once\n"
-    assert (outcome.code, outcome.err) == (130, f"{asked}error: interrupted\n")
+    assert (outcome.code, outcome.err) == (130, f"{asked}interrupted\n")
     assert_nothing_left(command)
 
 
-def test_a_signal_while_ray_starts_ends_the_run_before_its_first_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "loading"),
+    [
+        (("sft", "sft.yaml", "--cluster.where", "ray"), "gcs_server"),
+        (("ppo", "ppo.yaml"), "VLLM::EngineCore"),
+    ],
+)
+def test_a_signal_while_processes_start_ends_the_run_at_once(
+    tmp_path: Path, words: Sequence[str], loading: str
+) -> None:
     """Ray would take SIGTERM for itself, and end at once without a word."""
-    write_task(tmp_path)
+    write_task(tmp_path, vocabulary=1024)
     write_config(tmp_path, "sft", SFT)
-    command = Command(tmp_path, "sft", "sft.yaml", "--cluster.where", "ray")
+    write_config(tmp_path, "ppo", endless("rollout", "vllm", 1) | {"rewards": PPO["rewards"]})
+    command = Command(tmp_path, *words)
     try:
-        wait_for(lambda: command.find("gcs_server"), "the start of Ray")
+        wait_for(lambda: command.find(loading), f"the start of {loading}")
         command.process.terminate()
         outcome = command.finish()
+        told = (
+            r"\nstopping\nstopped before the first step of \d+, as asked; there is nothing to save"
+        )
         assert outcome.code == 130
-        assert "error: stopped before the first step of 30, as asked; everything" in outcome.err
-        assert outcome.out == "sft: 30 steps, written to sft\n"
+        assert re.match(told, outcome.err), outcome.err
         assert_nothing_left(command)
     finally:
         command.kill_all()

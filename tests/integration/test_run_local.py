@@ -225,7 +225,7 @@ def test_a_signal_saves_and_says_how_to_go_on(home: Path, job: str, interrupted:
     steps = JOBS[job]["run"]["steps"]
     message = re.fullmatch(
         r"\nstopping after this step; Ctrl-C again to stop at once\n"
-        rf"error: stopped after step (\d+) of {steps}, as asked; everything is saved. "
+        rf"stopped after step (\d+) of {steps}, as asked; everything is saved. "
         r"To go on: run the same command with --run.resume auto\n",
         interrupted.err,
     )

@@ -120,7 +120,7 @@ def test_scoring_that_is_interrupted_goes_on_where_it_was(
     assert train_here(home, stopped.name, *flags, job=job, config=job) == 130
     kept = Path(stopped.name) / "reference-logprobs.parquet"
     told = f"stopped while the reference scored, as asked; what it scored is in {kept}. To go on: "
-    assert f"error: {told}run the same command\n" in capsys.readouterr().err
+    assert f"\n{told}run the same command\n" in capsys.readouterr().err
     assert scorer.sequences == at_once[:3] and not (stopped / "metrics.jsonl").exists()
     assert train_here(home, stopped.name, *flags, job=job, config=job) == 0
     assert scorer.sequences == at_once

@@ -2,7 +2,8 @@
 
 Exit codes: 0 done; 2 wrong usage, config or input; 3 does not fit; 4 settings that cannot work
 together; 130 stopped by Ctrl-C or SIGTERM; 141 nobody reads what was asked for; 1 anything else.
-Errors are one readable block on stderr; `--debug` adds the traceback.
+Errors are one readable block on stderr, and a stop that was asked for is a line there; `--debug`
+adds the traceback.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
 from plimsoll.config.allocator import begin_anew
 from plimsoll.config.threads import waiting
-from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.memory.machine.nvidia import card_order
 from plimsoll.run.output import open_missing
 
@@ -74,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PlimsollError as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        asked = isinstance(error, Interrupted)
+        print(error if asked else f"error: {error}", file=sys.stderr)
         return error.exit_code
     except UnicodeEncodeError as error:
         if debug:
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         if debug:
             traceback.print_exc()
-        print("error: interrupted", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return _INTERRUPTED
     except ReaderGone:
         return _READER_GONE

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from plimsoll.cluster.blame import SILENT, message, tells_of_shortage
+from plimsoll.cluster.vigil import Hang
 from plimsoll.config.counting import gigabytes
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.memory.explain.incident import Incident, OutOfMemory, Sighting
@@ -31,6 +33,27 @@ def ending(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
         full = f"it was killed: {evidence}"
         return _out_of_memory(name, full, log, Incident("host", full), seen)
     return WorkerDied(message(f"{name} died", f"{why}{_innocent(seen)}", log) + _RESUME)
+
+
+def hung(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerDied:
+    """The error of a run that hangs. stopped: processes that are, as `ask_for_stacks` gives them.
+    logs: of all ranks and engines, by what messages call them; see `blame`."""
+    first, *others = hang.silent or ("the run",)
+    if hang.silent:
+        what = f"it has not answered for {hang.seconds:.0f} s"
+    else:
+        what = (
+            f"all ranks and engines answer, but for {hang.seconds:.0f} s none has computed, read "
+            "or written; whom they wait for is not known"
+        )
+    parts = [f"{what} ({hang.allowed:.0f} s are allowed: cluster.hang_timeout)"]
+    parts += [f"nor has {other}" for other in others]
+    parts += [f"process {one} is stopped, as by `kill -STOP`" for one in stopped]
+    shown = "".join(f"\n    {name}: {log}.err" for name, log in logs.items())
+    return WorkerDied(
+        f"{first} hangs\n  Why: {'; '.join(parts)}\n  Logs, which end with where their threads "
+        f"are (but for what is stopped):{shown}{_RESUME}"
+    )
 
 
 def not_started(spec: EngineSpec, said: str, killed: bool, log: str) -> PlimsollError:

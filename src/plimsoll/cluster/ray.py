@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 
 import ray
@@ -12,18 +14,20 @@ from ray.exceptions import RayError, RayTaskError
 
 from plimsoll.cluster.blame import crash_in, failing_process, message, why_dead
 from plimsoll.cluster.device import run_device
-from plimsoll.cluster.ending import ending
+from plimsoll.cluster.ending import ending, hung
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import (
     Member,
     create_engines,
     create_ranks,
-    look_at,
+    do_on,
     members,
     rank_members,
     share_cards,
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
+from plimsoll.cluster.ray_watch import HangWatch, first_ended
+from plimsoll.cluster.vigil import Hang
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.engine.process_group import Place
@@ -34,11 +38,15 @@ from plimsoll.memory.meter import read_host
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.run.readings import Reading
+from plimsoll.run.stacks import ask_for_stacks, end_processes
 
 R = TypeVar("R")
 
 _CULPRIT_SECONDS = 10.0
 """How long to wait for a death notice after an error that another's death may have caused."""
+
+_STACK_SECONDS = 2.0
+"""How long processes may take to write their threads' stacks."""
 
 _STOP_SECONDS = 10.0
 """How long engines may take to end their own processes."""
@@ -46,10 +54,11 @@ _STOP_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RankGroup:
-    """A `Ranks` of Ray actors. wait: for the results of calls; the cluster's, which watches all."""
+    """A `Ranks` of Ray actors. wait: for the results of calls of a method; the cluster's, which
+    watches all."""
 
     members: Sequence[Member]
-    wait: Callable[[Mapping[Any, Member]], list[Any]]
+    wait: Callable[[str, Mapping[Any, Member]], list[Any]]
 
     @property
     def ranks(self) -> int:
@@ -60,7 +69,7 @@ class RankGroup:
             member.actor.call.remote(task.__name__, *own): member
             for member, own in zip(self.members, arguments, strict=True)
         }
-        return self.wait(calls)
+        return self.wait(task.__name__, calls)
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         return self.each(task, [arguments] * self.ranks)
@@ -77,11 +86,14 @@ class RayCluster:
         self._engines: list[Member] = []
         self._before: dict[str, NodeState] = {}
         self._readings: dict[str, Reading] = {}
+        self._hangs = HangWatch(config.hang_timeout)
         start_ray(config)
         self._node_id = ray.get_runtime_context().get_node_id()
         try:
             self._start_members(config, specs, threads)
         except BaseException:
+            # Engines that load cannot be asked to stop.
+            self._on_nodes(end_processes, (*self._ranks, *self._engines))
             self.close()
             raise
         self._actors = RankGroup(self._ranks[: config.ranks], self._wait)
@@ -113,12 +125,13 @@ class RayCluster:
             for member, place in zip(group, _places(group, device, threads), strict=True)
         }
         if shared:  # vLLM takes for its own what the ranks put on its card while it measures
-            self._wait(starting, timeout=patience)
+            self._wait("start", starting, timeout=patience)
             starting = {}
         starting |= {m.actor.start.remote(): m for m in self._engines}
-        results = self._wait(starting, timeout=patience)
+        results = self._wait("start", starting, timeout=patience)
         self._responses_per_request = int(results[-1]) if engines else 0
         self._watch(self._engines)
+        self._hangs.add((*self._ranks, *self._engines))
 
     def _watch(self, started: Sequence[Member]) -> None:
         self._watches |= {member.actor.watch.remote(): member for member in started}
@@ -136,12 +149,12 @@ class RayCluster:
             for member, request in zip(members, requests, strict=True)
         }
         places = {reference: i for i, reference in enumerate(calls)}
-        for reference, trajectories in self._as_done(calls):
+        for reference, trajectories in self._as_done("generate", calls):
             yield places[reference], trajectories
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         calls = {m.actor.call.remote(task.__name__, *arguments): m for m in self._engines}
-        return self._wait(calls)
+        return self._wait(task.__name__, calls)
 
     def hand_over(
         self,
@@ -155,15 +168,15 @@ class RayCluster:
         first = next(iter(gathering))
         receiving = {m.actor.call.remote(receive.__name__, first): m for m in self._engines}
         # The bucket stays in the object store: engines fetch it from there, not from here.
-        for _ in self._as_done(gathering | receiving, keep=first):
+        for _ in self._as_done(receive.__name__, gathering | receiving, keep=first):
             pass
 
     def responses_per_request(self) -> int:
         return self._responses_per_request
 
     def read_memory(self) -> dict[str, Reading]:
-        named = self._named()
-        readings = self._wait({m.actor.call.remote("read_memory"): m for m in named.values()})
+        named, reading = self._named(), "read_memory"
+        readings = self._wait(reading, {m.actor.call.remote(reading): m for m in named.values()})
         own = {"recipe": Reading(read_host())}
         self._readings = own | dict(zip(named, readings, strict=True))
         return self._readings
@@ -181,7 +194,7 @@ class RayCluster:
         """The nodes of all ranks, before anything is loaded; by Ray's names for them."""
         firsts = {member.host.node_id: member for member in reversed(self._ranks)}
         looks = {m.actor.look.remote(self._pids(node_id)): m for node_id, m in firsts.items()}
-        return dict(zip(firsts, self._wait(looks, timeout=patience), strict=True))
+        return dict(zip(firsts, self._wait("look", looks, timeout=patience), strict=True))
 
     def _pids(self, node_id: str) -> list[int]:
         """Of the run's processes on a node."""
@@ -206,8 +219,7 @@ class RayCluster:
     def _look(self, node_id: str) -> NodeState | None:
         """None where the node does not answer, or its driver fails: that is not the news now."""
         try:
-            pids = self._pids(node_id)
-            return read_node(pids) if node_id == self._node_id else look_at(node_id, pids)
+            return do_on(node_id, read_node, self._pids(node_id))
         except PlimsollError:
             return None
 
@@ -216,32 +228,60 @@ class RayCluster:
         stopping = [member.actor.call.remote("stop") for member in self._engines]
         if stopping:
             ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SECONDS)
-        for member in (*self._engines, *self._ranks):
+        everyone = (*self._engines, *self._ranks)
+        for member in everyone:
             ray.kill(member.actor)
+        # Those that are stopped, too, which Ray cannot end.
+        end_processes([m.host.pid for m in everyone if m.host.node_id == self._node_id])
         ray.shutdown()  # of a joined cluster, only this run's part: Ray then frees its GPUs
 
-    def _wait(self, calls: Mapping[Any, Member], timeout: float | None = None) -> list[Any]:
-        """The results of all calls, in their order."""
-        results = dict(self._as_done(calls, timeout=timeout))
+    def _on_nodes(
+        self, function: Callable[[Sequence[int]], R], members: Sequence[Member]
+    ) -> list[R | None]:
+        """Call a function with the processes of members, on each of their nodes."""
+        pids: dict[str, list[int]] = {}
+        for member in members:
+            pids.setdefault(member.host.node_id, []).append(member.host.pid)
+        return [do_on(node_id, function, own) for node_id, own in pids.items()]
+
+    def _wait(
+        self, call: str, calls: Mapping[Any, Member], timeout: float | None = None
+    ) -> list[Any]:
+        """The results of all calls of a method, in their order."""
+        results = dict(self._as_done(call, calls, timeout=timeout))
         return [results[reference] for reference in calls]
 
     def _as_done(
-        self, calls: Mapping[Any, Member], keep: Any = None, timeout: float | None = None
+        self,
+        call: str,
+        calls: Mapping[Any, Member],
+        keep: Any = None,
+        timeout: float | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """(reference, result) of each call as it ends; deaths of any member end it too."""
+        """(reference, result) of each call as it ends; deaths of any member end it too, and so do
+        hangs. timeout: instead, while processes start, which give no signs of life yet."""
         pending = dict(calls)
-        while pending:
-            # Without fetch_local, a bucket that only passes by is not copied to this node.
-            ready, _ = ray.wait(
-                [*pending, *self._watches], num_returns=1, timeout=timeout, fetch_local=False
-            )
-            if not ready:
-                raise PlimsollError(_no_answer(list(pending.values()), timeout))
-            reference = ready[0]
-            if reference in self._watches:
-                raise self._death(reference)
-            member = pending.pop(reference)
-            yield reference, None if reference is keep else self._result(reference, member)
+        with self._hangs.watching(call) as watched:
+            while pending:
+                awaited = [*pending, *self._watches]
+                first = watched(awaited) if timeout is None else first_ended(awaited, timeout)
+                if first is None:
+                    raise PlimsollError(_no_answer(list(pending.values()), timeout))
+                if isinstance(first, Hang):
+                    raise self._hung(first)
+                if first in self._watches:
+                    raise self._death(first)
+                member = pending.pop(first)
+                yield first, None if first is keep else self._result(first, member)
+
+    def _hung(self, hang: Hang) -> PlimsollError:
+        """What to say of a hang, once all have been asked for their stacks; ends who is silent."""
+        everyone = (*self._ranks, *self._engines)
+        stopped = self._on_nodes(ask_for_stacks, everyone)
+        time.sleep(_STACK_SECONDS)
+        self._on_nodes(end_processes, [m for m in everyone if m.name in hang.silent])
+        logs = {member.name: member.host.log for member in everyone}
+        return hung(hang, [*chain(*filter(None, stopped))], logs)
 
     def _result(self, reference: Any, member: Member) -> Any:
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 import torch
@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import (
 from plimsoll.cluster.blame import vllm_exception_in, why_dead
 from plimsoll.cluster.ending import not_started
 from plimsoll.cluster.seats import Seat, shared_seats, side_by_side, spread
+from plimsoll.cluster.vigil import Pulse, read_pulse
 from plimsoll.config.allocator import preloading
 from plimsoll.config.threads import waiting
 from plimsoll.engine.process_group import Place, free_port
@@ -32,6 +33,9 @@ from plimsoll.memory.machine.node_state import NodeState, read_node
 from plimsoll.memory.machine.nvidia import card_order, visible_cards
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.run.output import tell
+from plimsoll.run.stacks import write_stacks_when_asked
+
+R = TypeVar("R")
 
 _LOOK_SECONDS = 20.0
 _SOON_SECONDS = 30.0
@@ -81,11 +85,13 @@ class RankActor:
 
     Consumes: calls of the controller, in order. Waits for: other ranks, inside collectives.
     Unblocked by: the controller making the same call on every rank. Produces: results.
-    `watch` runs beside them and never returns: its reference fails when the process dies.
+    `watch` runs beside them and never returns: its reference fails when the process dies. `sign`
+    runs beside them, too.
     """
 
     def __init__(self, directory: str) -> None:
         _work_in(directory)
+        write_stacks_when_asked()
 
     def host(self) -> Host:
         """Known before the process group is made."""
@@ -105,16 +111,23 @@ class RankActor:
     def watch(self) -> None:
         threading.Event().wait()
 
+    @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
+    def sign(self) -> Pulse:
+        """Of life; given by a thread of its own."""
+        return read_pulse()
+
 
 class EngineActor:
     """Hosts one `RolloutEngine`; many calls run at once. directory: the command's.
 
     Consumes: requests and weights from the controller. Waits for: its engine. Unblocked by: its
     engine's progress. Produces: trajectories. `watch` returns or fails only when the engine died.
+    `sign` runs in an event loop of its own, as an engine may keep the other one to itself.
     """
 
     def __init__(self, spec: EngineSpec, directory: str) -> None:
         _work_in(directory)
+        write_stacks_when_asked()
         self._spec = spec
 
     async def host(self) -> Host:
@@ -142,6 +155,12 @@ class EngineActor:
         said = vllm_exception_in(_own_log())
         return f"{reason} after {said}" if said else reason
 
+    @ray.method(concurrency_group="signs")  # type: ignore[untyped-decorator]
+    async def sign(self) -> Pulse:
+        """Of life; once the engine's own processes have given one."""
+        await self._engine.answer()
+        return read_pulse()
+
 
 def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) -> list[Any]:
     """Ask Ray for the actors of a group of training ranks: on CPU spread over the nodes (by Ray's
@@ -150,7 +169,9 @@ def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) ->
     environment |= waiting() | card_order()
     environment |= preloading() if device == "cpu" else _OWN_CARDS
     actor = ray.remote(
-        num_cpus=0, concurrency_groups={"watch": 1}, runtime_env={"env_vars": environment}
+        num_cpus=0,
+        concurrency_groups={"watch": 1, "signs": 1},
+        runtime_env={"env_vars": environment},
     )(RankActor)
     if device == "cpu" or count == 0:
         placed = (actor.options(scheduling_strategy=_on(s.node_id)) for s in spread(nodes, count))
@@ -178,7 +199,9 @@ def _create_engine(spec: EngineSpec, device: str, seat: Seat | None) -> Any:
     from plimsoll.rollout.vllm import environment as vllm_environment
 
     environment = vllm_environment(spec) | (_OWN_CARDS if device == "cuda" else preloading())
-    actor = ray.remote(num_cpus=0, max_concurrency=10_000)(EngineActor)
+    actor = ray.remote(num_cpus=0, max_concurrency=10_000, concurrency_groups={"signs": 1})(
+        EngineActor
+    )
     if seat is None:
         gpus = spec.rollout.tensor_parallel
         placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment})
@@ -197,14 +220,16 @@ def _on(node_id: str) -> NodeAffinitySchedulingStrategy:
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
-def look_at(node_id: str, pids: Sequence[int]) -> NodeState | None:
-    """A node as a task finds it there; None where none can be run soon."""
-    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on(node_id))(read_node)
+def do_on(node_id: str, function: Callable[[Sequence[int]], R], pids: Sequence[int]) -> R | None:
+    """Call a function on a node, with processes there; None where that cannot be done soon."""
+    if node_id == ray.get_runtime_context().get_node_id():
+        return function(pids)
+    task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=_on(node_id))(function)
     try:
-        state: NodeState = ray.get(task.remote(pids), timeout=_LOOK_SECONDS)
+        result: R = ray.get(task.remote(pids), timeout=_LOOK_SECONDS)
     except RayError:  # the node is gone, or too busy
         return None
-    return state
+    return result
 
 
 def members(role: str, actors: Sequence[Any], timeout: float) -> list[Member]:

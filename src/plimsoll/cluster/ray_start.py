@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import psutil
 import ray
 from ray._private import services, utils
 from ray._private.authentication.authentication_token_setup import (
@@ -23,6 +24,7 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.output import tell
+from plimsoll.run.stacks import end_processes
 
 
 def start_ray(config: ClusterConfig) -> None:
@@ -47,7 +49,7 @@ def start_ray(config: ClusterConfig) -> None:
         if config.address is not None and config.address != "auto":
             knock(config.address)
             _bring_token()
-        with _signal_handler_kept(), _process_groups_of_their_own():
+        with _signal_handler_kept(), _process_groups_of_their_own(), _whole_or_nothing():
             ray.init(
                 address=config.address or "local",
                 include_dashboard=None if config.address else False,
@@ -132,6 +134,18 @@ def _signal_handler_kept() -> Iterator[None]:
         utils.set_sigterm_handler = handle
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+@contextmanager
+def _whole_or_nothing() -> Iterator[None]:
+    """Ray forgets processes that it began where Ctrl-C comes between two of its lines."""
+    own = psutil.Process()
+    before = set(own.children())
+    try:
+        yield
+    except BaseException:
+        end_processes([child.pid for child in own.children() if child not in before])
+        raise
 
 
 @contextmanager

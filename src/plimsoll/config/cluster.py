@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.base import PositiveFloat, PositiveInt, Settings, WrittenPath
+from plimsoll.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Settings, WrittenPath
 
 
 class ClusterConfig(Settings):
@@ -36,3 +36,8 @@ class ClusterConfig(Settings):
     ended with the run."""
     start_timeout: PositiveFloat = 600.0
     """Seconds that nodes may take to join, and processes to start."""
+    hang_timeout: NonNegativeFloat | None = None
+    """Seconds after which a rank or engine that does not answer, or a run in which nobody works, is
+    held to hang and ended; 0: never. Default: 5 times the longest that this kind of work was silent
+    before in the run, at least 60; 600 for what is done for the first time, for loading and for
+    saving."""

@@ -47,16 +47,11 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     """Read, template and tokenize what to learn from and what is held out (none: nothing).
 
     Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says; of a run that
-    goes on, rows that were edited, as `run.edited_rows` does. Ctrl-C ends the run in between.
+    goes on, rows that were edited, as `run.edited_rows` does.
     """
     data, template = session.config.data, run_template(session.config)
     with session.progress.counting("rows read", None) as advance:
-
-        def seen(rows: int) -> None:
-            advance(rows)
-            session.stop_if_asked(session.state.step)
-
-        loaded = _load_all(data, load, template, seen)
+        loaded = _load_all(data, load, template, advance)
     session.note_bad_rows([row for one in loaded.values() for row in one.bad_rows])
     items = {key: one.items for key, one in loaded.items()}
     sources = sources_of(session.config, items)

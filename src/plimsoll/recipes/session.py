@@ -82,6 +82,8 @@ class Session:
         """
         if name != "save":
             self._write_saved()
+        # The first sync belongs to loading: until steps begin, nothing is lost.
+        self.stop.at_once = name in ("data", "load") or (name == "sync" and self.stop.at_once)
         explained = explaining_shortage(self.config, self.directory, name)
         self.progress.enter(name)
         placed = _telling_where(name, self.step_under_way)
@@ -157,11 +159,31 @@ class Session:
     def stop_if_asked(self, done: int) -> None:
         """Raise Interrupted after Ctrl-C; the steps that are done must have been saved."""
         if self.stop.requested and done < self.config.run.steps:
-            where = f"after step {done}" if done else "before the first step"
-            raise Interrupted(
-                f"stopped {where} of {self.config.run.steps}, as asked; everything is "
-                f"saved. To go on: run the same command with --run.resume auto"
+            raise self._stopped(done)
+
+    @contextmanager
+    def stopping_while_loading(self) -> Iterator[None]:
+        """Within: Ctrl-C, where it does not wait for a step, is told as what it leaves behind."""
+        self.stop.at_once = True
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if not self.stop.at_once:
+                raise
+            raise self._stopped(self.state.step) from error
+
+    def _stopped(self, done: int) -> Interrupted:
+        again = "run the same command with --run.resume auto"
+        steps = self.config.run.steps
+        if done == 0:
+            return Interrupted(
+                f"stopped before the first step of {steps}, as asked; there is nothing to save "
+                f"yet. To begin anew: {again}"
             )
+        return Interrupted(
+            f"stopped after step {done} of {steps}, as asked; everything is saved. To go on: "
+            f"{again}"
+        )
 
 
 @contextmanager
@@ -204,7 +226,8 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
             started=time.monotonic(),
         )
         stack.callback(session.write_rest)
-        yield session
+        with session.stopping_while_loading():
+            yield session
 
 
 def evaluates_first(config: JobConfig, state: RunState) -> bool:

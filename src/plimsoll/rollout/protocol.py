@@ -112,6 +112,11 @@ class RolloutEngine(Protocol):
         """Return, with the reason, only when the engine has died."""
         ...
 
+    async def answer(self) -> None:
+        """Return once the engine's own processes have answered, between two of their steps; may be
+        called in another event loop than the engine's."""
+        ...
+
     async def stop(self) -> None:
         """End the engine and its processes."""
         ...

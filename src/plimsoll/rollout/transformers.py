@@ -164,6 +164,9 @@ class TransformersEngine:
         await asyncio.Event().wait()
         return ""
 
+    async def answer(self) -> None:
+        pass  # it has no processes of its own
+
     async def stop(self) -> None:
         del self._model
 

@@ -102,6 +102,7 @@ class VllmEngine:
             )
         )
         self._children = child_processes()
+        self._loop = asyncio.get_running_loop()
 
     async def generate(self, request: Request) -> list[Trajectory]:
         asked = zip(request.prompts, request.seeds(), strict=True)
@@ -254,6 +255,10 @@ class VllmEngine:
         while not llm.errored:
             await asyncio.sleep(_WATCH_SECONDS)
         return ENGINE_ENDED
+
+    async def answer(self) -> None:
+        asked = asyncio.run_coroutine_threadsafe(self._llm.is_sleeping(), self._loop)
+        await asyncio.wrap_future(asked)
 
     async def stop(self) -> None:
         self._llm.shutdown()

@@ -22,6 +22,7 @@ from vllm.platforms import current_platform
 from plimsoll.engine.meter import read_card
 from plimsoll.engine.weights import SentTensor, split_bytes
 from plimsoll.rollout.arrivals import Arrivals
+from plimsoll.run.stacks import write_stacks_when_asked
 
 
 def _without_amx_attention() -> None:
@@ -39,6 +40,7 @@ def _without_amx_attention() -> None:
 
 
 # Here, because vLLM imports this module in each worker, before its kernels are chosen.
+write_stacks_when_asked()
 if current_platform.is_cpu():
     _without_amx_attention()
 

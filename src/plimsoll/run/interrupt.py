@@ -1,4 +1,5 @@
-"""Ctrl-C, asked once: the run stops where nothing is lost. Asked twice: it stops at once."""
+"""Ctrl-C, asked once: the run stops where nothing is lost; while it loads, that is at once. Asked
+twice: it stops at once."""
 
 from __future__ import annotations
 
@@ -9,16 +10,19 @@ from types import FrameType, TracebackType
 from plimsoll.run.output import tell
 
 _MESSAGE = "\nstopping after this step; Ctrl-C again to stop at once"
+_AT_ONCE_MESSAGE = "\nstopping"
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class StopRequest:
     """A context manager in which SIGINT and SIGTERM set `requested`, which a recipe reads at its
-    safe points. The second signal raises KeyboardInterrupt. Main thread only.
+    safe points. The second signal raises KeyboardInterrupt; while `at_once` is set, so does the
+    first. Main thread only.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self.at_once = False
         self._previous: dict[signal.Signals, _Handler] = {}
 
     def __enter__(self) -> StopRequest:
@@ -39,4 +43,6 @@ class StopRequest:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        tell(_MESSAGE)
+        tell(_AT_ONCE_MESSAGE if self.at_once else _MESSAGE)
+        if self.at_once:
+            raise KeyboardInterrupt

@@ -252,7 +252,7 @@ def test_debug_shows_what_was_interrupted(
     monkeypatch.setattr("plimsoll.cli.command._COMMANDS", {"plan": hangs})
     assert main(["plan", "--debug"]) == 130
     told = capsys.readouterr().err
-    assert "in hangs" in told and told.endswith("error: interrupted\n")
+    assert "in hangs" in told and told.endswith("\ninterrupted\n")
 
 
 def test_sigterm_ends_a_command_in_order() -> None:
@@ -262,7 +262,7 @@ def test_sigterm_ends_a_command_in_order() -> None:
     with open("waits.yaml", "w"):  # once it is read
         process.terminate()
         _, told = process.communicate()
-    assert (process.returncode, told) == (130, "error: interrupted\n")
+    assert (process.returncode, told) == (130, "interrupted\n")
 
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,7 @@ from typing import Any
 import pytest
 
 from plimsoll.config.jobs import PpoConfig, SftConfig
-from plimsoll.data import loading
 from plimsoll.data.dataset import load_samples
-from plimsoll.data.loading import Loaded
 from plimsoll.errors import ConfigError, DataError, Interrupted
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
@@ -21,6 +18,7 @@ from plimsoll.recipes.ppo_setup import PpoData, load_prompt_data
 from plimsoll.recipes.run_data import RunData, epoch_metrics, load_data, repeats
 from plimsoll.recipes.session import open_session
 from plimsoll.records import Sample
+from plimsoll.run.clock import TimedPhase
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
 PAGES = [{"body": "1234567890"}, {"body": ""}, {"body": "12"}]
@@ -109,22 +107,35 @@ def test_a_step_that_draws_more_rows_than_there_are_is_told() -> None:
     ]
 
 
-def test_ctrl_c_ends_the_reading_of_rows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the part that is read, and so before a later one: it would be refused."""
-    monkeypatch.setattr(loading, "ROWS_AT_ONCE", 2)
-    file = home / "sums.jsonl"
-    file.write_text(f"{file.read_text()}no row\n")
-    sums = {"path": file.name, "prompt": "q", "response": "a"}
-
-    def load_asked(*arguments: Any) -> Loaded[Sample]:
-        os.kill(os.getpid(), signal.SIGINT)
-        return load_samples(*arguments)
-
+@pytest.mark.parametrize("phases", [("data",), ("data", "load"), ("load", "sync")])
+@pytest.mark.usefixtures("home")
+def test_ctrl_c_ends_loading_at_once(phases: tuple[TimedPhase, ...]) -> None:
+    *before, last = phases
     with (
-        open_session("sft", sft(sums, chat_template="none")) as session,
-        pytest.raises(Interrupted, match="stopped before the first step of 1"),
+        pytest.raises(Interrupted, match="stopped before the first step of 1, as asked; there is "),
+        open_session("sft", sft(pages_alone())) as session,
     ):
-        load_data(session, load_asked)
+        for phase in before:
+            with session.phase(phase):
+                pass
+        with session.phase(last):
+            signal.raise_signal(signal.SIGINT)
+            pytest.fail("went on")
+
+
+@pytest.mark.usefixtures("home")
+def test_ctrl_c_lets_a_step_end() -> None:
+    """Also its sync, which is no part of loading any more."""
+    phases: tuple[TimedPhase, ...] = ("load", "rollout", "sync")
+    with open_session("sft", sft(pages_alone())) as session:
+        for phase in phases:
+            with session.phase(phase):
+                pass
+        with session.phase("sync"):
+            signal.raise_signal(signal.SIGINT)
+        assert session.stop.requested
+        with session.phase("eval"), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_a_token_that_the_model_has_no_row_for_is_refused(home: Path) -> None:

@@ -86,6 +86,15 @@ def test_the_first_signal_asks_and_the_second_stops(capfd: pytest.CaptureFixture
     assert "stopping after this step; Ctrl-C again to stop at once" in capfd.readouterr().err
 
 
+def test_the_first_signal_stops_what_only_loads(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopRequest() as stop:
+        stop.at_once = True
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert stop.requested
+    assert capfd.readouterr().err == "\nstopping\n"
+
+
 def test_a_real_ctrl_c_ends_a_loop_at_its_safe_point() -> None:
     program = """
 import time

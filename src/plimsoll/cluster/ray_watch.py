@@ -1,0 +1,87 @@
+"""Asking ranks and engines for signs of life while their calls are waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from plimsoll.cluster.ray_actors import Member
+from plimsoll.cluster.vigil import Hang, Vigil, allowance
+
+_EVERY_SECONDS = 5.0
+
+
+class HangWatch:
+    """Watches ranks and engines from `add` on. hang_timeout: `cluster.hang_timeout`."""
+
+    def __init__(self, hang_timeout: float | None) -> None:
+        self._timeout = hang_timeout
+        self._every = min(_EVERY_SECONDS, (hang_timeout or _EVERY_SECONDS) / 4)
+        self._members: list[Member] = []
+        self._asked: dict[Any, Member] = {}
+        self._asked_at = 0.0
+        self._vigil = Vigil()
+        self._longest: dict[str, float] = {}
+
+    def add(self, members: Sequence[Member]) -> None:
+        """Watch these, too; nobody where it is switched off."""
+        if self._timeout != 0:
+            self._members += members
+
+    @contextmanager
+    def watching(self, call: str) -> Iterator[Callable[[Sequence[Any]], Any]]:
+        """Within: calls of a method are waited for, by a function that takes references and gives
+        the first that ends, or a Hang. How long nothing was heard meanwhile tells how long that may
+        be the next time."""
+        self._vigil = self._vigil.begin()
+        yield partial(self._first, allowance(self._timeout, call, self._longest.get(call)))
+        self._longest[call] = max(self._longest.get(call, 0.0), self._vigil.longest)
+
+    def _first(self, allowed: float, references: Sequence[Any]) -> Any:
+        while True:
+            start = time.monotonic()
+            ended = first_ended(references, self._every)
+            self._vigil = self._vigil.later(time.monotonic() - start, 2 * self._every)
+            if ended is not None:
+                self._vigil = self._vigil.move()
+            hang = self._round(allowed)
+            if hang is not None or ended is not None:
+                return hang or ended
+
+    def _round(self, allowed: float) -> Hang | None:
+        """Now and then: take the answers that have come, judge them, and ask again."""
+        if self._vigil.now - self._asked_at < self._every:
+            return None
+        self._asked_at = self._vigil.now
+        self._listen()
+        hang = self._vigil.hang(allowed)
+        self._ask()
+        return hang
+
+    def _listen(self) -> None:
+        ready, _ = ray.wait([*self._asked], num_returns=max(1, len(self._asked)), timeout=0)
+        for reference in ready:
+            member = self._asked.pop(reference)
+            with suppress(RayError):  # it has died: others tell that
+                self._vigil = self._vigil.answer(member.name, ray.get(reference))
+
+    def _ask(self) -> None:
+        """All, but for those that are still to answer."""
+        late = {member.name for member in self._asked.values()}
+        for member in self._members:
+            self._vigil = self._vigil.ask(member.name)
+            if member.name not in late:
+                self._asked[member.actor.sign.remote()] = member
+
+
+def first_ended(references: Sequence[Any], timeout: float) -> Any:
+    """The reference of the first call that ends; None where none does in time."""
+    # Without fetch_local, a bucket that only passes by is not copied to this node.
+    ready, _ = ray.wait(references, num_returns=1, timeout=timeout, fetch_local=False)
+    return ready[0] if ready else None

@@ -1,0 +1,132 @@
+"""Whether a run hangs: a process that does not answer, or nobody who works. Decided from signs of
+life alone, by a clock that stands still while nobody watches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
+from pathlib import Path
+
+import psutil
+
+LEAST_SECONDS = 60.0
+FIRST_SECONDS = 600.0
+"""Where there is no history yet, and of what reads and writes whole models."""
+_SEVERAL = 5.0
+"""How many times as long as ever before a silence may be."""
+_IDLE = 0.03
+"""Of one core: what a process of Ray's takes that only waits is a third of it."""
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """What a process answers, of itself and those below it. cpu_seconds: used since they began.
+    on_disk: one of their threads waits for a disk."""
+
+    cpu_seconds: float
+    on_disk: bool
+
+
+@dataclass(frozen=True)
+class Hang:
+    """silent: who does not answer, the longest first; none: all answer, and nobody works. seconds:
+    for how long; allowed: and how long they could have."""
+
+    silent: tuple[str, ...]
+    seconds: float
+    allowed: float
+
+
+@dataclass(frozen=True)
+class Vigil:
+    """What was seen of processes, by their names, while calls were waited for. Times are seconds
+    of watching.
+
+    asked: when each that has not answered yet was asked. pulses: when each answered last, and
+    what. moved: when one was last seen to work, or a call ended. longest: of the silences that
+    ended since `begin`.
+    """
+
+    now: float = 0.0
+    asked: Mapping[str, float] = field(default_factory=dict)
+    pulses: Mapping[str, tuple[float, Pulse]] = field(default_factory=dict)
+    moved: float = 0.0
+    longest: float = 0.0
+
+    def begin(self) -> Vigil:
+        """Other calls are waited for from now on."""
+        return replace(self, moved=self.now, longest=0.0)
+
+    def later(self, seconds: float, at_most: float) -> Vigil:
+        """So many seconds have gone by. More than `at_most` are not the processes' silence: whoever
+        watches was stopped itself, or the machine slept."""
+        return replace(self, now=self.now + min(seconds, at_most))
+
+    def ask(self, name: str) -> Vigil:
+        """A process is asked, or still is."""
+        return replace(self, asked={name: self.now, **self.asked})
+
+    def answer(self, name: str, pulse: Pulse) -> Vigil:
+        """A process that was asked has answered."""
+        then, before = self.pulses.get(name, (self.now, pulse))
+        used = pulse.cpu_seconds - before.cpu_seconds
+        answered = replace(
+            self,
+            asked={other: since for other, since in self.asked.items() if other != name},
+            pulses={**self.pulses, name: (self.now, pulse)},
+            longest=max(self.longest, self.now - self.asked.get(name, self.now)),
+        )
+        works = pulse.on_disk or used > _IDLE * (self.now - then)
+        return answered.move() if works else answered
+
+    def move(self) -> Vigil:
+        """A call has ended, or somebody works."""
+        return replace(self, moved=self.now, longest=max(self.longest, self.now - self.moved))
+
+    def hang(self, allowed: float) -> Hang | None:
+        """What hangs, if anything does. allowed: the seconds that a silence may last.
+
+        One that does not answer may work: only where all answer is it known that nobody does.
+        """
+        late = {name: self.now - since for name, since in self.asked.items()}
+        if not late and self.now - self.moved > allowed:
+            return Hang((), self.now - self.moved, allowed)
+        silent = sorted((name for name in late if late[name] > allowed), key=lambda n: -late[n])
+        return Hang(tuple(silent), late[silent[0]], allowed) if silent else None
+
+
+def allowance(hang_timeout: float | None, call: str, longest: float | None) -> float:
+    """The seconds that a silence may last in calls of a method of `Worker` or `RolloutEngine`.
+
+    hang_timeout: `cluster.hang_timeout`. longest: the longest silence in such calls before; None:
+    these are the first.
+    """
+    if hang_timeout is not None:
+        return hang_timeout or inf
+    whole_model = call.startswith(("load_", "save_"))
+    least = FIRST_SECONDS if longest is None or whole_model else LEAST_SECONDS
+    return max(least, _SEVERAL * (longest or 0.0))
+
+
+def read_pulse() -> Pulse:
+    """Of this process."""
+    own = psutil.Process()
+    pulses = [_pulse(process) for process in (own, *own.children(recursive=True))]
+    return Pulse(sum(p.cpu_seconds for p in pulses), any(p.on_disk for p in pulses))
+
+
+def _pulse(process: psutil.Process) -> Pulse:
+    try:
+        times = process.cpu_times()
+        states = [_state(task) for task in Path(f"/proc/{process.pid}/task").glob("*/stat")]
+    except (psutil.Error, OSError):  # it has just ended
+        return Pulse(0.0, False)
+    ended = times.children_user + times.children_system  # compilers, say
+    return Pulse(times.user + times.system + ended, "D" in states)
+
+
+def _state(stat: Path) -> str:
+    """A thread's state by its letter in proc(5); the name before it may hold anything."""
+    return stat.read_text(errors="replace").rpartition(")")[2].split()[0]

@@ -1,0 +1,53 @@
+"""Processes that hang: where each of their threads is, which of them are stopped, and their end."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+_SIGNAL = signal.SIGUSR1
+
+
+def write_stacks_when_asked() -> None:
+    """From now on this process answers `ask_for_stacks` on its standard error, also while it holds
+    the interpreter's lock."""
+    faulthandler.register(_SIGNAL, all_threads=True)
+
+
+def ask_for_stacks(pids: Sequence[int]) -> list[str]:
+    """Have processes of this machine, and those below them, write their threads' stacks. Gives
+    those that cannot, because they are stopped: "4711 (ray::RankActor)"."""
+    stopped = []
+    for process in _families(pids):
+        with suppress(psutil.Error, OSError):
+            if process.status() == psutil.STATUS_STOPPED:
+                stopped.append(f"{process.pid} ({' '.join(process.cmdline())[:40].strip()})")
+            elif _catches(process.pid):  # the signal would end any other
+                process.send_signal(_SIGNAL)
+    return stopped
+
+
+def end_processes(pids: Sequence[int]) -> None:
+    """Kill processes of this machine, and those below them, stopped ones too."""
+    for process in _families(pids):
+        with suppress(psutil.Error):
+            process.kill()
+
+
+def _families(pids: Sequence[int]) -> Iterator[psutil.Process]:
+    for pid in pids:
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            yield from (process, *process.children(recursive=True))
+
+
+def _catches(pid: int) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    caught = next(line for line in lines if line.startswith("SigCgt:")).split()[1]
+    return bool(int(caught, 16) >> (_SIGNAL - 1) & 1) and pid != os.getpid()
