@@ -9,9 +9,11 @@ from statistics import fmean
 
 from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.config.jobs import RlJobConfig
+from plimsoll.config.problems import refuse
+from plimsoll.recipes.chosen import check_references
 from plimsoll.recipes.judging import load_judge
 from plimsoll.recipes.ppo_setup import prompt_loader, start
-from plimsoll.recipes.run_data import load_held_out
+from plimsoll.recipes.run_data import load_held_out, row_counts
 from plimsoll.recipes.sampling import answer_held_out, mean_rewards
 from plimsoll.records import Trajectory
 from plimsoll.reward.score import build_rewards
@@ -24,7 +26,9 @@ def measure_answers(config: RlJobConfig, answers: Path) -> dict[str, float]:
     says; with a 95 % confidence interval for those that are 0 or 1. answers: the Parquet file to
     write them to."""
     scorer, config = build_rewards(config.rewards).of_held_out(), _with_fewest_ranks(config)
-    loaded = load_held_out(config, prompt_loader(config))
+    if config.data.eval is not None:
+        refuse(check_references(config.rewards, {"data.eval": config.data.eval}))
+    loaded = load_held_out(config, prompt_loader(config, scorer.check_reference))
     with (
         closing(start(config, loaded.items)) as cluster,
         counting("answers", len(loaded.items), sys.stdout) as advance,
@@ -45,9 +49,8 @@ def measure_answers(config: RlJobConfig, answers: Path) -> dict[str, float]:
         | {
             "finished": fmean(t.finish_reason == "stop" for t in found),
             "response_tokens": fmean(len(t.response_tokens) for t in found),
-            "rows": len(found),
-            "skipped_rows": len(loaded.bad_rows),
         }
+        | row_counts(loaded)
     )
 
 

@@ -30,7 +30,6 @@ from plimsoll.config.jobs import (
     SftConfig,
 )
 from plimsoll.data.dataset import load_pairs, load_responses, load_samples, load_steps
-from plimsoll.data.loading import Loaded
 from plimsoll.data.mismatched import mismatched
 from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
@@ -46,7 +45,7 @@ from plimsoll.recipes.reward_model import (
     score_pairs,
 )
 from plimsoll.recipes.roles import compared_role
-from plimsoll.recipes.run_data import load_held_out
+from plimsoll.recipes.run_data import load_held_out, row_counts
 from plimsoll.recipes.update import log_probs
 from plimsoll.records import BatchCounts, Floats
 from plimsoll.run.counter import counting
@@ -71,7 +70,7 @@ def measure_likelihood(config: SftConfig | DistillConfig) -> dict[str, float]:
     mean = total / tokens
     name = "loss" if isinstance(config, SftConfig) else "nll"
     seen = {name: mean, "perplexity": perplexity(mean), "tokens": tokens}
-    return seen | _rows_of(loaded)
+    return seen | row_counts(loaded)
 
 
 def measure_pairs(config: DpoConfig) -> dict[str, float]:
@@ -93,7 +92,7 @@ def measure_pairs(config: DpoConfig) -> dict[str, float]:
                 compared.append(log_probs("reference", packs, cluster))
     lengths = np.array([s.learned.sum() for s in samples_of(loaded.items)], dtype=np.float32)
     against = np.concatenate(compared) if compared else None
-    return pair_metrics(config, loss, np.concatenate(own), lengths, against) | _rows_of(loaded)
+    return pair_metrics(config, loss, np.concatenate(own), lengths, against) | row_counts(loaded)
 
 
 def measure_responses(config: KtoConfig) -> dict[str, float]:
@@ -116,7 +115,7 @@ def measure_responses(config: KtoConfig) -> dict[str, float]:
     logratios = np.concatenate(found)  # of a row, and of its prompt with another response
     desirable_S = np.array([row.desirable for row in loaded.items])
     kl = kl_baseline(torch.from_numpy(logratios[1::2]))
-    return response_metrics(config, logratios[::2], desirable_S, kl) | _rows_of(loaded)
+    return response_metrics(config, logratios[::2], desirable_S, kl) | row_counts(loaded)
 
 
 def measure_scores(config: RmConfig, output_png: Path) -> dict[str, float]:
@@ -131,7 +130,7 @@ def measure_scores(config: RmConfig, output_png: Path) -> dict[str, float]:
             scores.append(score_pairs(pack_rows(config, pairs, cluster), cluster))
     margins = margins_of(loaded.items)
     metrics = score_metrics(config, np.concatenate(scores), margins, output_png)
-    return metrics | _rows_of(loaded)
+    return metrics | row_counts(loaded)
 
 
 def measure_steps(config: PrmConfig, output_png: Path) -> dict[str, float]:
@@ -143,7 +142,7 @@ def measure_steps(config: PrmConfig, output_png: Path) -> dict[str, float]:
         cluster.all(Worker.load_value, "actor", _frozen(config), config.run.seed)
         for rows in _parts(loaded.items, cluster):
             scores += score_steps(config, rows, cluster)
-    return process_metrics(scores, loaded.items, output_png) | _rows_of(loaded)
+    return process_metrics(scores, loaded.items, output_png) | row_counts(loaded)
 
 
 def _frozen(config: DataJobConfig) -> FrozenRole:
@@ -159,7 +158,3 @@ def _parts(rows: Sequence[T], cluster: Cluster) -> Iterator[Sequence[T]]:
             part = rows[start : start + size]
             yield part
             advance(len(part))
-
-
-def _rows_of(loaded: Loaded[T]) -> dict[str, float]:
-    return {"rows": len(loaded.items), "skipped_rows": len(loaded.bad_rows)}
