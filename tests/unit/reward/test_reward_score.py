@@ -156,6 +156,20 @@ def test_a_rule_looks_at_references_with_its_own_options(module: str) -> None:
     build_rewards({"form": config("pattern", pattern="x")}).check_reference("whatever")
 
 
+def test_the_pages_reward_looks_at_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
+    section = page.partition("### Which references a reward can use")[2]
+    (tmp_path / "page_rewards.py").write_text(section.split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    scorer = build_rewards({"letter": config("page_rewards:picks", lenient=True)})
+    assert scorer(trajectory("b", reference="B")).rewards[0].value == 1.0
+    scorer.check_reference("B")
+    with pytest.raises(DataError, match="'BC' is none of ABCD"):
+        scorer.check_reference("BC")
+
+
 def test_rules_of_the_house_look_at_references() -> None:
     exact = build_rewards({"same": config("exact_match", marker="=")})
     exact.check_reference("#### 72")
