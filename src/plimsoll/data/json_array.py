@@ -17,9 +17,12 @@ _MESSAGES = (
 
 def conversion(path: Path) -> str | None:
     """A command that makes JSON lines of a file with one array, and what to give then; None where
-    the file holds no array."""
-    with path.open("rb") as file:
-        start = file.read(_LOOKED_AT).removeprefix(codecs.BOM_UTF8).lstrip()
+    the file holds no array, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_LOOKED_AT).removeprefix(codecs.BOM_UTF8).lstrip()
+    except OSError:  # who reads all of it says why
+        return None
     if not start.startswith(b"["):
         return None
     turns = _shared_turns(_first_row(start[1:].decode("utf-8", errors="replace").lstrip()))
