@@ -10,7 +10,10 @@ from plimsoll.config.jobs import RlJobConfig
 from plimsoll.config.problems import Problem, show
 from plimsoll.config.rollout import SamplingConfig
 
-_FIGURES = ("reward", "finished", "response_tokens", "rows", "skipped_rows", "model", "seconds")
+_FIGURES = (
+    *("reward", "finished", "response_tokens", "model", "seconds"),
+    *("rows", "skipped_rows", "cut_rows"),
+)
 """What an evaluation tells beside the parts of the reward, under the same `eval/` or in the same
 `eval.json`."""
 

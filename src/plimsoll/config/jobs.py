@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from plimsoll.config.algorithm import (
     DistillAlgorithm,
     KtoAlgorithm,
@@ -150,8 +152,9 @@ class PpoConfig(Settings):
     """The value function; starts from its own model, with a new value head."""
     reference: FrozenRole | None = None
     """The frozen policy that the KL is measured from; default: the actor's first weights."""
-    rewards: dict[str, RewardConfig]
-    """The parts of the reward, by the name they are shown under."""
+    rewards: dict[str, RewardConfig] = Field(default={})
+    """The parts of the reward, by the name they are shown under; may be left out beside a
+    reward_model."""
     reward_model: RewardModelConfig | None = None
     """A trained reward model, as a further part of the reward."""
     rollout: RolloutConfig = RolloutConfig()

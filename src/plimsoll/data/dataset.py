@@ -5,7 +5,7 @@ pairs, labelled responses (KTO), labelled steps (process reward models), or prom
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -87,7 +87,8 @@ def _load_documents(
         return cut_document(sequences[0][0], data.max_tokens, column)
 
     documents = load_rows(data, source, template, {"text": column}, check, finish, seen)
-    return Loaded(tuple(itertools.chain.from_iterable(documents.items)), documents.bad_rows)
+    pieces = tuple(itertools.chain.from_iterable(documents.items))
+    return Loaded(pieces, documents.bad_rows, cut_rows=0)  # into pieces: nothing is lost
 
 
 def load_pairs(
@@ -139,7 +140,7 @@ def load_responses(
     if source.chosen is not None:
         pairs = load_pairs(data, source, template, seen)
         items = itertools.chain.from_iterable(map(_both_labelled, pairs.items))
-        return Loaded(tuple(items), pairs.bad_rows)
+        return Loaded(tuple(items), pairs.bad_rows, pairs.cut_rows)
     columns = labelled_columns(source, source_key(data, source))
     field = columns.turns.turns
 
@@ -159,15 +160,24 @@ def load_responses(
 
 
 def load_prompts(
-    data: DataConfig, source: SourceConfig, template: Template, seen: Seen = unseen
+    data: DataConfig,
+    source: SourceConfig,
+    template: Template,
+    seen: Seen = unseen,
+    check_reference: Callable[[str], object] | None = None,
 ) -> Loaded[Prompt]:
-    """The prompts of a source, in the source's order; errors as in `load_samples`."""
+    """The prompts of a source, in the source's order; errors as in `load_samples`.
+
+    check_reference: raises DataError for a reference that cannot be used; the row is then bad.
+    """
     columns = prompt_columns(source, source_key(data, source))
 
     def check(row: Row, index: int, template: Template) -> Checked:
         messages = prompt_of(row, columns)
         reference = reference_of(row, columns.reference)
         pieces = rendered(partial(template.render_prompt, messages), columns.turns)
+        if check_reference is not None and reference is not None:
+            rendered(partial(check_reference, reference), columns.reference or "")
         return Checked(row, index, readable(messages), (pieces,), reference)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Prompt:

@@ -20,7 +20,8 @@ from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
 from plimsoll.errors import DataError
 
-ROWS_AT_ONCE = 2048
+ROWS_AT_ONCE = 256
+"""So few that a count moves on while each row takes long, as LaTeX to read does."""
 
 T = TypeVar("T")
 Seen = Callable[[int], None]
@@ -33,10 +34,12 @@ def unseen(rows: int) -> None:
 
 @dataclass(frozen=True)
 class Loaded(Generic[T]):
-    """What a source gave. bad_rows is empty unless `data.on_bad_row` is `skip`."""
+    """What a source gave. bad_rows is empty unless `data.on_bad_row` is `skip`, cut_rows (how many
+    were over `data.max_tokens`) 0 unless `data.over_long` is `truncate`."""
 
     items: tuple[T, ...]
     bad_rows: tuple[BadRow, ...]
+    cut_rows: int
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,15 @@ def load_rows(
     items: list[T] = []
     bad: list[BadRow] = []
     present: dict[str, None] = {}
-    read, key = 0, source_key(data, source)
+    read, cut, key = 0, 0, source_key(data, source)
     for part in _parts(read_rows(source)):
         present |= {name: None for row in part if isinstance(row, Row) for name in row.values}
-        for outcome in _finished(part, read, source.tools, template, check, finish):
+        for outcome, longest in _finished(part, read, source.tools, template, check, finish):
             if isinstance(outcome, BadRow):
                 bad.append(outcome)
             else:
                 items.append(outcome)
+                cut += longest > data.max_tokens
         read += len(part)
         seen(len(part))
         if data.on_bad_row == "stop":  # rows without a column are bad: no need to read on
@@ -91,7 +95,7 @@ def load_rows(
     # Of many rows only some may have tools, so that all are to be seen first.
     check_columns({**columns, "tools": source.tools}, present, source.path, key)
     settled = BadRows(source.path, read, tuple(bad)).settle(data.on_bad_row)
-    return Loaded(tuple(items), settled)
+    return Loaded(tuple(items), settled, cut)
 
 
 def source_key(data: DataConfig, source: SourceConfig) -> str:
@@ -112,9 +116,9 @@ def _finished(
     template: Template,
     check: Check,
     finish: Callable[[Checked, Sequence[Tokenized]], T],
-) -> Iterator[T | BadRow]:
-    """What comes of rows, in their order. first: which of the source the first one is. tools: the
-    column with them."""
+) -> Iterator[tuple[T | BadRow, int]]:
+    """What comes of rows, in their order, each with the tokens of its longest sequence. first:
+    which of the source the first one is. tools: the column with them."""
 
     def checked_of(row: Row, index: int) -> Checked:
         known = partial(template.knowing, tools_of(row.values, tools))
@@ -129,10 +133,11 @@ def _finished(
     )
     for row in checked:
         if isinstance(row, BadRow):
-            yield row
+            yield row, 0
         else:
             sequences = [next(tokenized) for _ in row.sequences]
-            yield _attempt(row.row, partial(finish, row, sequences))
+            longest = max(len(tokens) for tokens, _ in sequences)
+            yield _attempt(row.row, partial(finish, row, sequences)), longest
 
 
 def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:

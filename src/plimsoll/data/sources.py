@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
+from plimsoll.data.json_array import conversion
 from plimsoll.data.report import BadRow, RowProblem, nearest
 from plimsoll.errors import ConfigError
 
@@ -138,17 +139,12 @@ def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
 
 
 def _read_lines(path: Path) -> Iterator[Row | BadRow]:
-    filled = False
+    if path.suffix.lower() == ".json" and (how := conversion(path)):
+        raise ConfigError(f"{path} holds one JSON array, but one object per line is needed: {how}")
     for line, raw in enumerate(_raw_lines(path), start=1):
         content = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
         if not content.strip():
             continue
-        if not filled and path.suffix.lower() == ".json" and content.lstrip()[:1] == b"[":
-            raise ConfigError(
-                f"{path} holds one JSON array, but one object per line is needed:"
-                f" convert it with `jq -c '.[]' {path.name} > {path.stem}.jsonl`."
-            )
-        filled = True
         yield _parse_line(str(path), line, content)
 
 

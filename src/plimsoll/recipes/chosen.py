@@ -3,11 +3,12 @@ loaded; of Plimsoll's own, free of torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import check_choice, resolve_choice
+from plimsoll.config.data import SourceConfig
 from plimsoll.config.jobs import (
     DistillConfig,
     DpoConfig,
@@ -20,7 +21,11 @@ from plimsoll.config.jobs import (
     SftConfig,
 )
 from plimsoll.config.problems import Problem, show
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
+from plimsoll.reward.references import reference_check
+
+REWARDS = "plimsoll.reward"
 
 
 def check_choices(config: JobConfig) -> Iterator[Problem]:
@@ -29,8 +34,27 @@ def check_choices(config: JobConfig) -> Iterator[Problem]:
         function, key = FUNCTIONS[package]
         yield from _check(key, choice, check_choice, f"{PACKAGE}.{package}", function)
     if isinstance(config, RlJobConfig):
-        for name, part in config.rewards.items():
-            yield from _check(f"rewards.{name}", part, resolve_choice, "plimsoll.reward", "reward")
+        problems = [
+            problem
+            for name, part in config.rewards.items()
+            for problem in _check(f"rewards.{name}", part, resolve_choice, REWARDS, "reward")
+        ]
+        yield from problems or check_references(config.rewards, config.data.sources())
+
+
+def check_references(
+    rewards: Mapping[str, RewardConfig], sources: Mapping[str, SourceConfig]
+) -> Iterator[Problem]:
+    """Sources without the references that rewards compare with. sources: by their keys in the
+    config."""
+    chosen = {name: resolve_choice(part, REWARDS, "reward") for name, part in rewards.items()}
+    comparing = [name for name, reward in chosen.items() if reference_check(reward) is not None]
+    for key, source in sources.items():
+        if comparing and source.reference is None:
+            parts = " and ".join(f"rewards.{name}" for name in comparing)
+            why = f"There is no column of reference answers, and {parts} would compare with them."
+            instead = f"{key}.reference: COLUMN, or other rewards"
+            yield Problem(f"{key}.reference", None, why, instead, code="data-columns")
 
 
 def _algorithms(config: JobConfig) -> dict[str, Choice]:

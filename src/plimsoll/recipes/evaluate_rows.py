@@ -30,7 +30,6 @@ from plimsoll.config.jobs import (
     SftConfig,
 )
 from plimsoll.data.dataset import load_pairs, load_responses, load_samples, load_steps
-from plimsoll.data.loading import Loaded
 from plimsoll.data.mismatched import mismatched
 from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
@@ -45,7 +44,7 @@ from plimsoll.recipes.reward_model import (
     score_pairs,
 )
 from plimsoll.recipes.roles import compared_role
-from plimsoll.recipes.run_data import load_held_out
+from plimsoll.recipes.run_data import load_held_out, row_counts
 from plimsoll.recipes.update import log_probs
 from plimsoll.records import BatchCounts, Floats
 from plimsoll.run.counter import counting
@@ -70,7 +69,7 @@ def measure_likelihood(config: SftConfig | DistillConfig) -> dict[str, float]:
     mean = total / tokens
     name = "loss" if isinstance(config, SftConfig) else "nll"
     seen = {name: mean, "perplexity": perplexity(mean), "tokens": tokens}
-    return seen | _rows_of(loaded)
+    return seen | row_counts(loaded)
 
 
 def measure_pairs(config: DpoConfig) -> dict[str, float]:
@@ -94,7 +93,7 @@ def measure_pairs(config: DpoConfig) -> dict[str, float]:
     against = np.concatenate(compared) if compared else None
     prompts = prompts_of(loaded.items)
     metrics = pair_metrics(config, loss, np.concatenate(own), lengths, against, prompts)
-    return metrics | _rows_of(loaded)
+    return metrics | row_counts(loaded)
 
 
 def measure_responses(config: KtoConfig) -> dict[str, float]:
@@ -118,7 +117,7 @@ def measure_responses(config: KtoConfig) -> dict[str, float]:
     desirable_S = np.array([row.desirable for row in loaded.items])
     kl = kl_baseline(torch.from_numpy(logratios[1::2]))
     prompts = [row.prompt for row in loaded.items]
-    return response_metrics(config, logratios[::2], desirable_S, prompts, kl) | _rows_of(loaded)
+    return response_metrics(config, logratios[::2], desirable_S, prompts, kl) | row_counts(loaded)
 
 
 def measure_scores(config: RmConfig, output_png: Path) -> dict[str, float]:
@@ -132,7 +131,7 @@ def measure_scores(config: RmConfig, output_png: Path) -> dict[str, float]:
         for pairs in _parts(loaded.items, cluster):
             scores.append(score_pairs(pack_rows(config, pairs, cluster), cluster))
     metrics = score_metrics(config, np.concatenate(scores), loaded.items, output_png)
-    return metrics | _rows_of(loaded)
+    return metrics | row_counts(loaded)
 
 
 def measure_steps(config: PrmConfig, output_png: Path) -> dict[str, float]:
@@ -144,7 +143,7 @@ def measure_steps(config: PrmConfig, output_png: Path) -> dict[str, float]:
         cluster.all(Worker.load_value, "actor", _frozen(config), config.run.seed)
         for rows in _parts(loaded.items, cluster):
             scores += score_steps(config, rows, cluster)
-    return process_metrics(scores, loaded.items, output_png) | _rows_of(loaded)
+    return process_metrics(scores, loaded.items, output_png) | row_counts(loaded)
 
 
 def _frozen(config: DataJobConfig) -> FrozenRole:
@@ -160,7 +159,3 @@ def _parts(rows: Sequence[T], cluster: Cluster) -> Iterator[Sequence[T]]:
             part = rows[start : start + size]
             yield part
             advance(len(part))
-
-
-def _rows_of(loaded: Loaded[T]) -> dict[str, float]:
-    return {"rows": len(loaded.items), "skipped_rows": len(loaded.bad_rows)}

@@ -63,7 +63,7 @@ def run_ppo(config: PpoConfig) -> None:
     scorer = build_rewards(config.rewards)
     with open_session("ppo", config) as session:
         with session.phase("data"):
-            data = load_prompt_data(session, config)
+            data = load_prompt_data(session, config, scorer.check_reference)
         with session.phase("load"):
             cluster = start(config, (*data.train, *data.eval))
         with closing(cluster):

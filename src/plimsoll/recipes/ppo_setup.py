@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from plimsoll.cluster.device import run_device
@@ -33,10 +33,17 @@ from plimsoll.rollout.text import check_turn_end
 PpoData = RunData[Prompt]
 
 
-def load_prompt_data(session: Session, config: RlJobConfig) -> PpoData:
-    """The prompts of both sources; at least as many to learn on as a step needs, and with a
-    template whose end of turn ends a response."""
-    data = load_data(session, prompt_loader(config))
+def load_prompt_data(
+    session: Session, config: RlJobConfig, check_reference: Callable[[str], object]
+) -> PpoData:
+    """The prompts of both sources; at least as many to learn on as a step needs, with references
+    that pass the check, and with a template whose end of turn ends a response."""
+
+    def check(reference: str) -> None:
+        session.stop_if_asked(session.state.step)  # thousands may take a minute
+        check_reference(reference)
+
+    data = load_data(session, prompt_loader(config, check))
     if len(data.order.portions) > 1:  # each source numbers its rows from 0
         data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
     for portion in data.order.portions:
@@ -44,14 +51,17 @@ def load_prompt_data(session: Session, config: RlJobConfig) -> PpoData:
     return data
 
 
-def prompt_loader(config: RlJobConfig) -> LoadRows[Prompt]:
-    """Reads prompts, of a template whose end of turn ends a response."""
+def prompt_loader(
+    config: RlJobConfig, check_reference: Callable[[str], object]
+) -> LoadRows[Prompt]:
+    """Reads prompts, of a template whose end of turn ends a response. check_reference: as
+    `load_prompts` takes it."""
 
     def load(
         data: DataConfig, source: SourceConfig, template: Template, seen: Seen
     ) -> Loaded[Prompt]:
         check_turn_end(template, config.actor.model, config.rollout.sampling)
-        return load_prompts(data, source, template, seen)
+        return load_prompts(data, source, template, seen, check_reference)
 
     return load
 

@@ -19,6 +19,7 @@ from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.reference import needs_reference
 from plimsoll.config.which import JOBS, named_job
 from plimsoll.config.yaml_tree import Origins
+from plimsoll.data.json_array import conversion
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.errors import ConfigError
 from plimsoll.memory.price.work import longest_written
@@ -126,6 +127,9 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
         yield Problem(f"{key}.path", shown, "The file is empty.", "give a file that has rows")
     elif not os.access(path, os.R_OK):
         yield Problem(f"{key}.path", shown, "The file cannot be read.", "change its permissions")
+    elif path.suffix.lower() == ".json" and (how := conversion(path)):
+        why = "The file holds one JSON array, and one object per line is needed."
+        yield Problem(f"{key}.path", shown, why, how)
 
 
 def _length(config: JobConfig, key: str, model: ModelConfig) -> Iterator[Problem]:

@@ -64,7 +64,7 @@ def load_scored_pairs(
         replace(pair, chosen=up_to_end(pair.chosen), rejected=up_to_end(pair.rejected))
         for pair in loaded.items
     )
-    return Loaded(tuple(pairs), loaded.bad_rows)
+    return Loaded(tuple(pairs), loaded.bad_rows, loaded.cut_rows)
 
 
 def up_to_end(sample: Sample) -> Sample:

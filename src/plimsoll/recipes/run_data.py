@@ -53,6 +53,12 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     with session.progress.counting("rows read", None) as advance:
         loaded = _load_all(data, load, template, advance)
     session.note_bad_rows([row for one in loaded.values() for row in one.bad_rows])
+    for key, one in loaded.items():
+        if one.cut_rows:
+            session.progress.note(
+                f"cut {counted(one.cut_rows, 'row')} of {key} to data.max_tokens: "
+                f"{data.max_tokens}, as data.over_long: truncate says"
+            )
     items = {key: one.items for key, one in loaded.items()}
     sources = sources_of(session.config, items)
     check_rows(session, items, sources)
@@ -94,6 +100,15 @@ def load_held_out(config: JobConfig, load: LoadRows[T]) -> Loaded[T]:
             "its columns, in the config or as flags."
         )
     return load(config.data, config.data.eval, run_template(config), unseen)
+
+
+def row_counts(loaded: Loaded[T]) -> dict[str, float]:
+    """How many of the held-out rows are used, left out as bad, and cut as too long."""
+    return {
+        "rows": len(loaded.items),
+        "skipped_rows": len(loaded.bad_rows),
+        "cut_rows": loaded.cut_rows,
+    }
 
 
 def run_template(config: JobConfig) -> Template:

@@ -8,10 +8,23 @@ from pydantic import Field
 
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
+from plimsoll.reward.references import checks_references
+
+MARKER = "####"
 
 
+def check(reference: str, *, marker: str = MARKER) -> None:
+    """Raises ValueError for a reference that no text after a marker can be."""
+    if marker in reference:
+        raise ValueError(
+            f"{reference[-200:]!r} holds the marker {marker!r}, and no text after the last marker "
+            f"does: give only what stands after it"
+        )
+
+
+@checks_references(check)
 def reward(
-    trajectory: Trajectory, *, marker: Annotated[str, Field(min_length=1)] = "####"
+    trajectory: Trajectory, *, marker: Annotated[str, Field(min_length=1)] = MARKER
 ) -> float:
     """1 where the text after the last `marker`, without white space around it, is the reference;
     0 otherwise, and where there is no marker.

@@ -18,8 +18,9 @@ import signal
 import sys
 from typing import Any
 
-from math_verify import parse, verify
+from math_verify import LatexExtractionConfig, parse, verify
 
+from plimsoll.reward.math_form import BOX
 from plimsoll.reward.math_judge import CPU_SECONDS, READY, Verdict
 
 _MEMORY_BYTES = 4 * 1024**3
@@ -30,15 +31,25 @@ def compare(reference: str, answer: str) -> Verdict:
     gold = _gold(reference)
     if not gold:
         return Verdict.NO_REFERENCE
-    # Without a timeout: math-verify's would take the place of ours, and cannot interrupt C code.
-    found = parse(answer, parsing_timeout=None)
-    equal = verify(gold, found, timeout_seconds=None)
+    equal = verify(gold, _read(answer), timeout_seconds=None)
     return Verdict.EQUAL if equal else Verdict.DIFFERENT
 
 
 @functools.lru_cache(maxsize=4096)
 def _gold(reference: str) -> list[Any]:
-    return list(parse(reference, parsing_timeout=None))
+    """What a reference is; nothing where no part of it was understood."""
+    found = _read(reference)
+    return [] if all(isinstance(one, str) for one in found) else found
+
+
+def _read(text: str) -> list[Any]:
+    """Expressions, and their text, which is all there is of what math-verify does not understand.
+
+    Of a box that it does not understand, it would take the last number.
+    """
+    boxed = {"extraction_config": [LatexExtractionConfig()]} if text.startswith(BOX) else {}
+    # Without a timeout: math-verify's would take the place of ours, and cannot interrupt C code.
+    return list(parse(text, parsing_timeout=None, **boxed))
 
 
 def main() -> None:

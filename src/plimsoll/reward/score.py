@@ -10,20 +10,23 @@ from typing import SupportsFloat
 from plimsoll.config.choice import resolve_choice
 from plimsoll.config.failure import failure
 from plimsoll.config.reward import RewardConfig
-from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import RewardPart, Trajectory
+from plimsoll.reward.references import Check, reference_check
 
 _SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """choice: what the config says the function is, such as `my_rewards:short`."""
+    """choice: what the config says the function is, such as `my_rewards:short`. check: what it
+    brings to look at references, if anything."""
 
     name: str
     choice: str
     weight: float
     function: Callable[[Trajectory], object]
+    check: Check | None
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,16 @@ class Scorer:
         parts = (_part(rule, trajectory, self.source) for rule in self.rules)
         return replace(trajectory, rewards=tuple(parts))
 
+    def check_reference(self, reference: str) -> None:
+        """Have every rule that compares with references look at one, before anything is sampled.
+
+        Raises DataError, naming the rule, where it cannot be compared with, and PlimsollError where
+        the check itself fails.
+        """
+        for rule in self.rules:
+            if rule.check is not None:
+                _check(rule, rule.check, reference)
+
 
 def build_rewards(rewards: Mapping[str, RewardConfig]) -> Scorer:
     """The scorer of a config's `rewards`.
@@ -61,7 +74,19 @@ def _rule(name: str, config: RewardConfig) -> _Rule:
         function = resolve_choice(config, "plimsoll.reward", "reward")
     except ConfigError as error:
         raise ConfigError(f"rewards.{name}: {error}") from error
-    return _Rule(name, config.name, config.weight, function)
+    return _Rule(name, config.name, config.weight, function, reference_check(function))
+
+
+def _check(rule: _Rule, check: Check, reference: str) -> None:
+    try:
+        check(reference)
+    except ValueError as error:
+        raise DataError(f"is no reference for the reward {rule.name!r}: {error}") from error
+    except PlimsollError:
+        raise
+    except Exception as error:
+        where = f"The check of references of the {_named(rule)}"
+        raise failure(where, error, f"The reference{_cut(reference)}.") from error
 
 
 def _part(rule: _Rule, trajectory: Trajectory, source: str) -> RewardPart:
@@ -103,9 +128,13 @@ def _repr(value: object) -> str:
 
 
 def _where(rule: _Rule, trajectory: Trajectory, source: str) -> str:
-    own = f" ({rule.choice})" if ":" in rule.choice else ""
     row = f"row {trajectory.prompt.index} (from 0) of {source}"
-    return f"The reward {rule.name!r}{own}, at {row}"
+    return f"The {_named(rule)}, at {row}"
+
+
+def _named(rule: _Rule) -> str:
+    own = f" ({rule.choice})" if ":" in rule.choice else ""
+    return f"reward {rule.name!r}{own}"
 
 
 def _shown(trajectory: Trajectory) -> str:

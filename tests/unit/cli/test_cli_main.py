@@ -20,7 +20,7 @@ from plimsoll.config.which import JOBS
 HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")
 CONFIG = """\
 run: {directory: out, steps: 3}
-data: {train: {path: rows.jsonl, prompt: question}}
+data: {train: {path: rows.jsonl, prompt: question, reference: answer}}
 actor: {model: {path: model}}
 critic: {model: {path: model}}
 rewards: {answer: {name: math_answer}}

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -43,7 +45,8 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "data" / "rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
     (tmp_path / "run.yaml").write_text(
         "run: {directory: runs/one, steps: 3}\n"
-        "data: {train: {path: data/rows.jsonl, prompt: question}, max_tokens: 32}\n"
+        "data: {train: {path: data/rows.jsonl, prompt: question, reference: answer}, "
+        "max_tokens: 32}\n"
         "actor: {model: {path: model}}\n"
         "critic: {model: {path: model}}\n"
         "rewards: {answer: {name: math_answer}}\n"
@@ -93,8 +96,8 @@ def test_data_that_is_not_there(path: str, parts: list[str]) -> None:
 
 @pytest.mark.usefixtures("house")
 def test_each_source_of_a_mixture_is_looked_for() -> None:
-    rows = {"path": "data/rows.jsonl", "prompt": "question"}
-    gone = {"path": "data/gone.jsonl", "prompt": "question", "weight": 2}
+    rows = {"path": "data/rows.jsonl", "prompt": "question", "reference": "answer"}
+    gone = {**rows, "path": "data/gone.jsonl", "weight": 2}
     check("--data.train", json.dumps({"one": rows, "two": rows}))
     report = refusal("--data.train", json.dumps({"one": rows, "two": gone}))
     assert report.startswith("1 problem in the settings\n  data.train.two.path: data/gone.jsonl")
@@ -136,6 +139,34 @@ def test_a_path_that_the_system_does_not_take(key: str) -> None:
 def test_an_empty_data_file() -> None:
     Path("data/empty.jsonl").touch()
     assert "empty" in refusal("--data.train.path", "data/empty.jsonl")
+
+
+@pytest.mark.usefixtures("house")
+def test_a_json_array_as_data() -> None:
+    """With the command that converts it, which is run."""
+    turns = [{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "it's 2"}]
+    rows = [{"id": 1, "talk": turns, "answer": "2"}]
+    Path("data/all.json").write_text(json.dumps(rows, indent=1))
+    report = refusal("--data.train.path", "data/all.json")
+    assert report.startswith("1 problem in the settings\n  data.train.path: data/all.json")
+    assert "The file holds one JSON array, and one object per line is needed." in report
+    command, given = re.findall(r"-> run  (.+ > all\.jsonl)  and give (.+)", report)[0]
+    assert given == "path: all.jsonl and messages: talk"
+    subprocess.run(command.replace("python3", sys.executable, 1), shell=True, check=True)
+    messages = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "it's 2"}]
+    [line] = Path("all.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"id": 1, "talk": messages, "answer": "2"}
+    check("--data.train.path=all.jsonl", "--data.train.prompt=null", "--data.train.messages=talk")
+
+
+@pytest.mark.usefixtures("house")
+def test_rewards_need_a_column_to_compare_with() -> None:
+    report = refusal("--data.train.reference=null", "--rewards.same.name=exact_match")
+    assert report.startswith("1 problem in the settings\n  data.train.reference")
+    assert "and rewards.answer and rewards.same would compare with them" in report
+    check("--data.train.reference=null", "--rewards.answer.name=length")
+    held_out = ["--data.eval.path=data/rows.jsonl", "--data.eval.prompt=question"]
+    assert "  data.eval.reference\n" in refusal(*held_out)
 
 
 def cut(model: Path) -> None:
@@ -305,7 +336,11 @@ def test_longer_sequences_than_the_model_has_positions() -> None:
     report = refusal("--rollout.sampling.max_new_tokens", "33", code=4)
     assert report.startswith("2 problems") and "64 positions" in report
     assert "65 tokens" in report and "data.max_tokens = 32" in report
-    evaluation = ["--data.eval.path=data", "--data.eval.prompt=question"]
+    evaluation = [
+        "--data.eval.path=data",
+        "--data.eval.prompt=question",
+        "--data.eval.reference=answer",
+    ]
     report = refusal(*evaluation, "--eval_sampling.max_new_tokens", "40", code=4)
     assert report.startswith("1 problem") and "72 tokens" in report
 

@@ -289,6 +289,16 @@ def test_a_contradiction_is_refused_and_can_be_mended(
         load(job, path, f"{flags} {mend}")
 
 
+def test_rewards_may_be_left_out_beside_a_reward_model(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(PPO.replace("rewards: {answer: {name: math_answer}}\n", ""))
+    config = load(PpoConfig, path, "--reward_model.role.model.path=r")
+    assert isinstance(config, PpoConfig) and config.rewards == {}
+    report = str(refusal(PpoConfig, path, ""))
+    assert report.startswith("1 problem in the settings\n  rewards: {}\n      [no-reward] There is")
+    assert "`answer: {name: math_answer}`, with a weight; or a reward_model" in report
+
+
 def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(PPO)

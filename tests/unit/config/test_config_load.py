@@ -130,7 +130,7 @@ zero: {stage: 2}
 
 def test_missing_sections_are_told_key_by_key(tmp_path: Path) -> None:
     report = message(tmp_path, "")
-    for key in ("run.directory", "run.steps", "data.train.path", "actor.model.path", "rewards"):
+    for key in ("run.directory", "run.steps", "data.train.path", "actor.model.path"):
         assert "Missing" in block(report, key)
     assert "data.train.path.path" not in report
     assert "pydantic" not in report and "Field required" not in report

@@ -244,6 +244,8 @@ def test_over_long_samples_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: Pa
 def test_a_cut_that_leaves_nothing_to_learn_is_bad(tokenizer: Tokenizer, tmp_path: Path) -> None:
     data = config(tmp_path, {"q": "x" * 80, "a": "2"}, max_tokens=60, over_long="truncate")
     field, problem = bad_sample(tokenizer, data)
+    template = make_template(tokenizer, None, None)
+    assert load_samples(data, source(data), template).cut_rows == 0  # it is told as bad
     assert field == "a" and re.fullmatch(
         r"is first learned at token \d+, beyond `data\.max_tokens: 60` \(raise it\)", problem
     )
@@ -265,8 +267,9 @@ def test_over_long_prompts_are_refused_or_keep_their_end(
     field, problem = bad_prompt(tokenizer, config(tmp_path, *rows, prompt="q"))
     assert field == "q" and "over `data.max_tokens: 100`" in problem
     data = config(tmp_path, *rows, prompt="q", over_long="truncate", max_tokens=16)
-    prompt = load_prompts(data, source(data), make_template(tokenizer, None, None)).items[0]
-    assert len(prompt.tokens) == 16
+    loaded = load_prompts(data, source(data), make_template(tokenizer, None, None))
+    prompt = loaded.items[0]
+    assert len(prompt.tokens) == 16 and loaded.cut_rows == 2
     assert tokenizer.decode(prompt.tokens) == "end<|im_end|>\n<|im_start|>assistant\n"
 
 

@@ -222,8 +222,11 @@ def test_over_long_responses_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: 
     assert field == "good" and problem.startswith("has 12 tokens, over `data.max_tokens: 11`")
     assert len(load(tokenizer, tmp_path, row, max_tokens=12, **options).items) == 1
     options["over_long"] = "truncate"
-    [pair] = load(tokenizer, tmp_path, row, max_tokens=5, **options).items
-    assert text(tokenizer, pair) == ("hi", "aaa", "bbb")
+    loaded = load(tokenizer, tmp_path, row, max_tokens=5, **options)
+    [pair] = loaded.items
+    assert text(tokenizer, pair) == ("hi", "aaa", "bbb") and loaded.cut_rows == 1
+    assert load(tokenizer, tmp_path, row, row, max_tokens=11, **options).cut_rows == 2
+    assert load(tokenizer, tmp_path, row, max_tokens=12, **options).cut_rows == 0
     alike = {"q": "hi", "good": "same then a", "bad": "same then b"}
     assert bad(tokenizer, tmp_path, alike, max_tokens=11, **options) == (
         "bad",

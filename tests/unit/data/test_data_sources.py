@@ -88,8 +88,8 @@ def test_packed_lines_that_cannot_be_unpacked(
 
 def test_a_json_array_is_refused_with_the_way_out(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
-    file.write_text('[\n {"q": 1}\n]')
-    with pytest.raises(ConfigError, match=r"one JSON array.*jq -c '\.\[\]' a.json > a.jsonl"):
+    file.write_text('\n[\n {"q": 1}\n]')
+    with pytest.raises(ConfigError, match=r"one JSON array.*run  python3 -c '.+' > a\.jsonl  and "):
         rows(file)
 
 

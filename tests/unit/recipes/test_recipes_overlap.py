@@ -89,7 +89,7 @@ def told(
     )
     if load is None:
         assert isinstance(config, PpoConfig)
-        load = prompt_loader(config)
+        load = prompt_loader(config, lambda reference: None)
     with open_session(job, config) as session:
         load_data(session, load)
     lines = capsys.readouterr().out.splitlines()

@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 
 from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.data import loading
 from plimsoll.data.dataset import load_samples
 from plimsoll.errors import ConfigError, DataError, Interrupted
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.recipes.evaluate_answers import measure_answers
 from plimsoll.recipes.ppo_setup import PpoData, load_prompt_data
 from plimsoll.recipes.run_data import RunData, epoch_metrics, load_data, repeats
 from plimsoll.recipes.session import open_session
 from plimsoll.records import Sample
 from plimsoll.run.clock import TimedPhase
+from plimsoll.reward.score import build_rewards
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
 PAGES = [{"body": "1234567890"}, {"body": ""}, {"body": "12"}]
@@ -146,17 +150,80 @@ def test_a_token_that_the_model_has_no_row_for_is_refused(home: Path) -> None:
         load(pages_alone())
 
 
-def load_prompts(prompts: int, weight: float) -> PpoData:
-    (few, many) = ({"path": "sums.jsonl", "prompt": "q", "limit": n} for n in (2, 6))
-    config = PpoConfig.model_validate(
+@pytest.mark.usefixtures("home")
+def test_rows_that_are_cut_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    """The samples have 7 tokens; of documents nothing is cut off."""
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    train = {"sums": sums, "pages": pages_alone()}
+    load(train, chat_template="none", max_tokens=6, over_long="truncate", eval=sums)
+    told = "to data.max_tokens: 6, as data.over_long: truncate says"
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cut ")]
+    assert lines == [f"cut 6 rows of data.train.sums {told}", f"cut 6 rows of data.eval {told}"]
+    load(train, chat_template="none", max_tokens=8, over_long="truncate")
+    assert "cut " not in capsys.readouterr().out
+
+
+def asking(*answers: str, **data: Any) -> PpoConfig:
+    """With these references to learn from, and to evaluate with."""
+    rows = [{"q": "1+1=", "r": answer} for answer in answers]
+    Path("asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = {"path": "asked.jsonl", "prompt": "q", "reference": "r"}
+    config = ppo({"asked": asked}, prompts=1, eval=asked, **data)
+    return config.model_copy(update={"rewards": {"right": RewardConfig(name="math_answer")}})
+
+
+def load_asked(config: PpoConfig) -> PpoData:
+    with open_session("ppo", config) as session:
+        return load_prompt_data(session, config, build_rewards(config.rewards).check_reference)
+
+
+def test_references_that_are_none_are_bad_rows(home: Path) -> None:
+    data = load_asked(asking("\\frac43", "n/a", "6 - 5i", on_bad_row="skip"))
+    assert [prompt.reference for prompt in data.train] == ["\\frac43", "6 - 5i"]
+    learned, held_out = (home / "run" / "bad_rows.jsonl").read_text().splitlines()
+    assert learned == held_out
+    bad = json.loads(learned)
+    assert (bad["file"], bad["line"], bad["field"]) == ("asked.jsonl", 2, "r")
+    assert bad["problem"].startswith("is no reference for the reward 'right': 'n/a' is no clear")
+    for read in (load_asked, lambda config: measure_answers(config, home / "answers.parquet")):
+        with pytest.raises(DataError, match=r"1 of 2 rows .*\n  asked\.jsonl:2: r: is no refer"):
+            read(asking("1", "n/a"))
+
+
+@pytest.mark.usefixtures("home")
+def test_an_evaluation_needs_references_too(tmp_path: Path) -> None:
+    config = asking("1")
+    assert config.data.eval is not None
+    without = config.data.eval.model_copy(update={"reference": None})
+    data = config.data.model_copy(update={"eval": without})
+    with pytest.raises(ConfigError, match=r"data\.eval\.reference\n.*rewards\.right would compare"):
+        measure_answers(config.model_copy(update={"data": data}), tmp_path / "answers.parquet")
+
+
+@pytest.mark.usefixtures("home")
+def test_ctrl_c_ends_the_checking_of_references() -> None:
+    """Before the next reference; there is one part of rows."""
+    checked = []
+
+    def check(reference: str) -> None:
+        checked.append(reference)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    config = asking("1", "2", "3")
+    with (
+        open_session("ppo", config) as session,
+        pytest.raises(Interrupted, match="stopped before the first step of 1"),
+    ):
+        load_prompt_data(session, config, check)
+    assert checked == ["1"]
+
+
+def ppo(train: dict[str, Any], prompts: int, **data: Any) -> PpoConfig:
+    return PpoConfig.model_validate(
         {
             "run": {"directory": "run", "steps": 1, "tensorboard": False, "resume": "auto"},
             "cluster": {"where": "local"},
-            "data": {
-                "train": {"few": few | {"weight": weight}, "many": many},
-                "chat_template": "none",
-                "max_tokens": 8,
-            },
+            "data": {"train": train, "chat_template": "none", "max_tokens": 8, **data},
             "batch": {"prompts": prompts},
             "actor": {"model": {"path": "model"}},
             "critic": {"model": {"path": "model"}},
@@ -164,8 +231,13 @@ def load_prompts(prompts: int, weight: float) -> PpoData:
             "rollout": {"engine": "transformers", "sampling": {"max_new_tokens": 4}},
         }
     )
+
+
+def load_prompts(prompts: int, weight: float) -> PpoData:
+    (few, many) = ({"path": "sums.jsonl", "prompt": "q", "limit": n} for n in (2, 6))
+    config = ppo({"few": few | {"weight": weight}, "many": many}, prompts)
     with open_session("ppo", config) as session:
-        return load_prompt_data(session, config)
+        return load_prompt_data(session, config, lambda reference: None)
 
 
 @pytest.mark.usefixtures("home")

@@ -114,7 +114,7 @@ def test_a_process_that_someone_else_killed_is_an_error() -> None:
 
 
 def test_a_reference_without_an_answer_is_refused() -> None:
-    with pytest.raises(DataError, match=r"no mathematical answer .* 'none at all'"):
+    with pytest.raises(DataError, match=r"'none at all' is no clear mathematical answer"):
         math_answer.reward(trajectory("#### 1", "none at all"))
     with pytest.raises(DataError, match="no reference"):
         math_answer.reward(trajectory("#### 1"))
@@ -156,6 +156,13 @@ def test_exact_match_takes_a_marker_and_needs_a_reference() -> None:
     assert exact_match.reward(trajectory("1+1=2", "2"), marker="=") == 1.0
     with pytest.raises(DataError, match="no reference"):
         exact_match.reward(trajectory("#### 72"))
+
+
+def test_a_reference_with_the_marker_in_it_is_none_for_an_exact_match() -> None:
+    exact_match.check("72")
+    exact_match.check("#### 72", marker="=")
+    with pytest.raises(ValueError, match=r"'48 \+ 24\\n#### 72' holds the marker '####'.*after it"):
+        exact_match.check("48 + 24\n#### 72")
 
 
 def test_an_empty_answer_is_no_match_without_a_marker() -> None:

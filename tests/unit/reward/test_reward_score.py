@@ -17,6 +17,7 @@ from plimsoll.reward.score import build_rewards
 MODULE = """
 import asyncio, math
 import numpy, torch
+from plimsoll.reward.references import checks_references
 def ratio(trajectory, *, over: int = 10):
     return len(trajectory.response_text) / over
 def is_short(trajectory):
@@ -50,6 +51,15 @@ def fails_without_words(trajectory):
     raise Wordless
 def is_interrupted(trajectory):
     raise KeyboardInterrupt
+def is_one_of(reference, *, letters: str = "ABCD"):
+    if reference not in letters:
+        raise ValueError(f"{reference!r} is none of {letters}")
+@checks_references(is_one_of)
+def picks(trajectory, *, letters: str = "ABCD", lenient: bool = False):
+    return trajectory.response_text == trajectory.prompt.reference
+@checks_references(lambda reference: 1 / 0)
+def checks_wrongly(trajectory):
+    return 1.0
 """
 
 
@@ -131,8 +141,51 @@ def test_a_held_out_row_is_told_as_such(module: str, function: str) -> None:
 
 def test_a_rule_that_raises_shows_its_line(module: str) -> None:
     scorer = build_rewards({"mine": config(f"{module}:fails")})
-    with pytest.raises(FunctionFailed, match=r'\n  File "\S+my_rewards.py", line 9, in fails\n'):
+    with pytest.raises(FunctionFailed, match=r'\n  File "\S+my_rewards.py", line 10, in fails\n'):
         scorer(trajectory("a"))
+
+
+def test_a_rule_looks_at_references_with_its_own_options(module: str) -> None:
+    scorer = build_rewards(
+        {"right": config(f"{module}:picks", lenient=True), "short": config(f"{module}:is_short")}
+    )
+    scorer.check_reference("D")
+    with pytest.raises(DataError, match="is no reference for the reward 'right': 'E' is none of A"):
+        scorer.check_reference("E")
+    build_rewards({"right": config(f"{module}:picks", letters="E")}).check_reference("E")
+    build_rewards({"form": config("pattern", pattern="x")}).check_reference("whatever")
+
+
+def test_the_pages_reward_looks_at_references(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
+    section = page.partition("### Which references a reward can use")[2]
+    (tmp_path / "page_rewards.py").write_text(section.split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    scorer = build_rewards({"letter": config("page_rewards:picks", lenient=True)})
+    assert scorer(trajectory("b", reference="B")).rewards[0].value == 1.0
+    scorer.check_reference("B")
+    with pytest.raises(DataError, match="'BC' is none of ABCD"):
+        scorer.check_reference("BC")
+
+
+def test_rules_of_the_house_look_at_references() -> None:
+    exact = build_rewards({"same": config("exact_match", marker="=")})
+    exact.check_reference("#### 72")
+    with pytest.raises(DataError, match="the reward 'same': '1=1' holds the marker '='"):
+        exact.check_reference("1=1")
+    with pytest.raises(DataError, match="the reward 'right': 'Friday' is no clear mathematical"):
+        build_rewards({"right": config("math_answer", answer_line=True)}).check_reference("Friday")
+
+
+def test_a_check_of_references_that_fails_is_told_with_the_reference(module: str) -> None:
+    scorer = build_rewards({"mine": config(f"{module}:checks_wrongly")})
+    with pytest.raises(FunctionFailed) as caught:
+        scorer.check_reference("a" * 300)
+    message = str(caught.value)
+    assert f"The check of references of the reward 'mine' ({module}:checks_wrongly)" in message
+    assert "raised ZeroDivisionError: division by zero. The reference (cut): 'aaa" in message
 
 
 def test_ctrl_c_in_a_rule_is_no_failure_of_it(module: str) -> None:
