@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from plimsoll.config.adapter import ADAPTER_FILE
+from plimsoll.config.flags import parse_flags
 from plimsoll.config.jobs import JobConfig, PrmConfig, RmConfig
 from plimsoll.config.problems import refuse
 from plimsoll.config.which import load_any_config
@@ -65,7 +66,7 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
             f"{run.config_path} is not there, which says what model {checkpoint} is of. Give a "
             f"checkpoint in the run.directory that wrote it."
         )
-    config = load_any_config(str(run.config_path))
+    config = _config_of(run, [])
     if merge and config.actor.adapter is None:
         raise ConfigError(
             f"--merge is given, and the run of {source} trains all weights: it has no adapter to "
@@ -87,7 +88,7 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
     if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
         raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
     run = Path(source) if Path(source).is_dir() else None
-    config = load_any_config(source if run is None else str(RunDirectory(run).config_path), flags)
+    config = load_any_config(source, flags) if run is None else _config_of(RunDirectory(run), flags)
     path = model or (config.actor.model.path if run is None else _final_model(run))
     if is_adapter(Path(path)):
         raise ConfigError(
@@ -98,6 +99,18 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
     head = check_head("--model", path, scores=isinstance(config, RmConfig | PrmConfig))
     refuse([*head, *missing_for_processes(config)])
     return FoundModel(path, config, Path(out) if out else run or Path(config.run.directory))
+
+
+def _config_of(run: RunDirectory, flags: list[str]) -> JobConfig:
+    """A run's config. Its chat template is the one that the run was trained with, whatever has
+    become of the file that it came from; flags win."""
+    config = load_any_config(str(run.config_path), flags)
+    key = ("data", "chat_template")
+    given = any(flag.path == key[: len(flag.path)] for flag in parse_flags(flags))
+    if given or not run.template_path.is_file():
+        return config
+    data = {"chat_template": run.template_path.read_text(encoding="utf-8")}
+    return config.model_copy(update={"data": config.data.model_copy(update=data)})
 
 
 def _final_model(run: Path) -> str:

@@ -75,7 +75,7 @@ def _go_on_with(session: Session, settings: str) -> None:
     before = file.read_text(encoding="utf-8") if file.is_file() else settings
     if changes := changed_settings(before, settings):
         session.progress.note(f"with other settings than before: {', '.join(changes)}")
-    session.directory.write_config(settings)
+    session.directory.write_config(settings, session.template)
 
 
 @contextmanager
@@ -101,7 +101,8 @@ def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
     with session.phase("save", cluster):
         _go_back_to_best(session, cluster, state)
         with averaged(session, cluster):
-            cluster.all(Worker.save_model, "actor", session.directory.model_path.absolute())
+            path = session.directory.model_path.absolute()
+            cluster.all(Worker.save_model, "actor", path, session.template)
 
 
 def _go_back_to_best(session: Session, cluster: Cluster, state: RunState) -> None:
