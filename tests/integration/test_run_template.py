@@ -53,6 +53,12 @@ JOBS: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     ),
 }
 """By job: the columns of its rows, and what its config has besides."""
+POLICY_USE = "transformers and vLLM load it (`vllm serve {}/model`)"
+USES = {
+    "rm": "`plimsoll ppo` takes it as reward_model.role.model.path, and transformers loads it "
+    "(AutoModelForSequenceClassification)",
+    "prm": "transformers loads it: AutoModelForTokenClassification scores the steps",
+}
 
 
 def config_of(job: str) -> dict[str, Any]:
@@ -100,13 +106,21 @@ def assert_chats(directory: Path, *, generates: bool) -> None:
         assert set(ends) == set(tokenizer.convert_tokens_to_ids(["<end>", TURN]))
 
 
+def told(job: str) -> str:
+    return {"rm": "reward model", "prm": "process reward model"}.get(job, "model")
+
+
 @pytest.mark.parametrize("job", JOBS)
 def test_every_job_saves_and_exports_the_template(home: Path, job: str) -> None:
-    trained(home, job)
+    ended = trained(home, job).out.splitlines()[-1]
+    assert ended == f"the {told(job)} is in {job}/model: {USES.get(job, POLICY_USE).format(job)}"
     generates = job not in ("rm", "prm")
     assert_chats(home / job / "model", generates=generates)
     exported = run_here(home, "export", job, "--to", f"{job}-exported")
     assert exported.code == 0, exported.err
+    assert (
+        f"The {told(job)} of {job}/checkpoints/step-000001 is in {job}-exported: " in exported.out
+    )
     assert_chats(home / f"{job}-exported", generates=generates)
     for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json"):
         saved, again = (home / folder / name for folder in (f"{job}/model", f"{job}-exported"))
@@ -116,12 +130,17 @@ def test_every_job_saves_and_exports_the_template(home: Path, job: str) -> None:
 
 @pytest.mark.parametrize("job", ["sft", "rm"])
 def test_an_adapter_brings_the_template_into_a_merge(home: Path, job: str) -> None:
-    run = {"directory": f"{job}-lora"}
-    trained(home, job, {"run": run, "actor": {"adapter": {"rank": 2}}})
+    """By the command that the run ends with, and by export."""
+    run, base = {"directory": f"{job}-lora"}, POLICY["model"] | {"quantization": "nf4"}
+    actor = {"adapter": {"rank": 2}, "model": base}
+    ended = trained(home, job, {"run": run, "actor": actor}).out.splitlines()[-1]
+    merge = f"merge {job}-lora/model --out DIRECTORY --quantization nf4"
+    start = f"the adapter is in {job}-lora/model: a plain model of it and its base: "
+    assert ended == f"{start}`plimsoll {merge}`"
     generates = job == "sft"
     assert_chats(home / f"{job}-lora" / "model", generates=generates)
     for command in (
-        ("merge", f"{job}-lora/model", "--out", f"{job}-merged"),
+        tuple(merge.replace("DIRECTORY", f"{job}-merged").split()),
         ("export", f"{job}-lora", "--to", f"{job}-into", "--merge"),
         ("export", f"{job}-lora", "--to", f"{job}-apart"),
     ):

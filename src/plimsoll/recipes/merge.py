@@ -31,8 +31,8 @@ from plimsoll.model.value import ValueModel
 from plimsoll.recipes.model_files import has_tokenizer
 
 
-def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) -> None:
-    """Write the merged model as a Hugging Face directory.
+def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) -> bool:
+    """Write the merged model as a Hugging Face directory; gives whether it is one that scores.
 
     base: the path or name of the model to merge into; default: what the adapter's config names.
     reading: how it is read: keys of `ModelConfig`, such as dtype, which is the merged model's too.
@@ -46,6 +46,7 @@ def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) ->
     load_adapter(module, config, adapter)
     beside = _companions(module, adapter, model)
     write_plain(module, getattr(torch, model.dtype), beside, out)
+    return isinstance(module, ValueModel)
 
 
 def _companions(module: PolicyModel | ValueModel, adapter: Path, base: ModelConfig) -> Companions:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.roles import trained_roles
 from plimsoll.engine.worker import Worker
+from plimsoll.recipes.how_to_use import trained_text
 from plimsoll.recipes.resuming import changed_settings
 from plimsoll.recipes.session import Session, config_text
 from plimsoll.run.best import after_evaluation, is_patience_out
@@ -103,6 +104,8 @@ def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
         with averaged(session, cluster):
             path = session.directory.model_path.absolute()
             cluster.all(Worker.save_model, "actor", path, session.template)
+    directory = session.directory
+    session.progress.note(trained_text(session.config, directory.path, directory.model_path))
 
 
 def _go_back_to_best(session: Session, cluster: Cluster, state: RunState) -> None:
