@@ -204,7 +204,7 @@ def merge(words: list[str]) -> None:
 
     adapter, out = Path(options.adapter), Path(options.out)
     refuse_existing("--out", out)
-    refuse_no_adapter(adapter)
+    refuse_no_adapter(adapter, options.base)
     from plimsoll.recipes.how_to_use import policy_use, scorer_use
     from plimsoll.recipes.merge import merge_adapter
 

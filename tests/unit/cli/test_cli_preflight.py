@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,18 +103,21 @@ def test_each_source_of_a_mixture_is_looked_for() -> None:
 
 @pytest.mark.usefixtures("house")
 @pytest.mark.parametrize("path", ["openai/gsm8k", "imdb", "data", "data/rows.jsonl"])
-def test_data_that_is_there_or_may_be_on_the_hub(path: str) -> None:
+def test_data_that_is_there_or_on_the_hub(path: str, hub: Any) -> None:
+    hub.has = {"openai/gsm8k", "imdb"}
     check("--data.train.path", path)
 
 
 @pytest.mark.usefixtures("house")
-def test_a_configuration_is_chosen_of_the_hubs_data_sets_alone() -> None:
+def test_a_configuration_is_chosen_of_the_hubs_data_sets_alone(hub: Any) -> None:
+    hub.has = {"openai/gsm8k"}
     check("--data.train.path=openai/gsm8k", "--data.train.name=main")
     assert "  data.train.name: main" in refusal("--data.train.name=main")
 
 
 @pytest.mark.usefixtures("house")
-def test_one_file_has_no_splits() -> None:
+def test_one_file_has_no_splits(hub: Any) -> None:
+    hub.has = {"openai/gsm8k"}
     assert "  data.train.split: test" in refusal("--data.train.split=test")
     check("--data.train.path=openai/gsm8k", "--data.train.split=test")
 
@@ -216,7 +220,8 @@ def test_only_the_actor_needs_a_tokenizer(house: Path) -> None:
     check()
 
 
-def test_a_model_path_that_is_no_directory(house: Path) -> None:
+def test_a_model_path_that_is_no_directory(house: Path, hub: Any) -> None:
+    hub.has = {"Qwen/Qwen2.5-0.5B"}
     assert "did you mean model?" in refusal("--actor.model.path", "modle")
     assert "is a file" in refusal("--actor.model.path", "run.yaml")
     (house / "outer").mkdir()
