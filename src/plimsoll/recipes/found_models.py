@@ -18,6 +18,7 @@ from plimsoll.config.which import load_any_config
 from plimsoll.errors import ConfigError
 from plimsoll.recipes.model_files import check_head, check_model, has_tokenizer
 from plimsoll.recipes.needs import missing_for_processes
+from plimsoll.recipes.ppo_inputs import check_heads
 from plimsoll.run.directory import RunDirectory
 
 
@@ -109,6 +110,8 @@ def _against_measuring(config: JobConfig, path: str) -> Iterator[Problem]:
     """What is wrong with the model at `path` and what it is measured with."""
     yield from check_model("--model", path, tokenizer=True)
     yield from check_head("--model", path, scores=isinstance(config, RmConfig | PrmConfig))
+    if isinstance(config, RlJobConfig):
+        yield from check_heads(config, "--model", path)
     judge = role_models(config).get(judge_of(config))
     if judge is not None:
         key = f"{key_of(judge_of(config))}.model.path"

@@ -68,7 +68,7 @@ def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _nodes(config.cluster)
     yield from check_choices(config)
     if isinstance(config, RlJobConfig):
-        yield from check_heads(config)
+        yield from check_heads(config, "actor.model.path", config.actor.model.path)
     if isinstance(config, DpoConfig):
         yield from _reference(config)
 

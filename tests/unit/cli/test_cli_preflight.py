@@ -22,8 +22,8 @@ from plimsoll.config.load import load_config, read_config
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.memory.machine import versions
 from plimsoll.memory.machine.versions import installed_version
+from plimsoll.memory.rules.engines import CPU_HEAD_SIZES
 from plimsoll.recipes.found_models import find_model
-from plimsoll.recipes.ppo_inputs import CPU_HEAD_SIZES
 from plimsoll.recipes.preflight import check_inputs
 
 Check = Callable[..., None]
@@ -339,6 +339,13 @@ def test_tensor_parallel_must_divide_the_heads() -> None:
     assert "6 attention heads" in report and "one of 1, 2, 3, 6" in report
 
 
+# head_dim is left out: that of a Qwen3 is then 128, and not 48 / 6.
+QWEN3 = {
+    **{"model_type": "qwen3", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_key_value_heads": 2, "vocab_size": 32},
+}
+
+
 @pytest.mark.parametrize(
     ("shape", "refused"),
     [
@@ -347,10 +354,12 @@ def test_tensor_parallel_must_divide_the_heads() -> None:
         ({"hidden_size": 192, "head_dim": 24}, "24"),
         ({"hidden_size": 192}, None),
         ({"hidden_size": 48, "kv_lora_rank": 16}, None),
+        (QWEN3, None),
+        (QWEN3 | {"head_dim": 48}, "48"),
     ],
 )
 def test_heads_that_vllm_has_no_cpu_kernel_for(
-    house: Path, shape: dict[str, int], refused: str | None
+    house: Path, shape: dict[str, Any], refused: str | None
 ) -> None:
     config = json.loads((house / "model" / "config.json").read_text())
     (house / "model" / "config.json").write_text(json.dumps(config | shape))
@@ -360,6 +369,8 @@ def test_heads_that_vllm_has_no_cpu_kernel_for(
         return check("--cluster.device=cpu")
     report = refusal("--cluster.device=cpu", code=4)
     assert f"attention heads are {refused} wide" in report and "128" in report
+    with pytest.raises(SettingsConflict, match=f"--model: model\n.*heads are {refused} wide"):
+        find_model("run.yaml", ["--cluster.device=cpu"], "model", None)
 
 
 def test_the_list_of_heads_is_vllms() -> None:
