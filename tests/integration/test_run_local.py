@@ -94,8 +94,10 @@ def test_a_run_into_pipes_prints_plain_lines_and_no_noise(job: str, whole: Outco
     assert whole.code == 0 and whole.err == ""
     assert whole.out.isascii() and "\x1b" not in whole.out and "\r" not in whole.out
     steps = JOBS[job]["run"]["steps"]
-    first, *rest = whole.out.splitlines()
+    first, *rest, model, measuring = whole.out.splitlines()
     assert first == f"{job}: {steps} steps, written to {job}"
+    assert model.startswith(f"the model is in {job}/model: ")
+    assert measuring == f"to measure it on data.eval: `plimsoll eval {job}`"
     shown = [int(line.split("|")[0].split()[-1].split("/")[0]) for line in rest]
     assert shown == list(range(0 if job == "ppo" else 1, steps + 1))
 

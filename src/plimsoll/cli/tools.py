@@ -204,10 +204,11 @@ def merge(words: list[str]) -> None:
 
     adapter, out = Path(options.adapter), Path(options.out)
     refuse_existing("--out", out)
-    refuse_no_adapter(adapter)
+    refuse_no_adapter(adapter, options.base)
+    from plimsoll.recipes.how_to_use import policy_use, scorer_use
     from plimsoll.recipes.merge import merge_adapter
 
-    merge_adapter(
+    scores = merge_adapter(
         adapter,
         out,
         options.base,
@@ -216,7 +217,8 @@ def merge(words: list[str]) -> None:
         double_quantization=not options.no_double_quantization,
         trust_remote_code=options.trust_remote_code,
     )
-    show(f"The merged model is in {options.out}.")
+    use = scorer_use(steps=False) if scores else policy_use(out)
+    show(f"The merged {'reward model' if scores else 'model'} is in {out}: {use}.")
 
 
 def export(words: list[str]) -> None:
@@ -246,9 +248,13 @@ def export(words: list[str]) -> None:
     refuse_existing("--to", to)
     found = find_checkpoint(Path(options.source), merge=options.merge)
     from plimsoll.recipes.export import export_checkpoint
+    from plimsoll.recipes.how_to_use import actor_noun, actor_use
 
     export_checkpoint(found, to, options.dtype, merge=options.merge)
-    show(f"The model of {found.path} is in {options.to}.")
+    adapter = found.config.actor.adapter is not None and not options.merge
+    noun = actor_noun(found.config, adapter=adapter)
+    use = actor_use(found.config, to, adapter=adapter)
+    show(f"The {noun} of {found.path} is in {to}: {use}.")
 
 
 def evaluate(words: list[str]) -> None:

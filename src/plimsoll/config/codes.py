@@ -76,6 +76,7 @@ PlanCode = Literal[
     "varlen-attention",
     "vllm-build",
     "vllm-cache",
+    "vllm-head-size",
     "vllm-share",
     "vllm-share-beside-training",
     "vllm-share-not-free",

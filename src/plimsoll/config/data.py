@@ -121,6 +121,11 @@ class DataConfig(Settings):
         """Whether all sources are documents of plain text, which no chat template renders."""
         return all(source.text is not None for source in self.sources().values())
 
+    @property
+    def rendered_by(self) -> str | None:
+        """`chat_template`; or `none` where no row is of a conversation."""
+        return "none" if self.only_text else self.chat_template
+
     def train_sources(self) -> dict[str, SourceConfig]:
         """The sources to learn from, by their dotted keys."""
         if isinstance(self.train, SourceConfig):

@@ -17,7 +17,7 @@ def missing_path(name: str, wanted: str) -> tuple[str, str] | None:
         return what, f"give the path of {wanted}"
     if path.is_symlink():
         return f"It is a link to {path.readlink()}, which is not there.", "mend the link"
-    close = _nearest(path)
+    close = near_path(path)
     simple = len(path.parts) <= 2 and path.parts[:1] not in ((".",), ("..",))
     by_name = simple and not path.is_absolute() and not name.startswith((".", "~"))
     on_hub = by_name and (not close if len(path.parts) == 1 else not path.parent.is_dir())
@@ -29,10 +29,15 @@ def missing_path(name: str, wanted: str) -> tuple[str, str] | None:
     return why, near
 
 
-def _nearest(path: Path) -> str | None:
-    """The sibling that is called most like `path`."""
-    if not path.parent.is_dir():
-        return None
-    siblings = sorted(sibling.name for sibling in path.parent.iterdir())
-    close = difflib.get_close_matches(path.name, siblings, n=1)
-    return str(path.parent / close[0]) if close else None
+def near_path(path: Path) -> Path | None:
+    """What is here and called most like `path`, folder by folder."""
+    found = Path(path.anchor)
+    for part in path.parts[1 if path.anchor else 0 :]:
+        if not (found / part).exists():
+            siblings = sorted(sibling.name for sibling in found.iterdir()) if found.is_dir() else []
+            close = difflib.get_close_matches(part, siblings, n=1)
+            if not close:
+                return None
+            part = close[0]
+        found /= part
+    return found

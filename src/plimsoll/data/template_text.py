@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from plimsoll.config.data import template_file
+from plimsoll.config.data import DataConfig, template_file
 from plimsoll.data.report import nearest
 from plimsoll.errors import ConfigError
 
@@ -24,10 +24,18 @@ def template_text(tokenizer: PreTrainedTokenizerBase, configured: str | None) ->
     return _compiled(_chat_template(tokenizer, configured))
 
 
+def given_template(data: DataConfig) -> str | None:
+    """The Jinja that a config gives; None where it gives none, or where no row is rendered.
+
+    Raises ConfigError where a file cannot be read.
+    """
+    given = data.rendered_by
+    return None if given is None or given == "none" else _given(given)
+
+
 def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
     if configured is not None:
-        file = template_file(configured)
-        return configured if file is None else _read_template(file)
+        return _given(configured)
     try:
         return str(tokenizer.get_chat_template())
     except ValueError as error:
@@ -36,6 +44,11 @@ def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -
             f" `data.chat_template` to a Jinja template or to the path of one, or to `none` to"
             f" join prompt and response as plain text."
         ) from error
+
+
+def _given(configured: str) -> str:
+    file = template_file(configured)
+    return configured if file is None else _read_template(file)
 
 
 def _read_template(path: Path) -> str:

@@ -7,20 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import plain_weights, plan_buckets
 from plimsoll.memory.price.transfers import SAVE_BUCKET
 from plimsoll.model.adapter_files import adapter_bytes, save_adapter
+from plimsoll.model.companions import Companions
 from plimsoll.model.policy import PolicyModel, save_hf
 from plimsoll.model.published import saved_buffers, written
 from plimsoll.model.value import ValueModel
 
 
-def write_model(
-    engine: Engine, tokenizer: PreTrainedTokenizerBase, directory: Path, rank: int
-) -> None:
+def write_model(engine: Engine, beside: Companions, directory: Path, rank: int) -> None:
     """Write a Hugging Face directory, gathered bucket by bucket to rank 0's host memory."""
     state: dict[str, Tensor] = {}
     for names in plan_buckets(engine, SAVE_BUCKET):
@@ -30,8 +28,8 @@ def write_model(
     if rank == 0:
         model = _model(engine)
         state |= {name: buffer.cpu() for name, buffer in saved_buffers(model).items()}
-        generation = model.lm.generation_config if model.lm.can_generate() else None
-        save_hf(model.lm.config, written(model.lm, state), tokenizer, directory, generation)
+        tensors = written(model.lm, state)
+        save_hf(model.lm.config, tensors, beside.tokenizer, directory, beside.generation)
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,11 @@ class AdapterFiles:
     version: int
 
 
-def write_adapter(
-    engine: Engine, tokenizer: PreTrainedTokenizerBase, directory: Path, rank: int
-) -> None:
+def write_adapter(engine: Engine, beside: Companions, directory: Path, rank: int) -> None:
     """Write a PEFT directory: what was trained, and nothing of the base."""
     with _trained(engine) as tensors:
         if rank == 0:
-            save_adapter(_model(engine), tensors, tokenizer, directory)
+            save_adapter(_model(engine), tensors, beside, directory)
 
 
 def adapter_files(engine: Engine, version: int, rank: int) -> AdapterFiles | None:

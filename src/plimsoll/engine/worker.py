@@ -31,6 +31,7 @@ from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, s
 from plimsoll.engine.without_adapter import WithoutAdapter
 from plimsoll.engine.zero import ZeroEngine
 from plimsoll.model.adapters import add_adapter
+from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.teacher import TeacherModel
@@ -241,15 +242,17 @@ class Worker:
         """Exchange a role's weights with their moving average; twice: as before."""
         self._trained(role).swap_average()
 
-    def save_model(self, role: RoleName, directory: Path) -> None:
-        """Write a role in Hugging Face format, or only its adapter, as PEFT does."""
+    def save_model(self, role: RoleName, directory: Path, template: str | None = None) -> None:
+        """Write a role in Hugging Face format, or only its adapter, as PEFT does. template: as for
+        `companions`."""
         engine = self._engine(role)
         source = self._sources[role]
+        assert isinstance(engine.module, PolicyModel | ValueModel), f"{role} is not saved"
         tokenizer = load_tokenizer(source.model.path, source.model.trust_remote_code)
-        if isinstance(source, TrainedRole) and source.adapter is not None:
-            write_adapter(engine, tokenizer, directory, self._place.rank)
-        else:
-            write_model(engine, tokenizer, directory, self._place.rank)
+        beside = companions(engine.module.lm, tokenizer, template)
+        adapted = isinstance(source, TrainedRole) and source.adapter is not None
+        write = write_adapter if adapted else write_model
+        write(engine, beside, directory, self._place.rank)
 
     def release(self, role: RoleName) -> None:
         """Forget a role that only scores; what it held is free for others."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from safetensors.torch import load_file, save
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from plimsoll.config.adapter import ADAPTER_FILE
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapters import ADAPTER, inject
 from plimsoll.model.checks import as_config_error
+from plimsoll.model.companions import Companions, write_generation
 from plimsoll.model.policy import WRAPPER, PolicyModel
 from plimsoll.model.value import ValueModel
 from plimsoll.run.files import whole_directory
@@ -41,7 +41,7 @@ _OTHER_FORMS = (
 def save_adapter(
     module: PolicyModel | ValueModel,
     state: Mapping[str, Tensor],
-    tokenizer: PreTrainedTokenizerBase,
+    beside: Companions,
     directory: Path,
 ) -> None:
     """Write a PEFT directory, whole or not at all; one that is there is replaced.
@@ -54,7 +54,9 @@ def save_adapter(
     with whole_directory(directory) as partial:
         (partial / ADAPTER_FILE).write_bytes(config)
         (partial / WEIGHTS).write_bytes(weights)
-        tokenizer.save_pretrained(partial)
+        beside.tokenizer.save_pretrained(partial)
+        if beside.generation is not None:
+            write_generation(beside.generation, partial)
 
 
 def adapter_bytes(

@@ -104,11 +104,11 @@ def _listing(directory: Path) -> str:
 
 
 def check_tokenizer_files(path: str) -> None:
-    """A local directory must hold a tokenizer, in JSON that can be read."""
-    _check_directory(path)
+    """A local directory, of a model or of an adapter, must hold a tokenizer, in JSON that can be
+    read."""
     directory = Path(path)
     if not directory.is_dir():
-        return
+        return _check_directory(path)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError(
             f"The model directory {path!r} has no tokenizer: none of "

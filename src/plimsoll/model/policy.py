@@ -24,6 +24,7 @@ from transformers import (
 
 from plimsoll.model.attention import Layout
 from plimsoll.model.checks import check_length
+from plimsoll.model.companions import write_generation
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
@@ -221,7 +222,7 @@ def save_hf(
         if tokenizer is not None:
             tokenizer.save_pretrained(partial)
         if generation_config is not None:
-            generation_config.save_pretrained(partial)
+            write_generation(generation_config, partial)
 
 
 def _without_ties(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

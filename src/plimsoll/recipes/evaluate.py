@@ -22,7 +22,6 @@ from plimsoll.config.jobs import (
     KtoConfig,
     PpoConfig,
     PrmConfig,
-    RlJobConfig,
     RmConfig,
     SftConfig,
 )
@@ -35,7 +34,7 @@ from plimsoll.recipes.evaluate_rows import (
     measure_scores,
     measure_steps,
 )
-from plimsoll.recipes.found_models import FoundModel
+from plimsoll.recipes.found_models import FoundModel, judge_of
 from plimsoll.recipes.roles import compared_role
 from plimsoll.recipes.tokenizers import check_tokenizers
 from plimsoll.run.files import explained, write_whole
@@ -55,7 +54,7 @@ def run_eval(found: FoundModel) -> str:
     """
     path, config, directory = found.path, found.config, found.directory
     measured = _with_model(config, path)
-    judge = "reward" if isinstance(config, RlJobConfig) else "reference"
+    judge = judge_of(config)
     others = {role: model for role, model in role_models(measured).items() if role == judge}
     check_tokenizers(measured.actor.model, others)
     with explained(directory):  # before what may take hours

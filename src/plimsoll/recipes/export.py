@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.jobs import JobConfig
 from plimsoll.config.model import Dtype
+from plimsoll.data.template_text import given_template
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.errors import ConfigError
 from plimsoll.memory.price.work import head_of
 from plimsoll.model.adapter_files import save_adapter
 from plimsoll.model.adapters import add_adapter
+from plimsoll.model.companions import companions
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.policy import PolicyModel
 from plimsoll.model.value import ValueModel
@@ -48,13 +50,14 @@ def export_checkpoint(
     module = _load(found.config, dtype, merge=merge)
     _fill(module, weights, found.path)
     tokenizer = load_tokenizer(role.model.path, role.model.trust_remote_code)
+    beside = companions(module.lm, tokenizer, given_template(found.config.data))
     if role.adapter is None or merge:
         template = found.config.data.chat_template
-        write_plain(module, getattr(torch, dtype), tokenizer, to, template)
+        write_plain(module, getattr(torch, dtype), beside, to, template)
     else:
         parts = {name: module.get_parameter(name).detach() for name in weights}
         trained = {name: part.to(getattr(torch, dtype)) for name, part in parts.items()}
-        save_adapter(module, trained, tokenizer, to)
+        save_adapter(module, trained, beside, to)
 
 
 def _load(config: JobConfig, dtype: Dtype, *, merge: bool) -> PolicyModel | ValueModel:

@@ -4,16 +4,21 @@ anything heavy is imported.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from plimsoll.config.adapter import ADAPTER_FILE
-from plimsoll.config.jobs import JobConfig, PrmConfig, RmConfig
-from plimsoll.config.problems import refuse
+from plimsoll.config.flags import parse_flags
+from plimsoll.config.jobs import JobConfig, PrmConfig, RlJobConfig, RmConfig
+from plimsoll.config.problems import Problem, refuse
+from plimsoll.config.roles import RoleName, key_of, role_models
 from plimsoll.config.which import load_any_config
 from plimsoll.errors import ConfigError
-from plimsoll.recipes.model_files import check_head
+from plimsoll.recipes.model_files import check_head, check_model, has_tokenizer
 from plimsoll.recipes.needs import missing_for_processes
+from plimsoll.recipes.ppo_inputs import check_heads
 from plimsoll.run.directory import RunDirectory
 
 
@@ -65,7 +70,8 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
             f"{run.config_path} is not there, which says what model {checkpoint} is of. Give a "
             f"checkpoint in the run.directory that wrote it."
         )
-    config = load_any_config(str(run.config_path))
+    config = _config_of(run, [])
+    refuse(check_model("actor.model.path", config.actor.model.path, tokenizer=True))
     if merge and config.actor.adapter is None:
         raise ConfigError(
             f"--merge is given, and the run of {source} trains all weights: it has no adapter to "
@@ -82,12 +88,13 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
 
     Raises:
         ConfigError: there is no such config, run or model, the model is an adapter alone or has
-            another head than the config's job needs, or Ray or vLLM lack what they need here.
+            another head than the config's job needs, what it is measured with is not there, or Ray
+            or vLLM lack what they need here.
     """
     if not Path(source).exists() and Path(source).suffix not in (".yaml", ".yml"):
         raise ConfigError(f"There is no config and no run.directory {source!r}. Check the path.")
     run = Path(source) if Path(source).is_dir() else None
-    config = load_any_config(source if run is None else str(RunDirectory(run).config_path), flags)
+    config = load_any_config(source, flags) if run is None else _config_of(RunDirectory(run), flags)
     path = model or (config.actor.model.path if run is None else _final_model(run))
     if is_adapter(Path(path)):
         raise ConfigError(
@@ -95,9 +102,42 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
             f"DIRECTORY` or `plimsoll export {source} --merge --to DIRECTORY`, and give the result "
             f"with --model."
         )
-    head = check_head("--model", path, scores=isinstance(config, RmConfig | PrmConfig))
-    refuse([*head, *missing_for_processes(config)])
+    refuse(_against_measuring(config, path))
     return FoundModel(path, config, Path(out) if out else run or Path(config.run.directory))
+
+
+def _against_measuring(config: JobConfig, path: str) -> Iterator[Problem]:
+    """What is wrong with the model at `path` and what it is measured with."""
+    yield from check_model("--model", path, tokenizer=True)
+    yield from check_head("--model", path, scores=isinstance(config, RmConfig | PrmConfig))
+    if isinstance(config, RlJobConfig):
+        yield from check_heads(config, "--model", path)
+    judge = role_models(config).get(judge_of(config))
+    if judge is not None:
+        key = f"{key_of(judge_of(config))}.model.path"
+        yield from check_model(key, judge.path, tokenizer=False)
+    if config.data.eval is not None:
+        from plimsoll.recipes.preflight import check_source  # imports NumPy and Arrow
+
+        yield from check_source("data.eval", config.data.eval)
+    yield from missing_for_processes(config)
+
+
+def judge_of(config: JobConfig) -> RoleName:
+    """The role that a model is measured with, where the job has it."""
+    return "reward" if isinstance(config, RlJobConfig) else "reference"
+
+
+def _config_of(run: RunDirectory, flags: list[str]) -> JobConfig:
+    """A run's config. Its chat template is the one that the run was trained with, whatever has
+    become of the file that it came from; flags win."""
+    config = load_any_config(str(run.config_path), flags)
+    key = ("data", "chat_template")
+    given = any(flag.path == key[: len(flag.path)] for flag in parse_flags(flags))
+    if given or not run.template_path.is_file():
+        return config
+    data = {"chat_template": run.template_path.read_text(encoding="utf-8")}
+    return config.model_copy(update={"data": config.data.model_copy(update=data)})
 
 
 def _final_model(run: Path) -> str:
@@ -115,10 +155,24 @@ def is_adapter(directory: Path) -> bool:
     return (directory / ADAPTER_FILE).is_file()
 
 
-def refuse_no_adapter(directory: Path) -> None:
-    """Raise ConfigError where there is no adapter to merge."""
+def refuse_no_adapter(directory: Path, base: str | None) -> None:
+    """Raise ConfigError where there is no adapter to merge, or not the base to merge it into.
+    base: a path or name; default: what the adapter's config names."""
     if not is_adapter(directory):
         raise ConfigError(
             f"{str(directory)!r} is no adapter: it has no {ADAPTER_FILE}. Give a directory "
             "that PEFT or a run with an adapter has written, such as runs/NAME/model."
         )
+    named = base or _base_of(directory)
+    if named is not None:
+        refuse(check_model("--base", named, tokenizer=not has_tokenizer(str(directory))))
+
+
+def _base_of(adapter: Path) -> str | None:
+    """None where the adapter's config cannot be read, which who reads it tells."""
+    try:
+        config = json.loads((adapter / ADAPTER_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    named = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    return named if isinstance(named, str) else None

@@ -10,24 +10,29 @@ what the 4 bits stand for, and the result computes what the trainer computed.
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.template import make_template
 from plimsoll.model.adapter_files import load_adapter, read_adapter_config
 from plimsoll.model.adapters import plain_weight
+from plimsoll.model.checks import as_config_error
+from plimsoll.model.companions import Companions, companions
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
 from plimsoll.model.policy import PolicyModel, hf_state_names, save_hf
 from plimsoll.model.published import saved_buffers, written
 from plimsoll.model.value import ValueModel
+from plimsoll.recipes.model_files import has_tokenizer
 
 
-def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) -> None:
-    """Write the merged model as a Hugging Face directory.
+def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) -> bool:
+    """Write the merged model as a Hugging Face directory; gives whether it is one that scores.
 
     base: the path or name of the model to merge into; default: what the adapter's config names.
     reading: how it is read: keys of `ModelConfig`, such as dtype, which is the merged model's too.
@@ -39,14 +44,29 @@ def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) ->
     model = ModelConfig(path=base or config.base_model_name_or_path, **reading)
     module = load_plain(model, is_value=config.task_type == "SEQ_CLS")
     load_adapter(module, config, adapter)
-    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    write_plain(module, getattr(torch, model.dtype), tokenizer, out)
+    beside = _companions(module, adapter, model)
+    write_plain(module, getattr(torch, model.dtype), beside, out)
+    return isinstance(module, ValueModel)
+
+
+def _companions(module: PolicyModel | ValueModel, adapter: Path, base: ModelConfig) -> Companions:
+    """What the adapter brings, which it was trained with; what it lacks is the base's."""
+    brought = has_tokenizer(str(adapter))
+    own, trust = str(adapter) if brought else base.path, base.trust_remote_code
+    tokenizer = load_tokenizer(own, trust)
+    if brought and not tokenizer.chat_template:
+        tokenizer.chat_template = load_tokenizer(base.path, trust).chat_template
+    beside = companions(module.lm, tokenizer, None)
+    if beside.generation is None or not (adapter / GENERATION_CONFIG_NAME).is_file():
+        return beside
+    with as_config_error(str(adapter), GENERATION_CONFIG_NAME):
+        return replace(beside, generation=GenerationConfig.from_pretrained(adapter))
 
 
 def write_plain(
     module: PolicyModel | ValueModel,
     dtype: torch.dtype,
-    tokenizer: PreTrainedTokenizerBase,
+    beside: Companions,
     out: Path,
     chat_template: str | None = None,
 ) -> None:
@@ -57,11 +77,10 @@ def write_plain(
     state |= saved_buffers(module)
     config = deepcopy(module.lm.config)
     if isinstance(module, ValueModel):
-        config.get_text_config().pad_token_id = padding_token(tokenizer, chat_template)
+        config.get_text_config().pad_token_id = padding_token(beside.tokenizer, chat_template)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    generation = module.lm.generation_config if module.lm.can_generate() else None
-    save_hf(config, written(module.lm, state), tokenizer, out, generation)
+    save_hf(config, written(module.lm, state), beside.tokenizer, out, beside.generation)
 
 
 def padding_token(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> int | None:

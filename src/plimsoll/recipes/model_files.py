@@ -14,6 +14,7 @@ from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.no_model import no_model
 from plimsoll.config.problems import Problem, show
 from plimsoll.config.roles import given_frozen, key_of, trained_roles
+from plimsoll.recipes.hub import Kind, not_on_hub
 
 _INDEX = "model.safetensors.index.json"
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -26,20 +27,20 @@ def models_by_key(config: JobConfig) -> dict[str, ModelConfig]:
     return {f"{key_of(name)}.model": model for name, model in models.items()}
 
 
-def check_model(key: str, model: ModelConfig, *, tokenizer: bool) -> Iterator[Problem]:
-    """What is wrong with the model at `key`; a name on the hub is not looked at.
+def check_model(key: str, given: str, *, tokenizer: bool) -> Iterator[Problem]:
+    """What is wrong with the model that `key` gives; of a name on the hub only whether it has it.
 
     tokenizer: this role's tokenizer is read.
     """
-    path = Path(model.path)
+    path = Path(given)
     if not path.is_dir():
-        if problem := check_missing(f"{key}.path", model.path, "a model directory"):
+        if problem := check_missing(key, given, "model"):
             yield problem
         return
     alone = _no_config(path)  # what is no model at all lacks the rest too
     rest = [_no_weights(path), _no_tokenizer(path) if tokenizer else None]
     for why, instead in filter(None, [alone] if alone else rest):
-        yield Problem(f"{key}.path", show(model.path), why, instead)
+        yield Problem(key, show(given), why, instead)
 
 
 def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
@@ -99,9 +100,10 @@ def has_tokenizer(path: str) -> bool:
     return any((Path(path) / name).is_file() for name in TOKENIZER_FILES)
 
 
-def check_missing(key: str, name: str, wanted: str) -> Problem | None:
-    """The problem of a path that is not here, or None where it may well be a name on the hub."""
-    found = missing_path(name, wanted)
+def check_missing(key: str, name: str, kind: Kind) -> Problem | None:
+    """The problem of a path that is not here; None where it is a name that the hub has."""
+    wanted = "a model directory" if kind == "model" else "a data file or directory"
+    found = missing_path(name, wanted) or not_on_hub(name, kind)
     return None if found is None else Problem(key, show(name), *found)
 
 

@@ -7,18 +7,17 @@ from typing import Any
 
 from plimsoll.config.jobs import RlJobConfig
 from plimsoll.config.problems import Problem, show
+from plimsoll.errors import ConfigError
 from plimsoll.memory.machine.versions import installed_version
+from plimsoll.memory.rules.engines import CPU_HEAD_SIZES, against_cpu_heads
+from plimsoll.memory.shapes.known_models import read_shape
 from plimsoll.recipes.model_files import read_model_json
 
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
 
-
-def check_heads(config: RlJobConfig) -> Iterator[Problem]:
-    """What the engines cannot do with the actor's attention heads."""
-    path, parts = config.actor.model.path, config.rollout.tensor_parallel
-    model = read_model_json(path)
-    heads, size = model.get("num_attention_heads"), _head_size(model)
+def check_heads(config: RlJobConfig, key: str, path: str) -> Iterator[Problem]:
+    """What the engines cannot do with the attention heads of the model that `key` gives."""
+    parts, model = config.rollout.tensor_parallel, read_model_json(path)
+    heads, size = model.get("num_attention_heads"), _head_size(path, model)
     if isinstance(heads, int) and heads % parts:
         divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
         yield Problem(
@@ -31,18 +30,22 @@ def check_heads(config: RlJobConfig) -> Iterator[Problem]:
         )
     if _vllm_on_cpu(config) and size is not None and size not in CPU_HEAD_SIZES:
         yield Problem(
-            "actor.model.path",
+            key,
             show(path),
-            f"Its attention heads are {size} wide, and vLLM on CPU has attention only for "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}.",
+            f"Its attention heads are {size} wide, and {against_cpu_heads()}.",
             "rollout.engine: transformers, or a model with other heads",
             code="vllm-head-size",
             conflict=True,
         )
 
 
-def _head_size(model: Mapping[str, Any]) -> int | None:
-    """As vLLM reads config.json; None where it says nothing, or heads have several sizes (MLA)."""
+def _head_size(path: str, model: Mapping[str, Any]) -> int | None:
+    """With what its family takes for fields that config.json leaves out; of other families as vLLM
+    reads it. None where it says nothing, or heads have several sizes (MLA)."""
+    try:
+        return read_shape(path).head_dim
+    except ConfigError:
+        pass
     given, width = model.get("head_dim"), model.get("hidden_size")
     heads = model.get("num_attention_heads")
     if "kv_lora_rank" in model:

@@ -1,7 +1,7 @@
 """What can be seen before anything is loaded: files, directories, installed packages, lengths.
 
-Free of torch. What only the hub, a GPU or the rows themselves can tell is left to those who
-read them.
+Free of torch. The hub is only asked whether it has what a name means; what only its files, a GPU
+or the rows themselves can tell is left to those who read them.
 """
 
 from __future__ import annotations
@@ -57,18 +57,19 @@ def check_inputs(config: JobConfig, origins: Origins = MappingProxyType({})) -> 
 def _problems(config: JobConfig) -> Iterator[Problem]:
     yield from _run_directory(config)
     for name, source in config.data.sources().items():
-        yield from _source(name, source)
+        yield from check_source(name, source)
     yield from check_template(config.data, config.actor.model)
     models = models_by_key(config)
     for key, model in models.items():
-        yield from check_model(key, model, tokenizer=key in ("actor.model", "teacher.model"))
+        tokenizer = key in ("actor.model", "teacher.model")
+        yield from check_model(f"{key}.path", model.path, tokenizer=tokenizer)
         yield from _length(config, key, model)
     yield from _heads(config, models)
     yield from missing_needs(config)
     yield from _nodes(config.cluster)
     yield from check_choices(config)
     if isinstance(config, RlJobConfig):
-        yield from check_heads(config)
+        yield from check_heads(config, "actor.model.path", config.actor.model.path)
     if isinstance(config, DpoConfig):
         yield from _reference(config)
 
@@ -102,7 +103,8 @@ def _other_job(config: JobConfig) -> Iterator[Problem]:
         yield Problem("run.directory", show(config.run.directory), why, instead)
 
 
-def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
+def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
+    """What is wrong with the rows that `key` gives, as far as their files tell."""
     path = Path(source.path)
     shown = show(source.path)
     known = ", ".join(SUFFIXES)
@@ -118,7 +120,7 @@ def _source(key: str, source: SourceConfig) -> Iterator[Problem]:
             why = f"The directory has no files that end in {known}, and is no saved data set."
             yield Problem(f"{key}.path", shown, why, "give the directory that holds the files")
     elif not path.is_file():
-        if problem := check_missing(f"{key}.path", source.path, "a data file or directory"):
+        if problem := check_missing(f"{key}.path", source.path, "dataset"):
             yield problem
     elif not path.name.lower().endswith(SUFFIXES):
         why = f"The format is told by the file's name, which must end in {known}."

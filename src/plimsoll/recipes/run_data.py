@@ -115,9 +115,8 @@ def run_template(config: JobConfig) -> Template:
     """How the run's rows become tokens."""
     data, model = config.data, config.actor.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
-    form = "none" if data.only_text else data.chat_template
     vocabulary = read_model_json(model.path).get("vocab_size")
-    return make_template(tokenizer, form, data.system, vocabulary)
+    return make_template(tokenizer, data.rendered_by, data.system, vocabulary)
 
 
 def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:

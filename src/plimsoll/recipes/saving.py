@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.roles import trained_roles
 from plimsoll.engine.worker import Worker
+from plimsoll.recipes.how_to_use import trained_text
 from plimsoll.recipes.resuming import changed_settings
 from plimsoll.recipes.session import Session, config_text
 from plimsoll.run.best import after_evaluation, is_patience_out
@@ -75,7 +76,7 @@ def _go_on_with(session: Session, settings: str) -> None:
     before = file.read_text(encoding="utf-8") if file.is_file() else settings
     if changes := changed_settings(before, settings):
         session.progress.note(f"with other settings than before: {', '.join(changes)}")
-    session.directory.write_config(settings)
+    session.directory.write_config(settings, session.template)
 
 
 @contextmanager
@@ -101,7 +102,10 @@ def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
     with session.phase("save", cluster):
         _go_back_to_best(session, cluster, state)
         with averaged(session, cluster):
-            cluster.all(Worker.save_model, "actor", session.directory.model_path.absolute())
+            path = session.directory.model_path.absolute()
+            cluster.all(Worker.save_model, "actor", path, session.template)
+    directory = session.directory
+    session.progress.note(trained_text(session.config, directory.path, directory.model_path))
 
 
 def _go_back_to_best(session: Session, cluster: Cluster, state: RunState) -> None:

@@ -17,6 +17,7 @@ from plimsoll.config.describe import dump_config
 from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.roles import role_models
 from plimsoll.data.report import BadRow
+from plimsoll.data.template_text import given_template
 from plimsoll.engine.worker import StepResult
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
 from plimsoll.memory.contents.process_peaks import Footprints
@@ -47,7 +48,7 @@ _FRESH = RunState(
 @dataclass(frozen=True)
 class Session:
     """A run under way. plan: or why there is none. predicted: by process and phase. state: where it
-    starts from. resumed: the checkpoint it starts from."""
+    starts from. template: Jinja that the config gives. resumed: the checkpoint it starts from."""
 
     job: str
     config: JobConfig
@@ -61,6 +62,7 @@ class Session:
     sink: MetricsSink
     stop: StopRequest
     state: RunState
+    template: str | None
     resumed: Path | None
     started: float
 
@@ -190,12 +192,13 @@ class Session:
 def open_session(job: str, config: JobConfig) -> Iterator[Session]:
     """Open the run directory and all that watches the run; closes everything at the end."""
     check_tokenizers(config.actor.model, role_models(config))
+    template = given_template(config.data)
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(config.run))
         latest = directory.latest_checkpoint()
         state = _state_of(*latest) if latest else _FRESH
         if latest is None:
-            directory.write_config(config_text(job, config))
+            directory.write_config(config_text(job, config), template)
         plan, predicted = plan_run(config), predicted_peaks(config)
         if not isinstance(plan, str):
             directory.write_plan(plan_json(plan), plan_svg(plan, job))
@@ -222,6 +225,7 @@ def open_session(job: str, config: JobConfig) -> Iterator[Session]:
             sink=MetricsSink(directory, progress, board),
             stop=stop,
             state=state,
+            template=template,
             resumed=latest[1] if latest else None,
             started=time.monotonic(),
         )

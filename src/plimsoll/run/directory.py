@@ -1,7 +1,7 @@
 """The run directory: what is where, and what a run that resumes finds in it.
 
-config.yaml  plan.json  plan.svg  metrics.jsonl  ledger.jsonl  report.html  bad_rows.jsonl
-out-of-memory.txt  reference-logprobs.parquet
+config.yaml  chat_template.jinja  plan.json  plan.svg  metrics.jsonl  ledger.jsonl  report.html
+bad_rows.jsonl  out-of-memory.txt  reference-logprobs.parquet
 trajectories/step-000001.parquet  checkpoints/step-000010/  tensorboard/  model/  run.lock
 """
 
@@ -63,6 +63,12 @@ class RunDirectory:
     def config_path(self) -> Path:
         """The resolved config, as YAML."""
         return self.path / "config.yaml"
+
+    @property
+    def template_path(self) -> Path:
+        """The chat template that the config gives, as it was when the run began; there only where
+        it gives one."""
+        return self.path / "chat_template.jinja"
 
     @property
     def plan_path(self) -> Path:
@@ -127,8 +133,12 @@ class RunDirectory:
         """The Parquet file with the trajectories of a step."""
         return self.path / "trajectories" / f"step-{step:06d}.parquet"
 
-    def write_config(self, text: str) -> None:
-        """Write the resolved config."""
+    def write_config(self, text: str, template: str | None = None) -> None:
+        """Write the resolved config, and the chat template that it gives."""
+        if template is None:
+            self.template_path.unlink(missing_ok=True)
+        else:
+            write_whole(self.template_path, template)
         write_whole(self.config_path, text)
 
     def write_plan(self, values: str, picture: str) -> None:

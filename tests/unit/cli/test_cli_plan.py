@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -176,8 +177,9 @@ def test_a_model_of_unknown_shape_is_said_to_have_no_plan(
 
 
 def test_a_run_of_an_unknown_name_is_told_so_in_one_line(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch, hub: Any
 ) -> None:
+    hub.has = {"nobody/knows"}
     monkeypatch.setattr("plimsoll.recipes.sft.run_sft", lambda config: None)
     words = ["--actor.model.path", "nobody/knows", "--data.chat_template", "none"]
     assert main(["sft", "sft.yaml", *words]) == 0

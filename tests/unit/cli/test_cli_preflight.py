@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ from plimsoll.config.load import load_config, read_config
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.memory.machine import versions
 from plimsoll.memory.machine.versions import installed_version
+from plimsoll.memory.rules.engines import CPU_HEAD_SIZES
 from plimsoll.recipes.found_models import find_model
-from plimsoll.recipes.ppo_inputs import CPU_HEAD_SIZES
 from plimsoll.recipes.preflight import check_inputs
 
 Check = Callable[..., None]
@@ -105,18 +106,21 @@ def test_each_source_of_a_mixture_is_looked_for() -> None:
 
 @pytest.mark.usefixtures("house")
 @pytest.mark.parametrize("path", ["openai/gsm8k", "imdb", "data", "data/rows.jsonl"])
-def test_data_that_is_there_or_may_be_on_the_hub(path: str) -> None:
+def test_data_that_is_there_or_on_the_hub(path: str, hub: Any) -> None:
+    hub.has = {"openai/gsm8k", "imdb"}
     check("--data.train.path", path)
 
 
 @pytest.mark.usefixtures("house")
-def test_a_configuration_is_chosen_of_the_hubs_data_sets_alone() -> None:
+def test_a_configuration_is_chosen_of_the_hubs_data_sets_alone(hub: Any) -> None:
+    hub.has = {"openai/gsm8k"}
     check("--data.train.path=openai/gsm8k", "--data.train.name=main")
     assert "  data.train.name: main" in refusal("--data.train.name=main")
 
 
 @pytest.mark.usefixtures("house")
-def test_one_file_has_no_splits() -> None:
+def test_one_file_has_no_splits(hub: Any) -> None:
+    hub.has = {"openai/gsm8k"}
     assert "  data.train.split: test" in refusal("--data.train.split=test")
     check("--data.train.path=openai/gsm8k", "--data.train.split=test")
 
@@ -247,7 +251,8 @@ def test_only_the_actor_needs_a_tokenizer(house: Path) -> None:
     check()
 
 
-def test_a_model_path_that_is_no_directory(house: Path) -> None:
+def test_a_model_path_that_is_no_directory(house: Path, hub: Any) -> None:
+    hub.has = {"Qwen/Qwen2.5-0.5B"}
     assert "did you mean model?" in refusal("--actor.model.path", "modle")
     assert "is a file" in refusal("--actor.model.path", "run.yaml")
     (house / "outer").mkdir()
@@ -369,6 +374,13 @@ def test_tensor_parallel_must_divide_the_heads() -> None:
     assert "6 attention heads" in report and "one of 1, 2, 3, 6" in report
 
 
+# head_dim is left out: that of a Qwen3 is then 128, and not 48 / 6.
+QWEN3 = {
+    **{"model_type": "qwen3", "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_key_value_heads": 2, "vocab_size": 32},
+}
+
+
 @pytest.mark.parametrize(
     ("shape", "refused"),
     [
@@ -377,10 +389,12 @@ def test_tensor_parallel_must_divide_the_heads() -> None:
         ({"hidden_size": 192, "head_dim": 24}, "24"),
         ({"hidden_size": 192}, None),
         ({"hidden_size": 48, "kv_lora_rank": 16}, None),
+        (QWEN3, None),
+        (QWEN3 | {"head_dim": 48}, "48"),
     ],
 )
 def test_heads_that_vllm_has_no_cpu_kernel_for(
-    house: Path, shape: dict[str, int], refused: str | None
+    house: Path, shape: dict[str, Any], refused: str | None
 ) -> None:
     config = json.loads((house / "model" / "config.json").read_text())
     (house / "model" / "config.json").write_text(json.dumps(config | shape))
@@ -390,6 +404,8 @@ def test_heads_that_vllm_has_no_cpu_kernel_for(
         return check("--cluster.device=cpu")
     report = refusal("--cluster.device=cpu", code=4)
     assert f"attention heads are {refused} wide" in report and "128" in report
+    with pytest.raises(SettingsConflict, match=f"--model: model\n.*heads are {refused} wide"):
+        find_model("run.yaml", ["--cluster.device=cpu"], "model", None)
 
 
 def test_the_list_of_heads_is_vllms() -> None:

@@ -35,6 +35,21 @@ def test_no_engine_no_rule_about_engines() -> None:
     assert conflicts("ppo", changes, "V100-32GB")["bfloat16-card"].severity == "warning"
 
 
+@pytest.mark.parametrize(
+    ("model", "refused"),
+    [("openlm-research/open_llama_3b", True), ("microsoft/phi-2", False), (QWEN, False)],
+)
+def test_heads_that_vllm_has_no_attention_for_on_cpu(model: str, refused: bool) -> None:
+    """Of 100, 80 and 128."""
+    changes = {"actor.model.path": model, "critic.model.path": model, "actor.zero.stage": 0}
+    found = conflicts("ppo", {**changes, "cluster.device": "cpu"}, "cpu")
+    assert ("vllm-head-size" in found) == refused
+    assert not refused or "attention heads of 100" in found["vllm-head-size"].what
+    assert "vllm-head-size" not in conflicts("ppo", changes)
+    transformers = {"cluster.device": "cpu", "rollout.engine": "transformers"}
+    assert "vllm-head-size" not in conflicts("ppo", changes | transformers, "cpu")
+
+
 def shared_plan(share: float, level: int = 0) -> Plan:
     changes = {
         "cluster.ranks": 4,

@@ -17,6 +17,7 @@ from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapter_files import load_adapter, read_adapter_config, save_adapter
 from plimsoll.model.adapters import adapter_off, add_adapter, parts_of_weight, plain_weight
+from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
 from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names
 from plimsoll.model.quantization import dequantised, plain_shape
@@ -224,7 +225,8 @@ def test_scoring_leaves_codes_of_4_bits_as_they_are(untied: Path) -> None:
 def written(untied: Path, tmp_path: Path) -> Path:
     module = adapted(untied)
     shake(module)
-    save_adapter(module, trained(module), load_tokenizer(str(untied)), tmp_path / "adapter")
+    beside = companions(module.lm, load_tokenizer(str(untied)), None)
+    save_adapter(module, trained(module), beside, tmp_path / "adapter")
     return tmp_path / "adapter"
 
 

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from plimsoll.engine.weights import sent_names
+from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import hf_state_names
 from plimsoll.model.published import published, saved_buffers
@@ -55,7 +56,8 @@ def home(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_what_is_written_is_what_was_read(home: Path) -> None:
     policy = load_policy(settings_for(home / "first"), CPU)
-    write_plain(policy, torch.float32, make_tokenizer(), home / "again")
+    beside = companions(policy.lm, make_tokenizer(), None)
+    write_plain(policy, torch.float32, beside, home / "again")
     first, again = (load_file(home / name / "model.safetensors") for name in ("first", "again"))
     assert again.keys() == first.keys()
     for name, tensor in first.items():

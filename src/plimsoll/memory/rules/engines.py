@@ -20,6 +20,8 @@ _PADDING = 64
 """Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,
 vllm/model_executor/layers/vocab_parallel_embedding.py."""
 _MOST_PARALLEL = 64
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
 
 
 def engine_rules(job: Job) -> Iterator[PlanProblem]:
@@ -30,6 +32,20 @@ def engine_rules(job: Job) -> Iterator[PlanProblem]:
     if job.device == "cuda":
         yield from _one_node(job, job.sampler.rollout)
         yield from _bfloat16(job, job.sampler.rollout)
+    elif job.sampler.shape.head_dim not in CPU_HEAD_SIZES:
+        shape = job.sampler.shape
+        yield PlanProblem(
+            "vllm-head-size",
+            "error",
+            f"{shape.name} has attention heads of {shape.head_dim}",
+            against_cpu_heads(),
+            "rollout.engine: transformers, or a model with other heads",
+        )
+
+
+def against_cpu_heads() -> str:
+    """Why others than `CPU_HEAD_SIZES` are refused."""
+    return f"vLLM on CPU has attention only for {', '.join(map(str, CPU_HEAD_SIZES))}"
 
 
 def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:

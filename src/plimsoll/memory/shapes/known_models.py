@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from plimsoll.config.missing_path import missing_path
+from plimsoll.config.missing_path import missing_path, near_path
 from plimsoll.config.no_model import no_model
 from plimsoll.errors import ConfigError
 from plimsoll.memory.shapes.families import shape_from_config
@@ -110,10 +110,16 @@ def _key(name: str) -> str:
     return organisation + slash + model.removeprefix("meta-").removesuffix("-hf")
 
 
-def _unknown(path: str) -> str:
+def near_names(path: str) -> list[str]:
+    """The well-known models that are called most like it."""
     keys = _by_key()
     close = difflib.get_close_matches(_key(path).rpartition("/")[2], keys, n=3)
-    nearest = ", ".join(dict.fromkeys(keys[key][0] for key in close))
+    return list(dict.fromkeys(keys[key][0] for key in close))
+
+
+def _unknown(path: str) -> str:
+    here = near_path(Path(path))
+    nearest = ", ".join([*([] if here is None else [str(here)]), *near_names(path)])
     known = ", ".join(next(iter(shape["positions"])) for shape in _shapes())
     return (
         f"{path!r} is neither a directory here nor the name of a model whose shape Plimsoll knows."

@@ -1,0 +1,65 @@
+"""A hub of the tests' own, as a server of this machine: the real one cannot be asked here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import ClassVar
+
+import pytest
+from huggingface_hub import constants
+
+from plimsoll.recipes import hub as looking
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does, for the names in `has`, and with `trouble` where that is set."""
+
+    has: ClassVar[set[str]] = set()
+    trouble: ClassVar[int | None] = None
+    asked: ClassVar[list[str]] = []
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        name = self.path.removeprefix("/api/models/").removeprefix("/api/datasets/")
+        if name != self.path:  # not what the library asks for itself
+            self.asked.append(name)
+        self.send_response(self.trouble or (200 if name in self.has else 404))
+        if self.trouble is None and name not in self.has:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.end_headers()
+        self.wfile.write(b'{"id": "%b"}' % name.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a network, whose cache is empty."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    looking._silence.cache_clear()
+
+
+@pytest.fixture
+def hub(no_hub: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    """A hub that answers."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(Hub, "has", set())
+    monkeypatch.setattr(Hub, "trouble", None)
+    monkeypatch.setattr(Hub, "asked", [])
+    yield Hub
+    server.shutdown()
+    server.server_close()
+    looking._silence.cache_clear()

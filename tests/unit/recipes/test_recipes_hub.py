@@ -1,0 +1,115 @@
+"""Names that are no path here: what is said where the hub is silent, has them not, or has them."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from plimsoll.cli.command import main
+from plimsoll.recipes import hub as looking
+from plimsoll.recipes.hub import Kind, not_on_hub
+
+Captured = pytest.CaptureFixture[str]
+KINDS: tuple[Kind, ...] = ("model", "dataset")
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_silent_hub_is_told_once_and_without_noise(kind: Kind, capfd: Captured) -> None:
+    found = not_on_hub("nobody/knows", kind)
+    assert found is not None
+    assert f"nothing of it in {constants.HF_HUB_CACHE}" in found[0]
+    assert "(http://127.0.0.1:9) does not answer: " in found[0] and "refused" in found[0]
+    assert found[1] == "correct the path or name; or connect this machine, to download it"
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_a_hub_that_takes_the_call_and_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking, "_PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        found = not_on_hub("nobody/knows", "model")
+    assert found is not None and "does not answer: " in found[0]
+
+
+@pytest.mark.usefixtures("hub")
+def test_offline_the_hub_is_not_asked(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    found = not_on_hub("nobody/knows", "model")
+    assert found is not None and "HF_HUB_OFFLINE" in found[0] and "unset" in found[1]
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_hub_is_asked_for_what_it_has(hub: Any, kind: Kind) -> None:
+    hub.has = {"some/thing"}
+    assert not_on_hub("some/thing", kind) is None
+    found = not_on_hub("some/thin", kind)
+    assert found is not None and f"shows no {kind} of this name" in found[0]
+    assert "hf auth login" in found[1]
+    assert hub.asked == ["some/thing", "some/thin"]
+    hub.trouble = 503  # which readers wait out
+    assert not_on_hub("some/thin", kind) is None
+    assert not_on_hub("no..name", kind) is not None
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_what_is_in_the_cache_is_not_asked_for() -> None:
+    cached = Path(constants.HF_HUB_CACHE) / "models--some--model" / "snapshots" / "0123"
+    prepared = Path(constants.HF_HOME) / "datasets" / "some___rows" / "default"
+    for folder in (cached, prepared):
+        folder.mkdir(parents=True)
+    assert not_on_hub("some/model", "model") is None
+    assert not_on_hub("some/rows", "dataset") is None
+    assert not_on_hub("some/rows", "model") is not None
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_paths_and_names_that_are_nearly_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "policy").mkdir(parents=True)
+    for given, near in (
+        ("mdels/polcy", "models/policy"),
+        ("Qwen/Qwen2.5-0.5B-Instrct", "Qwen/Qwen2.5-0.5B-Instruct or "),
+    ):
+        found = not_on_hub(given, "model")
+        assert found is not None and f"(did you mean {near}" in found[1]
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_every_command_looks_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("adapter").mkdir()
+    Path("adapter/adapter_config.json").write_text('{"base_model_name_or_path": "some/model"}')
+    Path("run/checkpoints/step-000001").mkdir(parents=True)
+    Path("run/checkpoints/step-000001/state.json").touch()
+    text = (
+        "# dpo\nrun: {directory: run, steps: 1}\n"
+        "data: {train: {path: some/rows, chosen: a, rejected: b},"
+        " eval: {path: some/rows, chosen: a, rejected: b}}\n"
+        "actor: {model: {path: some/model}}\nbatch: {pairs: 1, micro_batch_tokens: 4096}\n"
+        "reference: {model: {path: other/model}}\n"
+    )
+    for file in ("dpo.yaml", "run/config.yaml"):
+        Path(file).write_text(text)
+    for words, keys in (
+        (["dpo", "dpo.yaml"], ["data.train", "data.eval", "actor.model", "reference.model"]),
+        (["eval", "dpo.yaml"], ["--model", "data.eval", "reference.model"]),
+        (["export", "run", "--to", "out"], ["actor.model"]),
+        (["merge", "adapter", "--out", "out"], ["--base"]),
+        (["merge", "adapter", "--out", "out", "--base", "a/b"], ["--base: a/b"]),
+    ):
+        assert main(words) == 2
+        said = capfd.readouterr()
+        assert said.out == "" and "etrying" not in said.err
+        assert said.err.count("does not answer") == len(keys)
+        assert all(f"\n  {key}" in said.err for key in keys)
