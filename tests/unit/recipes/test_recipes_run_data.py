@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 
 from plimsoll.config.jobs import PpoConfig, SftConfig
 from plimsoll.config.reward import RewardConfig
-from plimsoll.data import loading
 from plimsoll.data.dataset import load_samples
 from plimsoll.errors import ConfigError, DataError, Interrupted
 from plimsoll.model.tiny import tiny_config, write_tiny_model
@@ -21,8 +21,8 @@ from plimsoll.recipes.ppo_setup import PpoData, load_prompt_data
 from plimsoll.recipes.run_data import RunData, epoch_metrics, load_data, repeats
 from plimsoll.recipes.session import open_session
 from plimsoll.records import Sample
-from plimsoll.run.clock import TimedPhase
 from plimsoll.reward.score import build_rewards
+from plimsoll.run.clock import TimedPhase
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
 PAGES = [{"body": "1234567890"}, {"body": ""}, {"body": "12"}]
