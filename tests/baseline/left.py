@@ -43,14 +43,13 @@ def _content(path: Path, exact: bool) -> str | None:
             measured = path.name == "ledger.jsonl"
             return "\n".join(_row(_ledger_row(row) if measured else row, exact) for row in rows)
         case ".json":
-            return _row(json.loads(path.read_text()), exact or path.parent.name == "model")
+            measured = path.name.endswith("calibration.json")
+            return _row(json.loads(path.read_text()), exact and not measured)
         case ".parquet":
             rows = parquet.read_table(path).to_pylist()
             return "\n".join(_row(row, exact) for row in rows)
         case ".yaml" | ".jinja":
             return path.read_text()
-        case ".svg" | ".png" | ".html" | ".lock":
-            return None
     return None
 
 

@@ -19,8 +19,8 @@ from left import digest
 from plain import normal, write
 
 OWN = """\
-def short(trajectory, *, limit: int = 4) -> float:
-    return float(len(trajectory.response_tokens) <= limit)
+def mean(trajectory, *, scale: float = 1.0) -> float:
+    return scale * float(sum(trajectory.response_tokens)) / len(trajectory.response_tokens) / 288
 
 def broken(trajectory) -> float:
     return 1 / 0
@@ -165,7 +165,7 @@ RUNS = (
         "ppo-local",
         "ppo",
         {
-            "rewards": {"right": {"name": "exact_match"}, "short": {"name": "own:short"},
+            "rewards": {"right": {"name": "exact_match"}, "own": {"name": "own:mean"},
                         "length": {"name": "length", "weight": 0.1}},
             "reward_model": {"role": {"model": {"path": "judge", "dtype": "float32"}}},
             "algorithm": {"mini_batches": 2, "epochs": 2, "kl": {"target": 0.5, "horizon": 50},
@@ -279,6 +279,7 @@ def _config(run: Run) -> dict[str, Any]:
     }
     if run.job == "ppo":
         here["batch"] |= {"prompts": 6}
+        here["rewards.own"] = {"name": "own:mean", "options": {"scale": 2.0}}
         here |= {"rollout": _ENGINE, "critic.optimizer.learning_rate": 0.01}
     else:
         here["batch"] |= {"pairs" if run.job in ("dpo", "rm") else "sequences": 6}
