@@ -102,20 +102,20 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
             f"DIRECTORY` or `plimsoll export {source} --merge --to DIRECTORY`, and give the result "
             f"with --model."
         )
-    refuse(_against_measuring(config, path))
+    named = "--model" if model or run else "actor.model.path"
+    refuse(_against_measuring(config, named, path))
     return FoundModel(path, config, Path(out) if out else run or Path(config.run.directory))
 
 
-def _against_measuring(config: JobConfig, path: str) -> Iterator[Problem]:
-    """What is wrong with the model at `path` and what it is measured with."""
-    yield from check_model("--model", path, tokenizer=True)
-    yield from check_head("--model", path, scores=isinstance(config, RmConfig | PrmConfig))
+def _against_measuring(config: JobConfig, key: str, path: str) -> Iterator[Problem]:
+    """What is wrong with the model that `key` gives and with what it is measured with."""
+    yield from check_model(key, path, tokenizer=True)
+    yield from check_head(key, path, scores=isinstance(config, RmConfig | PrmConfig))
     if isinstance(config, RlJobConfig):
-        yield from check_heads(config, "--model", path)
-    judge = role_models(config).get(judge_of(config))
-    if judge is not None:
-        key = f"{key_of(judge_of(config))}.model.path"
-        yield from check_model(key, judge.path, tokenizer=False)
+        yield from check_heads(config, key, path)
+    role = judge_of(config)
+    if judge := role_models(config).get(role):
+        yield from check_model(f"{key_of(role)}.model.path", judge.path, tokenizer=False)
     if config.data.eval is not None:
         from plimsoll.recipes.preflight import check_source  # imports NumPy and Arrow
 

@@ -33,7 +33,7 @@ class Page:
     """What a report shows.
 
     job: as its command is called, such as `sft`; None where config.yaml does not say it.
-    steps: such as `12 of 30`.
+    step: the last that has ended; steps: of the whole run, None where config.yaml is not there.
     held_out: by metric, its number in each of the evaluations; labels: of metrics, for people.
     calibration: of a reward model, as PNG; plan: as SVG. Both where there is one.
     seconds: by phase. comparisons: of the fullest process of each kind in each phase; processes:
@@ -43,7 +43,8 @@ class Page:
     title: str
     job: str | None
     model: str
-    steps: str
+    step: int
+    steps: int | None
     held_out: Mapping[str, Sequence[Estimate | None]]
     evaluations: Sequence[str]
     labels: Mapping[str, str]

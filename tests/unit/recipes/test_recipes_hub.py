@@ -103,7 +103,8 @@ def test_every_command_looks_before_anything_is_loaded(
         Path(file).write_text(text)
     for words, keys in (
         (["dpo", "dpo.yaml"], ["data.train", "data.eval", "actor.model", "reference.model"]),
-        (["eval", "dpo.yaml"], ["--model", "data.eval", "reference.model"]),
+        (["eval", "dpo.yaml"], ["actor.model", "data.eval", "reference.model"]),
+        (["eval", "dpo.yaml", "--model", "a/b"], ["--model", "data.eval", "reference.model"]),
         (["export", "run", "--to", "out"], ["actor.model"]),
         (["merge", "adapter", "--out", "out"], ["--base"]),
         (["merge", "adapter", "--out", "out", "--base", "a/b"], ["--base: a/b"]),
