@@ -91,5 +91,6 @@ def _is_cached(name: str, kind: Kind) -> bool:
 def _near(name: str, kind: Kind) -> str:
     here = near_path(Path(name))
     found = [] if here is None else [str(here)]
-    found += near_names(name) if kind == "model" else []
+    names = near_names(name) if kind == "model" else []
+    found += [] if name in names else names
     return f" (did you mean {' or '.join(found)}?)" if found else ""

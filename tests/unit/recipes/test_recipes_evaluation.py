@@ -4,6 +4,7 @@ the numbers that are of whole responses or solutions."""
 from __future__ import annotations
 
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +21,10 @@ from plimsoll.algorithm.interval import mean_interval, share_interval, wilson_in
 from plimsoll.algorithm.separation import separation_interval
 from plimsoll.config.evaluation import evaluation_metrics
 from plimsoll.config.jobs import DpoConfig, KtoConfig, PrmConfig, RmConfig
-from plimsoll.config.which import JOBS
+from plimsoll.config.which import JOBS, load_any_config
 from plimsoll.errors import PlimsollError
 from plimsoll.recipes.evaluate import run_eval
-from plimsoll.recipes.found_models import find_model
+from plimsoll.recipes.found_models import FoundModel
 from plimsoll.recipes.kto import response_metrics
 from plimsoll.recipes.preference import pair_metrics
 from plimsoll.recipes.process_reward import process_metrics
@@ -190,7 +191,8 @@ def test_where_nothing_can_be_written_is_told_before_the_model_is_measured(tmp_p
         f"# sft\nrun: {{directory: {tmp_path}, steps: 1}}\nactor: {{model: {{path: {tmp_path}}}}}\n"
         f"data: {{train: {{path: {rows}, text: t}}, eval: {{path: gone.jsonl, text: t}}}}\n"
     )
+    found = FoundModel(str(tmp_path), load_any_config(str(config)), rows / "out")
     with pytest.raises(PlimsollError, match=r"Cannot write .*rows\.jsonl/out: "):
-        run_eval(find_model(str(config), [], None, str(rows / "out")))
+        run_eval(found)
     with pytest.raises(PlimsollError, match="Cannot write /sys: "):  # not even by root
-        run_eval(find_model(str(config), [], None, "/sys"))
+        run_eval(replace(found, directory=Path("/sys")))

@@ -81,6 +81,8 @@ def test_paths_and_names_that_are_nearly_those(
     ):
         found = not_on_hub(given, "model")
         assert found is not None and f"(did you mean {near}" in found[1]
+    right = not_on_hub("Qwen/Qwen2.5-0.5B-Instruct", "model")
+    assert right is not None and "did you mean" not in right[1]
 
 
 @pytest.mark.usefixtures("no_hub")
