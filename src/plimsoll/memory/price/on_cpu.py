@@ -1,5 +1,4 @@
-"""Copies that a rank makes on CPU, where GPU kernels and NCCL do without, or that its heap still has.
-"""
+"""Copies that training on CPU makes or still has, where GPU kernels and NCCL do without."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) ->
 
 
 def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Kept:
-    """Beside the flat copy of the weights, which is free by then: the heap keeps it for a second."""
+    """Beside the flat copy of the weights, free by then, which the heap keeps for a second."""
     return Kept(
         "zeros for gradients",
         "trained parameters",
