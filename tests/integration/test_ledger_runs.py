@@ -10,9 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import PPO, SFT, Outcome, run, run_here, write_config, write_task
 
+from plimsoll.memory.plan.plan import BAND
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.run.comparison import compare
 from plimsoll.run.ledger import LedgerRow, read_ledger
 
 pytestmark = pytest.mark.slow
@@ -170,3 +175,74 @@ def test_every_process_of_a_cluster_is_read_and_a_leak_in_a_reward_is_named(home
     assert float(leaks[0][1]) == pytest.approx(per_step, rel=0.1)
     again = run_here(home, "report", "leaky")
     assert "Leak: recipe holds" in again.out
+
+
+SELDOM = ("load", "eval", "save")
+COLUMNS: dict[str, dict[str, str]] = {
+    "sft": {"prompt": "q", "response": "a"},
+    "distill": {"prompt": "q", "response": "a"},
+    "dpo": {"prompt": "q", "chosen": "a", "rejected": "b"},
+    "kto": {"prompt": "q", "chosen": "a", "rejected": "b"},
+    "rm": {"prompt": "q", "chosen": "a", "rejected": "b"},
+    "prm": {"prompt": "q", "steps": "steps", "labels": "labels"},
+    "ppo": {"prompt": "q", "reference": "a"},
+}
+
+
+@pytest.fixture(scope="module")
+def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """28M parameters, whose copies are well above what processes differ by."""
+    home = tmp_path_factory.mktemp("larger")
+    shape = {"hidden": 512, "layers": 8, "heads": 8, "kv_heads": 4, "feed_forward": 1408}
+    config = tiny_config("qwen2", True, vocab=8192, **shape)
+    write_tiny_model(home / "model", config, 0, make_tokenizer())
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(32):
+        a, b = ("".join(map(str, rng.integers(10, size=100))) for _ in range(2))
+        rows.append({"q": "1+1=", "a": a, "b": b, "steps": [a[:50], b[:50]], "labels": [True, 0]})
+    (home / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return home
+
+
+def larger_config(job: str) -> dict[str, Any]:
+    """Short sequences, two steps, and an evaluation and a checkpoint after each."""
+    role = {"model": {"path": "model"}}
+    source = {"path": "rows.jsonl"} | COLUMNS[job]
+    size = {"dpo": "pairs", "rm": "pairs", "ppo": "prompts"}.get(job, "sequences")
+    longest = 8 if job == "ppo" else 128
+    config: dict[str, Any] = {
+        "run": {"directory": job, "steps": 2, "save_every": 1, "eval_every": 1},
+        "cluster": {"where": "local"} | CPU,
+        "data": {"train": source, "eval": source, "chat_template": "none", "max_tokens": longest},
+        "batch": {size: 8, "micro_batch_tokens": 512},
+        "actor": role,
+    }
+    if job == "distill":
+        config["teacher"] = role
+    if job == "ppo":
+        config["batch"]["responses"] = 2
+        config |= {"critic": role, "rewards": {"length": {"name": "length"}}}
+        config["rollout"] = {
+            "engine": "transformers",
+            "max_sequences": 32,
+            "sampling": {"max_new_tokens": 64},
+        }
+    return config
+
+
+@pytest.mark.parametrize("job", COLUMNS)
+def test_every_phase_of_a_local_run_is_within_the_band(larger: Path, job: str) -> None:
+    """A phase of every step also has what the one before it freed less than a second ago."""
+    write_config(larger, job, larger_config(job))
+    outcome = run(larger, job, f"{job}.yaml", "--force")
+    assert outcome.code == 0, outcome.err
+    rows = [one for one in compare(read_ledger(larger / job / "ledger.jsonl")) if one.predicted]
+    own = {one.phase: one for one in rows if one.process == "local"}
+    assert own.keys() >= {*SELDOM, "train_actor"}
+    every = max(one.predicted or 0 for one in own.values() if one.phase not in SELDOM)
+    for one in own.values():
+        expected = (one.predicted or 0) if one.phase in SELDOM else every
+        assert one.measured < (1 + BAND.share) * expected, one
+    peak = max(one.measured for one in own.values())
+    assert peak > (1 - 2 * BAND.share) * max(one.predicted or 0 for one in own.values())

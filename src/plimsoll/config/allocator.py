@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _NEVER = 2**40
 SETTINGS = (
@@ -22,6 +23,8 @@ SETTINGS = (
 )
 """A thread of its own gives back what has been free for a second (jemalloc(3), TUNING). Blocks
 of more than 8 MiB are not given back at once: the next layer would ask for them again."""
+
+_ALL_ARENAS = 4096  # MALLCTL_ARENAS_ALL of jemalloc 5
 
 _HEAPS = ("jemalloc", "tcmalloc", "mimalloc")
 _NVIDIA = Path("/dev/nvidiactl")
@@ -78,11 +81,24 @@ def begin_anew() -> None:
 def keep_large_blocks() -> None:
     """What SETTINGS say of large blocks, for the arena that jemalloc 5.3 makes before it reads
     them, of the process's first thread. Nothing where another heap is at work."""
-    control = getattr(ctypes.CDLL(None), "mallctl", None)
+    control = _control()
     if control is not None:
         value = ctypes.c_size_t(_NEVER)
         size = ctypes.c_size_t(ctypes.sizeof(value))
         control(b"arena.0.oversize_threshold", None, None, ctypes.byref(value), size)
+
+
+def release_free_blocks() -> None:
+    """Give back at once what all arenas of jemalloc keep for a second. Nothing where another heap
+    is at work."""
+    control = _control()
+    if control is not None:
+        control(b"arena.%d.purge" % _ALL_ARENAS, None, None, None, ctypes.c_size_t(0))
+
+
+def _control() -> Any:
+    """jemalloc's mallctl(3); None where another heap is at work."""
+    return getattr(ctypes.CDLL(None), "mallctl", None)
 
 
 def _is_debugged() -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from plimsoll.algorithm.sequences import sums
+from plimsoll.config.allocator import release_free_blocks
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.roles import RoleName
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
@@ -37,6 +38,7 @@ from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
+from plimsoll.run.memory import reset_process_peak
 from plimsoll.run.readings import Reading, Share
 
 S = TypeVar("S")
@@ -267,6 +269,12 @@ class Worker:
         """Let go of what the allocator keeps for later, for who else uses the card."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def release_heap(self) -> None:
+        """On CPU: give back what the heap keeps for a second, and let the peak start from there."""
+        if self._device.type == "cpu":
+            release_free_blocks()
+            reset_process_peak()
 
     def read_memory(self) -> Reading:
         """What the process holds, and its peaks since the last call."""

@@ -91,8 +91,7 @@ def learn_from_data(
     evaluate: what is seen of the held-out rows, by name; written as `eval/<name>`.
     """
     config, session, cluster = work.config, work.session, work.cluster
-    with session.phase("load", cluster):
-        restore(session, cluster)
+    restore(session, cluster)
     state = first_state(session, work.order, work.sources)
     session.stop_if_asked(state.step)
     for repeated in repeats(work.order, rows_per_step):

@@ -73,8 +73,7 @@ def run_ppo(config: PpoConfig) -> None:
                 load_roles(cluster, config)
             with session.phase("sync", cluster):
                 sync = first_sync(cluster, config, data)
-            with session.phase("load", cluster):
-                restore(session, cluster)
+            restore(session, cluster)
             state = train(session, config, data, cluster, sync, scorer)
             save_model(session, cluster, state)
     leave_report(session.directory.path)

@@ -56,10 +56,11 @@ def restore(session: Session, cluster: Cluster) -> None:
     """Read the checkpoint that the run resumes from."""
     if session.resumed is None:
         return
-    for role in trained_roles(session.config):
-        ranks_of(cluster, role).all(
-            Worker.load_checkpoint, role, (session.resumed / role).absolute()
-        )
+    with session.phase("load", cluster):
+        for role in trained_roles(session.config):
+            ranks_of(cluster, role).all(
+                Worker.load_checkpoint, role, (session.resumed / role).absolute()
+            )
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
     _go_on_with(session, config_text(session.job, session.config))
     _prune(session, session.state)  # killed in between, it has one more than it keeps

@@ -18,7 +18,7 @@ from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.roles import role_models
 from plimsoll.data.report import BadRow
 from plimsoll.data.template_text import given_template
-from plimsoll.engine.worker import StepResult
+from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
 from plimsoll.memory.contents.process_peaks import Footprints
 from plimsoll.memory.meter import read_host
@@ -39,6 +39,10 @@ from plimsoll.run.readings import Reading
 from plimsoll.run.standing import StepReport
 from plimsoll.run.state import RunState
 from plimsoll.run.tensorboard import TensorBoardWriter
+
+_SELDOM = ("eval", "save")
+"""Phases that are worth giving back the heap's free blocks before. They are shorter than the second
+for which it keeps them, and would show what training has freed."""
 
 _FRESH = RunState(
     step=0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.0, seconds=0.0
@@ -90,6 +94,8 @@ class Session:
         self.progress.enter(name)
         placed = _telling_where(name, self.step_under_way)
         with self.clock.phase(name), explained, placed:
+            if cluster is not None and name in _SELDOM:
+                _release_heaps(cluster)
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start
@@ -249,6 +255,12 @@ def _state_of(step: int, checkpoint: Path) -> RunState:
             f"from another checkpoint (remove this one)."
         )
     return state
+
+
+def _release_heaps(cluster: Cluster) -> None:
+    cluster.all(Worker.release_heap)
+    if cluster.critics is not cluster:
+        cluster.critics.all(Worker.release_heap)
 
 
 @contextmanager

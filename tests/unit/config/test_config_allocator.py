@@ -114,6 +114,31 @@ def test_the_system_soon_gets_back_what_tensors_free() -> None:
     assert done.stdout.split() == ["True", "64"], done.stderr
 
 
+_RELEASED = """
+import psutil, torch
+from plimsoll.config.allocator import keep_large_blocks, release_free_blocks
+keep_large_blocks()
+def resident():
+    return psutil.Process().memory_info().rss
+tensors = [torch.ones(2**20) for _ in range(64)]
+full = resident()
+del tensors
+kept = resident()
+release_free_blocks()
+print(full - kept < 2**26, full - resident() > 240 * 2**20)
+"""
+
+
+def test_free_blocks_are_given_back_at_once_where_asked() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _RELEASED],
+        env=os.environ | preloading({}) | {"MALLOC_CONF": decaying_in(600_000)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
 _AGAIN = """
 import resource, torch
 from plimsoll.config.allocator import keep_large_blocks

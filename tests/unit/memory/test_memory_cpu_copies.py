@@ -52,6 +52,15 @@ def test_eight_bit_adam_writes_five_copies_out_on_cpu() -> None:
     assert "copies for 8-bit AdamW" not in role_moments()
 
 
+def test_while_an_engine_is_built_zeros_come_beside_the_flat_copy_of_the_weights() -> None:
+    second = {one.item.name: one for one in role()}
+    zeros, flat = second["zeros for gradients"], second["flat copy of weights"]
+    assert (zeros.item.bytes, flat.item.bytes) == (4 * SHAPE.parameters, 2 * SHAPE.parameters)
+    assert zeros.moments == flat.moments == {Moment("load", "build actor")}
+    offloaded = [one.item.name for one in role(zero={"optimizer_offload": "cpu"})]
+    assert "zeros for gradients" not in offloaded  # there they stay: the optimizer's gradients
+
+
 def test_gloo_reduces_a_clone_of_a_full_bucket_at_stage_3() -> None:
     bucket = 50_000_000
     third = {one.item.name: one for one in role(zero={"stage": 3, "bucket_elements": bucket})}
