@@ -215,7 +215,7 @@ def test_a_stopped_process_ends_the_run_with_its_name(
 
 
 def test_a_run_in_which_nobody_works_ends_with_where_all_are(run_until: RunUntil) -> None:
-    own = ("--algorithm.policy_loss.name", "marks:stuck")
+    own = ("--algorithm.policy_loss.name", "marks:stuck", "--algorithm.epochs", "1")
     command = run_until("training", "transformers", 1, *HANG_TIMEOUT, *own)
     outcome = command.finish()
     assert outcome.code == 1
