@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll.config.flags import apply_flags, parse_flags
-from plimsoll.config.jobs import JobConfig
+from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
-from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import Tree
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.speed import step_seconds
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import Ground, make_plan
 from plimsoll.memory.price.overheads import Constants
 
@@ -75,16 +76,17 @@ def measured(lever: Sequence[str]) -> tuple[int, int, float]:
     """Bytes of the fullest card and of the fullest host, and seconds of a step."""
     config = _config(lever)
     hardware, constants = parse_cluster(CARDS, NODES, HOST), Constants()
-    plan = make_plan(config, Ground(hardware, constants))
+    plan = make_plan(spec_of(config), Ground(hardware, constants))
     card = max(store.peak.bytes for store in plan.devices)
     host = max(store.peak.bytes for store in plan.hosts)
-    return card, host, step_seconds(make_job(config, hardware, constants))
+    return card, host, step_seconds(make_job(spec_of(config), hardware, constants))
 
 
 def _config(lever: Sequence[str]) -> JobConfig:
     keys = BASE | dict(flag.split("=") for flag in lever)
     flags = parse_flags([f"--{key}={value}" for key, value in keys.items()])
-    return validate(JOBS["sft"], apply_flags(Tree({}, {}), flags))
+    config: JobConfig = validate(JOBS["sft"].config, apply_flags(Tree({}, {}), flags))
+    return config
 
 
 if __name__ == "__main__":

@@ -28,18 +28,19 @@ from typing import Any
 
 import yaml
 
+from plimsoll.commands.planning import constants_of, hardware_of, predicted_peaks
 from plimsoll.config.deepspeed import deepspeed_settings
-from plimsoll.config.jobs import JobConfig
-from plimsoll.config.which import JOBS
+from plimsoll.config.job import JobConfig
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.peaks import Use, uses_of
-from plimsoll.memory.items import Phase
 from plimsoll.memory.price.roles import trained_counts, zero_sizes
-from plimsoll.memory.price.work import head_of
-from plimsoll.memory.shapes.known_models import read_shape
-from plimsoll.recipes.planning import constants_of, hardware_of, predicted_peaks
 from plimsoll.run.comparison import Comparison, compare
 from plimsoll.run.ledger import read_ledger
+from plimsoll.run.planned import Planned
+from plimsoll.shapes.known_models import read_shape
+from plimsoll.spec.run_spec import Phase
 from run_cases import CASES, QUICK, RunCase, write_model, write_rows
 
 
@@ -118,7 +119,7 @@ def run_case(case: RunCase, home: Path) -> list[Found]:
     if not (directory / "model").exists():
         _run(case, config, home)
     rows = [one for one in compare(read_ledger(directory / "ledger.jsonl")) if _counts(one)]
-    predicted = predicted_peaks(_validated(case, home))
+    predicted = predicted_peaks(spec_of(_validated(case, home)))
     return [
         _found(case, name, predicted[name].values(), list(own))
         for name, own in groupby(rows, key=lambda one: one.process)
@@ -150,7 +151,7 @@ def _run(case: RunCase, config: dict[str, Any], home: Path) -> None:
 
 
 def _validated(case: RunCase, home: Path) -> JobConfig:
-    config: JobConfig = JOBS[case.job].model_validate(case.config(home))
+    config: JobConfig = JOBS[case.job].config.model_validate(case.config(home))
     return config
 
 
@@ -166,7 +167,7 @@ def run_tensors(case: RunCase, home: Path) -> Found:
 def predicted_tensors(config: JobConfig) -> tuple[Phase, int]:
     """When a local run's tensors are most, by the plan, and their bytes."""
     cluster = config.cluster
-    job = make_job(config, hardware_of(cluster), constants_of(cluster))
+    job = make_job(spec_of(config), hardware_of(cluster), constants_of(cluster))
     (process,) = job.layout.processes
     uses, rest = uses_of(held_by(job, process)), _untouched(config)
     sizes = [use.allocated + rest * _has_bucket(use) for use in uses]
@@ -183,20 +184,13 @@ def _untouched(config: JobConfig) -> int:
     role = config.actor
     shape = read_shape(role.model.path)
     sizes = zero_sizes(deepspeed_settings(role, "cpu", 1), 1)
-    counts = trained_counts(role, shape, head_of(config, "actor"), sizes)
+    counts = trained_counts(role, shape, spec_of(config).roles["actor"].head, sizes)
     return max(0, counts.element * (sizes.bucket - counts.trained))
 
 
 def _count_tensors(case: RunCase, home: Path) -> int:
     """Of a run in this process. Tensors without storages of their own (views) count nothing."""
     from plimsoll.memory.trace import LiveBytes
-    from plimsoll.recipes.distill import run_distill
-    from plimsoll.recipes.kto import run_kto
-    from plimsoll.recipes.ppo import run_ppo
-    from plimsoll.recipes.preference import run_dpo
-    from plimsoll.recipes.process_reward import run_prm
-    from plimsoll.recipes.reward_model import run_rm
-    from plimsoll.recipes.sft import run_sft
 
     config = _validated(case, home)
     directory = f"{config.run.directory}-tensors"
@@ -204,13 +198,10 @@ def _count_tensors(case: RunCase, home: Path) -> int:
     config = config.model_copy(
         update={"run": config.run.model_copy(update={"directory": directory})}
     )
-    recipes: dict[str, Any] = {
-        **{"sft": run_sft, "dpo": run_dpo, "kto": run_kto, "rm": run_rm},
-        **{"prm": run_prm, "distill": run_distill, "ppo": run_ppo},
-    }
+    spec = spec_of(config)
     with redirect_stdout(StringIO()), LiveBytes() as live:
         live.enter("run")
-        recipes[case.job](config)
+        spec.job.load_loop().run(spec, Planned())
     peak: int = live.peaks["run"]
     return peak
 

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.records import Sample
 
 VOCABULARY, SEQUENCES, BUDGET, ROUNDS = 8192, 20, 4096, 3

@@ -16,7 +16,7 @@ from plimsoll.memory.price.activation_form import (
     UnfusedHead,
 )
 from plimsoll.memory.price.activations import activation_items, backward_items
-from plimsoll.memory.shapes.shape import MicroBatch
+from plimsoll.shapes.shape import MicroBatch
 
 _HUGGING_FACE = 16  # bytes of a logit where the loss is highest: as `UnfusedHead` counts
 _PASSING = ("recomputed activations", "working set", "logits", "logits chunk")

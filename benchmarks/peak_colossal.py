@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from peak_rows import Row
 from plimsoll.memory.price.states import Kept
-from plimsoll.memory.shapes.shape import parameter_tensors
+from plimsoll.shapes.shape import parameter_tensors
 
 _SOURCE = "colossalai/zero/low_level"
 

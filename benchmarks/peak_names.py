@@ -7,9 +7,9 @@ from pathlib import Path
 
 from peak_numbers import NotKnown
 from plimsoll.errors import ConfigError
-from plimsoll.memory.machine.hardware import find_card
-from plimsoll.memory.shapes.known_models import known_models, read_shape
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.machine.hardware import find_card
+from plimsoll.shapes.known_models import known_models, read_shape
+from plimsoll.shapes.shape import ModelShape
 
 _ALIKE = 0.002
 """Of their parameters, that variants of one model may differ in: a few tokens more."""

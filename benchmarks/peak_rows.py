@@ -23,7 +23,7 @@ import peak_words as words
 from peak_numbers import Metric, NotKnown, Text
 from peak_words import Precision, Quantization, Strategy
 from plimsoll.errors import ConfigError
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.shapes.shape import ModelShape
 
 COLUMNS = (
     *("id", "source", "task", "model", "params_b", "gpu", "n_gpus", "strategy", "offload", "peft"),

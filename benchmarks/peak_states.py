@@ -12,7 +12,7 @@ from plimsoll.memory.price.lifetimes import Life
 from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.states import Kept
 from plimsoll.memory.price.zero_states import zero_states
-from plimsoll.memory.shapes.shape import ModelShape, parameter_tensors
+from plimsoll.shapes.shape import ModelShape, parameter_tensors
 
 _QUANTIZED = {
     "nf4": 0.5 + 4 / 64,

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 
 JobName = Literal["sft", "dpo", "kto", "rm", "prm", "distill", "ppo"]
 Size = Literal["3m", "30m", "120m", "300m"]

@@ -60,7 +60,7 @@ def _tensors(path: Path, exact: bool) -> Iterator[str]:
     start = 8 + int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:start])
     metadata = header.pop("__metadata__", {})
-    yield f"metadata {json.dumps(metadata) if exact else sorted(metadata)}"
+    yield f"metadata {json.dumps(metadata, sort_keys=True) if exact else sorted(metadata)}"
     for name, one in sorted(header.items()):
         first, end = (start + offset for offset in one["data_offsets"])
         shown = hashlib.sha256(raw[first:end]).hexdigest() if exact else ""

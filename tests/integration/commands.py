@@ -21,10 +21,9 @@ import psutil
 import yaml
 
 from plimsoll.cli import main
-from plimsoll.config.evaluation import evaluation_metrics
-from plimsoll.config.which import load_any_config
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.jobs.which import load_any
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.run.rows import read_rows
 
 MARK = "PLIMSOLL_TEST_RUN"
@@ -201,7 +200,7 @@ def metrics(directory: Path) -> list[dict[str, Any]]:
 
 def assert_reported(directory: Path) -> None:
     """The evaluations of a run report what a config is checked against."""
-    known = evaluation_metrics(load_any_config(str(directory / "config.yaml")))
+    known = load_any(str(directory / "config.yaml")).evaluation.written
     seen = {name for row in metrics(directory) for name in row if name.startswith("eval/")}
     assert seen == set(known)
 

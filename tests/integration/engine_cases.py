@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.deepspeed import Device, zero_settings
@@ -22,7 +23,6 @@ from plimsoll.engine.objectives.value import ValueObjective, ValueStream
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.records import BatchCounts, Floats, Pack, Sample, to_packed
 
 VOCAB = 320

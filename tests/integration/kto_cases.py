@@ -10,8 +10,8 @@ from typing import Any
 from commands import write_config, write_task
 
 from plimsoll.cli import main
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 
 BETA, UNDESIRABLE = 0.5, 1.5
 SEQUENCES, STEPS, RATE = 5, 4, 0.003

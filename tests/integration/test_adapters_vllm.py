@@ -15,7 +15,10 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from test_run_sync import PROBE, TEMPERATURE, Pair, learned_after, train
+from vllm_cases import made
 
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.merge import merge_adapter
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
@@ -25,8 +28,6 @@ from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
-from plimsoll.recipes.merge import merge_adapter
 from plimsoll.records import Floats, Ints, Prompt, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import WeightSync, prepare_sync, prove, sync_weights
@@ -80,7 +81,7 @@ def engine_on(model: Path, adapter_rank: int | None = None) -> Iterator[tuple[Vl
     rollout = RolloutConfig(cpu_kv_cache_gib=0.25)
     spec = EngineSpec(0, str(model), 64, 1, "cpu", rollout, adapter_rank=adapter_rank)
     with patch.dict(os.environ, environment(spec)), Runner() as loop:
-        engine = VllmEngine(spec)
+        engine = loop.run(made(spec))
         yield engine, loop
         loop.run(engine.stop())
 

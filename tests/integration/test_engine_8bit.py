@@ -17,7 +17,7 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
 from plimsoll.memory.price.roles import trained_counts, zero_sizes
-from plimsoll.memory.shapes.known_models import read_shape
+from plimsoll.shapes.known_models import read_shape
 
 pytestmark = pytest.mark.slow
 

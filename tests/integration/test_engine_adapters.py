@@ -28,11 +28,11 @@ from safetensors.torch import load_file
 from test_adapters_equal import DORA, EMBEDDING, KINDS, plain_adapted, saved
 from test_engine_checkpoint import train_and_resume
 
+from plimsoll.commands.merge import merge_adapter
 from plimsoll.config.engine import ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import StepResult, Worker
-from plimsoll.recipes.merge import merge_adapter
 from plimsoll.records import Floats, from_packed
 
 pytestmark = pytest.mark.slow

@@ -37,7 +37,7 @@ from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
 from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
-from plimsoll.recipes import reward_model
+from plimsoll.jobs import rm_loop as reward_model
 from plimsoll.records import BatchCounts, Floats, Sample, to_packed
 
 pytestmark = pytest.mark.slow

@@ -44,7 +44,7 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import Worker
-from plimsoll.memory.explain.incident import Incident, OutOfMemory
+from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.records import Floats
 from plimsoll.run.readings import CardReading
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from commands import PPO, SFT, Outcome, run, run_here, write_config, write_task
 
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.memory.plan.plan import BAND
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.run.comparison import compare
 from plimsoll.run.ledger import LedgerRow, read_ledger
 

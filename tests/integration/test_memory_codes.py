@@ -9,6 +9,7 @@ import pytest
 from engine_cases import VOCAB, Setting, make_batch, sft_step, zero_stage
 from ranks import RankProcesses
 
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.deepspeed import Device, zero_settings
 from plimsoll.config.engine import ZeroConfig
@@ -16,7 +17,6 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
 from plimsoll.memory.trace import LiveBytes
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from plimsoll.commands.trace_models import TraceForm, trace_form
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.memory.price.work import HeadKind
-from plimsoll.memory.shapes.known_models import read_fields
-from plimsoll.memory.shapes.shape import MicroBatch
-from plimsoll.recipes.trace_models import TraceForm, trace_form
+from plimsoll.shapes.known_models import read_fields
+from plimsoll.shapes.shape import MicroBatch
+from plimsoll.spec.roles import HeadKind
 
 WITHIN = 0.05
 WORK = MicroBatch(tokens=1024, sequences=2, longest=512, learned=32)

@@ -13,11 +13,12 @@ from peft import PeftModel
 from test_run_local import HELD_OUT, held_out_sample, plain_log_probs
 from transformers import AutoModelForCausalLM
 
-from plimsoll.config.jobs import SftConfig
-from plimsoll.config.load import load_config
-from plimsoll.recipes.sft import run_sft
+from plimsoll.commands.planning import plan_run
+from plimsoll.commands.run import run
+from plimsoll.jobs import JOBS
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.state import RunState
+from plimsoll.spec.load import load_spec
 
 pytestmark = pytest.mark.slow
 
@@ -61,7 +62,8 @@ def go(home: Path, directory: str, *flags: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         flags = (f"--run.directory={directory}", *flags)
-        run_sft(load_config(SftConfig, "sft.yaml", list(flags)))
+        spec = load_spec(JOBS["sft"], "sft.yaml", list(flags))
+        run(spec, plan_run(spec))
 
 
 def test_it_stops_early_and_keeps_the_best_checkpoint(whole: Path) -> None:

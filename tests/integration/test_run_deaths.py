@@ -137,7 +137,7 @@ def assert_nothing_left(command: Command) -> None:
 
 
 def assert_own_heap(command: Command) -> None:
-    """What computes on CPU has jemalloc (config/allocator.py)."""
+    """What computes on CPU has jemalloc (machine/heap.py)."""
     kinds = ("ray::RankActor", "ray::EngineActor", "VLLM::EngineCore")
     found = {kind: command.find(kind) for kind in kinds}
     assert found[kinds[0]] and found[kinds[1]]

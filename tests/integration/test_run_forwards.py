@@ -13,11 +13,10 @@ import torch
 from commands import PPO, run_here, write_config, write_task
 from test_run_reward import prm_config, rm_config
 
-from plimsoll.config.load import load_config
-from plimsoll.config.which import JOBS
-from plimsoll.memory.price.work import micro_batch
+from plimsoll.jobs import JOBS
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import Pack
+from plimsoll.spec.load import load_spec
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +82,7 @@ def planned(home: Path, job: str, config: dict[str, Any]) -> int:
     """Run the job; tokens of a rank's largest forward, by the plan."""
     name = write_config(home, job, config).name
     assert run_here(home, job, name).code == 0
-    return micro_batch(load_config(JOBS[job], str(home / name), []), 1).tokens
+    return load_spec(JOBS[job], str(home / name)).workload.largest_pack(1)
 
 
 @pytest.mark.parametrize("job", CONFIGS)

@@ -30,17 +30,19 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.jobs import PpoConfig, SftConfig
-from plimsoll.config.load import load_config
+from plimsoll.config.rl import PpoConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import job_of
 from plimsoll.records import Floats, Sample, from_packed
 from plimsoll.run.directory import open_run
 from plimsoll.run.files import is_temporary
 from plimsoll.run.state import RunState
+from plimsoll.spec.load import load_spec
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +77,7 @@ def interrupted(home: Path, job: str) -> Outcome:
     command = Command(home, job, f"{job}.yaml", "--run.directory", f"{job}-again")
     command.read_until(f"{job} step {3: >2}/")
     kind = SftConfig if job == "sft" else PpoConfig
-    config = load_config(kind, str(home / f"{job}.yaml")).run
+    config = load_spec(job_of(kind), str(home / f"{job}.yaml")).run
     with pytest.raises(ConfigError, match=f"in use by process {command.process.pid}:"):
         open_run(
             config.model_copy(update={"directory": str(home / f"{job}-again"), "resume": "auto"})
@@ -106,8 +108,8 @@ def test_the_run_directory_is_complete(home: Path, job: str, whole: Outcome) -> 
     assert whole.code == 0
     directory, settings = home / job, JOBS[job]["run"]
     kind = SftConfig if job == "sft" else PpoConfig
-    assert load_config(kind, str(directory / "config.yaml")) == load_config(
-        kind, str(home / f"{job}.yaml")
+    assert load_spec(job_of(kind), str(directory / "config.yaml")) == load_spec(
+        job_of(kind), str(home / f"{job}.yaml")
     )
     rows = metrics(directory)
     assert [row["step"] for row in rows if row["step"]] == list(range(1, settings["steps"] + 1))
@@ -189,7 +191,7 @@ def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample
 @pytest.mark.usefixtures("whole")
 def test_the_model_is_the_trainers(home: Path, job: str, one_rank: RankProcesses) -> None:
     kind = SftConfig if job == "sft" else PpoConfig
-    actor = load_config(kind, str(home / f"{job}.yaml")).actor
+    actor = load_spec(job_of(kind), str(home / f"{job}.yaml")).actor
     path = home / job / "model"
     model = actor.model.model_copy(update={"path": str(home / "model")})
     steps = JOBS[job]["run"]["steps"]

@@ -12,7 +12,7 @@ from commands import PPO, column, metrics, run, write_config, write_task
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.commands.arithmetic import make_tokenizer
 
 pytestmark = pytest.mark.slow
 

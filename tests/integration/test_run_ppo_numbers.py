@@ -19,7 +19,7 @@ from engine_reference import plain_critic, plain_logprobs, plain_policy, plain_v
 from safetensors.torch import load_file
 from torch import Tensor
 
-from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.records import Sample
 
 pytestmark = pytest.mark.slow

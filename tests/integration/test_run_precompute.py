@@ -14,10 +14,10 @@ from commands import metrics
 from kto_cases import PAIRS, PRECOMPUTE, STEPS, train_here, write_labelled
 
 from plimsoll.cluster.protocol import Ranks
-from plimsoll.config.roles import RoleName
-from plimsoll.recipes.update import Packs, log_probs
 from plimsoll.records import Floats
 from plimsoll.run.stored_logprobs import read_logprobs
+from plimsoll.spec.roles import RoleName
+from plimsoll.train.update import Packs, log_probs
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ class Scorer:
 @pytest.fixture
 def scorer(monkeypatch: pytest.MonkeyPatch) -> Scorer:
     scorer = Scorer([])
-    monkeypatch.setattr("plimsoll.recipes.precompute.log_probs", scorer)
+    monkeypatch.setattr("plimsoll.train.precompute.log_probs", scorer)
     return scorer
 
 
@@ -120,7 +120,7 @@ def test_scoring_that_is_interrupted_goes_on_where_it_was(
     assert train_here(home, stopped.name, *flags, job=job, config=job) == 130
     kept = Path(stopped.name) / "reference-logprobs.parquet"
     told = f"stopped while the reference scored, as asked; what it scored is in {kept}. To go on: "
-    assert f"\n{told}run the same command\n" in capsys.readouterr().err
+    assert f"{told}run the same command\n" in capsys.readouterr().err
     assert scorer.sequences == at_once[:3] and not (stopped / "metrics.jsonl").exists()
     assert train_here(home, stopped.name, *flags, job=job, config=job) == 0
     assert scorer.sequences == at_once

@@ -29,12 +29,13 @@ from commands import (
 )
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+from vllm_cases import made
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.order import DataOrder
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm import VllmEngine, environment
+from plimsoll.rollout.vllm import environment
 
 pytestmark = pytest.mark.slow
 
@@ -122,7 +123,7 @@ def test_the_final_model_computes_the_same_in_vllm_and_in_transformers(home: Pat
     rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32")
     spec = EngineSpec(0, str(path), 32, 1, "cpu", rollout)
     with patch.dict(os.environ, environment(spec)), asyncio.Runner() as loop:
-        engine = VllmEngine(spec)
+        engine = loop.run(made(spec))
         found = loop.run(engine.log_probs(probe))
         loop.run(engine.stop())
     for tokens, log_probs in zip(probe, found, strict=True):

@@ -15,7 +15,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from vllm_cases import made
 
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
@@ -26,7 +28,6 @@ from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.records import BatchCounts, Floats, Ints, Prompt, Sample, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
@@ -158,7 +159,7 @@ def engine_beside(
     rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype=dtype)
     spec = EngineSpec(0, str(model), 64, 1, "cpu", rollout)
     with patch.dict(os.environ, environment(spec)), asyncio.Runner() as loop:
-        engine = VllmEngine(spec)
+        engine = loop.run(made(spec))
         yield Pair(worker, engine, loop)
         loop.run(engine.stop())
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from plimsoll.commands.arithmetic import ALPHABET, make_tokenizer
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import ALPHABET, make_tokenizer
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.vllm import VllmEngine, environment

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 from huggingface_hub import constants
 
-from plimsoll.recipes import hub as looking
+from plimsoll.shapes import hub as looking
 
 
 class Hub(BaseHTTPRequestHandler):

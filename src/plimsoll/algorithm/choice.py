@@ -15,6 +15,7 @@ from typing import Generic, TypeVar
 
 import torch
 
+from plimsoll.algorithm.failure import failure
 from plimsoll.algorithm.inputs import (
     AdvantageInputs,
     Advantages,
@@ -29,9 +30,8 @@ from plimsoll.algorithm.metric_names import of_the_run
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
-from plimsoll.config.failure import failure
-from plimsoll.config.reference import needs_reference
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.spec.choices import needs_reference
 
 Output = TypeVar("Output")
 Shapes = Mapping[str, torch.Size]

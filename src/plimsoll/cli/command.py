@@ -14,19 +14,22 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from io import TextIOWrapper
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
-from plimsoll.cli.jobs import RECIPES, run_job
+from plimsoll.cli.jobs import run_job
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
-from plimsoll.config.allocator import begin_anew
-from plimsoll.config.threads import waiting
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
-from plimsoll.memory.machine.nvidia import card_order
+from plimsoll.machine.heap import begin_anew
+from plimsoll.machine.nvidia import card_order
+from plimsoll.machine.threads import waiting
 from plimsoll.run.output import open_missing
+
+if TYPE_CHECKING:
+    from plimsoll.spec.job import Job
 
 _INTERRUPTED = 130
 _READER_GONE = 141  # as shells expect of a command that SIGPIPE ended
@@ -37,13 +40,7 @@ _HELP = """\
 Plimsoll: RLHF that knows its load line.
 
   plimsoll demo                     the whole story on a CPU, in minutes
-  plimsoll sft CONFIG.yaml          supervised fine-tuning
-  plimsoll distill CONFIG.yaml      a student learns a teacher's distributions
-  plimsoll rm CONFIG.yaml           a reward model, from pairs
-  plimsoll prm CONFIG.yaml          a process reward model, from labelled steps
-  plimsoll dpo CONFIG.yaml          learning from pairs: DPO and its family
-  plimsoll kto CONFIG.yaml          learning from responses labelled good or bad
-  plimsoll ppo CONFIG.yaml          proximal policy optimisation
+{jobs}
   plimsoll eval CONFIG|RUN          how good a model is on held-out rows
   plimsoll export RUN --to DIR      a checkpoint as a model that others load
   plimsoll merge ADAPTER --out DIR  an adapter and its base as one plain model
@@ -95,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _prepare(words: list[str], debug: bool) -> None:
     open_missing()
-    if words and words[0] in _COMPUTING:
+    if words and words[0] not in _LIGHT and not words[0].startswith("-"):
         begin_anew()
         _leave_launcher()
         os.environ.update(waiting() | card_order())
@@ -122,23 +119,36 @@ def _dispatch(words: list[str]) -> None:
     for word in words:
         word.encode()  # refuses a name of other bytes than UTF-8's before anything is written
     if not words or words[0] in ("-h", "--help"):
-        show(_HELP)
+        show(_help())
     elif words[0] == "--version":
         show(f"plimsoll {__version__}")
-    elif words[0] in _COMMANDS:
-        _COMMANDS[words[0]](words[1:])
+    elif words[0] in _TOOLS:
+        _TOOLS[words[0]](words[1:])
+    elif words[0] in _jobs():
+        run_job(words[0], words[1:])
     else:
+        commands = list(dict.fromkeys(["demo", *_jobs(), *_TOOLS]))
         what = "option" if words[0].startswith("-") else "command"
-        close = difflib.get_close_matches(words[0], [*_COMMANDS, "--help", "--version"], n=1)
+        close = difflib.get_close_matches(words[0], [*commands, "--help", "--version"], n=1)
         near = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            f"There is no {what} {words[0]!r}.{near} Commands: {', '.join(_COMMANDS)}."
+            f"There is no {what} {words[0]!r}.{near} Commands: {', '.join(commands)}."
         )
 
 
-_COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
+def _jobs() -> Mapping[str, Job[Any]]:
+    from plimsoll.jobs import JOBS
+
+    return JOBS
+
+
+def _help() -> str:
+    lines = (f"  plimsoll {f'{j.name} CONFIG.yaml':<24} {j.summary}" for j in _jobs().values())
+    return _HELP.format(jobs="\n".join(lines))
+
+
+_TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "demo": demo,
-    **{name: partial(run_job, name) for name in RECIPES},
     "eval": evaluate,
     "plan": plan,
     "report": report,
@@ -147,7 +157,8 @@ _COMMANDS: Mapping[str, Callable[[list[str]], None]] = {
     "merge": merge,
     "export": export,
 }
-_COMPUTING = _COMMANDS.keys() - {"plan", "report", "calibrate", "doctor"}
+_LIGHT = {"plan", "report", "calibrate", "doctor"}
+"""Commands that compute nothing."""
 
 
 def _without_utf8(error: UnicodeEncodeError) -> str:

@@ -8,74 +8,64 @@ import argparse
 import difflib
 import shutil
 import sys
-from collections.abc import Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plimsoll.cli.options import Parser, show
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from plimsoll.config.base import Settings
-    from plimsoll.config.jobs import JobConfig
     from plimsoll.memory.plan.plan import Plan
-
-
-RECIPES: Mapping[str, str] = {
-    "sft": "sft:run_sft",
-    "distill": "distill:run_distill",
-    "rm": "reward_model:run_rm",
-    "prm": "process_reward:run_prm",
-    "dpo": "preference:run_dpo",
-    "kto": "kto:run_kto",
-    "ppo": "ppo:run_ppo",
-}
-"""By the name of a job's command: the file in recipes/ and its function that runs the job."""
+    from plimsoll.spec.job import Job
+    from plimsoll.spec.run_spec import RunSpec
 
 
 def run_job(name: str, words: list[str]) -> None:
     """The command of the job of this name."""
-    config = _checked(name, words)
-    if config is not None:
-        file, function = RECIPES[name].split(":")
-        vars(import_module(f"plimsoll.recipes.{file}"))[function](config)
+    from plimsoll.jobs import JOBS
+
+    spec = _checked(JOBS[name], words)
+    if spec is not None:
+        from plimsoll.commands.run import run
+
+        run(*spec)
 
 
-def _checked(name: str, words: list[str]) -> JobConfig | None:
-    """The checked config that is to run; None where help or a dry run was asked for, and given."""
+def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str] | None:
+    """The checked run, and its plan; None where help or a dry run was asked for, and given."""
     from plimsoll.config.flags import split_flags
-    from plimsoll.config.load import read_config
-    from plimsoll.config.which import JOBS, meant_for
+    from plimsoll.jobs.which import meant_for
+    from plimsoll.spec.load import read_spec
 
-    model = JOBS[name]
+    name, model = job.name, job.config
     rest, flags = split_flags(words)
     options = _job_options(name, model, rest)
     if options.help is not None:
         show(_job_help(name, model, options.help))
         return None
     try:
-        config, origins = read_config(model, options.config, flags)
+        spec, origins = read_spec(job, options.config, flags)
     except ConfigError as error:
         raise ConfigError(f"{error}{meant_for(name, options.config)}") from error
 
-    from plimsoll.recipes.preflight import check_inputs
+    from plimsoll.commands.preflight import check_inputs
 
-    check_inputs(config, origins)
-    from plimsoll.recipes.planning import plan_run, refuse_conflicts, require_fit, warnings_of
+    check_inputs(spec, origins)
+    from plimsoll.commands.planning import plan_run, refuse_conflicts, require_fit, warnings_of
 
-    plan = plan_run(config)
+    plan = plan_run(spec)
     if options.dry_run:
-        show(_dry_run(config, plan))
+        show(_dry_run(spec, plan))
         return None
     if isinstance(plan, str):
         print(plan, file=sys.stderr)
-        return config
+        return spec, plan
     refuse_conflicts(plan.problems)
     if not options.force:
         require_fit(plan)
     for warning in warnings_of(plan):
         print(warning, file=sys.stderr)
-    return config
+    return spec, plan
 
 
 def _job_options(name: str, model: type[Settings], words: list[str]) -> argparse.Namespace:
@@ -124,13 +114,13 @@ def _job_help(name: str, model: type[Settings], section: str) -> str:
     )
 
 
-def _dry_run(config: JobConfig, plan: Plan | str) -> str:
+def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
+    from plimsoll.commands.placement import placement
+    from plimsoll.commands.planning import shown_plan
     from plimsoll.config.describe import dump_config
-    from plimsoll.recipes.placement import placement
-    from plimsoll.recipes.planning import shown_plan
 
     memory = plan if isinstance(plan, str) else shown_plan(plan)
     return (
-        f"{dump_config(config)}\n{placement(config)}\nMemory\n{memory}\n\n"
+        f"{dump_config(spec.config)}\n{placement(spec)}\nMemory\n{memory}\n\n"
         "Dry run: nothing was started."
     )

@@ -8,14 +8,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from plimsoll.cli.options import Parser, show
 from plimsoll.errors import ConfigError, DoesNotFit
 
 if TYPE_CHECKING:
-    from plimsoll.config.jobs import JobConfig
-    from plimsoll.recipes.trace_models import TracedRole
+    from plimsoll.commands.trace_models import TracedRole
+    from plimsoll.spec.run_spec import RunSpec
 
 
 def demo(words: list[str]) -> None:
@@ -33,7 +33,7 @@ def demo(words: list[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of task, model and runs (%(default)s)")
     options = parser.parse_args(words)
 
-    from plimsoll.recipes.demo import run_demo
+    from plimsoll.commands.demo import run_demo
 
     run_demo(options.directory, options.seed)
 
@@ -71,8 +71,7 @@ def plan(words: list[str]) -> None:
     rest, flags = split_flags(words)
     options = _plan_parser().parse_args(rest)
 
-    from plimsoll.config.which import load_any_config
-    from plimsoll.recipes.planning import (
+    from plimsoll.commands.planning import (
         advise_job,
         plan_job,
         plan_json,
@@ -80,13 +79,14 @@ def plan(words: list[str]) -> None:
         refuse_conflicts,
         shown_plan,
     )
+    from plimsoll.jobs.which import load_any
     from plimsoll.run.files import write_whole
 
     flags += _settings_of(options, flags)
-    config = load_any_config(options.config, flags)
-    plan = plan_job(config)
-    advice = advise_job(config) if options.suggest else None
-    traced = _traced(config) if options.trace else {}
+    spec = load_any(options.config, flags)
+    plan = plan_job(spec)
+    advice = advise_job(spec) if options.suggest else None
+    traced = _traced(spec) if options.trace else {}
     show(plan_json(plan, advice, traced) if options.json else shown_plan(plan, advice, traced))
     if options.svg:
         write_whole(Path(options.svg), plan_svg(plan, options.config))
@@ -116,11 +116,10 @@ def _settings_of(options: Namespace, flags: Sequence[str]) -> list[str]:
     return [f"{flag}={dumps(value)}" for flag, value in stand_for.values() if value is not None]
 
 
-def _traced(config: JobConfig) -> dict[str, TracedRole]:
-    from plimsoll.config.roles import role_models
-    from plimsoll.recipes.trace_models import trace_activations
+def _traced(spec: RunSpec[Any]) -> dict[str, TracedRole]:
+    from plimsoll.commands.trace_models import trace_activations
 
-    return {role: trace_activations(config, role) for role in role_models(config)}
+    return {role: trace_activations(spec, role) for role in spec.models}
 
 
 def report(words: list[str]) -> None:
@@ -133,7 +132,7 @@ def report(words: list[str]) -> None:
     parser.add_argument("run", help="a run.directory")
     options = parser.parse_args(words)
 
-    from plimsoll.recipes.report import report_run
+    from plimsoll.commands.report import report_run
 
     show(report_run(Path(options.run)))
 
@@ -155,7 +154,7 @@ def calibrate(words: list[str]) -> None:
     )
     options = parser.parse_args(words)
 
-    from plimsoll.recipes.calibrate import calibrate
+    from plimsoll.commands.calibrate import calibrate
 
     show(calibrate([Path(run) for run in options.runs], Path(options.out)))
 
@@ -172,7 +171,7 @@ def doctor(words: list[str]) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     options = parser.parse_args(words)
 
-    from plimsoll.recipes.doctor import examine, refuse_wrong, shown
+    from plimsoll.commands.doctor import examine, refuse_wrong, shown
 
     findings = examine(options.directory, options.address)
     show(shown(findings, options.json))
@@ -200,13 +199,13 @@ def merge(words: list[str]) -> None:
     parser.add_argument("--trust-remote-code", action="store_true")
     options = parser.parse_args(words)
 
-    from plimsoll.recipes.found_models import refuse_existing, refuse_no_adapter
+    from plimsoll.commands.found_models import refuse_existing, refuse_no_adapter
 
     adapter, out = Path(options.adapter), Path(options.out)
     refuse_existing("--out", out)
     refuse_no_adapter(adapter, options.base)
-    from plimsoll.recipes.how_to_use import policy_use, scorer_use
-    from plimsoll.recipes.merge import merge_adapter
+    from plimsoll.commands.merge import merge_adapter
+    from plimsoll.train.how_to_use import policy_use, scorer_use
 
     scores = merge_adapter(
         adapter,
@@ -242,18 +241,18 @@ def export(words: list[str]) -> None:
     parser.add_argument("--merge", action="store_true", help="merge the adapter into its base")
     options = parser.parse_args(words)
 
-    from plimsoll.recipes.found_models import find_checkpoint, refuse_existing
+    from plimsoll.commands.found_models import find_checkpoint, refuse_existing
 
     to = Path(options.to)
     refuse_existing("--to", to)
     found = find_checkpoint(Path(options.source), merge=options.merge)
-    from plimsoll.recipes.export import export_checkpoint
-    from plimsoll.recipes.how_to_use import actor_noun, actor_use
+    from plimsoll.commands.export import export_checkpoint
+    from plimsoll.train.how_to_use import actor_noun, actor_use
 
     export_checkpoint(found, to, options.dtype, merge=options.merge)
-    adapter = found.config.actor.adapter is not None and not options.merge
-    noun = actor_noun(found.config, adapter=adapter)
-    use = actor_use(found.config, to, adapter=adapter)
+    adapter = found.spec.actor.adapter is not None and not options.merge
+    noun = actor_noun(found.spec, adapter=adapter)
+    use = actor_use(found.spec, to, adapter=adapter)
     show(f"The {noun} of {found.path} is in {to}: {use}.")
 
 
@@ -285,9 +284,9 @@ def evaluate(words: list[str]) -> None:
     rest, flags = split_flags(words)
     options = parser.parse_args(rest)
 
-    from plimsoll.recipes.found_models import find_model
+    from plimsoll.commands.found_models import find_model
 
     found = find_model(options.source, flags, options.model, options.out)
-    from plimsoll.recipes.evaluate import run_eval
+    from plimsoll.commands.evaluate import run_eval
 
     show(run_eval(found))

@@ -7,11 +7,11 @@ from typing import Literal
 
 from plimsoll.cluster.blame import SILENT, message, tells_of_shortage
 from plimsoll.cluster.vigil import Hang
-from plimsoll.config.counting import gigabytes
 from plimsoll.errors import PlimsollError, WorkerDied
-from plimsoll.memory.explain.incident import Incident, OutOfMemory, Sighting
+from plimsoll.machine.incident import Incident, OutOfMemory, Sighting
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm import ENGINE_ENDED
+from plimsoll.run.counting import gigabytes
 
 _FULL = 0.95
 """Of a node's memory, from which on a process that is killed is held to be killed for it."""

@@ -13,9 +13,9 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.engine.process_group import Place, choose_device, free_port
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
-from plimsoll.memory.explain.incident import OutOfMemory, Sighting
-from plimsoll.memory.machine.node_state import read_node
-from plimsoll.memory.machine.nvidia import own_cards
+from plimsoll.machine.incident import OutOfMemory, Sighting
+from plimsoll.machine.node_state import read_node
+from plimsoll.machine.nvidia import own_cards
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.transformers import TransformersEngine

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from plimsoll.config.roles import RoleName
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Request
 from plimsoll.run.readings import Reading
+from plimsoll.spec.roles import RoleName
 
 R = TypeVar("R")
 

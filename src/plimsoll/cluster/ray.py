@@ -32,9 +32,9 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
-from plimsoll.memory.explain.incident import OutOfMemory, Sighting
-from plimsoll.memory.machine.node_state import NodeState, read_node
-from plimsoll.memory.meter import read_host
+from plimsoll.machine.incident import OutOfMemory, Sighting
+from plimsoll.machine.meter import read_host
+from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.run.readings import Reading

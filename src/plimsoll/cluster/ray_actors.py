@@ -22,15 +22,15 @@ from plimsoll.cluster.blame import vllm_exception_in, why_dead
 from plimsoll.cluster.ending import not_started
 from plimsoll.cluster.seats import Seat, shared_seats, side_by_side, spread
 from plimsoll.cluster.vigil import Pulse, read_pulse
-from plimsoll.config.allocator import preloading
-from plimsoll.config.threads import waiting
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
-from plimsoll.memory.machine.cgroup import oom_kills
-from plimsoll.memory.machine.node_state import NodeState, read_node
-from plimsoll.memory.machine.nvidia import card_order, visible_cards
+from plimsoll.machine.cgroup import oom_kills
+from plimsoll.machine.heap import preloading
+from plimsoll.machine.node_state import NodeState, read_node
+from plimsoll.machine.nvidia import card_order, visible_cards
+from plimsoll.machine.threads import waiting
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.run.output import tell
 from plimsoll.run.stacks import write_stacks_when_asked

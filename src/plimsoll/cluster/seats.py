@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 
-from plimsoll.config.counting import counted
 from plimsoll.errors import SettingsConflict
+from plimsoll.run.counting import counted
 
 
 @dataclass(frozen=True, order=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.threads import most_at_once
-from plimsoll.memory.machine.host import usable_cores
+from plimsoll.machine.host import usable_cores
+from plimsoll.machine.threads import most_at_once
 from plimsoll.rollout.protocol import EngineSpec
 
 

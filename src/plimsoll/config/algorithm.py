@@ -1,4 +1,4 @@
-"""The settings of what each job optimises."""
+"""What reinforcement learning optimises, and the functions that a config chooses by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from plimsoll.config.base import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Probability,
     Settings,
 )
 
@@ -24,19 +23,6 @@ FUNCTIONS = {
     "divergence": ("compare", "algorithm.divergence"),
 }
 """Of each package of algorithm/ the function in each of its files, and the key that chooses one."""
-
-LearnedTokens = Literal["assistant", "all"]
-
-
-class SftAlgorithm(Settings):
-    """Supervised fine-tuning."""
-
-    learned_tokens: LearnedTokens = "assistant"
-    """assistant: what the assistant says, with the token that ends each turn; all: every token of
-    a conversation, the template's own too. Documents of plain text are always learned whole."""
-    neftune_alpha: PositiveFloat | None = None
-    """Noise on the input embeddings while training, uniform within alpha / sqrt(length * width)
-    (NEFTune, Jain et al. 2023, https://arxiv.org/abs/2310.05914: 5, 10 or 15); default: none."""
 
 
 class KlConfig(Settings):
@@ -54,45 +40,6 @@ class KlConfig(Settings):
     default: fixed."""
     horizon: PositiveInt = 10_000
     """Responses over which an adaptive coefficient moves."""
-
-
-class PreferenceAlgorithm(Settings):
-    """Learning from pairs; Rafailov et al. 2023, https://arxiv.org/abs/2305.18290."""
-
-    loss: Choice = Choice(name="dpo", options={"beta": 0.1})
-    """The preference loss: a file of algorithm/preference_loss/, or an import path."""
-    nll_weight: NonNegativeFloat = 0.0
-    """Weight of the chosen response's mean negative log-likelihood beside the preference loss."""
-
-
-class DistillAlgorithm(Settings):
-    """Learning a teacher's distributions; Hinton et al. 2015, https://arxiv.org/abs/1503.02531."""
-
-    divergence: Choice = Choice(name="forward_kl")
-    """How far the actor is from the teacher: a file of algorithm/divergence/ (`forward_kl`,
-    `reverse_kl`, `jsd`), or an import path."""
-    temperature: PositiveFloat = 1.0
-    """Divides the logits of both for the divergence, whose gradient is multiplied back."""
-    nll_share: Probability = 0.0
-    """The share of the negative log-likelihood of the data in the loss; the divergence has the
-    rest."""
-
-
-class KtoAlgorithm(Settings):
-    """Learning from labelled responses; Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306."""
-
-    loss: Choice = Choice(name="kto", options={"beta": 0.1})
-    """The loss: a file of algorithm/unpaired_loss/, or an import path."""
-
-
-class RewardAlgorithm(Settings):
-    """Learning scores from pairs; Ouyang et al. 2022, https://arxiv.org/abs/2203.02155."""
-
-    loss: Choice = Choice(name="log_sigmoid")
-    """The reward loss: a file of algorithm/reward_loss/, or an import path."""
-    centring: NonNegativeFloat = 0.0
-    """Weight of the mean squared sum of a pair's two scores, which draws scores to 0; such as 0.01,
-    Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244."""
 
 
 class PpoAlgorithm(Settings):

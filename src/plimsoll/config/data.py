@@ -10,6 +10,9 @@ from pydantic import Discriminator, Tag
 
 from plimsoll.config.base import PositiveFloat, PositiveInt, Settings, WrittenPath
 
+LearnedTokens = Literal["assistant", "all"]
+"""Which tokens of a conversation are learned."""
+
 
 class SourceConfig(Settings):
     """A file or data set, and the columns to read.

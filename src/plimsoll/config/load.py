@@ -14,38 +14,29 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from plimsoll.config.agree import check_agreement
 from plimsoll.config.base import Settings
 from plimsoll.config.flags import apply_flags, parse_flags
-from plimsoll.config.jobs import JobConfig
 from plimsoll.config.keys import ANY, Key, below, find_key, keys_of
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.yaml_tree import Origins, Path, Tree, read_tree, written_around
 from plimsoll.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
-ConfigT = TypeVar("ConfigT", bound=JobConfig)
-
-
-def load_config(model: type[ConfigT], path: str, flags: Sequence[str] = ()) -> ConfigT:
-    """The config of one job: the YAML file's values, and the flags' over them.
-
-    model: of the job, such as SftConfig. flags: such as `["--run.steps", "10"]`.
-
-    Raises ConfigError (exit code 2) or SettingsConflict (4) with every problem, where it was
-    written, and what to write instead.
-    """
-    return read_config(model, path, flags)[0]
 
 
 def read_config(
-    model: type[ConfigT], path: str, flags: Sequence[str] = ()
-) -> tuple[ConfigT, Origins]:
-    """As `load_config`, and beside the config where each of its keys was written."""
+    model: type[SettingsT], path: str, flags: Sequence[str] = ()
+) -> tuple[SettingsT, Origins]:
+    """The config of one job: the YAML file's values, and the flags' over them; and where each of
+    its keys was written. Agreement between keys is not looked at.
+
+    model: of the job, such as SftConfig. flags: such as `["--run.steps", "10"]`.
+
+    Raises ConfigError (exit code 2) with every problem, where it was written, and what to write
+    instead.
+    """
     tree = apply_flags(read_tree(read_config_text(path), path), parse_flags(flags))
-    config = validate(model, tree)
-    check_agreement(config, tree.origins)
-    return config, tree.origins
+    return validate(model, tree), tree.origins
 
 
 def validate(model: type[SettingsT], tree: Tree) -> SettingsT:

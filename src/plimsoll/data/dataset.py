@@ -11,9 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from plimsoll.config.algorithm import LearnedTokens
-from plimsoll.config.counting import counted
-from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
 from plimsoll.data.documents import cut_document
 from plimsoll.data.labels import answer_of, label_of, labelled_columns
 from plimsoll.data.loading import (
@@ -42,6 +40,7 @@ from plimsoll.data.steps import labels_of, step_columns, step_pieces, steps_of
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample
+from plimsoll.run.counting import counted
 
 
 def load_samples(

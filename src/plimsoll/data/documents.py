@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.config.counting import counted
 from plimsoll.data.report import RowProblem
 from plimsoll.records import Sample, TokenIds
+from plimsoll.run.counting import counted
 
 
 def cut_document(tokens: TokenIds, longest: int, field: str) -> tuple[Sample, ...]:

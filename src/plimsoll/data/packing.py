@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.config.counting import counted
 from plimsoll.errors import DataError
 from plimsoll.records import Ints, Pack, Pair, Sample, leaders
+from plimsoll.run.counting import counted
 
 Bins = list[list[int]]
 """Which groups each pack holds, by their numbers."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from plimsoll.config.counting import counted
 from plimsoll.errors import DataError
+from plimsoll.run.counting import counted
 
 SHOWN = 10
 """Bad rows that an error message lists."""

@@ -13,10 +13,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from plimsoll.config.allocator import keep_large_blocks
 from plimsoll.config.deepspeed import Device
 from plimsoll.errors import ConfigError
-from plimsoll.memory.machine.nvidia import own_cards
+from plimsoll.machine.heap import keep_large_blocks
+from plimsoll.machine.nvidia import own_cards
 
 _KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 """How many prepared matrix products oneDNN and PyTorch keep on CPU: one for every shape, of about

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from plimsoll.errors import FunctionFailed
-from plimsoll.memory.explain.incident import Incident, OutOfMemory
+from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.run.memory import process_bytes
 from plimsoll.run.readings import Footprint, Share
 

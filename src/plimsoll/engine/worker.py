@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from plimsoll.algorithm.sequences import sums
-from plimsoll.config.allocator import release_free_blocks
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.roles import RoleName
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
 from plimsoll.engine.frozen import FrozenEngine
 from plimsoll.engine.meter import read_memory
@@ -31,6 +29,7 @@ from plimsoll.engine.teaching import Teaching, teach
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
 from plimsoll.engine.without_adapter import WithoutAdapter
 from plimsoll.engine.zero import ZeroEngine
+from plimsoll.machine.heap import release_free_blocks
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
@@ -40,6 +39,7 @@ from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.run.memory import reset_process_peak
 from plimsoll.run.readings import Reading, Share
+from plimsoll.spec.roles import RoleName
 
 S = TypeVar("S")
 

@@ -9,7 +9,9 @@ never a sum over them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
+
+from plimsoll.spec.run_spec import Phase
 
 Where = Literal["device", "host", "disk"]
 
@@ -18,11 +20,6 @@ Level = Literal["allocated", "reserved", "process"]
 `reserved` is the allocator's gap above them, `process` is what the device shows as used besides
 (CUDA context, communicators, vLLM's share). On a host: `allocated` is tensors, `process` all else
 that a process holds (interpreter, libraries, thread pools, caches)."""
-
-Phase = Literal[
-    "precompute", "load", "rollout", "score", "train_critic", "train_actor", "sync", "save"
-]
-PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from plimsoll.errors import ConfigError
-from plimsoll.model.cpu_attention import Span, packed_attention, spans
+from plimsoll.model.cpu.attention import Span, packed_attention, spans
 from plimsoll.model.dot_product import dot_product
 from plimsoll.model.sending import sent
 from plimsoll.records import Ints, leaders

@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
+from plimsoll.model.cpu.rows import filled
 from plimsoll.model.logit_chunks import HeadGradients, LogitForm, blocks, logit_chunks
-from plimsoll.model.rows import filled
 
 
 @dataclass(frozen=True)

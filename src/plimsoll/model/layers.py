@@ -6,8 +6,8 @@ from transformers import PreTrainedModel
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.model.checkpointing import checkpoint_layers
-from plimsoll.model.gated import fuse_gates
-from plimsoll.model.norms import fuse_norms
+from plimsoll.model.cpu.gated import fuse_gates
+from plimsoll.model.cpu.norms import fuse_norms
 
 
 def prepare_layers(lm: PreTrainedModel, config: ModelConfig) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from plimsoll.model.rows import filled
+from plimsoll.model.cpu.rows import filled
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ from transformers import (
 from plimsoll.model.attention import Layout
 from plimsoll.model.checks import check_length
 from plimsoll.model.companions import write_generation
+from plimsoll.model.cpu.rows import filled
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
-from plimsoll.model.rows import filled
 from plimsoll.model.sending import sent
 from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs
 from plimsoll.model.token_nll import Imitation, token_nll

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from plimsoll.model.cpu.rows import filled
 from plimsoll.model.logit_chunks import (
     HeadGradients,
     LogitForm,
@@ -26,7 +27,6 @@ from plimsoll.model.logit_chunks import (
     grad_of_logprobs,
     logit_chunks,
 )
-from plimsoll.model.rows import filled
 
 Entropy = Literal["none", "metric", "loss"]
 """Whether the entropy is computed, and whether a gradient flows back through it."""

@@ -11,7 +11,7 @@ import re
 BOX = "\\boxed{"
 _DELIMITED = re.compile(r"(?<!\\)(?:\$.*[^\\]\$|\\[(\[]|\\boxed\b)", re.DOTALL)
 _NUMBER = re.compile(
-    r"[$€£]?(?:-?(?:[1-9]\d{0,2}(?:[ ,]\d{3})+|\d+)(?:\.\d+)?|\.\d+)"
+    r"[$€£]?(?:-?(?:[1-9]\d{0,2}(?:[ ,]\d{3})+|0|[1-9]\d*)(?:\.\d+)?|\.\d+)"
     # A unit; those of two letters math-verify knows itself.
     r"\s*[%°]?(?:\s+(?!hundred|thousand|million|billion|trillion|dozen)[A-Za-z]{3,})*\.?",
     re.ASCII,

@@ -7,9 +7,18 @@ every reference while the rows are read, so that one that nothing could equal is
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
+
+from plimsoll.config.base import Choice
+from plimsoll.config.choice import resolve_choice
+from plimsoll.config.data import SourceConfig
+from plimsoll.config.problems import Problem
+from plimsoll.errors import ConfigError
+from plimsoll.spec.choices import unusable
+
+REWARDS = "plimsoll.reward"
 
 Check = Callable[[str], object]
 """Looks at a reference; raises ValueError, saying what is wrong with it."""
@@ -40,3 +49,28 @@ def reference_check(reward: partial[Any]) -> Check | None:
         return None
     named = inspect.signature(check).parameters
     return partial(check, **{name: v for name, v in reward.keywords.items() if name in named})
+
+
+def check_rewards(rewards: Mapping[str, Choice]) -> Iterator[Problem]:
+    """Parts of a reward that cannot be used, by their names. Rules need no torch, so they are
+    imported."""
+    for name, part in rewards.items():
+        try:
+            resolve_choice(part, REWARDS, "reward")
+        except ConfigError as error:
+            yield unusable(f"rewards.{name}", part, error)
+
+
+def check_references(
+    rewards: Mapping[str, Choice], sources: Mapping[str, SourceConfig]
+) -> Iterator[Problem]:
+    """Sources without the references that rewards compare with. sources: by their keys in the
+    config."""
+    chosen = {name: resolve_choice(part, REWARDS, "reward") for name, part in rewards.items()}
+    comparing = [name for name, reward in chosen.items() if reference_check(reward) is not None]
+    for key, source in sources.items():
+        if comparing and source.reference is None:
+            parts = " and ".join(f"rewards.{name}" for name in comparing)
+            why = f"There is no column of reference answers, and {parts} would compare with them."
+            instead = f"{key}.reference: COLUMN, or other rewards"
+            yield Problem(f"{key}.reference", None, why, instead, code="data-columns")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import SupportsFloat
 
+from plimsoll.algorithm.failure import failure
 from plimsoll.config.choice import resolve_choice
-from plimsoll.config.failure import failure
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import RewardPart, Trajectory

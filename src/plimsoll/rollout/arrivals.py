@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from plimsoll.config.counting import counted
 from plimsoll.engine.weights import SentTensor, hash_bytes
 from plimsoll.errors import WeightSyncError
+from plimsoll.run.counting import counted
 
 
 class Arrivals:

@@ -16,13 +16,13 @@ import numpy as np
 
 from plimsoll.config.adapter import ADAPTER_FILE
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.config.threads import waiting
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
-from plimsoll.memory.machine.nvidia import card_order
-from plimsoll.memory.meter import read_host
+from plimsoll.machine.meter import read_host
+from plimsoll.machine.nvidia import card_order
+from plimsoll.machine.threads import waiting
 from plimsoll.model.adapter_files import WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.config.counting import counted
+from plimsoll.run.counting import counted
 from plimsoll.run.ledger import LedgerRow, is_node
 from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import Line

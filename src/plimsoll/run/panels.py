@@ -26,65 +26,23 @@ class Panel:
     from_zero: bool = False
 
 
-def _both(title: str, unit: str, name: str) -> Panel:
+def both(title: str, unit: str, name: str) -> Panel:
     """A metric in training, where it has one, and on what is held out."""
     return Panel(title, unit, {name: "training", f"eval/{name}": "held out"})
 
 
-def _alone(title: str, unit: str, name: str) -> Panel:
+def alone(title: str, unit: str, name: str) -> Panel:
     return Panel(title, unit, {name: name})
 
 
-def _rewards(better: str, worse: str) -> Panel:
+def implicit_rewards(better: str, worse: str) -> Panel:
     names = {f"rewards/{name}": name for name in (better, worse)}
     return Panel("Implicit rewards in training", "per response", names)
 
 
-JOB_PANELS: Mapping[str, Sequence[Panel]] = {
-    "sft": (_both("Loss", "nats per token", "loss"),),
-    "distill": (
-        _both("Loss", "nats per token", "loss"),
-        _both("Divergence from the teacher", "nats per token", "divergence"),
-        _both("Negative log-likelihood", "nats per token", "nll"),
-    ),
-    "rm": (
-        _both("Loss", "per pair", "loss"),
-        _both("Accuracy", "share of pairs", "accuracy"),
-        _both("Margin of scores", "per pair", "rewards/margin"),
-    ),
-    "prm": (
-        _both("Loss", "nats per labelled step", "loss"),
-        _both("Accuracy on steps", "share of labelled steps", "accuracy"),
-        _both("Whole solutions", "share judged right", "solution_accuracy"),
-    ),
-    "dpo": (
-        _both("Loss", "per pair", "loss"),
-        _both("Accuracy", "share of pairs", "accuracy"),
-        _both("Margin of implicit rewards", "per pair", "rewards/margin"),
-        _rewards("chosen", "rejected"),
-    ),
-    "kto": (
-        _both("Loss", "per response", "loss"),
-        _both("Accuracy", "share of pairings", "accuracy"),
-        _both("Margin of implicit rewards", "per response", "rewards/margin"),
-        _rewards("desirable", "undesirable"),
-        _both("KL from the reference", "nats per response", "kl"),
-    ),
-    "ppo": (
-        _both("Reward", "per response", "reward"),
-        _alone("KL from the reference", "nats per response", "kl"),
-        _alone("Length of responses", "tokens per response", "response_tokens"),
-        _alone("Policy loss", "per token", "policy_loss"),
-        _alone("Value loss", "per token", "value_loss"),
-    ),
-}
-"""By job; those that have data are drawn."""
-
-
-def curve_panels(job: str | None, rows: Sequence[Row]) -> tuple[Panel, ...]:
-    """What a job learns by; in PPO the parts of the reward as well, each in a unit of its own. None
-    of a job that is not known."""
-    own = JOB_PANELS.get(job or "", ())
+def curve_panels(own: Sequence[Panel], rows: Sequence[Row]) -> tuple[Panel, ...]:
+    """What a job learns by, and the parts of the reward, each in a unit of its own; those that have
+    data are drawn. own: the job's."""
     return (*own[:1], *_parts(rows), *own[1:])
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO, TypeVar
 
-from plimsoll.config.counting import counted
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counter import Advance
+from plimsoll.run.counting import counted
 from plimsoll.run.displays import display_for
 from plimsoll.run.numbers import duration_text
 from plimsoll.run.standing import BEFORE_STEPS, Figure, Standing, StepReport, headline

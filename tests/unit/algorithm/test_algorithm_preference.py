@@ -22,7 +22,7 @@ from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInpu
 from plimsoll.algorithm.interval import wilson_interval
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.config.base import Choice, OptionValue
-from plimsoll.config.reference import needs_reference
+from plimsoll.spec.choices import needs_reference
 
 torch.set_num_threads(1)
 

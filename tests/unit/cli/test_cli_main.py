@@ -14,8 +14,7 @@ from safetensors.numpy import save_file
 
 import plimsoll
 from plimsoll.cli import main
-from plimsoll.cli.jobs import RECIPES
-from plimsoll.config.which import JOBS
+from plimsoll.jobs import JOBS
 
 HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")
 CONFIG = """\
@@ -96,11 +95,10 @@ def test_help_is_printed_when_nothing_is_asked(capsys: Captured) -> None:
 def test_every_job_has_its_command_its_recipe_and_its_line_of_help(capsys: Captured) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
-    for job in JOBS:
-        file, function = RECIPES[job].split(":")
-        recipe = (Path(plimsoll.__file__).parent / "recipes" / f"{file}.py").read_text()
-        assert f"\ndef {function}(config: " in recipe
-        assert f"\n  plimsoll {job} CONFIG.yaml " in text
+    for name, job in JOBS.items():
+        loop = (Path(plimsoll.__file__).parents[1] / f"{job.loop.replace('.', '/')}.py").read_text()
+        assert "\ndef run(spec: " in loop and "\ndef measure(spec: " in loop
+        assert f"\n  plimsoll {name} CONFIG.yaml " in text
 
 
 def test_version(capsys: Captured) -> None:
@@ -249,7 +247,7 @@ def test_debug_shows_what_was_interrupted(
     def hangs(words: list[str]) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("plimsoll.cli.command._COMMANDS", {"plan": hangs})
+    monkeypatch.setattr("plimsoll.cli.command._TOOLS", {"plan": hangs})
     assert main(["plan", "--debug"]) == 130
     told = capsys.readouterr().err
     assert "in hangs" in told and told.endswith("\ninterrupted\n")

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from plimsoll.cli import main
-from plimsoll.config.jobs import SftConfig
+from plimsoll.spec.run_spec import RunSpec
 
 HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")
 SFT = """\
@@ -145,8 +145,8 @@ def test_a_job_that_does_not_fit_is_refused_before_it_starts(capsys: Captured) -
 
 
 def test_force_starts_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[SftConfig] = []
-    monkeypatch.setattr("plimsoll.recipes.sft.run_sft", started.append)
+    started: list[RunSpec[Any]] = []
+    monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: started.append(spec))
     assert main(["sft", "sft.yaml", "--force"]) == 0
     assert len(started) == 1
 
@@ -168,8 +168,8 @@ def test_a_machine_with_less_than_planned_is_a_problem(capsys: Captured) -> None
 def test_a_model_of_unknown_shape_is_said_to_have_no_plan(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[SftConfig] = []
-    monkeypatch.setattr("plimsoll.recipes.sft.run_sft", started.append)
+    started: list[RunSpec[Any]] = []
+    monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: started.append(spec))
     Path("model/config.json").write_text(json.dumps(HUGE | {"model_type": "mamba9"}))
     assert main(["sft", "sft.yaml"]) == 0
     assert "no plan of memory" in capsys.readouterr().err
@@ -180,7 +180,7 @@ def test_a_run_of_an_unknown_name_is_told_so_in_one_line(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch, hub: Any
 ) -> None:
     hub.has = {"nobody/knows"}
-    monkeypatch.setattr("plimsoll.recipes.sft.run_sft", lambda config: None)
+    monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: None)
     words = ["--actor.model.path", "nobody/knows", "--data.chat_template", "none"]
     assert main(["sft", "sft.yaml", *words]) == 0
     [line] = capsys.readouterr().err.splitlines()
@@ -192,8 +192,8 @@ def test_a_run_of_an_unknown_name_is_told_so_in_one_line(
 def test_a_cluster_elsewhere_is_not_taken_for_this_machine(
     capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[SftConfig] = []
-    monkeypatch.setattr("plimsoll.recipes.sft.run_sft", started.append)
+    started: list[RunSpec[Any]] = []
+    monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: started.append(spec))
     words = ["sft", "sft.yaml", "--cluster.where=ray", "--cluster.address=head:6379"]
     assert main(words) == 0
     assert "no plan of memory: what the cluster at head:6379 has" in capsys.readouterr().err

@@ -18,15 +18,19 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from plimsoll.commands.found_models import find_model
+from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.jobs import DistillConfig, PpoConfig
-from plimsoll.config.load import load_config, read_config
+from plimsoll.config.load import read_config
+from plimsoll.config.rl import PpoConfig
 from plimsoll.errors import ConfigError, SettingsConflict
-from plimsoll.memory.machine import versions
-from plimsoll.memory.machine.versions import installed_version
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.distill import DistillConfig
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine import versions
+from plimsoll.machine.versions import installed_version
 from plimsoll.memory.rules.engines import CPU_HEAD_SIZES
-from plimsoll.recipes.found_models import find_model
-from plimsoll.recipes.preflight import check_inputs
+from plimsoll.spec.load import load_spec
 
 Check = Callable[..., None]
 
@@ -57,7 +61,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(*flags: str) -> None:
-    check_inputs(load_config(PpoConfig, "run.yaml", flags))
+    check_inputs(load_spec(JOBS["ppo"], "run.yaml", flags))
 
 
 def refusal(*flags: str, code: int = 2) -> str:
@@ -129,7 +133,7 @@ def test_one_file_has_no_splits(hub: Any) -> None:
 def test_a_problem_tells_where_its_key_was_written() -> None:
     config, origins = read_config(PpoConfig, "run.yaml", ["--run.resume=must"])
     with pytest.raises(ConfigError, match=r"run\.directory: runs/one   \(run\.yaml:1\)"):
-        check_inputs(config, origins)
+        check_inputs(spec_of(config), origins)
 
 
 @pytest.mark.usefixtures("house")
@@ -272,12 +276,12 @@ def test_a_teacher_is_looked_for_as_the_actor_is(house: Path, path: str) -> None
         "actor": {"model": model},
         "teacher": {"model": model},
     }
-    check_inputs(DistillConfig.model_validate(values))
+    check_inputs(spec_of(DistillConfig.model_validate(values)))
     values["teacher"] = {"model": {"path": path.format(house=house.name)}}
     with pytest.raises(
         ConfigError, match=r"(?s)^1 problem .* teacher\.model\.path: .*did you mean .*model\?$"
     ):
-        check_inputs(DistillConfig.model_validate(values))
+        check_inputs(spec_of(DistillConfig.model_validate(values)))
 
 
 @pytest.mark.usefixtures("house")
@@ -480,7 +484,7 @@ def test_paths_in_the_home_directory(house: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("HOME", str(house))
     sections = {"run.directory": "mine", "actor.model.path": "model", "data.train.path": "rows"}
     flags = [f"--{key}=~/{name}" for key, name in sections.items()]
-    config = load_config(PpoConfig, "run.yaml", flags)
+    config = load_spec(JOBS["ppo"], "run.yaml", flags)
     assert isinstance(config.data.train, SourceConfig)
     found = (config.run.directory, config.actor.model.path, config.data.train.path)
     assert found == tuple(str(house / name) for name in sections.values())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
 from plimsoll.cli import main
-from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.spec.run_spec import RunSpec
 
 SFT = """\
 # sft: small enough for any machine
@@ -52,11 +53,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[SftConfig | PpoConfig]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec[Any]]:
     """The jobs that were started: none is run."""
-    found: list[SftConfig | PpoConfig] = []
-    monkeypatch.setattr("plimsoll.recipes.sft.run_sft", found.append)
-    monkeypatch.setattr("plimsoll.recipes.ppo.run_ppo", found.append)
+    found: list[RunSpec[Any]] = []
+    monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: found.append(spec))
+    monkeypatch.setattr("plimsoll.jobs.ppo_loop.run", lambda spec, planned: found.append(spec))
     return found
 
 
@@ -75,7 +76,7 @@ def test_a_plan_of_settings_that_cannot_work_ends_with_4(capsys: Captured) -> No
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
 def test_a_run_is_refused_and_cannot_be_forced(
-    force: list[str], started: list[SftConfig | PpoConfig], capsys: Captured
+    force: list[str], started: list[RunSpec[Any]], capsys: Captured
 ) -> None:
     assert main(["sft", "sft.yaml", "--actor.adapter.targets=[foo]", *force]) == 4
     assert "adapter-targets" in capsys.readouterr().err
@@ -83,7 +84,7 @@ def test_a_run_is_refused_and_cannot_be_forced(
 
 
 def test_what_the_environment_forbids_counts_where_the_run_is(
-    started: list[SftConfig | PpoConfig], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    started: list[RunSpec[Any]], capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     assert main(["ppo", "ppo.yaml", *SLEEP, "--data.max_tokens=32"]) == 4
@@ -94,7 +95,7 @@ def test_what_the_environment_forbids_counts_where_the_run_is(
 
 
 def test_it_counts_where_there_is_no_plan_too(
-    started: list[SftConfig | PpoConfig], monkeypatch: pytest.MonkeyPatch
+    started: list[RunSpec[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("model/config.json").write_text(json.dumps(SHAPE | {"model_type": "mamba9"}))
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
@@ -105,7 +106,7 @@ def test_it_counts_where_there_is_no_plan_too(
 
 
 def test_a_warning_is_printed_and_the_run_starts(
-    started: list[SftConfig | PpoConfig], capsys: Captured
+    started: list[RunSpec[Any]], capsys: Captured
 ) -> None:
     assert main(["sft", "sft.yaml"]) == 0
     assert capsys.readouterr().err == ""

@@ -10,8 +10,8 @@ from plimsoll.cluster.blame import SILENT
 from plimsoll.cluster.ending import ending, not_started
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WorkerDied
-from plimsoll.memory.explain.incident import OutOfMemory, Sighting
-from plimsoll.memory.machine.node_state import NodeState
+from plimsoll.machine.incident import OutOfMemory, Sighting
+from plimsoll.machine.node_state import NodeState
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm import ENGINE_ENDED
 from plimsoll.run.readings import HostReading, Reading

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.jobs import JobConfig, PpoConfig, SftConfig
+from plimsoll.config.job import JobConfig
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.config.load import load_config
+from plimsoll.config.rl import PpoConfig
 from plimsoll.errors import ConfigError, PlimsollError, SettingsConflict
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import job_of
+from plimsoll.spec.load import load_spec
 
 PPO = """\
 run: {directory: out, steps: 3}
@@ -254,7 +258,8 @@ SFT_CASES = [
 
 
 def load(job: type[PpoConfig] | type[SftConfig], path: Path, flags: str) -> JobConfig:
-    return load_config(job, str(path), flags.split())
+    config: JobConfig = load_spec(job_of(job), str(path), flags.split()).config
+    return config
 
 
 def refusal(job: type[PpoConfig] | type[SftConfig], path: Path, flags: str) -> PlimsollError:
@@ -307,7 +312,7 @@ def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
         EVAL + " --eval_sampling.temperature=0 --eval_sampling.top_p=0.5",
         "--algorithm.kl.place=none --algorithm.kl.coefficient=0",
     ):
-        load_config(PpoConfig, str(path), flags.split())
+        load_spec(JOBS["ppo"], str(path), flags.split())
 
 
 def test_all_are_told_at_once_and_a_wrong_value_outweighs_a_conflict(tmp_path: Path) -> None:

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
-from plimsoll.config.load import load_config
+from plimsoll.config.job import JobConfig
+from plimsoll.config.rl import PpoConfig
 from plimsoll.errors import PlimsollError
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import job_of
+from plimsoll.spec.load import load_spec
 
 DATA = "data: {train: {path: rows.jsonl, prompt: p, response: r}}\n"
 PAIRS = "data: {train: {path: rows.jsonl, prompt: p, chosen: c, rejected: r}}\n"
@@ -94,7 +98,8 @@ def load(job: type[JobConfig], flags: str, home: Path) -> JobConfig:
     path = home / "job.yaml"
     path.write_text(JOBS[job])
     last = {flag.partition("=")[0]: flag for flag in flags.split()}  # a flag may be there once
-    return load_config(job, str(path), list(last.values()))
+    config: JobConfig = load_spec(job_of(job), str(path), list(last.values())).config
+    return config
 
 
 @pytest.mark.parametrize(("job", "flags", "key", "code", "mended"), CASES)

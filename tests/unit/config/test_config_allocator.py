@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from plimsoll.config import allocator
-from plimsoll.config.allocator import SETTINGS, library, preloading
+from plimsoll.machine import heap as allocator
+from plimsoll.machine.heap import SETTINGS, library, preloading
 
 pytestmark = pytest.mark.skipif(library() is None, reason="Ray came without jemalloc here")
 no_cards = pytest.mark.skipif(allocator._NVIDIA.exists(), reason="this machine has NVIDIA's driver")
@@ -20,7 +20,7 @@ no_cards = pytest.mark.skipif(allocator._NVIDIA.exists(), reason="this machine h
 _BEGIN = """
 import os, sys
 from pathlib import Path
-from plimsoll.config.allocator import begin_anew
+from plimsoll.machine.heap import begin_anew
 begin_anew()
 maps = Path("/proc/self/maps").read_text()
 print(sys.argv[1:], "libjemalloc" in maps, repr(os.environ.get("LD_PRELOAD")))
@@ -116,7 +116,7 @@ def test_the_system_soon_gets_back_what_tensors_free() -> None:
 
 _RELEASED = """
 import psutil, torch
-from plimsoll.config.allocator import keep_large_blocks, release_free_blocks
+from plimsoll.machine.heap import keep_large_blocks, release_free_blocks
 keep_large_blocks()
 def resident():
     return psutil.Process().memory_info().rss
@@ -141,7 +141,7 @@ def test_free_blocks_are_given_back_at_once_where_asked() -> None:
 
 _AGAIN = """
 import resource, torch
-from plimsoll.config.allocator import keep_large_blocks
+from plimsoll.machine.heap import keep_large_blocks
 keep_large_blocks()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from plimsoll.config.counting import counted
+from plimsoll.run.counting import counted
 
 
 def test_one_is_one_and_the_rest_are_many() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.load import load_config
-from plimsoll.config.which import JOBS
 from plimsoll.errors import ConfigError
+from plimsoll.jobs import JOBS
+from plimsoll.spec.load import load_spec
 
 PROMPTED = "{path: x.jsonl, prompt: q"
 COLUMNS = {
@@ -40,7 +40,7 @@ def choose(path: Path, job: str, metric: str, *flags: str) -> None:
         f"data: {{train: {source}, eval: {source}}}\n"
         f"actor: {{model: {{path: m}}}}\n{MORE.get(job, '')}"
     )
-    load_config(JOBS[job], str(path), flags)
+    load_spec(JOBS[job], str(path), flags)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.jobs import DpoConfig, KtoConfig
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.config.load import load_config
-from plimsoll.config.which import load_any_config
 from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.kto import KtoConfig
+from plimsoll.jobs.which import load_any
+from plimsoll.spec.load import load_spec
 
 KTO = """\
 run: {directory: out, steps: 3}
@@ -71,19 +73,19 @@ def test_a_contradiction_is_refused_and_can_be_mended(
     path: Path, flags: str, key: str, code: int, mend: str
 ) -> None:
     with pytest.raises((ConfigError, SettingsConflict)) as caught:
-        load_config(KtoConfig, str(path), flags.split())
+        load_spec(JOBS["kto"], str(path), flags.split())
     report = str(caught.value)
     assert report.startswith(f"1 problem in the settings\n  {key}"), report
     assert caught.value.exit_code == code
     known = tuple(keys_of(KtoConfig))
     for named in re.findall(r"\b[a-z_]+(?:\.[a-z_0-9]+)+", report.replace(str(path), "")):
         assert find_key(known, tuple(named.split("."))) or named.startswith("x."), named
-    load_config(KtoConfig, str(path), mend.split())
+    load_spec(JOBS["kto"], str(path), mend.split())
 
 
 def test_options_are_laid_over_the_default_loss(path: Path) -> None:
     flags = ["--algorithm.loss.options.undesirable_weight=0.5"]
-    loss = load_config(KtoConfig, str(path), flags).algorithm.loss
+    loss = load_spec(JOBS["kto"], str(path), flags).config.algorithm.loss
     assert (loss.name, loss.options) == ("kto", {"beta": 0.1, "undesirable_weight": 0.5})
 
 
@@ -91,10 +93,10 @@ def test_keys_tell_labels_from_pairs_and_pairs_are_asked_which_job(tmp_path: Pat
     file = tmp_path / "job.yaml"
     compared = "reference: {model: {path: m}}\n"
     file.write_text(KTO + compared)
-    assert isinstance(load_any_config(str(file)), KtoConfig)
+    assert isinstance(load_any(str(file)).config, KtoConfig)
     pairs = KTO.replace("response: a, label: good", "chosen: a, rejected: b")
     file.write_text(pairs.replace("tokens: 100}", "tokens: 200}") + compared)
     with pytest.raises(ConfigError, match="could be a config for dpo or kto"):
-        load_any_config(str(file))
+        load_any(str(file))
     file.write_text("# dpo\n" + file.read_text().replace("max_tokens: 200", "max_tokens: 100"))
-    assert isinstance(load_any_config(str(file)), DpoConfig)
+    assert isinstance(load_any(str(file)).config, DpoConfig)

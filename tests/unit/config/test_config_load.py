@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from plimsoll.config.algorithm import PpoAlgorithm
 from plimsoll.config.base import Choice
 from plimsoll.config.describe import describe_keys, dump_config
-from plimsoll.config.jobs import PpoConfig, SftConfig
 from plimsoll.config.keys import ANY, keys_of
-from plimsoll.config.load import load_config, validate
+from plimsoll.config.load import validate
+from plimsoll.config.rl import PpoConfig
 from plimsoll.config.yaml_tree import Tree, read_tree
 from plimsoll.errors import ConfigError
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.spec.load import load_spec
 
 PPO = """\
 run: {directory: out, steps: 3}
@@ -38,7 +41,7 @@ def write(folder: Path, text: str) -> str:
 
 def message(folder: Path, text: str, *flags: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_config(PpoConfig, write(folder, text), flags)
+        load_spec(JOBS["ppo"], write(folder, text), flags)
     return str(caught.value)
 
 
@@ -53,7 +56,7 @@ def block(report: str, key: str) -> str:
 
 def test_values_of_file_and_flags_and_defaults(tmp_path: Path) -> None:
     flags = ["--actor.optimizer.learning_rate", "1e-5", "--rewards.form.name=pattern"]
-    config = load_config(PpoConfig, write(tmp_path, PPO), flags)
+    config = load_spec(JOBS["ppo"], write(tmp_path, PPO), flags).config
     assert config.run.steps == 3
     assert config.actor.optimizer.learning_rate == 1e-5
     assert config.critic.zero.stage == 2
@@ -62,24 +65,24 @@ def test_values_of_file_and_flags_and_defaults(tmp_path: Path) -> None:
 
 def test_a_whole_number_is_a_number_and_a_list_is_taken(tmp_path: Path) -> None:
     flags = ["--rollout.sampling.temperature", "1", "--rollout.sampling.stop", "[a, 'b']"]
-    config = load_config(PpoConfig, write(tmp_path, PPO), flags)
+    config = load_spec(JOBS["ppo"], write(tmp_path, PPO), flags).config
     assert config.rollout.sampling.temperature == 1.0
     assert config.rollout.sampling.stop == ("a", "b")
 
 
 def test_options_alone_keep_the_defaults_name_and_its_other_options(tmp_path: Path) -> None:
     flags = ["--algorithm.advantage.options.gamma", "0.99"]
-    algorithm = load_config(PpoConfig, write(tmp_path, PPO), flags).algorithm
+    algorithm = load_spec(JOBS["ppo"], write(tmp_path, PPO), flags).config.algorithm
     assert algorithm.advantage == Choice(name="gae", options={"gamma": 0.99, "gae_lambda": 0.95})
     text = PPO + "algorithm: {policy_loss: {options: {low: 0.1}}, advantage: {}}\n"
-    algorithm = load_config(PpoConfig, write(tmp_path, text), ()).algorithm
+    algorithm = load_spec(JOBS["ppo"], write(tmp_path, text), ()).config.algorithm
     assert algorithm.policy_loss == Choice(name="clip", options={"low": 0.1})
     assert algorithm.advantage == PpoAlgorithm().advantage
 
 
 def test_a_name_brings_its_functions_own_defaults(tmp_path: Path) -> None:
     flags = ["--algorithm.advantage.name=gae", "--algorithm.advantage.options.gamma=0.99"]
-    algorithm = load_config(PpoConfig, write(tmp_path, PPO), flags).algorithm
+    algorithm = load_spec(JOBS["ppo"], write(tmp_path, PPO), flags).config.algorithm
     assert algorithm.advantage == Choice(name="gae", options={"gamma": 0.99})
     report = message(tmp_path, PPO, "--algorithm.advantage.nmae=gae")
     assert "did you mean algorithm.advantage.name?" in report
@@ -87,7 +90,7 @@ def test_a_name_brings_its_functions_own_defaults(tmp_path: Path) -> None:
 
 
 def test_sft_loads(tmp_path: Path) -> None:
-    assert load_config(SftConfig, write(tmp_path, SFT)).batch.sequences == 32
+    assert load_spec(JOBS["sft"], write(tmp_path, SFT)).config.batch.sequences == 32
 
 
 def test_everything_wrong_is_in_one_error(tmp_path: Path) -> None:
@@ -156,12 +159,12 @@ def test_buckets_are_even_as_deepspeed_wants_them(tmp_path: Path, value: str) ->
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     write(tmp_path, PPO)
     with pytest.raises(ConfigError, match=r"no such config file. Nearest: .*run\.yaml"):
-        load_config(PpoConfig, str(tmp_path / "rnu.yaml"))
+        load_spec(JOBS["ppo"], str(tmp_path / "rnu.yaml"))
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_config(PpoConfig, str(tmp_path))
+        load_spec(JOBS["ppo"], str(tmp_path))
     (tmp_path / "latin.yaml").write_bytes("a: ü".encode("latin-1"))
     with pytest.raises(ConfigError, match="not UTF-8"):
-        load_config(PpoConfig, str(tmp_path / "latin.yaml"))
+        load_spec(JOBS["ppo"], str(tmp_path / "latin.yaml"))
 
 
 OPTIONS: st.SearchStrategy[object] = st.one_of(
@@ -208,7 +211,7 @@ def test_a_dumped_config_loads_to_the_equal_config(
 
 
 def test_a_dump_names_every_key_with_its_default(tmp_path: Path) -> None:
-    config = load_config(SftConfig, write(tmp_path, SFT))
+    config = load_spec(JOBS["sft"], write(tmp_path, SFT)).config
     dumped = read_tree(dump_config(config), "f")
     optional = {("data", "eval"), ("run", "best"), ("actor", "adapter"), ("actor", "ema")}
     keys = {

@@ -8,9 +8,14 @@ import pytest
 
 from plimsoll.config.data import SourceConfig, WeightedSource
 from plimsoll.config.describe import describe_keys, dump_config
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
-from plimsoll.config.load import load_config
+from plimsoll.config.job import JobConfig
+from plimsoll.config.rl import PpoConfig
 from plimsoll.errors import ConfigError
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import job_of
+from plimsoll.spec.load import load_spec
 
 SFT = """\
 run: {directory: out, steps: 3}
@@ -32,7 +37,8 @@ SEVERAL = (
 
 def load(folder: Path, text: str, flags: str = "") -> SftConfig:
     (folder / "run.yaml").write_text(text)
-    return load_config(SftConfig, str(folder / "run.yaml"), flags.split())
+    config: SftConfig = load_spec(JOBS["sft"], str(folder / "run.yaml"), flags.split()).config
+    return config
 
 
 def report(folder: Path, text: str, flags: str = "") -> str:
@@ -120,9 +126,9 @@ def test_plain_text_is_for_sft(
 ) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(SFT + "    path: rows.jsonl\n" + text)
-    load_config(job, str(path), columns.split())
+    load_spec(job_of(job), str(path), columns.split())
     with pytest.raises(ConfigError, match=r"data\.train\.text: body.*\n.*does not look at it"):
-        load_config(job, str(path), [*columns.split(), "--data.train.text=body"])
+        load_spec(job_of(job), str(path), [*columns.split(), "--data.train.text=body"])
 
 
 def test_help_shows_both_forms() -> None:

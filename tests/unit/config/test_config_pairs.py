@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.jobs import DpoConfig
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.config.load import load_config
 from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.spec.load import load_spec
 
 DPO = """\
 run: {directory: out, steps: 3}
@@ -62,22 +63,22 @@ def test_a_contradiction_is_refused_and_can_be_mended(
     path: Path, flags: str, key: str, code: int, mend: str
 ) -> None:
     with pytest.raises((ConfigError, SettingsConflict)) as caught:
-        load_config(DpoConfig, str(path), flags.split())
+        load_spec(JOBS["dpo"], str(path), flags.split())
     report = str(caught.value)
     assert report.startswith(f"1 problem in the settings\n  {key}"), report
     assert caught.value.exit_code == code
     known = tuple(keys_of(DpoConfig))
     for named in re.findall(r"\b[a-z_]+(?:\.[a-z_0-9]+)+", report.replace(str(path), "")):
         assert find_key(known, tuple(named.split("."))), named
-    load_config(DpoConfig, str(path), mend.split())
+    load_spec(JOBS["dpo"], str(path), mend.split())
 
 
 def test_both_missing_columns_are_told(path: Path) -> None:
     flags = ["--data.train.chosen=null", "--data.train.rejected=null"]
     with pytest.raises(ConfigError, match=r"^2 problems"):
-        load_config(DpoConfig, str(path), flags)
+        load_spec(JOBS["dpo"], str(path), flags)
 
 
 def test_a_pair_of_two_longest_sequences_fits_exactly(path: Path) -> None:
-    config = load_config(DpoConfig, str(path), ["--algorithm.loss.name=ipo"])
+    config = load_spec(JOBS["dpo"], str(path), ["--algorithm.loss.name=ipo"]).config
     assert config.algorithm.loss.name == "ipo" and config.reference is None

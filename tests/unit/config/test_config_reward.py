@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.jobs import DpoConfig, JobConfig, PrmConfig, RmConfig
+from plimsoll.config.job import JobConfig
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.config.load import load_config
-from plimsoll.config.which import load_any_config
 from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.prm import PrmConfig
+from plimsoll.jobs.rm import RmConfig
+from plimsoll.jobs.which import job_of, load_any
+from plimsoll.spec.load import load_spec
 
 PAIRS = """\
 run: {directory: out, steps: 3}
@@ -63,19 +67,19 @@ def test_a_contradiction_is_refused_and_can_be_mended(
 ) -> None:
     path = write(tmp_path, TEXTS[job])
     with pytest.raises((ConfigError, SettingsConflict)) as caught:
-        load_config(job, path, flags.split())
+        load_spec(job_of(job), path, flags.split())
     report = str(caught.value)
     assert report.startswith(f"1 problem in the settings\n  {key}"), report
     assert caught.value.exit_code == code
     known = tuple(keys_of(job))
     for named in re.findall(r"\b[a-z_]+(?:\.[a-z_0-9]+)+", report.replace(path, "")):
         assert find_key(known, tuple(named.split("."))), named
-    load_config(job, path, mend.split())
+    load_spec(job_of(job), path, mend.split())
 
 
 def test_a_margin_and_another_loss_are_taken(tmp_path: Path) -> None:
     flags = ["--data.train.margin=m", "--algorithm.loss.name=log_exp", "--algorithm.centring=0.01"]
-    config = load_config(RmConfig, write(tmp_path, PAIRS), flags)
+    config = load_spec(JOBS["rm"], write(tmp_path, PAIRS), flags).config
     assert (config.algorithm.loss.name, config.algorithm.centring) == ("log_exp", 0.01)
 
 
@@ -89,9 +93,9 @@ def test_a_margin_and_another_loss_are_taken(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_knows_the_job(tmp_path: Path, text: str, job: type[JobConfig]) -> None:
-    assert type(load_any_config(write(tmp_path, text))) is job
+    assert load_any(write(tmp_path, text)).job.config is job
 
 
 def test_pairs_alone_may_be_two_jobs_and_are_asked_about(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="could be a config for rm or dpo"):
-        load_any_config(write(tmp_path, PAIRS))
+        load_any(write(tmp_path, PAIRS))

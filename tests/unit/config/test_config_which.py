@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.describe import dump_config
-from plimsoll.config.jobs import DpoConfig, PpoConfig, SftConfig
-from plimsoll.config.load import load_config
-from plimsoll.config.which import load_any_config
+from plimsoll.config.rl import PpoConfig
 from plimsoll.errors import ConfigError
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import job_of, load_any
+from plimsoll.spec.load import load_spec
 
 BASE = "run: {directory: out, steps: 3}\nactor: {model: {path: model}}\n"
 SFT = BASE + "data: {train: {path: x, prompt: q, response: a}}\n"
@@ -39,12 +41,12 @@ def written(folder: Path, text: str) -> str:
     ],
 )
 def test_the_first_line_or_the_keys_say_it(tmp_path: Path, text: str, model: type) -> None:
-    assert type(load_any_config(written(tmp_path, text))) is model
+    assert load_any(written(tmp_path, text)).job.config is model
 
 
 def test_flags_count_as_keys_do(tmp_path: Path) -> None:
     path = written(tmp_path, DPO)
-    config = load_any_config(path, ["--algorithm.nll_weight", "0.1"])
+    config = load_any(path, ["--algorithm.nll_weight", "0.1"]).config
     assert isinstance(config, DpoConfig) and config.algorithm.nll_weight == 0.1
 
 
@@ -52,21 +54,21 @@ def test_flags_count_as_keys_do(tmp_path: Path) -> None:
 def test_the_config_in_a_run_directory_says_it_too(
     tmp_path: Path, text: str, model: type[SftConfig] | type[DpoConfig] | type[PpoConfig]
 ) -> None:
-    config = load_config(model, written(tmp_path, text))
-    assert load_any_config(written(tmp_path, dump_config(config))) == config
+    config = load_spec(job_of(model), written(tmp_path, text)).config
+    assert load_any(written(tmp_path, dump_config(config))).config == config
 
 
 def test_the_first_line_decides_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"critic"):
-        load_any_config(written(tmp_path, "# ppo\n" + SFT))
+        load_any(written(tmp_path, "# ppo\n" + SFT))
 
 
 def test_the_nearest_job_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.enginess"):
-        load_any_config(written(tmp_path, PPO + "rollout: {enginess: 2}\n"))
+        load_any(written(tmp_path, PPO + "rollout: {enginess: 2}\n"))
 
 
 def test_a_file_for_two_jobs_is_asked_for_its_first_line(tmp_path: Path) -> None:
     text = BASE + "data: {train: {path: x}}\n"
     with pytest.raises(ConfigError, match="could be a config for sft or rm or prm or dpo or kto"):
-        load_any_config(written(tmp_path, text))
+        load_any(written(tmp_path, text))

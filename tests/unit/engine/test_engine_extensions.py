@@ -18,7 +18,7 @@ import pytest
 
 from plimsoll.engine.extensions import MOST_SECONDS, building, offer_ninja
 from plimsoll.errors import PlimsollError
-from plimsoll.memory.machine.tools import own_scripts
+from plimsoll.machine.tools import own_scripts
 
 
 @pytest.fixture

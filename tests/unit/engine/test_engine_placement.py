@@ -23,7 +23,6 @@ from plimsoll.algorithm import preference_loss
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.model import ModelConfig
-from plimsoll.config.reference import needs_reference
 from plimsoll.data.packing import pack_one
 from plimsoll.engine.adam import begin_moments
 from plimsoll.engine.average import Average
@@ -44,6 +43,7 @@ from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.tiny import Family, tiny_config
 from plimsoll.model.value import ValueModel
 from plimsoll.records import BatchCounts, Floats, Pack, Sample
+from plimsoll.spec.choices import needs_reference
 
 CARD = torch.device("meta")
 """Not the CPU; a build of PyTorch for CPU has no fake tensors on `cuda` that autograd can use."""

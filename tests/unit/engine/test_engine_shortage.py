@@ -12,7 +12,7 @@ import torch
 
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.errors import FunctionFailed
-from plimsoll.memory.explain.incident import Incident, OutOfMemory
+from plimsoll.machine.incident import Incident, OutOfMemory
 
 CPU = torch.device("cpu")
 
@@ -111,5 +111,5 @@ def test_a_process_under_a_limit_of_address_space_tells_it() -> None:
     )
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("plimsoll.memory.explain.incident.OutOfMemory: RuntimeError:")
+    assert last.startswith("plimsoll.machine.incident.OutOfMemory: RuntimeError:")
     assert "you tried to allocate 268435456 bytes" in last

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plimsoll.config.jobs import PpoConfig
-from plimsoll.config.load import load_config
+from plimsoll.jobs import JOBS
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.tiny import train_tokenizer
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.score import build_rewards
+from plimsoll.spec.load import load_spec
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gsm8k"
 ROW = {
@@ -43,7 +43,7 @@ def write_copy(directory: Path, *rows: dict[str, Any] | str) -> Path:
 
 def scored(response: str, reference: str = "1900") -> dict[str, float]:
     """The reward parts of ppo.yaml for a response."""
-    config = load_config(PpoConfig, str(EXAMPLE / "ppo.yaml"))
+    config = load_spec(JOBS["ppo"], str(EXAMPLE / "ppo.yaml")).config
     nothing = np.zeros(0, dtype=np.int64)
     prompt = Prompt(0, nothing, "", reference)
     logprobs = np.zeros(0, dtype=np.float32)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plimsoll.config.jobs import JobConfig, PpoConfig
-from plimsoll.config.which import load_any_config
+from plimsoll.commands.planning import hardware_of, plan_job
+from plimsoll.config.rl import PpoConfig
+from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.plan.plan import Ground, Plan
 from plimsoll.memory.rules.problems import PlanProblem
-from plimsoll.recipes.planning import hardware_of, plan_job
+from plimsoll.spec.run_spec import RunSpec
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 FITS = [
@@ -52,8 +54,8 @@ BREAKS = {
 }
 
 
-def config(name: str) -> JobConfig:
-    return load_any_config(str(SCENARIOS / f"{name}.yaml"))
+def config(name: str) -> RunSpec[Any]:
+    return load_any(str(SCENARIOS / f"{name}.yaml"))
 
 
 def plan(name: str) -> Plan:
@@ -161,10 +163,10 @@ def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
     assert f"rollout.sleep_level: 1 with rollout.memory_share: {asleep}" in problem.fix
     assert 0.5 <= awake < asleep < 0.9
     for words in ((awake, 0), (asleep, 1)):
-        job = config("5_orz_1p5b")
+        job = config("5_orz_1p5b").config
         assert isinstance(job, PpoConfig)
         share, level = words
         rollout = job.rollout.model_copy(update={"memory_share": share, "sleep_level": level})
-        assert plan_job(job.model_copy(update={"rollout": rollout})).verdict == "fits"
+        assert plan_job(spec_of(job.model_copy(update={"rollout": rollout}))).verdict == "fits"
     offered = [{change.key for change in one.changes} for one in advice("5_orz_1p5b").suggestions]
     assert {"rollout.memory_share"} in offered

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from plimsoll.memory.shapes.known_models import read_shape
+from plimsoll.shapes.known_models import read_shape
 
 PROJECT = Path(__file__).parents[3]
 SOURCE = PROJECT / "src" / "plimsoll"
@@ -22,7 +22,7 @@ def gone(text: str) -> Iterator[str]:
 
 
 def test_the_search_finds_what_it_should() -> None:
-    text = "`cli/jobs.py`, `jobs.py`, `config/agree*.py`, `reward/` and `tests/unit/`; `cli/jib.py`"
+    text = "`cli/jobs.py`, `jobs.py`, `spec/rules/*.py`, `reward/` and `tests/unit/`; `cli/jib.py`"
     assert list(gone(f"{text}, `jib.py`, `rewards/`")) == ["cli/jib.py", "jib.py", "rewards/"]
 
 

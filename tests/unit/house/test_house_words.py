@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.config.load import load_config
-from plimsoll.config.which import JOBS
+from plimsoll.jobs import JOBS
+from plimsoll.spec.load import load_spec
 
 PROJECT = Path(__file__).parents[3]
 NAMES = "|".join(JOBS)
-KEYS = tuple(key for job in JOBS.values() for key in keys_of(job))
+KEYS = tuple(key for job in JOBS.values() for key in keys_of(job.config))
 SECTIONS = sorted({key.path[0] for key in KEYS})
 
 # A flag with dots, such as --run.steps; a key within a sentence, such as `run.steps` or
@@ -83,7 +83,7 @@ def test_yaml_in_documents_loads(tmp_path: Path) -> None:
         for text, job in YAML_BLOCK.findall(path.read_text()):
             file = tmp_path / f"{path.stem}.yaml"
             file.write_text(text)
-            load_config(JOBS[job], str(file))
+            load_spec(JOBS[job], str(file))
 
 
 def test_example_configs_say_their_job_and_load() -> None:
@@ -91,4 +91,4 @@ def test_example_configs_say_their_job_and_load() -> None:
         first = path.read_text().splitlines()[0]
         job = re.match(rf"# ({NAMES})\b", first)
         assert job, f"{path}: its first line must be `# JOB ...`, with one of {NAMES}"
-        load_config(JOBS[job[1]], str(path))
+        load_spec(JOBS[job[1]], str(path))

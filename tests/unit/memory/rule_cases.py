@@ -6,13 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.config.jobs import JobConfig
+from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
-from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
+from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.machine.hardware import parse_cluster
-from plimsoll.memory.machine.surroundings import Surroundings
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.rules import find_conflicts
@@ -38,7 +39,8 @@ def config(job: str, changes: Mapping[str, Any]) -> JobConfig:
         for part in path:
             place = place.setdefault(part, {})
         place[last] = value
-    return validate(JOBS[job], read_tree(json.dumps(tree), f"{job}.yaml"))
+    config: JobConfig = validate(JOBS[job].config, read_tree(json.dumps(tree), f"{job}.yaml"))
+    return config
 
 
 def conflicts(
@@ -50,5 +52,5 @@ def conflicts(
     """By code."""
     read = config(job, changes)
     hardware = parse_cluster(cluster, read.cluster.nodes, 10**12)
-    found = find_conflicts(make_job(read, hardware, Constants()), here)
+    found = find_conflicts(make_job(spec_of(read), hardware, Constants()), here)
     return {problem.code: problem for problem in found}

@@ -20,9 +20,9 @@ from plimsoll.memory.price.activation_form import (
 )
 from plimsoll.memory.price.activations import activation_items, backward_items
 from plimsoll.memory.price.layer_steps import layer_steps
-from plimsoll.memory.shapes.families import shape_from_config
-from plimsoll.memory.shapes.known_models import known_models, read_shape
-from plimsoll.memory.shapes.shape import MicroBatch
+from plimsoll.shapes.families import shape_from_config
+from plimsoll.shapes.known_models import known_models, read_shape
+from plimsoll.shapes.shape import MicroBatch
 
 LLAMA = read_shape("meta-llama/Llama-2-7b-hf")
 WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, learned=2000)

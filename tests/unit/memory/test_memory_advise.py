@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.flags import apply_flags, parse_flags
-from plimsoll.config.jobs import JobConfig
 from plimsoll.config.load import validate
-from plimsoll.config.which import JOBS, load_any_config
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import load_any, spec_of
+from plimsoll.machine.hardware import Hardware, parse_bytes, parse_cluster
 from plimsoll.memory.advise.advice_json import advice_values
 from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise, smallest_change
@@ -22,9 +24,9 @@ from plimsoll.memory.advise.costs import COSTLESS, costs_of, speed_words
 from plimsoll.memory.advise.effects import EFFECTS, effect_of, effect_words
 from plimsoll.memory.advise.moves import faster_moves, filled, grown, saving_moves, with_room
 from plimsoll.memory.advise.search import Site, saving_states
-from plimsoll.memory.machine.hardware import Hardware, parse_bytes, parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
+from plimsoll.spec.run_spec import RunSpec
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
 SFT = """\
@@ -52,33 +54,34 @@ def sft(
     model: str = "Qwen/Qwen2.5-0.5B",
     checkpointing: bool = False,
     stage: int = 2,
-) -> JobConfig:
+) -> RunSpec[Any]:
     text = SFT.replace("RANKS", str(ranks)).replace("NODES", str(nodes)).replace("MODEL", model)
     text = text.replace("TOKENS", str(tokens)).replace("STAGE", str(stage))
     return read("sft", text.replace("CHECKPOINTING", str(checkpointing).lower()))
 
 
-def read(job: str, text: str) -> JobConfig:
-    return validate(JOBS[job], read_tree(text, f"{job}.yaml"))
+def read(job: str, text: str) -> RunSpec[Any]:
+    config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
+    return spec_of(config)
 
 
-def named_hardware(config: JobConfig) -> Hardware:
+def named_hardware(config: RunSpec[Any]) -> Hardware:
     cluster = config.cluster
     assert cluster.hardware is not None and cluster.host_memory is not None
     return parse_cluster(cluster.hardware, cluster.nodes, parse_bytes(cluster.host_memory))
 
 
-def advised(config: JobConfig, hardware: Hardware) -> Advice:
+def advised(config: RunSpec[Any], hardware: Hardware) -> Advice:
     return advise(config, Ground(hardware))
 
 
 @cache
 def scenario_advice(path: Path) -> Advice:
-    config = load_any_config(str(path))
+    config = load_any(str(path))
     return advised(config, named_hardware(config))
 
 
-def replanned(config: JobConfig, cards: str, host: int) -> Plan:
+def replanned(config: RunSpec[Any], cards: str, host: int) -> Plan:
     return make_plan(config, Ground(parse_cluster(cards, config.cluster.nodes, host)))
 
 
@@ -87,7 +90,7 @@ def test_a_suggestion_typed_as_flags_is_what_it_says(path: Path) -> None:
     advice = scenario_advice(path)
     clusters = [advice.smallest_cluster.suggestion] if advice.smallest_cluster else []
     for one in (*advice.suggestions, *clusters):
-        again = load_any_config(str(path), one.flags.split())
+        again = load_any(str(path), one.flags.split())
         plan = make_plan(again, Ground(named_hardware(again)))
         assert plan.verdict == one.verdict
         assert max((s.peak.bytes for s in plan.devices), default=0) == one.device_bytes
@@ -125,10 +128,13 @@ def test_suggestions_are_better_sorted_and_true(
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_every_move_has_words_for_what_it_costs(path: Path) -> None:
     """But more ranks, whose cards the effect names."""
-    config = load_any_config(str(path))
+    config = load_any(str(path))
     hardware = named_hardware(config)
     plan = make_plan(config, Ground(hardware))
-    moves = [*saving_moves(config, plan, hardware), *faster_moves(config, hardware)]
+    moves = [
+        *saving_moves(config, plan, hardware),
+        *faster_moves(config, hardware),
+    ]
     changes = [change for move in moves for change in changes_between(config, move)]
     dear = [change for change in changes if change.after not in COSTLESS]
     assert {one.key for one in dear if len(costs_of(config, [one], 1.0)) == 2} <= {"cluster.ranks"}
@@ -277,7 +283,7 @@ def test_a_full_parameter_run_out_of_memory_is_not_told_to_train_an_adapter_firs
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_the_smallest_change_is_marked_among_the_suggestions(path: Path) -> None:
-    config, advice = load_any_config(str(path)), scenario_advice(path)
+    config, advice = load_any(str(path)), scenario_advice(path)
     found = smallest_change(config, Ground(named_hardware(config)))
     marked = [one for one in advice.suggestions if one.smallest]
     assert [one.flags for one in marked] == ([found.flags] if found else [])
@@ -398,7 +404,7 @@ def test_changes_are_a_diff_and_flags_that_the_parser_reads_back() -> None:
 
 def test_nodes_grow_with_ranks_on_all_their_cards_and_one_for_each_group() -> None:
     hardware = parse_cluster("8xH100", 2, None)
-    ppo = load_any_config(str(next(p for p in SCENARIOS if p.stem.endswith("own_node"))))
+    ppo = load_any(str(next(p for p in SCENARIOS if p.stem.endswith("own_node"))))
     assert grown(ppo, hardware, 2) == {
         "cluster.ranks": 24,
         "cluster.critic_ranks": 24,
@@ -421,7 +427,7 @@ def test_speed_is_said_in_words() -> None:
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
 def test_the_text_is_80_columns_and_the_json_has_the_agreed_keys(path: Path) -> None:
-    config = load_any_config(str(path))
+    config = load_any(str(path))
     advice = scenario_advice(path)
     assert max(map(len, advice_text(advice).splitlines())) <= 80
     plan = make_plan(config, Ground(named_hardware(config)))

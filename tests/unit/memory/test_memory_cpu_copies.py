@@ -10,8 +10,8 @@ from plimsoll.memory.price.division import ZeroSizes
 from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.reduction import layers_left
 from plimsoll.memory.price.roles import RoleWork, trained_role
-from plimsoll.memory.shapes.known_models import read_shape
-from plimsoll.memory.shapes.shape import MicroBatch
+from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.shape import MicroBatch
 
 READ = Moment("load", "read actor")
 SHAPE = read_shape("Qwen/Qwen2.5-7B")

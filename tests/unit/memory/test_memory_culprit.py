@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.config.load import validate
-from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.items import Held, Item, Moment
-from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.rules.culprit import find_culprit
 
@@ -60,8 +61,8 @@ rollout: {engines: 1, tensor_parallel: 8, memory_share: 0.85}
 
 
 def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) -> Plan:
-    config = validate(JOBS[job], read_tree(text, f"{job}.yaml"))
-    return make_plan(config, Ground(parse_cluster(cluster, nodes, host)))
+    config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
+    return make_plan(spec_of(config), Ground(parse_cluster(cluster, nodes, host)))
 
 
 def dpo(tokens: int = 2048, checkpointing: str = "true", offload: str = "cpu") -> Plan:
@@ -98,8 +99,8 @@ def test_each_way_to_break_has_a_line_of_its_own(found: Plan, culprit: str, fix:
 
 def test_vllm_beside_the_ranks_breaks_by_its_share() -> None:
     found = plan("ppo", PPO.replace("SHARE", "0.9"), "4xA100-80GB")
-    config = validate(JOBS["ppo"], read_tree(PPO.replace("SHARE", "0.9"), "ppo.yaml"))
-    culprit = find_culprit(found.devices[0], config)
+    config = validate(JOBS["ppo"].config, read_tree(PPO.replace("SHARE", "0.9"), "ppo.yaml"))
+    culprit = find_culprit(found.devices[0], spec_of(config))
     assert found.verdict == "does not fit" and culprit.alone
     assert culprit.what == "the rollout engines"
     assert culprit.bytes == int(0.9 * (found.devices[0].capacity or 0))
@@ -142,10 +143,10 @@ def test_where_nothing_would_do_alone_the_largest_is_named() -> None:
         return Held(Item("actor", name, "device", "allocated", size, "by hand", "a test"), when)
 
     items = (held("weights", 50), held("gradients", 40), held("moments", 60))
-    config = validate(JOBS["sft"], read_tree(SFT.replace("ADAM", "none"), "sft.yaml"))
+    config = validate(JOBS["sft"].config, read_tree(SFT.replace("ADAM", "none"), "sft.yaml"))
     store = Store("device", (Slot(0, 0),), "card", 30, items, 0.0)
-    culprit = find_culprit(store, config)
+    culprit = find_culprit(store, spec_of(config))
     assert culprit.what == "the actor's optimizer states"
     assert not culprit.alone and culprit.bytes == 60
-    enough = find_culprit(Store("device", (Slot(0, 0),), "card", 105, items, 0.0), config)
+    enough = find_culprit(Store("device", (Slot(0, 0),), "card", 105, items, 0.0), spec_of(config))
     assert (enough.what, enough.alone) == ("the actor's optimizer states", True)

@@ -16,7 +16,7 @@ from plimsoll.memory.price.engines import (
 )
 from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.transformers_engine import transformers_items
-from plimsoll.memory.shapes.known_models import read_shape
+from plimsoll.shapes.known_models import read_shape
 
 QWEN = read_shape("Qwen/Qwen2.5-1.5B")
 PARAMETERS = 1_543_714_304

@@ -9,16 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.jobs import JobConfig, PpoConfig, SftConfig
+from plimsoll.config.job import JobConfig
+from plimsoll.config.rl import PpoConfig
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import Hardware, parse_cluster
+from plimsoll.machine.incident import Incident, Sighting
+from plimsoll.machine.node_state import Holder, NodeState
+from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
-from plimsoll.memory.explain.incident import Incident, Sighting
 from plimsoll.memory.explain.questions import Answer, Scene, four_answers
-from plimsoll.memory.machine.hardware import Hardware, parse_cluster
-from plimsoll.memory.machine.node_state import Holder, NodeState
-from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.run.readings import Footprint, HostReading, Reading, Share
 
@@ -88,7 +91,7 @@ def host_scene(
     config: JobConfig, seen: Sighting, phase: str = "train_actor", **incident: Any
 ) -> Scene:
     found = Incident("host", "killed", seen=seen, **incident)
-    return scene_of(config, hosts(config.cluster.nodes), CONSTANTS, found, phase)
+    return scene_of(spec_of(config), hosts(config.cluster.nodes), CONSTANTS, found, phase)
 
 
 def host_answers(
@@ -99,14 +102,14 @@ def host_answers(
 
 def card_scene(seen: Sighting) -> Scene:
     found = Incident("device", "CUDA out of memory", seen=seen)
-    return scene_of(ppo(), CARDS, CONSTANTS, found, "train_actor")
+    return scene_of(spec_of(ppo()), CARDS, CONSTANTS, found, "train_actor")
 
 
 def on_host(
     config: JobConfig, seen: Sighting, phase: str = "train_actor", **incident: Any
 ) -> Explanation:
     found = Incident("host", "killed", seen=seen, **incident)
-    return explain(config, hosts(config.cluster.nodes), CONSTANTS, found, phase)
+    return explain(spec_of(config), hosts(config.cluster.nodes), CONSTANTS, found, phase)
 
 
 CARDS = parse_cluster("8xA100-80GB", 1, 1000 * GB)
@@ -235,7 +238,7 @@ def test_a_cache_of_vllm_that_no_host_has_becomes_what_the_rest_leaves() -> None
 
 
 def test_a_process_that_held_more_than_predicted_leaves_less_room() -> None:
-    peaks = process_peaks(make_job(ppo(), hosts(1), CONSTANTS))["rank 1"]
+    peaks = process_peaks(make_job(spec_of(ppo()), hosts(1), CONSTANTS))["rank 1"]
     twice = Footprint(2 * max(one.host for one in peaks.values()))
     scene = host_scene(ppo(), at(before=state(40 * GB)), held=twice)
     assert scene.store.peak.bytes > 20 * GB
@@ -247,7 +250,7 @@ def test_who_it_was_is_told_by_the_process_or_else_by_the_phase() -> None:
 
     def role(process: str, phase: str, told: str | None = None) -> str:
         found = Incident("host", "killed", told, seen=at(process))
-        return role_of(scene_of(ppo(), hardware, CONSTANTS, found, phase), phase)
+        return role_of(scene_of(spec_of(ppo()), hardware, CONSTANTS, found, phase), phase)
 
     assert role("rank 1", "score", "critic") == "critic"
     assert role("rank 1", "train_critic") == "critic"
@@ -266,7 +269,7 @@ def test_the_text_says_all_of_it_in_80_columns(phase: str) -> None:
     held = Footprint(3 * GB, 60 * GB, 70 * GB, 79 * GB)
     seen = at(card=1)
     incident = Incident("device", "CUDA out of memory", "actor", 2 * GB, held, seen=seen)
-    found = explain(ppo(), CARDS, CONSTANTS, incident, phase)
+    found = explain(spec_of(ppo()), CARDS, CONSTANTS, incident, phase)
     text = explanation_text(found)
     lines = text.splitlines()
     assert all(len(line) <= 80 for line in lines)
@@ -300,7 +303,7 @@ def test_whatever_was_seen_four_answers_come(
     )
     footprint = None if held is None else Footprint(held * 10**6)
     incident = Incident("host", "killed", held=footprint, seen=seen)
-    scene = scene_of(sft(), hosts(1), CONSTANTS, incident, "train_actor")
+    scene = scene_of(spec_of(sft()), hosts(1), CONSTANTS, incident, "train_actor")
     answers, room = four_answers(scene), room_needed(scene)
     known = before if before is not None else after
     assert (answers[0].verdict == "unknown") == (known is None)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.memory.machine.hardware import (
+from plimsoll.machine.hardware import (
     CARDS,
     Card,
     Node,
@@ -20,8 +20,8 @@ from plimsoll.memory.machine.hardware import (
     parse_bytes,
     parse_cluster,
 )
-from plimsoll.memory.machine.host import live_host
-from plimsoll.memory.machine.surroundings import read_surroundings
+from plimsoll.machine.host import live_host
+from plimsoll.machine.surroundings import read_surroundings
 
 GIB = 2**30
 

@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.config.jobs import DpoConfig, JobConfig, PpoConfig, SftConfig
+from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
+from plimsoll.config.rl import PpoConfig
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import spec_of
 from plimsoll.memory.contents.layout import Layout, Slot, lay_out
 
 BASE = """\
@@ -35,13 +39,13 @@ def where(layout: Layout) -> dict[str, Slot]:
 )
 def test_a_local_job_is_one_process(model: type[JobConfig], batch: str) -> None:
     config = validate(model, read_tree(BASE + batch + "cluster: {where: local}\n", "a.yaml"))
-    assert where(lay_out(config, (0,))) == {"local": Slot(0)}
-    assert where(lay_out(config, (4,))) == {"local": Slot(0, 0)}
+    assert where(lay_out(spec_of(config), (0,))) == {"local": Slot(0)}
+    assert where(lay_out(spec_of(config), (4,))) == {"local": Slot(0, 0)}
 
 
 def test_ranks_fill_nodes_card_by_card_and_engines_follow() -> None:
     config = ppo("{ranks: 3, critic_ranks: 1}", "{engines: 2, tensor_parallel: 2}")
-    layout = lay_out(config, (4, 4))
+    layout = lay_out(spec_of(config), (4, 4))
     assert where(layout) == {
         "recipe": Slot(0),
         "ray 0": Slot(0),
@@ -61,13 +65,13 @@ def test_ranks_fill_nodes_card_by_card_and_engines_follow() -> None:
 
 
 def test_an_engine_stays_on_one_node() -> None:
-    layout = lay_out(ppo("{ranks: 1}", "{engines: 1, tensor_parallel: 2}"), (2, 2))
+    layout = lay_out(spec_of(ppo("{ranks: 1}", "{engines: 1, tensor_parallel: 2}")), (2, 2))
     assert where(layout)["engine 0 worker 0"] == Slot(1, 0)
     assert where(layout)["engine 0 worker 1"] == Slot(1, 1)
 
 
 def test_shared_engines_begin_again_at_the_first_card() -> None:
-    layout = lay_out(ppo("{ranks: 2}", "{engines: 2, placement: shared}"), (2,))
+    layout = lay_out(spec_of(ppo("{ranks: 2}", "{engines: 2, placement: shared}")), (2,))
     placed = where(layout)
     assert placed["engine 0 worker 0"] == placed["rank 0"] == Slot(0, 0)
     assert placed["engine 1 worker 0"] == placed["rank 1"] == Slot(0, 1)
@@ -75,15 +79,15 @@ def test_shared_engines_begin_again_at_the_first_card() -> None:
 
 
 def test_who_finds_no_card_is_named() -> None:
-    layout = lay_out(ppo("{ranks: 2, critic_ranks: 2}", "{engines: 2}"), (3,))
+    layout = lay_out(spec_of(ppo("{ranks: 2, critic_ranks: 2}", "{engines: 2}")), (3,))
     assert layout.homeless == ("critic rank 1", "engine 0", "engine 1")
     assert layout.cards_needed == 6
-    too_wide = lay_out(ppo("{ranks: 1}", "{tensor_parallel: 4}"), (2, 2, 2))
+    too_wide = lay_out(spec_of(ppo("{ranks: 1}", "{tensor_parallel: 4}")), (2, 2, 2))
     assert too_wide.homeless == ("engine 0",)
 
 
 def test_without_cards_all_live_on_the_host() -> None:
-    layout = lay_out(ppo("{ranks: 2}", "{engines: 1}"), (0,))
+    layout = lay_out(spec_of(ppo("{ranks: 2}", "{engines: 1}")), (0,))
     assert set(where(layout)) == {"recipe", "ray 0", "rank 0", "rank 1", "engine 0"}
     assert set(where(layout).values()) == {Slot(0)}
 
@@ -102,7 +106,7 @@ def test_no_card_has_two_processes_that_have_it_for_themselves(
         f"{{ranks: {ranks}, critic_ranks: {critic}}}",
         f"{{engines: {engines}, tensor_parallel: {parallel}}}",
     )
-    layout = lay_out(config, cards)
+    layout = lay_out(spec_of(config), cards)
     taken = [p.slot for p in layout.processes if p.slot.card is not None]
     assert len(set(taken)) == len(taken)
     assert all(slot.card is not None and slot.card < cards[slot.node] for slot in taken)

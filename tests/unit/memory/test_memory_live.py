@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.memory.machine import host
-from plimsoll.memory.machine.cgroup import Limit, core_quota, memory_limit, process_limit
-from plimsoll.memory.machine.host import HostMemory, live_host, usable_cores
-from plimsoll.memory.machine.nvidia import (
+from plimsoll.machine import host
+from plimsoll.machine.cgroup import Limit, core_quota, memory_limit, process_limit
+from plimsoll.machine.host import HostMemory, live_host, usable_cores
+from plimsoll.machine.nvidia import (
     CardProcess,
     LiveCard,
     card_order,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from plimsoll.errors import ConfigError
-from plimsoll.memory.shapes.families import FAMILIES, shape_from_config
-from plimsoll.memory.shapes.known_models import known_models, read_shape
+from plimsoll.shapes.families import FAMILIES, shape_from_config
+from plimsoll.shapes.known_models import known_models, read_shape
 
 QWEN: dict[str, Any] = dict(known_models()["Qwen/Qwen2.5-7B"])
 
@@ -178,7 +178,7 @@ def test_experts_that_cannot_be() -> None:
 
 def test_reading_a_shape_loads_no_torch() -> None:
     code = (
-        "import sys; from plimsoll.memory.shapes.known_models import read_shape; "
+        "import sys; from plimsoll.shapes.known_models import read_shape; "
         "read_shape('phi-4'); "
         "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     )

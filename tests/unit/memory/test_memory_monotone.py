@@ -8,14 +8,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.jobs import JobConfig, PpoConfig
 from plimsoll.config.load import validate
-from plimsoll.config.which import JOBS
+from plimsoll.config.rl import PpoConfig
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.changes import changed, changes_between
-from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import Ground, make_plan
-from plimsoll.memory.shapes.known_models import known_models
+from plimsoll.shapes.known_models import known_models
+from plimsoll.spec.run_spec import RunSpec
 
 COLUMNS = {
     "sft": "prompt: q, response: a",
@@ -49,7 +51,9 @@ LESS = {
 """Keys and values of which a card holds less, or as much."""
 
 
-def config(job: str, model: str, tuning: str, zero: str, computing: str, further: str) -> JobConfig:
+def config(
+    job: str, model: str, tuning: str, zero: str, computing: str, further: str
+) -> RunSpec[Any]:
     role = f"{{model: {{path: {model}, {computing}}}, zero: {{{zero}}}{tuning}}}"
     text = (
         "run: {directory: out, steps: 10, eval_every: 5}\n"
@@ -61,21 +65,22 @@ def config(job: str, model: str, tuning: str, zero: str, computing: str, further
     text += f"critic: {role}\nrewards: {{r: {{name: length}}}}\n" if job == "ppo" else ""
     text += "rollout: {placement: shared, memory_share: 0.3}\n" if job == "ppo" else ""
     text += f"teacher: {{model: {{path: {model}}}, stage: 3}}\n" if job == "distill" else ""
-    return validate(JOBS[job], read_tree(text, f"{job}.yaml"))
+    config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
+    return spec_of(config)
 
 
-def card_peaks(of: JobConfig) -> dict[str, int]:
+def card_peaks(of: RunSpec[Any]) -> dict[str, int]:
     """Of the fullest card in each phase."""
     found = make_plan(of, Ground(parse_cluster("4xA100-80GB", of.cluster.nodes, 10**13)))
     uses = sorted((use for store in found.devices for use in store.phases), key=lambda u: u.bytes)
     return {use.moment.phase: use.bytes for use in uses}
 
 
-def fullest_card(of: JobConfig) -> int:
+def fullest_card(of: RunSpec[Any]) -> int:
     return max(card_peaks(of).values())
 
 
-def with_(of: JobConfig, key: str, value: object) -> JobConfig | None:
+def with_(of: RunSpec[Any], key: str, value: object) -> RunSpec[Any] | None:
     """None where the job has no such key, or the settings then contradict one another."""
     roles = ["actor", "critic"] if isinstance(of, PpoConfig) else ["actor"]
     keys = [key.replace("*", role) for role in roles] if key.startswith("*") else [key]
@@ -112,7 +117,7 @@ configs = st.builds(
 
 @settings(max_examples=40, deadline=None)
 @given(of=configs, key=st.sampled_from(sorted(MORE)))
-def test_more_of_something_leaves_no_card_emptier(of: JobConfig, key: str) -> None:
+def test_more_of_something_leaves_no_card_emptier(of: RunSpec[Any], key: str) -> None:
     more = with_(of, key, MORE[key])
     assume(more is not None)
     assert more is not None
@@ -123,7 +128,7 @@ def test_more_of_something_leaves_no_card_emptier(of: JobConfig, key: str) -> No
 
 @settings(max_examples=40, deadline=None)
 @given(of=configs, key=st.sampled_from(sorted(LESS)))
-def test_what_saves_memory_leaves_no_card_fuller(of: JobConfig, key: str) -> None:
+def test_what_saves_memory_leaves_no_card_fuller(of: RunSpec[Any], key: str) -> None:
     less = with_(of, key, LESS[key])
     assume(less is not None)
     assert less is not None

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.memory.items import Moment, Phase
+from plimsoll.memory.items import Moment
 from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.norms import norm_copies
 from plimsoll.memory.price.states import Kept, StateForm, state_items
+from plimsoll.spec.run_spec import Phase
 
 COUNTS = Counts(trained=10_000_000, frozen=0, largest=6_000_000, element=2)
 SIZES = ZeroSizes(stage=2, ranks=1, accumulate=4, bucket=1000)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.peaks import phase_peaks, uses_of
 from plimsoll.memory.contents.stores import Band, Store, judge, slots_text
-from plimsoll.memory.items import PHASES, Held, Item, Level, Moment
+from plimsoll.memory.items import Held, Item, Level, Moment
+from plimsoll.spec.run_spec import PHASES
 
 STEP = Moment("train_actor", "step")
 BACKWARD = Moment("train_actor", "forward_backward")

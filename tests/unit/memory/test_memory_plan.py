@@ -9,21 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.counting import gigabytes
-from plimsoll.config.jobs import JobConfig
+from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
-from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.advice_json import advice_values
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.items import Moment
-from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.shapes.known_models import read_shape
+from plimsoll.run.counting import gigabytes
+from plimsoll.shapes.known_models import read_shape
 
 SFT = """\
 run: {directory: out, steps: 10}
@@ -44,11 +45,12 @@ P = read_shape("Qwen/Qwen2.5-0.5B").parameters
 
 
 def config(job: str, text: str) -> JobConfig:
-    return validate(JOBS[job], read_tree(text, f"{job}.yaml"))
+    config: JobConfig = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
+    return config
 
 
 def plan(job: str, text: str, cluster: str, nodes: int = 1, host: int = 10**12) -> Plan:
-    return make_plan(config(job, text), Ground(parse_cluster(cluster, nodes, host)))
+    return make_plan(spec_of(config(job, text)), Ground(parse_cluster(cluster, nodes, host)))
 
 
 def sizes(found: Plan, phase: str) -> dict[str, int]:
@@ -124,10 +126,10 @@ def test_disk_that_is_too_small_is_a_problem() -> None:
     job = config("sft", SFT + "cluster: {where: local}\n")
     hardware = parse_cluster("A100-40GB", 1, None)
     needed = (3 * 12 + 2) * P
-    short = make_plan(job, Ground(hardware, free_disk=needed - 1))
+    short = make_plan(spec_of(job), Ground(hardware, free_disk=needed - 1))
     assert [problem.code for problem in short.problems] == ["disk-space"]
     assert short.verdict == "does not fit"
-    assert make_plan(job, Ground(hardware, free_disk=needed)).verdict == "fits"
+    assert make_plan(spec_of(job), Ground(hardware, free_disk=needed)).verdict == "fits"
 
 
 def test_the_critic_on_its_own_ranks_is_on_its_own_cards() -> None:
@@ -212,7 +214,9 @@ def test_a_cache_on_cpu_that_holds_no_sequence_says_the_least_that_works() -> No
 
 def test_of_what_roles_have_only_while_they_score_the_largest_counts() -> None:
     job = make_job(
-        config("ppo", PPO + "cluster: {ranks: 1}\n"), parse_cluster("2xH100", 1, None), Constants()
+        spec_of(config("ppo", PPO + "cluster: {ranks: 1}\n")),
+        parse_cluster("2xH100", 1, None),
+        Constants(),
     )
     rank = next(p for p in job.layout.processes if p.kind == "rank")
     passing = {
@@ -306,8 +310,8 @@ def test_more_ranks_never_make_a_card_fuller_at_stage_3() -> None:
 
 def test_a_host_of_unknown_memory_is_said_not_to_be_judged() -> None:
     job = config("sft", SFT + "cluster: {where: local}\n")
-    unknown = make_plan(job, Ground(parse_cluster("A100-40GB", 1, None)))
-    known = make_plan(job, Ground(parse_cluster("A100-40GB", 1, 10**12)))
+    unknown = make_plan(spec_of(job), Ground(parse_cluster("A100-40GB", 1, None)))
+    known = make_plan(spec_of(job), Ground(parse_cluster("A100-40GB", 1, 10**12)))
     needed = gigabytes(known.hosts[0].peak.bytes)
     line = f"host memory: {needed} GB, not judged: give --host-memory"
     assert line in verdict_text(unknown) and "not judged" not in verdict_text(known)

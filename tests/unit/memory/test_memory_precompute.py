@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.config.jobs import JobConfig
+from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
-from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.advise import advise
-from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.price.overheads import Constants
 
@@ -29,12 +30,13 @@ def read(job: str, *, precompute: bool, more: str = "") -> JobConfig:
     text = BASE.replace("BATCH", BATCHES[job]) + more
     if precompute:
         text += "reference_logprobs: {precompute: true}\n"
-    return validate(JOBS[job], read_tree(text, f"{job}.yaml"))
+    config: JobConfig = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
+    return config
 
 
 def plan(job: str, *, precompute: bool, more: str = "") -> Plan:
     hardware = parse_cluster("2xA100-80GB", 1, 10**12)
-    return make_plan(read(job, precompute=precompute, more=more), Ground(hardware))
+    return make_plan(spec_of(read(job, precompute=precompute, more=more)), Ground(hardware))
 
 
 def by_phase(found: Plan) -> dict[str, dict[str, int]]:
@@ -73,7 +75,9 @@ def test_an_adapter_that_is_its_own_reference_still_scores_before() -> None:
     config = BASE.replace("BATCH", BATCHES["dpo"]).replace("zero:", "adapter: {rank: 8}, zero:")
     for text, phases in ((config, ["load", "score"]), (config + adapter, ["precompute", "load"])):
         hardware = parse_cluster("2xA100-80GB", 1, 10**12)
-        found = make_plan(validate(JOBS["dpo"], read_tree(text, "x")), Ground(hardware))
+        found = make_plan(
+            spec_of(validate(JOBS["dpo"].config, read_tree(text, "x"))), Ground(hardware)
+        )
         assert list(by_phase(found))[:2] == phases
 
 
@@ -93,6 +97,6 @@ def test_the_file_is_in_the_plan_of_the_disk(job: str, rows: int) -> None:
 def test_it_is_suggested_where_the_reference_breaks_the_plan() -> None:
     config = read("dpo", precompute=False)
     room = plan("dpo", precompute=False).devices[0].peak.bytes - WEIGHTS // 4
-    advice = advise(config, Ground(parse_cluster(f"2x{room}B", 1, 10**12)))
+    advice = advise(spec_of(config), Ground(parse_cluster(f"2x{room}B", 1, 10**12)))
     flags = [one.flags for one in advice.suggestions]
     assert not advice.fits and "--reference_logprobs.precompute true" in flags

@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.jobs import JobConfig, PpoConfig, RmConfig, SftConfig
+from plimsoll.config.job import JobConfig
+from plimsoll.config.rl import PpoConfig
+from plimsoll.jobs.rm import RmConfig
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.process_peaks import process_peaks
-from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import Ground, make_plan
 from plimsoll.memory.price.overheads import Constants
 
@@ -49,7 +53,7 @@ def ppo(**rollout: Any) -> PpoConfig:
 
 def held_while_loading(config: JobConfig, cluster: str = "cpu") -> dict[str, dict[str, int]]:
     """Of every process: what it is, from its start on, by item."""
-    job = make_job(config, parse_cluster(cluster, 1, 10**12), CONSTANTS)
+    job = make_job(spec_of(config), parse_cluster(cluster, 1, 10**12), CONSTANTS)
     return {
         process.name: {
             one.item.name: one.item.bytes
@@ -105,7 +109,7 @@ def test_the_process_that_writes_trajectories_has_their_libraries() -> None:
 
 
 def writers(config: JobConfig) -> list[str]:
-    job = make_job(config, parse_cluster("4xA100-80GB", 1, 10**12), CONSTANTS)
+    job = make_job(spec_of(config), parse_cluster("4xA100-80GB", 1, 10**12), CONSTANTS)
     items = (
         (one.name, held.item.name) for one in job.layout.processes for held in held_by(job, one)
     )
@@ -115,8 +119,8 @@ def writers(config: JobConfig) -> list[str]:
 def test_one_process_alone_is_its_host() -> None:
     hardware = parse_cluster("cpu", 1, 64 * 10**9)
     config = sft(where="local", device="cpu")
-    found = process_peaks(make_job(config, hardware, CONSTANTS))
-    (host,) = make_plan(config, Ground(hardware, CONSTANTS)).hosts
+    found = process_peaks(make_job(spec_of(config), hardware, CONSTANTS))
+    (host,) = make_plan(spec_of(config), Ground(hardware, CONSTANTS)).hosts
     assert list(found) == ["local"]
     phases = {use.moment.phase: use.bytes for use in host.phases}
     assert {p: one.host for p, one in found["local"].items() if p != "eval"} == phases
@@ -127,7 +131,7 @@ def test_one_process_alone_is_its_host() -> None:
 def test_ranks_engines_and_the_recipe_are_told_apart() -> None:
     hardware = parse_cluster("4xA100-80GB", 1, 10**12)
     config = ppo(engines=1, tensor_parallel=2)
-    found = process_peaks(make_job(config, hardware, CONSTANTS))
+    found = process_peaks(make_job(spec_of(config), hardware, CONSTANTS))
     assert list(found) == ["recipe", "rank 0", "rank 1", "engine 0"]
     recipe = CONSTANTS.controller_process + CONSTANTS.trajectory_libraries
     assert found["recipe"]["score"].host == recipe
@@ -141,8 +145,8 @@ def test_a_card_is_that_of_the_plan_with_all_that_is_on_it(placement: str) -> No
     hardware = parse_cluster("4xA100-80GB", 1, 10**12)
     share = {"placement": placement, "memory_share": 0.3}
     config = ppo(engines=2, **share, **({"sleep_level": 1} if placement == "shared" else {}))
-    found = process_peaks(make_job(config, hardware, CONSTANTS))
-    plan = make_plan(config, Ground(hardware, CONSTANTS))
+    found = process_peaks(make_job(spec_of(config), hardware, CONSTANTS))
+    plan = make_plan(spec_of(config), Ground(hardware, CONSTANTS))
     cards = {
         slot.card: {use.moment.phase: use for use in store.phases}
         for store in plan.devices
@@ -162,8 +166,8 @@ def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
     config = ppo(engine="vllm", memory_share=0.3).model_copy(
         update={"cluster": sft(ranks=2, device="cpu").cluster}
     )
-    found = process_peaks(make_job(config, hardware, CONSTANTS))
-    (host,) = make_plan(config, Ground(hardware, CONSTANTS)).hosts
+    found = process_peaks(make_job(spec_of(config), hardware, CONSTANTS))
+    (host,) = make_plan(spec_of(config), Ground(hardware, CONSTANTS)).hosts
     for use in host.phases:
         ray = sum(i.bytes for i in use.items if "Ray's own" in i.name or "object store" in i.name)
         processes = sum(one[use.moment.phase].host for one in found.values())
@@ -173,7 +177,7 @@ def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
 
 
 def test_what_computes_on_cpu_keeps_prepared_kernels() -> None:
-    job = make_job(ppo(engine="vllm"), parse_cluster("cpu", 1, 64 * 10**9), CONSTANTS)
+    job = make_job(spec_of(ppo(engine="vllm")), parse_cluster("cpu", 1, 64 * 10**9), CONSTANTS)
     keeping = {
         process.kind
         for process in job.layout.processes

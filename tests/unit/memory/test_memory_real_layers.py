@@ -14,12 +14,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, MixtralConfig
 
+from plimsoll.commands.trace_models import MicroBatchStep, TraceForm
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.memory.price.activations import activation_items
 from plimsoll.memory.price.computing import activation_form
-from plimsoll.memory.shapes.known_models import read_shape
-from plimsoll.memory.shapes.shape import MicroBatch
 from plimsoll.memory.trace import measure
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention
@@ -27,7 +26,8 @@ from plimsoll.model.layers import prepare_layers
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import HeadForm, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.trace_models import MicroBatchStep, TraceForm
+from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.shape import MicroBatch
 
 torch.set_num_threads(1)
 

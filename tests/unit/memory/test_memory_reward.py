@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from test_memory_plan import config, plan, sizes
 
-from plimsoll.config.jobs import RmConfig
-from plimsoll.memory.price.work import head_of, micro_batch, sequences_together
-from plimsoll.memory.shapes.known_models import read_shape
-from plimsoll.recipes.placement import placement
+from plimsoll.commands.placement import placement
+from plimsoll.jobs.rm import RmConfig
+from plimsoll.jobs.which import spec_of
+from plimsoll.memory.price.work import micro_batch
+from plimsoll.shapes.known_models import read_shape
 
 NAME = "Qwen/Qwen2.5-7B"
 SHAPE = read_shape(NAME)
@@ -44,13 +47,13 @@ def test_an_adapter_is_saved_with_the_head() -> None:
 
 
 def test_a_reward_model_learns_at_the_ends_of_sequences_alone() -> None:
-    rm, prm = config("rm", RM), config("prm", PRM)
-    assert micro_batch(rm, 1).learned == 4  # 2,048 tokens of sequences of 512
-    assert micro_batch(prm, 1).learned == 2048  # steps may be as short as a token
-    a_pair = config("rm", RM).model_copy(update={"batch": rm.batch.model_copy(update={"pairs": 1})})
+    rm, prm = spec_of(config("rm", RM)), spec_of(config("prm", PRM))
+    assert micro_batch(rm.workload, 1).learned == 4  # 2,048 tokens of sequences of 512
+    assert micro_batch(prm.workload, 1).learned == 2048  # steps may be as short as a token
+    a_pair = replace(rm.workload, units=1)
     assert micro_batch(a_pair, 4).tokens == 2 * 512  # a rank has both of a pair, or neither
-    assert (sequences_together(rm), sequences_together(prm)) == (2, 1)
-    assert head_of(rm, "actor") == head_of(prm, "actor") == "value"
+    assert (rm.workload.together, prm.workload.together) == (2, 1)
+    assert rm.roles["actor"].head == prm.roles["actor"].head == "value"
 
 
 def test_fewer_pairs_than_ranks_leave_ranks_idle() -> None:
@@ -61,5 +64,5 @@ def test_fewer_pairs_than_ranks_leave_ranks_idle() -> None:
 
 def test_a_dry_run_says_what_a_step_sees() -> None:
     assert isinstance(config("rm", RM), RmConfig)
-    assert "8, of two sequences of at most 512 tokens each" in placement(config("rm", RM))
-    assert "8, of at most 512 tokens: 4,096 at most" in placement(config("prm", PRM))
+    assert "8, of two sequences of at most 512 tokens each" in placement(spec_of(config("rm", RM)))
+    assert "8, of at most 512 tokens: 4,096 at most" in placement(spec_of(config("prm", PRM)))

@@ -16,8 +16,8 @@ from plimsoll.memory.price.computing import activation_form, attention_of
 from plimsoll.memory.price.lifetimes import job_moments
 from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
 from plimsoll.memory.price.varlen import Capability
-from plimsoll.memory.shapes.known_models import read_shape
-from plimsoll.memory.shapes.shape import MicroBatch
+from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.shape import MicroBatch
 
 MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512

@@ -12,9 +12,9 @@ import transformers
 from rule_cases import QWEN, conflicts
 from torch import nn
 
-from plimsoll.memory.machine.surroundings import Surroundings
+from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.price.varlen import against_varlen
-from plimsoll.memory.shapes.known_models import known_models, read_shape
+from plimsoll.shapes.known_models import known_models, read_shape
 
 GEMMA, MIXTRAL = "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1"
 HERE = Surroundings("", {}, (), jemalloc=True)

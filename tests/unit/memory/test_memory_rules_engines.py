@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from rule_cases import QWEN, config, conflicts
 
-from plimsoll.memory.machine.hardware import parse_cluster
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import BAND, Ground, Plan, make_plan
 from plimsoll.memory.rules.engines import against_parallel, largest_share
-from plimsoll.memory.shapes.known_models import read_shape
+from plimsoll.shapes.known_models import read_shape
 
 
 # (heads, kv heads, MLP, vocabulary) over so many cards: whether vLLM divides them. By its asserts.
@@ -63,7 +64,7 @@ def shared_plan(share: float, level: int = 0) -> Plan:
         },
     }
     read = config("ppo", changes)
-    return make_plan(read, Ground(parse_cluster("4xA100-80GB", 1, 10**12)))
+    return make_plan(spec_of(read), Ground(parse_cluster("4xA100-80GB", 1, 10**12)))
 
 
 def test_vllm_beside_training_says_the_share_that_fits() -> None:
@@ -84,6 +85,6 @@ def test_training_that_does_not_fit_by_itself_is_not_vllms_fault() -> None:
         "ppo",
         {"cluster.ranks": 4, "rollout.placement": "shared", "actor.zero.stage": 0},
     )
-    found = make_plan(read, Ground(parse_cluster("4xRTX4090", 1, 10**12)))
+    found = make_plan(spec_of(read), Ground(parse_cluster("4xRTX4090", 1, 10**12)))
     codes = {problem.code for problem in found.problems}
     assert "device-memory" in codes and "vllm-share-beside-training" not in codes

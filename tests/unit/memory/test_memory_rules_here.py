@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rule_cases import conflicts
 
-from plimsoll.memory.machine.hardware import parse_cluster
-from plimsoll.memory.machine.surroundings import Surroundings, allocator_settings
+from plimsoll.machine.hardware import parse_cluster
+from plimsoll.machine.surroundings import Surroundings, allocator_settings
 
 HERE = Surroundings("", {}, (), jemalloc=True)
 VERSIONS = {"torch": "2.13.0", "transformers": "5.19.0", "deepspeed": "0.19.8"}

@@ -16,10 +16,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from plimsoll.memory.shapes.families import FAMILIES, shape_from_config
-from plimsoll.memory.shapes.known_models import known_models, read_shape
-from plimsoll.memory.shapes.shape import Linear, ModelShape, small_parameters
 from plimsoll.model.tiny import tiny_config
+from plimsoll.shapes.families import FAMILIES, shape_from_config
+from plimsoll.shapes.known_models import known_models, read_shape
+from plimsoll.shapes.shape import Linear, ModelShape, small_parameters
 
 TINY = {
     "vocab_size": 96,

@@ -6,14 +6,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from plimsoll.config.counting import gigabytes
 from plimsoll.memory.contents.kinds import KINDS, kind_of
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.items import PHASES, Held, Item, Moment
+from plimsoll.memory.items import Held, Item, Moment
 from plimsoll.memory.plan.drawing import draw_bars
 from plimsoll.memory.plan.svg import draw_svg
 from plimsoll.memory.plan.table import store_table
+from plimsoll.run.counting import gigabytes
+from plimsoll.spec.run_spec import PHASES
 
 GB = 10**9
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,7 +8,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.items import Moment
 from plimsoll.memory.price.engines import STARTING, Sampler
 from plimsoll.memory.price.sleeping import pinned_copy, sleep_items
-from plimsoll.memory.shapes.known_models import known_models, read_shape
+from plimsoll.shapes.known_models import known_models, read_shape
 
 MIB = 2**20
 ASLEEP = Moment("train_actor", "step")

@@ -11,8 +11,10 @@ from plimsoll.config.engine import FrozenRole, TrainedRole, ZeroConfig
 from plimsoll.config.load import validate
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
-from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import Node, find_card, parse_cluster
 from plimsoll.memory.advise.engine_speed import (
     sampling_seconds,
     sequences_at_once,
@@ -35,10 +37,9 @@ from plimsoll.memory.advise.speed import (
     weights_offload_seconds,
 )
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.machine.hardware import Node, find_card, parse_cluster
 from plimsoll.memory.price.engines import Sampler
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.shapes.known_models import read_shape
+from plimsoll.shapes.known_models import read_shape
 
 QWEN = read_shape("Qwen/Qwen2-7B")
 H, F, KV, V, L = 3584, 18944, 512, 152064, 28
@@ -215,8 +216,8 @@ algorithm: {epochs: EPOCHS}
 
 
 def seconds(job: str, text: str, cluster: str) -> float:
-    config = validate(JOBS[job], read_tree(text, f"{job}.yaml"))
-    return step_seconds(make_job(config, parse_cluster(cluster, 1, None), Constants()))
+    config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
+    return step_seconds(make_job(spec_of(config), parse_cluster(cluster, 1, None), Constants()))
 
 
 def test_a_step_of_one_card_is_its_products_and_its_optimizer() -> None:

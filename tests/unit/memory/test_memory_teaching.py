@@ -7,9 +7,10 @@ from typing import Any
 from rule_cases import config as read
 from rule_cases import conflicts
 
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.price.overheads import Constants
 
 STUDENT, TEACHER = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B"
@@ -31,7 +32,7 @@ def changes(**more: Any) -> dict[str, Any]:
 def found(role: str, name: str, **more: Any) -> list[Held]:
     """Of rank 3, which collects nothing."""
     hardware = parse_cluster("8xA100-80GB", 1, 10**12)
-    job = make_job(read("distill", changes(**more)), hardware, Constants())
+    job = make_job(spec_of(read("distill", changes(**more))), hardware, Constants())
     [rank] = [process for process in job.layout.processes if process.name == "rank 3"]
     held = held_by(job, rank)
     return [one for one in held if (one.item.role, one.item.name) == (role, name)]

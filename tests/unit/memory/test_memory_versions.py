@@ -11,7 +11,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from plimsoll.memory.machine.versions import (
+from plimsoll.machine.versions import (
     PACKAGES,
     has_cuda_build,
     installed_version,

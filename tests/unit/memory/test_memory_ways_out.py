@@ -10,14 +10,15 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.jobs import JobConfig
 from plimsoll.config.load import validate
-from plimsoll.config.which import JOBS
 from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.changes import Change, changed, value_at
-from plimsoll.memory.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.rules.problems import PlanProblem
+from plimsoll.spec.run_spec import RunSpec
 
 ROWS = {
     "sft": "prompt: q, response: a",
@@ -36,7 +37,7 @@ COUNTS = {"dpo": "pairs", "rm": "pairs", "ppo": "prompts"}
 
 def job_config(
     job: str, role: str, *, tokens: int = 1024, micro_batch: int = 2048, further: str = ""
-) -> JobConfig:
+) -> RunSpec[Any]:
     """role: the actor, and the critic too."""
     text = (
         "run: {directory: out, steps: 10}\n"
@@ -44,10 +45,12 @@ def job_config(
         f"batch: {{{COUNTS.get(job, 'sequences')}: 64, micro_batch_tokens: {micro_batch}}}\n"
         f"actor: {role}\n" + (f"critic: {role}\n" if job == "ppo" else "")
     )
-    return validate(JOBS[job], read_tree(text + FURTHER.get(job, "") + further, f"{job}.yaml"))
+    return spec_of(
+        validate(JOBS[job].config, read_tree(text + FURTHER.get(job, "") + further, f"{job}.yaml"))
+    )
 
 
-def plan(config: JobConfig, cluster: str, host: int = 10**12) -> Plan:
+def plan(config: RunSpec[Any], cluster: str, host: int = 10**12) -> Plan:
     return make_plan(config, Ground(parse_cluster(cluster, config.cluster.nodes, host)))
 
 
@@ -64,7 +67,7 @@ def settings_of(fix: str) -> Iterator[dict[str, Any]]:
             yield {pair[1]: yaml.safe_load(pair[2]) for pair in pairs if pair}
 
 
-def written(config: JobConfig, values: dict[str, Any]) -> JobConfig | None:
+def written(config: RunSpec[Any], values: dict[str, Any]) -> RunSpec[Any] | None:
     return changed(config, [Change(k, value_at(config, k), v) for k, v in values.items()])
 
 

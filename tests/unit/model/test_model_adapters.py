@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
@@ -23,7 +24,6 @@ from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names
 from plimsoll.model.quantization import dequantised, plain_shape
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.model.value import ValueModel
-from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.records import Sample
 
 torch.set_num_threads(1)

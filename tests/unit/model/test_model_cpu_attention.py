@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from plimsoll.model.cpu_attention import Span, packed_attention, spans
-from plimsoll.model.rows import OF_PACKS, filled
+from plimsoll.model.cpu.attention import Span, packed_attention, spans
+from plimsoll.model.cpu.rows import OF_PACKS, filled
 
 SCALE, WIDTH = 0.25, 16
 
@@ -108,7 +108,7 @@ def test_blocks_and_batches_change_nothing(
         first = first if shared[-1] else tokens
     sequences = tuple(spans(own, shared))
     given_ = inputs(sequences, 4, 2)
-    with patch.multiple("plimsoll.model.cpu_attention", SCORES=limits[0], ROWS=limits[1]):
+    with patch.multiple("plimsoll.model.cpu.attention", SCORES=limits[0], ROWS=limits[1]):
         parts = found(given_, sequences, torch.float32)
     for one, other in zip(parts, exact(given_, sequences), strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)

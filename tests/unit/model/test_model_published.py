@@ -19,13 +19,13 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.merge import write_plain
 from plimsoll.engine.weights import sent_names
 from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import hf_state_names
 from plimsoll.model.published import published, saved_buffers
-from plimsoll.recipes.arithmetic import make_tokenizer
-from plimsoll.recipes.merge import write_plain
 
 CPU = torch.device("cpu")
 WITH_BUFFERS: dict[str, Callable[[], PreTrainedConfig]] = {

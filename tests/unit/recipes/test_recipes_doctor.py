@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from plimsoll.commands.doctor import refuse_wrong, report, table
+from plimsoll.commands.doctor_checks import judge
+from plimsoll.commands.doctor_finding import Finding
+from plimsoll.commands.doctor_machine import Disk, Machine, RayView, TorchView, observe
 from plimsoll.errors import PlimsollError
-from plimsoll.memory.machine.cgroup import Limit
-from plimsoll.memory.machine.host import HostMemory
-from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
-from plimsoll.memory.machine.tools import COMPILERS, LIBNUMA
-from plimsoll.recipes.doctor import refuse_wrong, report, table
-from plimsoll.recipes.doctor_checks import judge
-from plimsoll.recipes.doctor_finding import Finding
-from plimsoll.recipes.doctor_machine import Disk, Machine, RayView, TorchView, observe
+from plimsoll.machine.cgroup import Limit
+from plimsoll.machine.host import HostMemory
+from plimsoll.machine.nvidia import CardProcess, LiveCard
+from plimsoll.machine.tools import COMPILERS, LIBNUMA
 
 MIB, GIB = 2**20, 2**30
 VERSIONS: Mapping[str, str | None] = {

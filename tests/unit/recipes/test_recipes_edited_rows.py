@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.recipes.edited_rows import changed_counts, fingerprint
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample
 from plimsoll.run.state import RunState, SourceState
+from plimsoll.train.edited_rows import changed_counts, fingerprint
 
 
 def sample(*tokens: int, learned: int = 1) -> Sample:

@@ -19,18 +19,23 @@ from plimsoll.algorithm import unpaired_loss as unpaired_losses
 from plimsoll.algorithm.choice import preference_loss
 from plimsoll.algorithm.interval import mean_interval, share_interval, wilson_interval
 from plimsoll.algorithm.separation import separation_interval
-from plimsoll.config.evaluation import evaluation_metrics
-from plimsoll.config.jobs import DpoConfig, KtoConfig, PrmConfig, RmConfig
-from plimsoll.config.which import JOBS, load_any_config
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.evaluate import run_eval
+from plimsoll.commands.found_models import FoundModel
 from plimsoll.errors import PlimsollError
-from plimsoll.recipes.evaluate import run_eval
-from plimsoll.recipes.found_models import FoundModel
-from plimsoll.recipes.kto import response_metrics
-from plimsoll.recipes.preference import pair_metrics
-from plimsoll.recipes.process_reward import process_metrics
-from plimsoll.recipes.reward_model import score_metrics
-from plimsoll.recipes.sampling import mean_rewards
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.dpo_loop import pair_metrics
+from plimsoll.jobs.kto import KtoConfig
+from plimsoll.jobs.kto_loop import response_metrics
+from plimsoll.jobs.prm import PrmConfig
+from plimsoll.jobs.prm_loop import process_metrics
+from plimsoll.jobs.rm import RmConfig
+from plimsoll.jobs.rm_loop import score_metrics
+from plimsoll.jobs.which import load_any, spec_of
+from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, LabelledSteps, Pair, Prompt, RewardPart, Sample, Trajectory
+from plimsoll.rl.sampling import mean_rewards
 
 torch.set_num_threads(1)
 
@@ -49,7 +54,7 @@ def names_of(package: ModuleType) -> list[str]:
 
 def config_of(job: str, loss: str | None = None) -> Any:
     own = {} if loss is None else {"algorithm": {"loss": {"name": loss}}}
-    return JOBS[job].model_validate(BASE | own)
+    return JOBS[job].config.model_validate(BASE | own)
 
 
 def pair(prompt: int) -> Pair:
@@ -69,7 +74,7 @@ def test_every_preference_loss_reports_the_names(name: str) -> None:
     reference = FOUR - 1 if loss.needs_reference else None
     lengths = np.full(4, 2, dtype=np.float32)
     found = pair_metrics(config, loss, FOUR, lengths, reference, [1, 2])
-    assert told(found) == set(evaluation_metrics(config))
+    assert told(found) == set(spec_of(config).evaluation.written)
 
 
 @pytest.mark.parametrize("name", names_of(reward_losses))
@@ -77,7 +82,7 @@ def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
     config: RmConfig = config_of("rm", name)
     picture = tmp_path / "out" / "calibration.png"
     found = score_metrics(config, FOUR, [pair(1), pair(2)], picture)
-    assert told(found) == set(evaluation_metrics(config))
+    assert told(found) == set(spec_of(config).evaluation.written)
     assert picture.is_file()
 
 
@@ -85,7 +90,7 @@ def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
 def test_every_unpaired_loss_reports_the_names(name: str) -> None:
     config: KtoConfig = config_of("kto", name)
     found = response_metrics(config, FOUR, LABELS, range(4), 0.0)
-    assert told(found) == set(evaluation_metrics(config))
+    assert told(found) == set(spec_of(config).evaluation.written)
 
 
 def test_the_accuracy_of_responses_is_over_all_pairings_of_the_two_labels() -> None:
@@ -115,7 +120,7 @@ def test_a_solution_is_right_where_all_of_its_steps_are(tmp_path: Path) -> None:
     given = [scores(2, 1), scores(-1, 3), scores(1, -2, 1), scores(0.5), scores(-1, -1)]
     config: PrmConfig = config_of("prm")
     found = process_metrics(given, rows, tmp_path / "calibration.png")
-    assert told(found) == set(evaluation_metrics(config))
+    assert told(found) == set(spec_of(config).evaluation.written)
     assert found["solution_accuracy"] == pytest.approx(3 / 5)
     low, high = wilson_interval(3 / 5, 5)
     assert (found["solution_accuracy_low"], found["solution_accuracy_high"]) == (low, high)
@@ -186,12 +191,15 @@ def test_rewards_have_intervals_over_prompts_whatever_they_are() -> None:
 
 def test_where_nothing_can_be_written_is_told_before_the_model_is_measured(tmp_path: Path) -> None:
     config, rows = tmp_path / "sft.yaml", tmp_path / "rows.jsonl"
-    rows.write_text("{}\n")
+    rows.write_text("{}\n")  # a bad row, which is met later
+    model = tiny_config("qwen2", True, vocab=32, hidden=64, heads=2, feed_forward=96)
+    write_tiny_model(tmp_path / "model", model, 0, make_tokenizer())
     config.write_text(
-        f"# sft\nrun: {{directory: {tmp_path}, steps: 1}}\nactor: {{model: {{path: {tmp_path}}}}}\n"
-        f"data: {{train: {{path: {rows}, text: t}}, eval: {{path: gone.jsonl, text: t}}}}\n"
+        f"# sft\nrun: {{directory: {tmp_path}, steps: 1}}\n"
+        f"actor: {{model: {{path: {tmp_path}/model}}}}\n"
+        f"data: {{train: {{path: {rows}, text: t}}, eval: {{path: {rows}, text: t}}}}\n"
     )
-    found = FoundModel(str(tmp_path), load_any_config(str(config)), rows / "out")
+    found = FoundModel(str(tmp_path), load_any(str(config)), rows / "out")
     with pytest.raises(PlimsollError, match=r"Cannot write .*rows\.jsonl/out: "):
         run_eval(found)
     with pytest.raises(PlimsollError, match="Cannot write /sys: "):  # not even by root

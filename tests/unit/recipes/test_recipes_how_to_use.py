@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from plimsoll.config.jobs import SftConfig
-from plimsoll.recipes.how_to_use import trained_text
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import spec_of
+from plimsoll.train.how_to_use import trained_text
 
 PATH = Path("my runs/one")
 
@@ -41,7 +42,7 @@ def config(**model: Any) -> SftConfig:
 def test_an_adapter_is_merged_into_what_it_was_trained_over(
     model: dict[str, Any], options: list[str]
 ) -> None:
-    text = trained_text(config(**model), PATH, PATH / "model")
+    text = trained_text(spec_of(config(**model)), PATH, PATH / "model")
     merge, evaluate = map(shlex.split, re.findall("`(.*?)`", text))
     assert merge == ["plimsoll", "merge", "my runs/one/model", "--out", "DIRECTORY", *options]
     assert evaluate == ["plimsoll", "eval", "my runs/one", "--model", "DIRECTORY"]

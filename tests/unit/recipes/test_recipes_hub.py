@@ -10,8 +10,8 @@ import pytest
 from huggingface_hub import constants
 
 from plimsoll.cli.command import main
-from plimsoll.recipes import hub as looking
-from plimsoll.recipes.hub import Kind, not_on_hub
+from plimsoll.shapes import hub as looking
+from plimsoll.shapes.hub import Kind, not_on_hub
 
 Captured = pytest.CaptureFixture[str]
 KINDS: tuple[Kind, ...] = ("model", "dataset")

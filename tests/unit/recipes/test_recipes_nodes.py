@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.errors import DoesNotFit
-from plimsoll.memory.contents.process_peaks import Footprints
-from plimsoll.recipes.nodes import refuse_smaller_nodes
+from plimsoll.run.planned import Footprints
 from plimsoll.run.readings import CardReading, Footprint, HostReading, Reading
+from plimsoll.train.nodes import refuse_smaller_nodes
 
 GB = 10**9
 

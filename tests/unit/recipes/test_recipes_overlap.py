@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from plimsoll.config.jobs import (
-    DistillConfig,
-    DpoConfig,
-    JobConfig,
-    KtoConfig,
-    PpoConfig,
-    PrmConfig,
-    RmConfig,
-    SftConfig,
-)
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.config.job import JobConfig
+from plimsoll.config.rl import PpoConfig
 from plimsoll.data.dataset import load_pairs, load_responses, load_samples, load_steps
+from plimsoll.jobs.distill import DistillConfig
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.kto import KtoConfig
+from plimsoll.jobs.prm import PrmConfig
+from plimsoll.jobs.rm import RmConfig
+from plimsoll.jobs.rm_loop import load_scored_pairs
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import spec_of
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
-from plimsoll.recipes.ppo_setup import prompt_loader
-from plimsoll.recipes.reward_model import load_scored_pairs
-from plimsoll.recipes.run_data import LoadRows, load_data
-from plimsoll.recipes.session import open_session
+from plimsoll.rl.setup import prompt_loader
+from plimsoll.run.planned import Planned
+from plimsoll.train.run_data import LoadRows, load_data
+from plimsoll.train.session import open_session
 
 ROWS = [
     {"q": f"{i}+1=", "a": f" {i + 1}", "b": f" {i}", "s": [f" {i}", f" {i + 1}"], "l": [0, 1]}
@@ -89,8 +89,8 @@ def told(
     )
     if load is None:
         assert isinstance(config, PpoConfig)
-        load = prompt_loader(config, lambda reference: None)
-    with open_session(job, config) as session:
+        load = prompt_loader(spec_of(config), lambda reference: None)
+    with open_session(spec_of(config), Planned()) as session:
         load_data(session, load)
     lines = capsys.readouterr().out.splitlines()
     return [line.partition(": on these, ")[0] for line in lines if " shares " in line]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.config.algorithm import KlConfig
-from plimsoll.config.jobs import PpoConfig
-from plimsoll.recipes.ppo import actor_rate, first_kl_coefficient
+from plimsoll.config.rl import PpoConfig
+from plimsoll.jobs.ppo_loop import actor_rate, first_kl_coefficient
+from plimsoll.jobs.which import spec_of
 from plimsoll.run.state import RunState
 
 
@@ -43,5 +44,5 @@ def test_the_actors_schedule_begins_with_its_own_first_step() -> None:
             "algorithm": {"mini_batches": 2, "critic_warmup_steps": 2},
         }
     )
-    rates = [actor_rate(config, step, number) for step in (2, 3, 4) for number in (0, 1)]
+    rates = [actor_rate(spec_of(config), step, number) for step in (2, 3, 4) for number in (0, 1)]
     assert rates == [1.0, 2.0, 3.0, 4.0, 4.0, 0.0]

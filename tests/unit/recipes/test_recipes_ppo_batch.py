@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.jobs import PpoConfig
-from plimsoll.recipes.ppo import next_kl_coefficient
-from plimsoll.recipes.ppo_batch import (
+from plimsoll.config.rl import PpoConfig
+from plimsoll.jobs.ppo_loop import next_kl_coefficient
+from plimsoll.jobs.which import spec_of
+from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory
+from plimsoll.rl.batch import (
     Batch,
     Scores,
     batch_metrics,
@@ -25,18 +27,18 @@ from plimsoll.recipes.ppo_batch import (
     policy_streams,
     score,
 )
-from plimsoll.recipes.ppo_critic import foreseen, score_values, value_streams
-from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory
+from plimsoll.rl.critic import foreseen, score_values, value_streams
 from plimsoll.run.state import RunState
+from plimsoll.spec.run_spec import RunSpec
 
 LENGTHS = [(3, 4), (1, 7), (5, 1), (2, 2), (9, 9), (4, 3), (1, 1), (6, 5)]
 """Prompt and response tokens of each trajectory."""
 
 
-def config(**algorithm: object) -> PpoConfig:
-    return PpoConfig.model_validate(
+def config(seed: int = 5, **algorithm: Any) -> RunSpec[PpoConfig]:
+    found = PpoConfig.model_validate(
         {
-            "run": {"directory": "runs/x", "steps": 2, "seed": 5},
+            "run": {"directory": "runs/x", "steps": 2, "seed": seed},
             "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
             "batch": {"prompts": 8, "micro_batch_tokens": 20},
             "actor": {"model": {"path": "m"}},
@@ -45,6 +47,7 @@ def config(**algorithm: object) -> PpoConfig:
             "algorithm": {"whiten_advantages": False, **algorithm},
         }
     )
+    return spec_of(found)
 
 
 def floats(*values: float) -> Floats:
@@ -96,7 +99,7 @@ class PlainCluster:
 
 
 def scores_of(
-    settings: PpoConfig, cluster: PlainCluster, found: Sequence[Trajectory]
+    settings: RunSpec[PpoConfig], cluster: PlainCluster, found: Sequence[Trajectory]
 ) -> tuple[Batch, Scores]:
     batch = pack_batch(list(found), settings, cluster.ranks, cluster.critics.ranks, step=1)
     return batch, score(batch, settings, cast(Cluster, cluster))
@@ -120,8 +123,7 @@ def test_scores_land_at_their_trajectory(
     critic_ranks: int | None,
     seed: int,
 ) -> None:
-    settings = config(mini_batches=mini_batches, epochs=2)
-    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"seed": seed})})
+    settings = config(seed, mini_batches=mini_batches, epochs=2)
     found = trajectories(lengths)
     cluster = PlainCluster(ranks, critic_ranks)
     batch, scores = scores_of(settings, cluster, found)
@@ -174,7 +176,7 @@ def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
 
 
 @pytest.mark.parametrize("settings", [config(epochs=2), config(mini_batches=2)])
-def test_a_step_with_several_updates_does(settings: PpoConfig) -> None:
+def test_a_step_with_several_updates_does(settings: RunSpec[PpoConfig]) -> None:
     cluster = PlainCluster(ranks=1)
     _, scores = scores_of(settings, cluster, trajectories())
     assert ("log_probs", "actor") in cluster.asked and scores.recomputed

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from plimsoll.config.problems import show
-from plimsoll.recipes.resuming import changed_settings
 from plimsoll.run.directory import RunDirectory
+from plimsoll.train.resuming import changed_settings
 
 
 def test_changed_settings_are_told_by_their_keys() -> None:

@@ -10,19 +10,22 @@ from typing import Any
 
 import pytest
 
-from plimsoll.config.jobs import PpoConfig, SftConfig
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import PpoConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.errors import ConfigError, DataError, Interrupted
+from plimsoll.jobs.ppo_loop import measure
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import spec_of
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
-from plimsoll.recipes.evaluate_answers import measure_answers
-from plimsoll.recipes.ppo_setup import PpoData, load_prompt_data
-from plimsoll.recipes.run_data import RunData, epoch_metrics, load_data, repeats
-from plimsoll.recipes.session import open_session
 from plimsoll.records import Sample
 from plimsoll.reward.score import build_rewards
+from plimsoll.rl.setup import PpoData, load_prompt_data
 from plimsoll.run.clock import TimedPhase
+from plimsoll.run.planned import Planned
+from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeats
+from plimsoll.train.session import open_session
 
 SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(6)]
 PAGES = [{"body": "1234567890"}, {"body": ""}, {"body": "12"}]
@@ -51,7 +54,7 @@ def sft(train: dict[str, Any], **data: Any) -> SftConfig:
 
 
 def load(train: dict[str, Any], **data: Any) -> RunData[Sample]:
-    with open_session("sft", sft(train, **data)) as session:
+    with open_session(spec_of(sft(train, **data)), Planned()) as session:
         return load_data(session, load_samples)
 
 
@@ -117,7 +120,7 @@ def test_ctrl_c_ends_loading_at_once(phases: tuple[TimedPhase, ...]) -> None:
     *before, last = phases
     with (
         pytest.raises(Interrupted, match="stopped before the first step of 1, as asked; there is "),
-        open_session("sft", sft(pages_alone())) as session,
+        open_session(spec_of(sft(pages_alone())), Planned()) as session,
     ):
         for phase in before:
             with session.phase(phase):
@@ -131,7 +134,7 @@ def test_ctrl_c_ends_loading_at_once(phases: tuple[TimedPhase, ...]) -> None:
 def test_ctrl_c_lets_a_step_end() -> None:
     """Also its sync, which is no part of loading any more."""
     phases: tuple[TimedPhase, ...] = ("load", "rollout", "sync")
-    with open_session("sft", sft(pages_alone())) as session:
+    with open_session(spec_of(sft(pages_alone())), Planned()) as session:
         for phase in phases:
             with session.phase(phase):
                 pass
@@ -173,8 +176,10 @@ def asking(*answers: str, **data: Any) -> PpoConfig:
 
 
 def load_asked(config: PpoConfig) -> PpoData:
-    with open_session("ppo", config) as session:
-        return load_prompt_data(session, config, build_rewards(config.rewards).check_reference)
+    with open_session(spec_of(config), Planned()) as session:
+        return load_prompt_data(
+            session, spec_of(config), build_rewards(config.rewards).check_reference
+        )
 
 
 def test_references_that_are_none_are_bad_rows(home: Path) -> None:
@@ -185,7 +190,7 @@ def test_references_that_are_none_are_bad_rows(home: Path) -> None:
     bad = json.loads(learned)
     assert (bad["file"], bad["line"], bad["field"]) == ("asked.jsonl", 2, "r")
     assert bad["problem"].startswith("is no reference for the reward 'right': 'n/a' is no clear")
-    for read in (load_asked, lambda config: measure_answers(config, home / "answers.parquet")):
+    for read in (load_asked, lambda config: measure(spec_of(config), home)):
         with pytest.raises(DataError, match=r"1 of 2 rows .*\n  asked\.jsonl:2: r: is no refer"):
             read(asking("1", "n/a"))
 
@@ -197,7 +202,7 @@ def test_an_evaluation_needs_references_too(tmp_path: Path) -> None:
     without = config.data.eval.model_copy(update={"reference": None})
     data = config.data.model_copy(update={"eval": without})
     with pytest.raises(ConfigError, match=r"data\.eval\.reference\n.*rewards\.right would compare"):
-        measure_answers(config.model_copy(update={"data": data}), tmp_path / "answers.parquet")
+        measure(spec_of(config.model_copy(update={"data": data})), tmp_path)
 
 
 @pytest.mark.usefixtures("home")
@@ -211,10 +216,10 @@ def test_ctrl_c_ends_the_checking_of_references() -> None:
 
     config = asking("1", "2", "3")
     with (
-        open_session("ppo", config) as session,
         pytest.raises(Interrupted, match="stopped before the first step of 1"),
+        open_session(spec_of(config), Planned()) as session,
     ):
-        load_prompt_data(session, config, check)
+        load_prompt_data(session, spec_of(config), check)
     assert checked == ["1"]
 
 
@@ -236,8 +241,8 @@ def ppo(train: dict[str, Any], prompts: int, **data: Any) -> PpoConfig:
 def load_prompts(prompts: int, weight: float) -> PpoData:
     (few, many) = ({"path": "sums.jsonl", "prompt": "q", "limit": n} for n in (2, 6))
     config = ppo({"few": few | {"weight": weight}, "many": many}, prompts)
-    with open_session("ppo", config) as session:
-        return load_prompt_data(session, config, lambda reference: None)
+    with open_session(spec_of(config), Planned()) as session:
+        return load_prompt_data(session, spec_of(config), lambda reference: None)
 
 
 @pytest.mark.usefixtures("home")

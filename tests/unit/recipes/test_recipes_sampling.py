@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.evaluation import evaluation_metrics
-from plimsoll.config.jobs import PpoConfig
-from plimsoll.recipes.sampling import evaluate, probe_sequences, sample
+from plimsoll.config.rl import PpoConfig
+from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.rl.sampling import evaluate, probe_sequences, sample
 from plimsoll.rollout.protocol import Request
+from plimsoll.spec.run_spec import RunSpec
 
 
 @dataclass
@@ -52,8 +53,8 @@ def prompts(*indices: int) -> list[Prompt]:
     return [Prompt(i, np.array([1, 2]), str(i)) for i in indices]
 
 
-def config(responses: int) -> PpoConfig:
-    return PpoConfig.model_validate(
+def config(responses: int) -> RunSpec[PpoConfig]:
+    found = PpoConfig.model_validate(
         {
             "run": {"directory": "runs/x", "steps": 2, "seed": 5},
             "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
@@ -63,6 +64,7 @@ def config(responses: int) -> PpoConfig:
             "rewards": {"r": {"name": "length"}},
         }
     )
+    return spec_of(found)
 
 
 def scored(trajectory: Trajectory) -> Trajectory:
@@ -104,7 +106,7 @@ def test_evaluation_takes_one_response_a_prompt_and_the_mean_of_each_part() -> N
     found = evaluate(cast(Cluster, cluster), config(3), asked, scored)
     assert found["eval/reward"] == 6.0 and found["eval/r"] == 3.0
     assert found["eval/r_low"] < 3.0 < found["eval/r_high"]
-    assert set(found) <= set(evaluation_metrics(config(3)))
+    assert set(found) <= set(config(3).evaluation.written)
     assert [r.responses for r in cluster.requests] == [1]
 
 

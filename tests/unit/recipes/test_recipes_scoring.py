@@ -10,14 +10,14 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from plimsoll.algorithm.calibration import calibrate_pairs
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.merge import padding_token as merged_padding
 from plimsoll.data.packing import pack_pairs
-from plimsoll.recipes.arithmetic import make_tokenizer
-from plimsoll.recipes.merge import padding_token as merged_padding
-from plimsoll.recipes.reward_model import pairs_of, up_to_end
-from plimsoll.recipes.scoring import padding_token
-from plimsoll.recipes.update import in_batch_order
+from plimsoll.jobs.rm_loop import pairs_of, up_to_end
 from plimsoll.records import Pair, Sample
 from plimsoll.run.reliability import draw_reliability
+from plimsoll.train.scoring import padding_token
+from plimsoll.train.update import in_batch_order
 
 
 def sample(tokens: Sequence[int], learned: Sequence[int]) -> Sample:

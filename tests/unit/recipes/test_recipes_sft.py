@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from plimsoll.config.algorithm import SftAlgorithm
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.jobs import SftConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.data.packing import pack
-from plimsoll.recipes.sft import noise
+from plimsoll.jobs.sft import SftAlgorithm, SftConfig
+from plimsoll.jobs.sft_loop import noise
 from plimsoll.records import Sample
 
 SAMPLES = [

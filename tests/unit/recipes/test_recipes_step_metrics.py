@@ -7,7 +7,7 @@ import math
 import pytest
 
 from plimsoll.engine.worker import StepResult
-from plimsoll.recipes.session import mean_metrics, step_metrics
+from plimsoll.train.session import mean_metrics, step_metrics
 
 
 @pytest.mark.parametrize(("norm", "left_out"), [(0.5, 0.0), (math.inf, 1.0), (math.nan, 1.0)])

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plimsoll.config.jobs import DistillConfig, DpoConfig, JobConfig
-from plimsoll.config.load import load_config
-from plimsoll.config.roles import role_models
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.config.job import JobConfig
 from plimsoll.errors import ConfigError
+from plimsoll.jobs.distill import DistillConfig
+from plimsoll.jobs.dpo import DpoConfig
+from plimsoll.jobs.which import job_of
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes import tokenizers
-from plimsoll.recipes.arithmetic import make_tokenizer
+from plimsoll.spec.load import load_spec
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train import tokenizers
 
 ENTRIES = make_tokenizer().get_vocab()
 DIGIT = min(token for text, token in ENTRIES.items() if text.isdigit())
 [TEXT] = [text for text, token in ENTRIES.items() if token == DIGIT]
 
 
-def written(home: Path, job: type[JobConfig], role: str, rows: int) -> JobConfig:
+def written(home: Path, job: type[JobConfig], role: str, rows: int) -> RunSpec[Any]:
     """A job whose actor has 32 rows, and another role so many."""
     for name, vocabulary in (("actor", 32), (role, rows)):
         model = tiny_config("llama", True, vocab=vocabulary)
@@ -37,18 +41,18 @@ def written(home: Path, job: type[JobConfig], role: str, rows: int) -> JobConfig
             }
         )
     )
-    return load_config(job, str(path))
+    return load_spec(job_of(job), str(path))
 
 
-def check_tokenizers(config: JobConfig) -> None:
-    tokenizers.check_tokenizers(config.actor.model, role_models(config))
+def check_tokenizers(spec: RunSpec[Any]) -> None:
+    tokenizers.check_tokenizers(spec.actor.model, spec.roles.values())
 
 
-def teacher(home: Path, rows: int) -> JobConfig:
+def teacher(home: Path, rows: int) -> RunSpec[Any]:
     return written(home, DistillConfig, "teacher", rows)
 
 
-def reference(home: Path, rows: int) -> JobConfig:
+def reference(home: Path, rows: int) -> RunSpec[Any]:
     return written(home, DpoConfig, "reference", rows)
 
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.engine.weights import WeightBucket, make_bucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.recipes.arithmetic import make_tokenizer
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.transformers import TransformersEngine

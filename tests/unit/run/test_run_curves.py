@@ -12,11 +12,10 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.image import imread
 
-from plimsoll.config.evaluation import evaluation_metrics
-from plimsoll.config.which import JOBS
 from plimsoll.errors import PlimsollError
+from plimsoll.jobs import JOBS
 from plimsoll.run.curves import draw_curves, draw_panels
-from plimsoll.run.panels import JOB_PANELS, Panel, curve_panels, memory_panel, time_panels
+from plimsoll.run.panels import Panel, curve_panels, memory_panel, time_panels
 
 REWARD = Panel("Reward", "per response", {"reward": "training", "eval/reward": "held out"})
 SECONDS = Panel("Time", "seconds", {"seconds/rollout": "rollout", "seconds/sync": "sync"}, True)
@@ -50,8 +49,7 @@ def points_of(svg: str, colour: str) -> int:
 
 
 def test_every_job_has_curves_and_each_axis_one_unit() -> None:
-    assert set(JOB_PANELS) == set(JOBS)
-    for panels in JOB_PANELS.values():
+    for panels in (job.panels for job in JOBS.values()):
         assert len({panel.title for panel in panels}) == len(panels)
         assert all(panel.unit for panel in panels)
 
@@ -59,9 +57,8 @@ def test_every_job_has_curves_and_each_axis_one_unit() -> None:
 @pytest.mark.parametrize("job", sorted(set(JOBS) - {"ppo"}))
 def test_what_is_drawn_of_held_out_data_is_what_the_job_evaluates(job: str) -> None:
     """Of PPO it is the reward, and parts that are named in the config."""
-    drawn = {name for panel in JOB_PANELS[job] for name in panel.series}
-    kind: Any = JOBS[job]
-    evaluated = set(evaluation_metrics(kind.model_construct()))
+    drawn = {name for panel in JOBS[job].panels for name in panel.series}
+    evaluated = set(JOBS[job].evaluation(JOBS[job].config.model_construct()).written)
     assert {name for name in drawn if name.startswith("eval/")} <= evaluated
     assert "eval/loss" in drawn
 
@@ -74,7 +71,7 @@ def test_what_is_drawn_of_held_out_data_is_what_the_job_evaluates(job: str) -> N
     ],
 )
 def test_a_loss_is_per_what_the_job_learns_from(job: str, unit: str) -> None:
-    assert curve_panels(job, [])[0] == Panel(
+    assert curve_panels(JOBS[job].panels, [])[0] == Panel(
         "Loss", unit, {"loss": "training", "eval/loss": "held out"}
     )
 
@@ -82,17 +79,13 @@ def test_a_loss_is_per_what_the_job_learns_from(job: str, unit: str) -> None:
 def test_each_part_of_a_reward_has_axes_of_its_own_but_for_a_single_one() -> None:
     """It is the reward itself, but for its weight."""
     one = [{"step": 1, "reward": 1.0, "reward/right": 1.0}]
-    assert curve_panels("ppo", one) == tuple(JOB_PANELS["ppo"])
+    assert curve_panels(JOBS["ppo"].panels, one) == tuple(JOBS["ppo"].panels)
     two = [*one, {"step": 2, "reward": 1.0, "reward/right": 1.0, "reward/length": 0.5}]
-    parts = curve_panels("ppo", two)[1:3]
+    parts = curve_panels(JOBS["ppo"].panels, two)[1:3]
     assert [(part.title, dict(part.series)) for part in parts] == [
         ("Reward: right", {"reward/right": "training", "eval/right": "held out"}),
         ("Reward: length", {"reward/length": "training", "eval/length": "held out"}),
     ]
-
-
-def test_a_job_that_is_not_known_has_no_curves_of_its_own() -> None:
-    assert curve_panels(None, rows(2)) == ()
 
 
 def test_loading_is_no_part_of_a_steps_time() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from plimsoll.config.counting import gigabytes
 from plimsoll.memory.advise.advise import Advice, Suggestion
 from plimsoll.memory.plan.table import WIDTH
+from plimsoll.run.counting import gigabytes
 
 _RANKED = "estimates for ranking, not for timing"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import log
+from typing import Any
 
-from plimsoll.config.jobs import JobConfig
 from plimsoll.memory.advise.changes import Change, changes_between
 from plimsoll.memory.advise.costs import costs_of, shorter_costs
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
@@ -16,6 +16,7 @@ from plimsoll.memory.advise.moves import filled, grown
 from plimsoll.memory.advise.search import Site, State, faster_states, in_order, saving_states
 from plimsoll.memory.contents.stores import VERDICTS, Verdict
 from plimsoll.memory.plan.plan import Ground
+from plimsoll.spec.run_spec import RunSpec
 
 _SHOWN = 8
 _MOST_NODES = 256
@@ -81,12 +82,12 @@ class Advice:
     fits: bool
 
 
-def advise(config: JobConfig, ground: Ground) -> Advice:
+def advise(spec: RunSpec[Any], ground: Ground) -> Advice:
     """What would make a config fit, or where it does, what would make it faster and still fit.
 
     ground: of machines alike. Raises ConfigError as `make_plan`.
     """
-    site = Site(config, ground)
+    site = Site(spec, ground)
     root = site.root
     found = faster_states(site, root) if _fits(root) else saving_states(site, root)
     by_size = _smallest_first(root, found)
@@ -97,14 +98,14 @@ def advise(config: JobConfig, ground: Ground) -> Advice:
     return Advice(tuple(ranked), cluster, shorter, _fits(root))
 
 
-def smallest_change(config: JobConfig, ground: Ground) -> Suggestion | None:
+def smallest_change(spec: RunSpec[Any], ground: Ground) -> Suggestion | None:
     """The suggestion that asks for least; None where the config fits or nothing would make it fit.
 
     What leaves what is learned as it is comes before what rounds it, that before more machines, and
     then what trains something else, among those alike the fastest; and last shorter sequences.
     Raises as `advise`.
     """
-    site = Site(config, ground)
+    site = Site(spec, ground)
     if _fits(site.root):
         return None
     for effect in EFFECTS:
@@ -151,24 +152,24 @@ def _suggestion(root: State, state: State) -> Suggestion:
         max((store.peak.bytes for store in state.plan.devices), default=0),
         max(store.peak.bytes for store in state.plan.hosts),
         relative,
-        costs_of(state.config, changes, relative),
+        costs_of(state.spec, changes, relative),
     )
 
 
 def _smallest_cluster(site: Site, root: State) -> Cluster | None:
     """First ranks on cards that are free; then nodes are doubled until the config as written fits,
     or has ranks without work, and then halved in."""
-    if site.config.cluster.where == "local":
+    if site.spec.cluster.where == "local":
         return None
     hardware = site.ground.hardware
 
     def at(steps: int) -> State | None:
-        nodes = {"cluster.nodes": site.config.cluster.nodes + steps}
+        nodes = {"cluster.nodes": site.spec.cluster.nodes + steps}
         homeless = root.has("more-ranks-than-gpus")  # new ranks would leave as many without a card
-        move = nodes if homeless else grown(site.config, hardware, steps)
+        move = nodes if homeless else grown(site.spec, hardware, steps)
         if steps == 0 and not _fits(root):
-            move = filled(site.config, hardware)
-        return site.tried(frozenset(changes_between(site.config, move)))
+            move = filled(site.spec, hardware)
+        return site.tried(frozenset(changes_between(site.spec, move)))
 
     def enough(steps: int) -> bool:
         state = at(steps)
@@ -179,14 +180,14 @@ def _smallest_cluster(site: Site, root: State) -> Cluster | None:
         fitting = 2 * fitting or 1
         if fitting > _MOST_NODES:
             return None
-    lacking = fitting // 2 if fitting else -site.config.cluster.nodes
+    lacking = fitting // 2 if fitting else -site.spec.cluster.nodes
     while fitting - lacking > 1:
         middle = (fitting + lacking) // 2
         fitting, lacking = (middle, lacking) if enough(middle) else (fitting, middle)
     found = at(fitting)
     if found is None or not _fits(found) or found.idles_beside(root):
         return None
-    return Cluster(found.config.cluster.nodes, _suggestion(root, found))
+    return Cluster(found.spec.cluster.nodes, _suggestion(root, found))
 
 
 def _fits(state: State) -> bool:

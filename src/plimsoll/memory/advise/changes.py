@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pydantic import ValidationError
 
-from plimsoll.config.agree import check_agreement
 from plimsoll.config.flags import Flag, apply_flags
-from plimsoll.config.jobs import JobConfig
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.spec.rules.settings import check_agreement
+from plimsoll.spec.run_spec import RunSpec, resolve
 
 Value = bool | int | float | str | None
 
@@ -38,26 +39,28 @@ class Change:
         return (*gone, f"+ {self.key}: {show(self.after)}")
 
 
-def changes_between(config: JobConfig, values: Mapping[str, Value]) -> tuple[Change, ...]:
+def changes_between(spec: RunSpec[Any], values: Mapping[str, Value]) -> tuple[Change, ...]:
     """Those that bring keys to `values`; keys that have them already are left out."""
-    made = (Change(key, value_at(config, key), after) for key, after in values.items())
+    made = (Change(key, value_at(spec, key), after) for key, after in values.items())
     return tuple(change for change in made if change.before != change.after)
 
 
-def changed(config: JobConfig, changes: Sequence[Change]) -> JobConfig | None:
-    """The config with the changes made; None where its settings then contradict one another."""
+def changed(spec: RunSpec[Any], changes: Sequence[Change]) -> RunSpec[Any] | None:
+    """The run with the changes made in its config; None where its settings then contradict one
+    another."""
     flags = [Flag(tuple(change.key.split(".")), change.after) for change in changes]
     try:
-        made = type(config).model_validate(apply_flags(Tree(config.model_dump(), {}), flags).values)
+        tree = apply_flags(Tree(spec.config.model_dump(), {}), flags)
+        made = resolve(spec.job, spec.job.config.model_validate(tree.values))
         check_agreement(made)
     except (ValidationError, ConfigError, SettingsConflict):
         return None
     return made
 
 
-def value_at(config: JobConfig, key: str) -> Value:
+def value_at(spec: RunSpec[Any], key: str) -> Value:
     """What a dotted key has; None where one of its sections is not there."""
-    found: object = config
+    found: object = spec.config
     for name in key.split("."):
         found = None if found is None else getattr(found, name)
     assert found is None or isinstance(found, bool | int | float | str), key

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from plimsoll.config.jobs import JobConfig
-from plimsoll.config.roles import trained_roles
 from plimsoll.memory.advise.changes import Change
 from plimsoll.memory.advise.effects import effect_words
 from plimsoll.memory.advise.speed import trained_parameters
-from plimsoll.memory.shapes.known_models import read_shape
+from plimsoll.shapes.known_models import read_shape
+from plimsoll.spec.run_spec import RunSpec
 
 _ABOUT_THE_SAME = 1.05
 
@@ -51,7 +51,7 @@ def speed_words(relative: float) -> str:
     return "about as fast per step"
 
 
-def costs_of(changed: JobConfig, changes: Sequence[Change], relative: float) -> tuple[str, ...]:
+def costs_of(changed: RunSpec[Any], changes: Sequence[Change], relative: float) -> tuple[str, ...]:
     """What becomes of what is learned, speed, and what else changes. changed: the config after
     the changes."""
     found = (_cost(change.key) for change in changes if change.after not in COSTLESS)
@@ -72,9 +72,9 @@ def _cost(key: str) -> str | None:
     return next((cost for end, cost in _COSTS.items() if key.endswith(f".{end}")), None)
 
 
-def _adapter_costs(changed: JobConfig, changes: Sequence[Change]) -> Iterator[str]:
+def _adapter_costs(changed: RunSpec[Any], changes: Sequence[Change]) -> Iterator[str]:
     keys = {change.key for change in changes}
-    for name, role in trained_roles(changed).items():
+    for name, role in changed.trained.items():
         if f"{name}.adapter.rank" in keys:
             shape = read_shape(role.model.path)
             share = trained_parameters(role, shape) / shape.parameters

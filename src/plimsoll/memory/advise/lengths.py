@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from plimsoll.config.jobs import JobConfig, RlJobConfig
+from typing import Any
+
 from plimsoll.memory.advise.changes import Value, changes_between, value_at
 from plimsoll.memory.advise.search import Site, State
-from plimsoll.memory.price.work import longest_sequence, sequences_together
+from plimsoll.spec.run_spec import RunSpec
 
 _STEP = 64
 """Tokens: lengths are multiples of it."""
@@ -17,11 +18,11 @@ def shortened(site: Site) -> State | None:
 
     Of PPO responses become shorter, and prompts stay.
     """
-    written = value_at(site.config, _key(site.config))
+    written = value_at(site.spec, _key(site.spec))
     assert isinstance(written, int)
 
     def at(length: int) -> State | None:
-        state = site.tried(frozenset(changes_between(site.config, _lengths(site.config, length))))
+        state = site.tried(frozenset(changes_between(site.spec, _lengths(site.spec, length))))
         return state if state is not None and state.plan.verdict == "fits" else None
 
     if at(written) is not None:
@@ -33,18 +34,18 @@ def shortened(site: Site) -> State | None:
     return at(fitting * _STEP) if fitting else None
 
 
-def _key(config: JobConfig) -> str:
-    sampled = isinstance(config, RlJobConfig)
+def _key(spec: RunSpec[Any]) -> str:
+    sampled = spec.sampling is not None
     return "rollout.sampling.max_new_tokens" if sampled else "data.max_tokens"
 
 
-def _lengths(config: JobConfig, length: int) -> dict[str, Value]:
-    written = value_at(config, _key(config))
+def _lengths(spec: RunSpec[Any], length: int) -> dict[str, Value]:
+    written = value_at(spec, _key(spec))
     assert isinstance(written, int)
-    least = (longest_sequence(config) - written + length) * sequences_together(config)
-    tokens = min(config.batch.micro_batch_tokens, least)
-    found: dict[str, Value] = {_key(config): length, "batch.micro_batch_tokens": tokens}
-    held_out = config.eval_sampling if isinstance(config, RlJobConfig) else None
+    work = spec.workload
+    tokens = min(work.budget, (work.longest - written + length) * work.together)
+    found: dict[str, Value] = {_key(spec): length, "batch.micro_batch_tokens": tokens}
+    held_out = None if spec.sampling is None else spec.sampling.held_out
     if held_out is not None:
         found["eval_sampling.max_new_tokens"] = min(held_out.max_new_tokens, length)
     return found

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import ComparedJobConfig, JobConfig, RlJobConfig
-from plimsoll.config.roles import frozen_roles, key_of, trained_roles
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.advise.changes import Value, changed, changes_between
 from plimsoll.memory.contents.layout import lay_out
 from plimsoll.memory.contents.stores import Store, likely_worst
 from plimsoll.memory.items import Item
-from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.price.work import longest_sequence, sequences_together, step_sequences
 from plimsoll.memory.rules.engines import largest_share
 from plimsoll.memory.rules.states import LOST_BELOW
 from plimsoll.memory.rules.ways_out import written_reference
+from plimsoll.spec.run_spec import RunSpec
 
 Move = Mapping[str, Value]
 """Dotted keys and what they become."""
@@ -33,56 +33,56 @@ LARGEST_SHARE = 0.9
 """Of a card, for vLLM: its own default."""
 
 
-def saving_moves(config: JobConfig, plan: Plan, hardware: Hardware) -> Iterator[Move]:
+def saving_moves(spec: RunSpec[Any], plan: Plan, hardware: Hardware) -> Iterator[Move]:
     """Those that need less of something. plan: of the config."""
-    yield from _smaller_micro_batches(config)
+    yield from _smaller_micro_batches(spec)
     for trained in (*_TRAINED, _adapter, _quantised):
-        yield _of_trained(config, trained)
+        yield _of_trained(spec, trained)
     for frozen in _FROZEN:
-        yield _of_frozen(config, frozen)
-    if isinstance(config, ComparedJobConfig) and "reference" in frozen_roles(config):
+        yield _of_frozen(spec, frozen)
+    if spec.may_precompute and "reference" in spec.frozen:
         yield {"reference_logprobs.precompute": True}
-    if isinstance(config, RlJobConfig) and config.cluster.where == "ray":
-        yield from _engine_moves(config, plan, hardware)
-    if config.cluster.where == "ray":
-        yield from _cluster_moves(config, hardware)
+    if spec.sampling is not None and spec.cluster.where == "ray":
+        yield from _engine_moves(spec, plan, hardware)
+    if spec.cluster.where == "ray":
+        yield from _cluster_moves(spec, hardware)
 
 
-def faster_moves(config: JobConfig, hardware: Hardware) -> Iterator[Move]:
+def faster_moves(spec: RunSpec[Any], hardware: Hardware) -> Iterator[Move]:
     """Those that need more memory, or more cards, and less time."""
     for factor in (2, 4):
-        yield {"batch.micro_batch_tokens": factor * config.batch.micro_batch_tokens}
+        yield {"batch.micro_batch_tokens": factor * spec.workload.budget}
     for trained in _FASTER:
-        yield _of_trained(config, trained)
-    yield _of_frozen(config, lambda _: {"offload": "none"})
-    if config.cluster.where == "ray":
-        yield filled(config, hardware)
+        yield _of_trained(spec, trained)
+    yield _of_frozen(spec, lambda _: {"offload": "none"})
+    if spec.cluster.where == "ray":
+        yield filled(spec, hardware)
 
 
-def filled(config: JobConfig, hardware: Hardware) -> Move:
+def filled(spec: RunSpec[Any], hardware: Hardware) -> Move:
     """Ranks on the cards that the run leaves free, as far as each gets a sequence (or pair); where
     the critic has ranks of its own, none."""
-    cluster = config.cluster
-    work = step_sequences(config) // sequences_together(config)
-    ranks = min(cluster.ranks + _free_cards(config, hardware), work)
+    cluster = spec.cluster
+    work = spec.workload.units
+    ranks = min(cluster.ranks + _free_cards(spec, hardware), work)
     more = cluster.critic_ranks is None and ranks > cluster.ranks
     return {"cluster.ranks": ranks} if more else {}
 
 
-def _free_cards(config: JobConfig, hardware: Hardware) -> int:
-    cards = [len(hardware.nodes[0].cards)] * config.cluster.nodes
-    if config.cluster.device == "cpu" or not any(cards):
+def _free_cards(spec: RunSpec[Any], hardware: Hardware) -> int:
+    cards = [len(hardware.nodes[0].cards)] * spec.cluster.nodes
+    if spec.cluster.device == "cpu" or not any(cards):
         return 0
-    return max(0, sum(cards) - lay_out(config, cards).cards_needed)
+    return max(0, sum(cards) - lay_out(spec, cards).cards_needed)
 
 
-def grown(config: JobConfig, hardware: Hardware, steps: int) -> Move:
+def grown(spec: RunSpec[Any], hardware: Hardware, steps: int) -> Move:
     """More nodes (fewer where steps is below 0) with ranks on all their cards; one for each group
     of ranks at a step."""
-    cluster, cards = config.cluster, len(hardware.nodes[0].cards)
+    cluster, cards = spec.cluster, len(hardware.nodes[0].cards)
     each = cards or max(1, cluster.ranks // cluster.nodes)
     if cluster.critic_ranks is None:
-        ranks = cluster.ranks + _free_cards(config, hardware) + steps * each
+        ranks = cluster.ranks + _free_cards(spec, hardware) + steps * each
         ranks = ranks if steps > 0 else min(ranks, cluster.ranks)
         return {"cluster.ranks": ranks, "cluster.nodes": cluster.nodes + steps}
     return {
@@ -92,15 +92,15 @@ def grown(config: JobConfig, hardware: Hardware, steps: int) -> Move:
     }
 
 
-def on_nodes(hardware: Hardware, config: JobConfig) -> Hardware:
+def on_nodes(hardware: Hardware, spec: RunSpec[Any]) -> Hardware:
     """As many machines of the same kind as the config names."""
-    return replace(hardware, nodes=hardware.nodes[:1] * config.cluster.nodes)
+    return replace(hardware, nodes=hardware.nodes[:1] * spec.cluster.nodes)
 
 
-def _smaller_micro_batches(config: JobConfig) -> Iterator[Move]:
+def _smaller_micro_batches(spec: RunSpec[Any]) -> Iterator[Move]:
     """Half the budget and so on, down to the longest sequence (or pair)."""
-    least = longest_sequence(config) * sequences_together(config)
-    tokens = config.batch.micro_batch_tokens
+    least = spec.workload.longest * spec.workload.together
+    tokens = spec.workload.budget
     while tokens > least:
         tokens = max(tokens // 2, least)
         yield {"batch.micro_batch_tokens": tokens}
@@ -186,44 +186,44 @@ _FROZEN: tuple[FrozenMove, ...] = (
 )
 
 
-def _of_trained(config: JobConfig, move: TrainedMove) -> Move:
+def _of_trained(spec: RunSpec[Any], move: TrainedMove) -> Move:
     """The move made by all roles that learn."""
     return {
         f"{name}.{key}": value
-        for name, role in trained_roles(config).items()
+        for name, role in spec.trained.items()
         for key, value in move(role).items()
     }
 
 
-def _of_frozen(config: JobConfig, move: FrozenMove) -> Move:
+def _of_frozen(spec: RunSpec[Any], move: FrozenMove) -> Move:
     """The move made by all models that only score."""
     found: dict[str, Value] = {}
-    for name, role in frozen_roles(config).items():
-        key = key_of(name)
+    for name, role in spec.frozen.items():
+        key = spec.roles[name].key
         made = {f"{key}.{option}": value for option, value in move(role).items()}
-        if changes_between(config, made) and name == "reference":
-            made |= written_reference(config)
+        if changes_between(spec, made) and name == "reference":
+            made |= written_reference(spec)
         found |= made
     return found
 
 
-def _engine_moves(config: RlJobConfig, plan: Plan, hardware: Hardware) -> Iterator[Move]:
-    rollout = config.rollout
+def _engine_moves(spec: RunSpec[Any], plan: Plan, hardware: Hardware) -> Iterator[Move]:
+    assert spec.sampling is not None
+    rollout = spec.sampling.rollout
     if rollout.engine == "vllm" and hardware.nodes[0].cards:
-        yield from _shares(config, plan)
+        yield from _shares(rollout, plan)
     elif rollout.engine == "vllm":
-        yield from _caches(config, plan)
+        yield from _caches(rollout, plan)
     other = "own" if rollout.placement == "shared" else "shared"
     moved: Move = {"rollout.placement": other}
     if other == "own":
         moved = {**moved, "rollout.sleep_level": 0}
-    yield with_room(config, moved, hardware)
+    yield with_room(spec, moved, hardware)
 
 
-def _shares(config: RlJobConfig, plan: Plan) -> Iterator[Move]:
+def _shares(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     """The shares of a card that the ranks leave, awake and asleep; a larger one where the engine's
     weights or KV cache lack room."""
-    rollout = config.rollout
     if any(problem.code == "vllm-share" for problem in plan.problems):
         yield {"rollout.memory_share": LARGEST_SHARE}
     if rollout.placement != "shared":
@@ -236,15 +236,15 @@ def _shares(config: RlJobConfig, plan: Plan) -> Iterator[Move]:
             yield {"rollout.sleep_level": level, "rollout.memory_share": share}
 
 
-def _caches(config: RlJobConfig, plan: Plan) -> Iterator[Move]:
+def _caches(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     """The KV cache for which everything else on the hosts leaves room, in halves of a GiB."""
     rooms = [
         store.capacity - likely_worst(store.without(_is_cache).peak, plan.band)
         for store in plan.hosts
         if store.capacity is not None and any(_is_cache(one.item) for one in store.held)
     ]
-    halves = min(rooms, default=0) // (config.rollout.engines * 2**29)
-    if 0 < halves / 2 < config.rollout.cpu_kv_cache_gib:
+    halves = min(rooms, default=0) // (rollout.engines * 2**29)
+    if 0 < halves / 2 < rollout.cpu_kv_cache_gib:
         yield {"rollout.cpu_kv_cache_gib": halves / 2}
 
 
@@ -260,23 +260,23 @@ def _is_engine(item: Item) -> bool:
     return item.role == "rollout"
 
 
-def _cluster_moves(config: JobConfig, hardware: Hardware) -> Iterator[Move]:
+def _cluster_moves(spec: RunSpec[Any], hardware: Hardware) -> Iterator[Move]:
     """Ranks on cards that are free; more on another node; as many as there are cards; nodes for
     all; the critic on ranks of its own."""
-    cluster, cards = config.cluster, len(hardware.nodes[0].cards)
-    yield filled(config, hardware)
-    yield grown(config, hardware, 1)
+    cluster, cards = spec.cluster, len(hardware.nodes[0].cards)
+    yield filled(spec, hardware)
+    yield grown(spec, hardware, 1)
     if not cards:
         return
     yield {"cluster.ranks": min(cluster.ranks, cluster.nodes * cards)}
-    yield with_room(config, {}, hardware)
-    if "critic" in trained_roles(config) and cluster.critic_ranks is None:
-        yield with_room(config, {"cluster.critic_ranks": cluster.ranks}, hardware)
+    yield with_room(spec, {}, hardware)
+    if "critic" in spec.trained and cluster.critic_ranks is None:
+        yield with_room(spec, {"cluster.critic_ranks": cluster.ranks}, hardware)
 
 
-def with_room(config: JobConfig, move: Move, hardware: Hardware) -> Move:
+def with_room(spec: RunSpec[Any], move: Move, hardware: Hardware) -> Move:
     """The move with as many nodes as its processes need; none where even many would not do."""
-    made = changed(config, changes_between(config, move))
+    made = changed(spec, changes_between(spec, move))
     cards = len(hardware.nodes[0].cards)
     if made is None or not cards:
         return move if made else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plimsoll.memory.machine.hardware import Node
+from plimsoll.machine.hardware import Node
 
 UTILISATION = 0.4
 """Of a card's peak: 38 to 44 % were reached at 7B to 65B (PaLM, Chowdhery et al. 2022, table 3;

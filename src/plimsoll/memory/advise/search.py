@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
+from typing import Any
 
-from plimsoll.config.jobs import JobConfig, RlJobConfig
+from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.advise.changes import Change, changed, changes_between
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.moves import Move, faster_moves, on_nodes, saving_moves
 from plimsoll.memory.advise.speed import step_seconds
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, likely_worst
-from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
+from plimsoll.spec.run_spec import RunSpec
 
 _DEEPEST, _LEAST_DEEP = 5, 2
 """Moves on top of one another; fewer are tried even where one alone would do."""
@@ -39,7 +40,7 @@ class State:
     """A config on its way to fit. changes: from the config as written. hardware: of the plan."""
 
     changes: frozenset[Change]
-    config: JobConfig
+    spec: RunSpec[Any]
     hardware: Hardware
     plan: Plan
 
@@ -54,7 +55,7 @@ class State:
     @cached_property
     def seconds(self) -> float:
         """Of a step, estimated."""
-        return step_seconds(make_job(self.config, self.hardware, self.plan.constants))
+        return step_seconds(make_job(self.spec, self.hardware, self.plan.constants))
 
     @property
     def rank(self) -> int:
@@ -74,7 +75,7 @@ class State:
 class Site:
     """What is planned, on what; and what was tried already."""
 
-    config: JobConfig
+    spec: RunSpec[Any]
     ground: Ground
     known: dict[frozenset[Change], State | None] = field(default_factory=dict)
 
@@ -88,7 +89,7 @@ class Site:
     @property
     def most_plans(self) -> int:
         """That a search may make."""
-        return max(_LEAST_PLANS, _MOST_PLANS // -(-self.config.cluster.nodes // _FEW_NODES))
+        return max(_LEAST_PLANS, _MOST_PLANS // -(-self.spec.cluster.nodes // _FEW_NODES))
 
     def tried(self, changes: frozenset[Change]) -> State | None:
         """The config with these changes; None where they contradict one another."""
@@ -97,12 +98,12 @@ class Site:
         return self.known[changes]
 
     def _plan(self, changes: frozenset[Change]) -> State | None:
-        config = changed(self.config, in_order(changes))
-        if config is None:
+        spec = changed(self.spec, in_order(changes))
+        if spec is None:
             return None
-        hardware = on_nodes(self.ground.hardware, config)
-        plan = make_plan(config, replace(self.ground, hardware=hardware))
-        return State(changes, config, hardware, plan)
+        hardware = on_nodes(self.ground.hardware, spec)
+        plan = make_plan(spec, replace(self.ground, hardware=hardware))
+        return State(changes, spec, hardware, plan)
 
 
 Measure = Callable[[State], float]
@@ -117,7 +118,7 @@ def saving_states(site: Site, root: State, effects: Iterable[Effect] = EFFECTS) 
     """
 
     def moves(state: State) -> Iterator[Move]:
-        return saving_moves(state.config, state.plan, state.hardware)
+        return saving_moves(state.spec, state.plan, state.hardware)
 
     def lacking(state: State) -> float:
         return state.lacking
@@ -138,7 +139,7 @@ def faster_states(site: Site, root: State) -> list[State]:
         return state.seconds if state.plan.verdict == "fits" else inf
 
     def moves(state: State) -> Iterator[Move]:
-        return faster_moves(state.config, state.hardware)
+        return faster_moves(state.spec, state.hardware)
 
     found = _search(site, root, moves, measure, "machines")
     return _undominated([s for s in found if measure(s) < _FASTER * root.seconds])
@@ -180,7 +181,7 @@ def _next(
     """What the moves make of a state, each once."""
     so_far = {change.key: change.after for change in parent.changes}
     for move in moves:
-        changes = frozenset(changes_between(site.config, {**so_far, **move}))
+        changes = frozenset(changes_between(site.spec, {**so_far, **move}))
         if changes in seen or len(seen) >= site.most_plans:
             continue
         if EFFECTS.index(effect_of(changes)) > EFFECTS.index(effect):
@@ -237,7 +238,8 @@ def _dominates(one: State, other: State) -> bool:
 
 def _share(state: State) -> float:
     """Of a card, that vLLM has; 0 without."""
-    return state.config.rollout.memory_share if isinstance(state.config, RlJobConfig) else 0.0
+    sampling = state.spec.sampling
+    return 0.0 if sampling is None else sampling.rollout.memory_share
 
 
 def _lacking(store: Store, band: Band) -> float:

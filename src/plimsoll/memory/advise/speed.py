@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.jobs import KtoConfig, RlJobConfig
-from plimsoll.config.roles import RoleName, frozen_roles, role_models, trained_roles
+from plimsoll.machine.hardware import Node
 from plimsoll.memory.advise.engine_speed import (
     sampling_seconds,
     sequences_at_once,
@@ -22,11 +21,10 @@ from plimsoll.memory.advise.engine_speed import (
 from plimsoll.memory.advise.rates import Rates, rates_of
 from plimsoll.memory.advise.recompute import recomputed
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.machine.hardware import Node
 from plimsoll.memory.price.engines import card_share
 from plimsoll.memory.price.roles import adapter_tensors
-from plimsoll.memory.price.work import longest_sequence, step_sequences
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.roles import RoleName
 
 _ADAM_BYTES = 30.0
 """Of memory that a parameter's step touches: fp32 master, gradient and two moments read (16),
@@ -165,34 +163,32 @@ def scoring_seconds(role: TrainedRole | FrozenRole, work: Pass, rates: Rates) ->
 
 
 def step_seconds(job: Job) -> float:
-    """Of one step of a run: everything above, one after another as the recipes do it."""
+    """Of one step of a run: everything above, one after another as the jobs do it."""
     return sum(_role_seconds(job)) + _rollout_seconds(job)
 
 
 def _role_seconds(job: Job) -> Iterator[float]:
-    sampled = job.config if isinstance(job.config, RlJobConfig) else None
-    for name, trained in trained_roles(job.config).items():
-        rates, epochs = _rates(job, job.ranks(name)), sampled.algorithm.epochs if sampled else 1
-        yield training_seconds(trained, _work(job, name, epochs), rates)
-        if isinstance(job.config, RlJobConfig | KtoConfig):  # values, old log-probs; KTO's KL
+    for name, trained in job.spec.trained.items():
+        rates = _rates(job, job.ranks(name))
+        yield training_seconds(trained, _work(job, name, job.spec.workload.epochs), rates)
+        if job.spec.roles[name].scores:  # values, old log-probs; KTO's KL
             yield scoring_seconds(trained, _work(job, name, 1), rates)
-    for name, frozen in frozen_roles(job.config).items():
+    for name, frozen in job.spec.frozen.items():
         yield scoring_seconds(frozen, _work(job, name, 1), _rates(job, job.ranks(name)))
 
 
 def _work(job: Job, name: RoleName, epochs: int) -> Pass:
-    config, ranks = job.config, job.ranks(name)
-    updates = epochs * (config.algorithm.mini_batches if isinstance(config, RlJobConfig) else 1)
-    longest = longest_sequence(config)
-    own = ceil(step_sequences(config) / ranks) * longest  # of one update
+    work, ranks = job.spec.workload, job.ranks(name)
+    updates = epochs * work.mini_batches
+    own = ceil(work.sequences / ranks) * work.longest  # of one update
     return Pass(
         shape=job.shapes[name],
         tokens=updates * own,
-        longest=longest,
-        micro_batches=updates * ceil(own / config.batch.micro_batch_tokens),
+        longest=work.longest,
+        micro_batches=updates * ceil(own / work.budget),
         updates=updates,
         ranks=ranks,
-        element=role_models(config)[name].element,
+        element=job.spec.models[name].element,
     )
 
 
@@ -204,18 +200,18 @@ def _rates(job: Job, ranks: int) -> Rates:
 
 
 def _rollout_seconds(job: Job) -> float:
-    sampler, config = job.sampler, job.config
-    if sampler is None or not isinstance(config, RlJobConfig):
+    sampler, sampling = job.sampler, job.spec.sampling
+    if sampler is None or sampling is None:
         return 0.0
     rates = _rates(job, 1)
-    sequences = ceil(config.batch.prompts * config.batch.responses / sampler.rollout.engines)
+    sequences = ceil(sampling.sequences / sampler.rollout.engines)
     cards = job.hardware.nodes[0].cards if job.device == "cuda" else ()
     cache = sampler.rollout.cpu_kv_cache_gib * 2**30
     if cards:
         cache = card_share(sampler, cards[0].usable_bytes).kv_cache
     at_once = sequences_at_once(sampler, cache, sequences)
-    shape, actor = job.shapes["actor"], config.actor
-    separate = config.rollout.sync.adapter == "separate"
+    shape, actor = job.shapes["actor"], job.spec.actor
+    separate = sampler.rollout.sync.adapter == "separate"
     sent = 2 * (trained_parameters(actor, shape) if separate else shape.parameters)
     return (
         sampling_seconds(sampler, at_once, sequences, rates)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from plimsoll.config.agree_adapters import room_for_rank
 from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.jobs import DistillConfig, JobConfig, PrmConfig, RlJobConfig, RmConfig
-from plimsoll.config.roles import RoleName, frozen_roles, role_models, role_ranks, trained_roles
+from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, lay_out
 from plimsoll.memory.contents.process_items import (
     computing_items,
@@ -18,7 +17,6 @@ from plimsoll.memory.contents.process_items import (
     writing_items,
 )
 from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.price.activation_form import TaughtHead
 from plimsoll.memory.price.engines import (
     STARTING,
@@ -34,16 +32,11 @@ from plimsoll.memory.price.sleeping import sleep_items
 from plimsoll.memory.price.teaching import teaching_items
 from plimsoll.memory.price.transformers_engine import transformers_items
 from plimsoll.memory.price.varlen import Capability
-from plimsoll.memory.price.work import (
-    bucket_bytes,
-    head_of,
-    longest_sequence,
-    micro_batch,
-    phases,
-    step_sequences,
-)
-from plimsoll.memory.shapes.known_models import read_shape
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.memory.price.work import bucket_bytes, micro_batch
+from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.roles import RoleName
+from plimsoll.spec.run_spec import RunSpec
 
 _SCORING = Moment("score", "forward")
 _SAVING = Moment("save", "gather")
@@ -56,11 +49,11 @@ _LEAVING = (*_COLLECTED, "gathered weights")
 
 @dataclass(frozen=True)
 class Job:
-    """A config with what pricing it needs, each worked out once. moments: all of the job's.
+    """A run with what pricing it needs, each worked out once. moments: all of the run's.
     capability: the lowest of the cards that the run uses; None where none is known, as without any.
     """
 
-    config: JobConfig
+    spec: RunSpec[Any]
     hardware: Hardware
     constants: Constants
     device: Device
@@ -72,35 +65,39 @@ class Job:
     @property
     def sampler(self) -> Sampler | None:
         """What each engine runs; None without engines."""
-        if not isinstance(self.config, RlJobConfig):
+        sampling = self.spec.sampling
+        if sampling is None:
             return None
-        config = self.config
-        asked = config.batch.prompts * config.batch.responses
-        least = config.rollout.max_sequences if config.data.eval else asked
+        most = sampling.rollout.max_sequences
+        least = most if self.spec.data.eval else sampling.sequences
         return Sampler(
-            config.rollout,
+            sampling.rollout,
             self.shapes["actor"],
-            longest_sequence(config),
-            min(config.rollout.max_sequences, least),
-            room_for_rank(config),
+            self.spec.workload.longest,
+            min(most, least),
+            self.spec.adapter_room,
         )
+
+    def key(self, role: RoleName) -> str:
+        """The config's key of a role."""
+        return self.spec.roles[role].key
 
     def ranks(self, role: RoleName) -> int:
         """Over how many ranks a role is divided."""
-        return role_ranks(self.config, role)
+        return self.spec.ranks_of(role)
 
 
-def make_job(config: JobConfig, hardware: Hardware, constants: Constants) -> Job:
+def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Job:
     """Raises ConfigError for a model whose shape cannot be known."""
     cards = [len(node.cards) for node in hardware.nodes]
-    device: Device = "cuda" if any(cards) and config.cluster.device != "cpu" else "cpu"
-    layout = lay_out(config, cards if device == "cuda" else [0] * len(cards))
-    shapes = {name: read_shape(model.path) for name, model in role_models(config).items()}
-    moments = job_moments(tuple(shapes), phases(config))
-    if isinstance(config, RlJobConfig):
+    device: Device = "cuda" if any(cards) and spec.cluster.device != "cpu" else "cpu"
+    layout = lay_out(spec, cards if device == "cuda" else [0] * len(cards))
+    shapes = {name: read_shape(model.path) for name, model in spec.models.items()}
+    moments = job_moments(tuple(shapes), spec.phases)
+    if spec.sampling is not None:
         moments |= {STARTING}
     capability = _lowest_capability(hardware, layout)
-    return Job(config, hardware, constants, device, layout, shapes, moments, capability)
+    return Job(spec, hardware, constants, device, layout, shapes, moments, capability)
 
 
 def _lowest_capability(hardware: Hardware, layout: Layout) -> Capability | None:
@@ -149,7 +146,7 @@ def _contents(job: Job, process: Process) -> Iterator[Held]:
 
 def _process(job: Job, process: Process) -> Iterator[Held]:
     """What it is besides what it does, and what Ray's object store carries on its node."""
-    cluster, sampler = job.config.cluster, job.sampler
+    cluster, sampler = job.spec.cluster, job.sampler
     parallel = sampler.rollout.tensor_parallel if sampler else 1
     groups = {"rank": cluster.ranks, "critic rank": cluster.critic_ranks or 1}
     groups |= {"engine": parallel, "engine worker": parallel}
@@ -159,10 +156,10 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     for item in process_items(process, job.device, group, vllm, adapted, cuda_build, job.constants):
         yield Held(item, job.moments)
     computing = frozenset(moment for moment in job.moments if moment.phase != "load")
-    narrow = any(model.dtype == "bfloat16" for model in role_models(job.config).values())
+    narrow = any(model.dtype == "bfloat16" for model in job.spec.models.values())
     for item in computing_items(process, job.device, narrow, job.constants):
         yield Held(item, computing)
-    if isinstance(job.config, RmConfig | PrmConfig):
+    if job.spec.job.draws_calibration:
         for item in drawing_items(process, job.constants):
             yield Held(item, job.moments)
     if sampler is not None:
@@ -176,13 +173,13 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
 def _has_adapter(job: Job, process: Process) -> bool:
     if process.kind not in ("local", "rank", "critic rank"):
         return False
-    trained = trained_roles(job.config)
+    trained = job.spec.trained
     return any(name in trained and trained[name].adapter for name in hosted(job, process))
 
 
 def hosted(job: Job, process: Process) -> Iterator[RoleName]:
     """The roles that live in a training rank."""
-    own_critic = job.config.cluster.critic_ranks is not None
+    own_critic = job.spec.cluster.critic_ranks is not None
     for name in job.shapes:
         critic_here = process.kind == "critic rank" or not own_critic
         if critic_here if name == "critic" else process.kind != "critic rank":
@@ -197,29 +194,29 @@ def _role(job: Job, name: RoleName) -> Iterator[Held]:
 
 
 def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
-    config, shape, ranks = job.config, job.shapes[name], job.ranks(name)
-    sampled = config if isinstance(config, RlJobConfig) else None
+    spec, shape, ranks = job.spec, job.shapes[name], job.ranks(name)
+    sampling = spec.sampling
     own = RoleWork(
         name=name,
         shape=shape,
-        head=head_of(config, name),
-        work=micro_batch(config, ranks),
+        head=spec.roles[name].head,
+        work=micro_batch(spec.workload, ranks),
         ranks=ranks,
         device=job.device,
         moments=job.moments,
-        scaled=sampled is not None and sampled.rollout.sampling.temperature != 1,
+        scaled=sampling is not None and sampling.rollout.sampling.temperature != 1,
         capability=job.capability,
     )
-    if frozen := frozen_roles(config).get(name):
+    if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, own)
         return (*held, *_taught(job, frozen)) if name == "teacher" else held
-    role = trained_roles(config)[name]
+    role = spec.trained[name]
     phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
     return trained_role(
         role,
         own,
         phase,
-        entropy=sampled is not None,
+        entropy=sampling is not None,
         sync_bucket=_sync_bucket(job) if name == "actor" else 0,
         teacher=_taught_head(job),
     )
@@ -228,26 +225,26 @@ def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
 def _sync_bucket(job: Job) -> int:
     """Bytes of a bucket of new weights on its way to the engines; an adapter that goes by itself
     goes in one piece (cluster/route.py)."""
-    config, shape = job.config, job.shapes["actor"]
-    adapter = config.actor.adapter
-    if isinstance(config, RlJobConfig) and adapter and config.rollout.sync.adapter == "separate":
-        numbers = sum(count * each for count, each in adapter_tensors(shape, adapter))
-        return numbers * config.actor.model.element
-    return bucket_bytes(config, shape)
+    actor, shape, sampling = job.spec.actor, job.shapes["actor"], job.spec.sampling
+    if sampling and actor.adapter and sampling.rollout.sync.adapter == "separate":
+        numbers = sum(count * each for count, each in adapter_tensors(shape, actor.adapter))
+        return numbers * actor.model.element
+    return bucket_bytes(job.spec, shape)
 
 
 def _taught(job: Job, teacher: FrozenRole) -> Iterator[Held]:
     ranks = job.ranks("teacher")
-    tokens = -(-step_sequences(job.config) // ranks) * longest_sequence(job.config)
+    tokens = -(-job.spec.workload.sequences // ranks) * job.spec.workload.longest
     shape = job.shapes["teacher"]
     return teaching_items(teacher, shape, tokens, ranks, job.device, job.moments)
 
 
 def _taught_head(job: Job) -> TaughtHead | None:
     """Of an actor that learns from a teacher."""
-    if not isinstance(job.config, DistillConfig):
+    teacher = job.spec.models.get("teacher")
+    if teacher is None:
         return None
-    element, chunk = job.config.teacher.model.element, job.config.actor.model.head_chunk
+    element, chunk = teacher.element, job.spec.actor.model.head_chunk
     return TaughtHead(chunk, job.shapes["teacher"].hidden, element)
 
 

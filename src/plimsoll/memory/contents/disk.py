@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.jobs import JobConfig, KtoConfig
 from plimsoll.config.model import ELEMENT_BYTES
-from plimsoll.config.roles import RoleName, is_precomputed, trained_roles
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.items import Item
 from plimsoll.memory.price.roles import adapter_tensors, moment_bytes
-from plimsoll.memory.price.work import head_of, step_sequences
+from plimsoll.spec.roles import RoleName
+from plimsoll.spec.run_spec import RunSpec
 
 _STORED_LOGPROB = 20
 
@@ -19,8 +19,8 @@ _STORED_LOGPROB = 20
 def disk_items(job: Job) -> tuple[Item, ...]:
     """At most: the checkpoints that are kept, the best one among them, the one that is being
     written, the final model."""
-    roles = trained_roles(job.config)
-    run = job.config.run
+    roles = job.spec.trained
+    run = job.spec.run
     count = run.keep_checkpoints + 1 + (run.best is not None)
     actor, saved = roles["actor"], _saved_parameters(job, "actor", roles["actor"])
     element = actor.model.element
@@ -31,21 +31,21 @@ def disk_items(job: Job) -> tuple[Item, ...]:
         _checkpoints(name, role, _saved_parameters(job, name, role), count)
         for name, role in roles.items()
     )
-    return (*checkpoints, model, *_reference_logprobs(job.config))
+    return (*checkpoints, model, *_reference_logprobs(job.spec))
 
 
-def _reference_logprobs(config: JobConfig) -> Iterator[Item]:
+def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
     """At most, as rows may come several times; KTO has each prompt scored with two responses."""
-    if is_precomputed(config):
-        each = 2 if isinstance(config, KtoConfig) else 1
-        rows = each * config.run.steps * step_sequences(config)
+    if spec.precomputes:
+        work, steps = spec.workload, spec.run.steps
+        rows = work.scored_with * steps * work.sequences
         yield Item(
             "reference",
             "log-probs",
             "disk",
             "allocated",
             _STORED_LOGPROB * rows,
-            f"{_STORED_LOGPROB} bytes x {rows:,} sequences of {config.run.steps:,} steps",
+            f"{_STORED_LOGPROB} bytes x {rows:,} sequences of {steps:,} steps",
             "run/stored_logprobs.py: a hash of 16 bytes and a float32",
         )
 
@@ -53,7 +53,7 @@ def _reference_logprobs(config: JobConfig) -> Iterator[Item]:
 def _saved_parameters(job: Job, name: RoleName, role: TrainedRole) -> int:
     """All, or the adapter's alone."""
     shape = job.shapes[name]
-    scores = head_of(job.config, name) == "value"
+    scores = job.spec.roles[name].head == "value"
     value = shape.hidden if scores else 0
     if role.adapter is not None:
         return value + sum(count * size for count, size in adapter_tensors(shape, role.adapter))

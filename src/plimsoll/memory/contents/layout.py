@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.spec.run_spec import RunSpec
 
 ProcessKind = Literal["local", "recipe", "ray", "rank", "critic rank", "engine", "engine worker"]
 
@@ -58,25 +58,26 @@ class Layout:
     cards_needed: int
 
 
-def lay_out(config: JobConfig, cards: Sequence[int]) -> Layout:
+def lay_out(spec: RunSpec[Any], cards: Sequence[int]) -> Layout:
     """Place a run's processes; cards: how many each node has (0 on all for a run on CPU)."""
-    rollout = config.rollout if isinstance(config, RlJobConfig) else None
-    if config.cluster.where == "local":
+    cluster = spec.cluster
+    rollout = None if spec.sampling is None else spec.sampling.rollout
+    if cluster.where == "local":
         slot = Slot(0, 0 if cards[0] else None)
         return Layout((Process("local", 0, slot),), (), 1 if cards[0] else 0)
     ray = [Process("ray", node, Slot(node)) for node in range(len(cards))]
     always = (Process("recipe", 0, Slot(0)), *ray)
     if not any(cards):
-        workers = tuple(_without_cards(config.cluster, rollout, len(cards)))
+        workers = tuple(_without_cards(cluster, rollout, len(cards)))
         return Layout((*always, *workers), (), 0)
     free = [Slot(node, card) for node, count in enumerate(cards) for card in range(count)]
-    ranks, left = _ranks(config.cluster, free)
+    ranks, left = _ranks(cluster, free)
     shared = rollout is not None and rollout.placement == "shared"
     engines = _engines(rollout, free[: len(ranks)] if shared else left)
     placed = [*ranks, *engines]
     homeless = tuple(name for name, process in placed if process is None)
     processes = tuple(process for _, process in placed if process is not None)
-    return Layout((*always, *processes), homeless, _cards_needed(config.cluster, rollout))
+    return Layout((*always, *processes), homeless, _cards_needed(cluster, rollout))
 
 
 Placed = tuple[str, Process | None]

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from plimsoll.memory.items import PHASES, Held, Item, Level, Moment, Phase
+from plimsoll.memory.items import Held, Item, Level, Moment
+from plimsoll.spec.run_spec import PHASES, Phase
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from itertools import groupby
 from plimsoll.memory.contents.contents import Job, held_by
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.peaks import Use, uses_of
-from plimsoll.memory.items import Held, Phase, Where
+from plimsoll.memory.items import Held, Where
+from plimsoll.run.planned import Footprints
 from plimsoll.run.readings import Footprint
-
-Footprints = dict[str, Footprint]
-"""By phase."""
+from plimsoll.spec.run_spec import Phase
 
 
 def process_peaks(job: Job) -> dict[str, Footprints]:

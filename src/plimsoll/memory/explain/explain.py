@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from plimsoll.config.jobs import JobConfig
+from plimsoll.machine.hardware import Hardware, Node
+from plimsoll.machine.incident import Incident
 from plimsoll.memory.advise.advise import Suggestion, smallest_change
 from plimsoll.memory.contents.contents import Job, make_job
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.peaks import Use, fullest
 from plimsoll.memory.contents.process_peaks import process_peaks, read_as
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.explain.incident import Incident
 from plimsoll.memory.explain.questions import Answer, Scene, four_answers, models_of, room_of
 from plimsoll.memory.items import Item, Where
-from plimsoll.memory.machine.hardware import Hardware, Node
 from plimsoll.memory.plan.plan import Ground, make_plan
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.run.readings import Footprint
+from plimsoll.spec.run_spec import RunSpec
 
 _SHOWN = 6
 _ROLES = {
@@ -59,14 +60,14 @@ class Explanation:
 
 
 def explain(
-    config: JobConfig, hardware: Hardware, constants: Constants, incident: Incident, phase: str
+    spec: RunSpec[Any], hardware: Hardware, constants: Constants, incident: Incident, phase: str
 ) -> Explanation:
     """Explain an incident that the cluster has seen, in a phase of the run.
 
     hardware, constants: of the plan that the run was started with. Raises ConfigError for a model
     whose shape cannot be known.
     """
-    scene = scene_of(config, hardware, constants, incident, phase)
+    scene = scene_of(spec, hardware, constants, incident, phase)
     seen, room = scene.seen, room_needed(scene)
     predicted = process_peaks(scene.job).get(seen.process, {})
     return Explanation(
@@ -80,17 +81,17 @@ def explain(
         items=scene.use.items[:_SHOWN],
         answers=four_answers(scene),
         room=room,
-        change=smallest_change(config, Ground(_with_room(hardware, scene.store, room), constants)),
+        change=smallest_change(spec, Ground(_with_room(hardware, scene.store, room), constants)),
     )
 
 
 def scene_of(
-    config: JobConfig, hardware: Hardware, constants: Constants, incident: Incident, phase: str
+    spec: RunSpec[Any], hardware: Hardware, constants: Constants, incident: Incident, phase: str
 ) -> Scene:
     """What the plan has where memory ran out. Parameters and errors as `explain`'s."""
     assert incident.seen is not None
     ground = Ground(hardware, constants)
-    plan, job = make_plan(config, ground), make_job(config, hardware, constants)
+    plan, job = make_plan(spec, ground), make_job(spec, hardware, constants)
     where: Where = incident.where if plan.devices else "host"
     stores = plan.devices if where == "device" else plan.hosts
     slots = [_on(process.slot, where) for process in _named(job, incident.seen.process)]

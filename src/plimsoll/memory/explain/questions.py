@@ -6,15 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from plimsoll.config.roles import frozen_roles, trained_roles
+from plimsoll.machine.incident import Incident, Sighting
+from plimsoll.machine.node_state import NodeState
+from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import Job, hosted
 from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.contents.peaks import Use
 from plimsoll.memory.contents.process_peaks import read_as
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.explain.incident import Incident, Sighting
-from plimsoll.memory.machine.node_state import NodeState
-from plimsoll.memory.machine.nvidia import CardProcess, LiveCard
 from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import Share
 
@@ -119,8 +118,8 @@ def _share_text(name: str, share: Share) -> str:
 
 
 def _stages(job: Job) -> dict[str, int]:
-    trained = {name: role.zero.stage for name, role in trained_roles(job.config).items()}
-    frozen = {name: role.stage for name, role in frozen_roles(job.config).items()}
+    trained = {name: role.zero.stage for name, role in job.spec.trained.items()}
+    frozen = {name: role.stage for name, role in job.spec.frozen.items()}
     return dict([*trained.items(), *frozen.items()])
 
 
@@ -130,7 +129,7 @@ def _to_divide(job: Job) -> list[str]:
 
 
 def _undivided(job: Job) -> str:
-    ranks = job.config.cluster.ranks
+    ranks = job.spec.cluster.ranks
     stages = ", ".join(f"{name} at stage {stage}" for name, stage in _stages(job).items())
     return f"{stages}, on {ranks} rank{'s' * (ranks > 1)}"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 
-from plimsoll.config.counting import gigabytes
 from plimsoll.memory.contents.stores import Store, judge
 from plimsoll.memory.plan.drawing import draw_bars
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.table import WIDTH, store_table
 from plimsoll.memory.rules.problems import PlanProblem
+from plimsoll.run.counting import gigabytes
 
 
 def plan_text(plan: Plan, *, unicode: bool) -> str:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from plimsoll.config.counting import gigabytes
 from plimsoll.memory.contents.kinds import KINDS, Kind, kind_of
 from plimsoll.memory.contents.peaks import Use
 from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.plan.table import SHORT
+from plimsoll.run.counting import gigabytes
 
 _BAR = 56
 _UNICODE = "█▓▒░▞▤▪·"

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
-from plimsoll.config.jobs import JobConfig
+from plimsoll.machine.hardware import Hardware
+from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
 from plimsoll.memory.contents.disk import disk_items
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, judge
 from plimsoll.memory.items import Held, Item
-from plimsoll.memory.machine.hardware import Hardware
-from plimsoll.memory.machine.surroundings import Surroundings
 from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.rules import find_conflicts
 from plimsoll.memory.rules.shortages import find_shortages
+from plimsoll.spec.run_spec import RunSpec
 
 BAND = Band(
     0.10,
@@ -69,13 +69,13 @@ class Plan:
         return max(found, key=VERDICTS.index)
 
 
-def make_plan(config: JobConfig, ground: Ground) -> Plan:
-    """Price a config. Of models it reads the config.json, or shipped shapes.
+def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
+    """Price a run. Of models it reads the config.json, or shipped shapes.
 
     Raises ConfigError for a model whose shape cannot be known.
     """
     band, free_disk = ground.band, ground.free_disk
-    job = make_job(config, ground.hardware, ground.constants)
+    job = make_job(spec, ground.hardware, ground.constants)
     kinds = {alike(job, process): process for process in job.layout.processes}
     contents = {kind: held_by(job, process) for kind, process in kinds.items()}
     devices = tuple(_stores(job, contents, "device"))

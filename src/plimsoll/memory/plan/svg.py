@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import floor, log10
 
-from plimsoll.config.counting import gigabytes
 from plimsoll.memory.contents.kinds import KINDS, Kind
 from plimsoll.memory.contents.peaks import Use
 from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.plan.drawing import stacks
+from plimsoll.run.counting import gigabytes
 
 _WIDTH, _PANEL = 900, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 680, 60, 330

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from plimsoll.config.counting import gigabytes
 from plimsoll.memory.contents.peaks import Use
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.items import Phase
+from plimsoll.run.counting import gigabytes
+from plimsoll.spec.run_spec import Phase
 
 WIDTH = 80
 _COLUMN = 7

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from plimsoll.memory.items import Held, Moment, Phase
+from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.price.activation_form import (
     BLOCK_ELEMENTS,
     ActivationForm,
@@ -25,7 +25,8 @@ from plimsoll.memory.price.layer_steps import final_norm, layer_steps, recompute
 from plimsoll.memory.price.masks import mask_bytes
 from plimsoll.memory.price.scoring_steps import scoring_summit
 from plimsoll.memory.price.steps import Step, saved_bytes, summit
-from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
+from plimsoll.shapes.shape import MicroBatch, ModelShape
+from plimsoll.spec.run_spec import Phase
 
 _FP32 = 4
 _INT64 = 8

@@ -10,7 +10,7 @@ from plimsoll.memory.price.activation_form import ActivationForm
 from plimsoll.memory.price.kept_products import kept_products
 from plimsoll.memory.price.states import pinned_block
 from plimsoll.memory.price.steps import SOURCE
-from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
+from plimsoll.shapes.shape import MicroBatch, ModelShape
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from plimsoll.memory.price.activation_form import (
     ValueHead,
 )
 from plimsoll.memory.price.varlen import Capability, against_varlen, has_kernels
-from plimsoll.memory.price.work import HeadKind
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.roles import HeadKind
 
 
 def activation_form(

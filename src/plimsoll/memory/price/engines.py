@@ -15,8 +15,9 @@ from math import ceil
 
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.memory.items import Held, Item, Moment, Phase, Where
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.memory.items import Held, Item, Moment, Where
+from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.run_spec import Phase
 
 GIB = 2**30
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plimsoll.memory.price.activation_form import ActivationForm
-from plimsoll.memory.shapes.shape import Linear, MicroBatch, ModelShape
+from plimsoll.shapes.shape import Linear, MicroBatch, ModelShape
 
 _LOG_SUM_EXP = 4  # bytes for each token and head
 

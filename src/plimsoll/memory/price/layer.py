@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from plimsoll.memory.price.activation_form import BLOCK_ELEMENTS, ActivationForm
 from plimsoll.memory.price.masks import repeated_share, sees_all_before
-from plimsoll.memory.shapes.shape import Linear, MicroBatch, ModelShape
+from plimsoll.shapes.shape import Linear, MicroBatch, ModelShape
 
 QUERIES = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn")
 OUTPUT = ("o_proj", "dense", "c_proj")
@@ -83,12 +83,12 @@ class Layer:
 
     @property
     def fused_norms(self) -> bool:
-        """Whether its norms are those of model/norms.py."""
+        """Whether its norms are those of model/cpu/norms.py."""
         return self.form.fused and self.shape.traits.norms == "rms"
 
     @property
     def fused_gates(self) -> bool:
-        """Whether its gated MLPs are those of model/gated.py. Gemma's, with GELU, are not."""
+        """Whether its gated MLPs are those of model/cpu/gated.py. Gemma's, with GELU, are not."""
         return self.fused_norms and any(self.named(("gate_proj",)))
 
     def normed_at_once(self, elements: int) -> int:

@@ -15,10 +15,10 @@ from plimsoll.memory.price.layer import DOWN, GATES, OUTPUT, QUERIES, UPS, Layer
 from plimsoll.memory.price.linear_steps import linear_step
 from plimsoll.memory.price.masks import aligned_mask_bytes, sees_all_before
 from plimsoll.memory.price.steps import Step
-from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
+from plimsoll.shapes.shape import MicroBatch, ModelShape
 
 _FP32 = 4
-_SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # of a block, of a batch: model/cpu_attention.py
+_SCORES, _ROWS, _FILLED = 2**20, 1024, 32  # of a block, of a batch: model/cpu/attention.py
 
 
 def layer_steps(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> tuple[Step, ...]:
@@ -115,7 +115,7 @@ def _by_products(layer: Layer, joined: int, gradients: int, scores: int, product
 
 
 def _of_a_batch(layer: Layer) -> int:
-    """What model/cpu_attention.py holds while it undoes the longest sequence, or several short
+    """What model/cpu/attention.py holds while it undoes the longest sequence, or several short
     ones. Bytes."""
     shape, work = layer.shape, layer.work
     short = _SCORES * work.sequences // (shape.heads * work.tokens)  # rows of some of mean length

@@ -6,8 +6,9 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Literal, get_args
 
-from plimsoll.config.roles import RoleName
-from plimsoll.memory.items import PHASES, Moment, Phase
+from plimsoll.memory.items import Moment
+from plimsoll.spec.roles import RoleName
+from plimsoll.spec.run_spec import PHASES, Phase
 
 INSTANTS: dict[Phase, tuple[str, ...]] = {
     "precompute": ("read", "build", "forward"),

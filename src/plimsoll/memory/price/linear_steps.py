@@ -5,7 +5,7 @@ from __future__ import annotations
 from plimsoll.memory.price.activation_form import AdapterForm
 from plimsoll.memory.price.layer import Layer
 from plimsoll.memory.price.steps import Step
-from plimsoll.memory.shapes.shape import Linear
+from plimsoll.shapes.shape import Linear
 
 
 def linear_step(layer: Layer, names: tuple[str, ...], scratch: int, beside: int = 0) -> Step:

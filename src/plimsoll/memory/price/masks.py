@@ -7,7 +7,7 @@ are bounded: a number for each query and each key.
 from __future__ import annotations
 
 from plimsoll.memory.price.activation_form import ActivationForm
-from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
+from plimsoll.shapes.shape import MicroBatch, ModelShape
 
 
 def mask_bytes(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> int:
@@ -46,7 +46,7 @@ def _masked(shape: ModelShape, work: MicroBatch) -> int:
 
 
 def sees_all_before(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> bool:
-    """Whether a CPU's kernel for whole packs serves (model/cpu_attention.py)."""
+    """Whether a CPU's kernel for whole packs serves (model/cpu/attention.py)."""
     plain = not shape.softcapped and not _is_windowed(shape, work)
     return form.device == "cpu" and form.attention == "sdpa" and plain
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from plimsoll.memory.price.division import ZeroSizes
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.shapes.shape import ModelShape
 
 
 def layers_left(shape: ModelShape, trained: int, sizes: ZeroSizes, adapted: bool) -> int:

@@ -10,7 +10,7 @@ from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.deepspeed import Device, deepspeed_settings, frozen_settings
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.memory.items import Held, Moment, Phase
+from plimsoll.memory.items import Held, Moment
 from plimsoll.memory.price.activation_form import ActivationForm, TaughtHead
 from plimsoll.memory.price.activations import activation_items, backward_items
 from plimsoll.memory.price.computing import activation_form
@@ -23,14 +23,15 @@ from plimsoll.memory.price.reduction import layers_left
 from plimsoll.memory.price.states import Kept, StateForm, state_items
 from plimsoll.memory.price.transfers import leaving, loading
 from plimsoll.memory.price.varlen import Capability
-from plimsoll.memory.price.work import HeadKind
 from plimsoll.memory.price.zero_states import weights, zero_states
-from plimsoll.memory.shapes.shape import (
+from plimsoll.shapes.shape import (
     MicroBatch,
     ModelShape,
     parameter_tensors,
     small_parameters,
 )
+from plimsoll.spec.roles import HeadKind
+from plimsoll.spec.run_spec import Phase
 
 _NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
 _NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them

@@ -6,7 +6,7 @@ from plimsoll.memory.price.activation_form import BLOCK_ELEMENTS, ActivationForm
 from plimsoll.memory.price.layer import DOWN, GATES, OUTPUT, QUERIES, UPS, Layer
 from plimsoll.memory.price.linear_steps import scoring_adapter
 from plimsoll.memory.price.steps import Summit
-from plimsoll.memory.shapes.shape import MicroBatch, ModelShape
+from plimsoll.shapes.shape import MicroBatch, ModelShape
 
 _FP32 = 4
 _FOUR = 4  # gate and up in one, its first half activated, and the product; or NewGELUActivation's

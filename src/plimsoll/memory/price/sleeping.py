@@ -15,7 +15,7 @@ from plimsoll.memory.items import Held, Item, Moment
 from plimsoll.memory.price.engines import Sampler
 from plimsoll.memory.price.layer import GATES, QUERIES, UPS
 from plimsoll.memory.price.states import pinned_block
-from plimsoll.memory.shapes.shape import Linear, Tensors, parameter_tensors
+from plimsoll.shapes.shape import Linear, Tensors, parameter_tensors
 
 _MIB = 2**20
 _STEP, _SHARED = 2 * _MIB, 20 * _MIB

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from plimsoll.config.deepspeed import Device
 from plimsoll.config.engine import FrozenRole
 from plimsoll.memory.items import Held, Item, Moment
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.shapes.shape import ModelShape
 
 _SOURCE = "engine/teaching.py"
 _COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score", "forward")})

@@ -9,7 +9,7 @@ from plimsoll.config.deepspeed import Device
 from plimsoll.memory.items import Where
 from plimsoll.memory.price.division import Counts, ZeroSizes
 from plimsoll.memory.price.states import Kept
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.shapes.shape import ModelShape
 
 SAVE_BUCKET = 2**30
 """Bytes of weights that are gathered at once to be saved."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.config.counting import counted
-from plimsoll.config.jobs import PairJobConfig, RlJobConfig
-from plimsoll.config.roles import frozen_roles, key_of, role_models, trained_roles
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
-from plimsoll.memory.price.work import sequences_together, step_sequences
 from plimsoll.memory.rules.problems import PlanProblem
+from plimsoll.run.counting import counted
 
 
 def card_rules(job: Job) -> Iterator[PlanProblem]:
@@ -24,7 +21,7 @@ def card_rules(job: Job) -> Iterator[PlanProblem]:
 
 def _bfloat16(job: Job) -> Iterator[PlanProblem]:
     capability = job.capability
-    models = role_models(job.config)
+    models = job.spec.models
     narrow = [name for name, model in models.items() if model.dtype == "bfloat16"]
     if narrow and capability is not None and capability < BFLOAT16_UNITS:
         yield PlanProblem(
@@ -42,11 +39,11 @@ def _bfloat16(job: Job) -> Iterator[PlanProblem]:
 def _offload(job: Job) -> Iterator[PlanProblem]:
     """Offload where all is in host memory already."""
     asked = [
-        f"{key_of(name)}.offload"
-        for name, frozen in frozen_roles(job.config).items()
+        f"{job.key(name)}.offload"
+        for name, frozen in job.spec.frozen.items()
         if frozen.offload == "cpu"
     ]
-    for name, trained in trained_roles(job.config).items():
+    for name, trained in job.spec.trained.items():
         moved = {
             "parameter_offload": trained.zero.parameter_offload,
             "optimizer_offload": trained.zero.optimizer_offload,
@@ -66,28 +63,22 @@ def _offload(job: Job) -> Iterator[PlanProblem]:
 
 def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
     """Packing gives a rank without a sequence a filler, so such a step works, and wastes ranks."""
-    config = job.config
-    groups = step_sequences(config) // sequences_together(config)
-    ranks = max(job.ranks(role) for role in trained_roles(config))
-    if groups >= ranks:
+    work, ranks = job.spec.workload, max(job.ranks(role) for role in job.spec.trained)
+    if work.units >= ranks:
         return
-    what, keys = "sequence", "batch.sequences"
-    if isinstance(config, PairJobConfig):
-        what, keys = "pair", "batch.pairs"
-    elif isinstance(config, RlJobConfig):
-        keys = "batch.prompts or batch.responses, or fewer algorithm.mini_batches"
+    what = "pair" if work.unit == "pair" else "sequence"
     yield PlanProblem(
         "idle-ranks",
         "warning",
-        f"an optimizer step has {counted(groups, what)}, and there are {ranks} ranks",
+        f"an optimizer step has {counted(work.units, what)}, and there are {ranks} ranks",
         "a rank without any computes a filler that teaches nothing, while the others wait for it",
-        f"more {keys}, or fewer ranks",
+        f"more {work.count_key}, or fewer ranks",
     )
 
 
 def _idle_cards(job: Job) -> Iterator[PlanProblem]:
     """Cards that nobody asked to leave idle: cluster.ranks is at its default."""
-    cluster, needed = job.config.cluster, job.layout.cards_needed
+    cluster, needed = job.spec.cluster, job.layout.cards_needed
     have = sum(len(node.cards) for node in job.hardware.nodes)
     given = "ranks" in cluster.model_fields_set or cluster.critic_ranks is not None
     if given or cluster.where == "local" or job.device == "cpu" or needed >= have:
@@ -103,7 +94,7 @@ def _idle_cards(job: Job) -> Iterator[PlanProblem]:
 
 
 def _nodes(job: Job) -> Iterator[PlanProblem]:
-    cluster = job.config.cluster
+    cluster = job.spec.cluster
     if cluster.nodes > 1 and cluster.address is None:
         yield PlanProblem(
             "nodes-without-cluster",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from plimsoll.config.jobs import JobConfig
-from plimsoll.config.roles import trained_roles
 from plimsoll.memory.contents.kinds import Kind, kind_of
 from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.items import Item
 from plimsoll.memory.rules.ways_out import states_way_out, way_out
+from plimsoll.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,33 @@ _OPTIONAL: tuple[Kind | None, ...] = (
 Choice = Callable[[Item], bool]
 
 
-def find_culprit(store: Store, config: JobConfig) -> Culprit:
+def find_culprit(store: Store, spec: RunSpec[Any]) -> Culprit:
     """Of an overfull store: of what would make it fit by going alone, the most optional kind, and
     of that the largest; where nothing would, the largest of all."""
-    kinds = sorted(_kinds(store, config), key=lambda one: -one.bytes)
-    alone = [one for one in [*kinds, *_roles(store, config)] if one.alone]
+    kinds = sorted(_kinds(store, spec), key=lambda one: -one.bytes)
+    alone = [one for one in [*kinds, *_roles(store, spec)] if one.alone]
     return min(alone, key=lambda one: _OPTIONAL.index(one.kind)) if alone else kinds[0]
 
 
-def _kinds(store: Store, config: JobConfig) -> Iterator[Culprit]:
+def _kinds(store: Store, spec: RunSpec[Any]) -> Iterator[Culprit]:
     """Each role's items of one kind."""
     for role, kind in dict.fromkeys((item.role, kind_of(item)) for item in store.peak.items):
 
         def chosen(item: Item, role: str = role, kind: Kind = kind) -> bool:
             return item.role == role and kind_of(item) == kind
 
-        fix = way_out(role, kind, store.where, config)
+        fix = way_out(role, kind, store.where, spec)
         yield _culprit(store, _words(role, kind), kind, chosen, fix)
 
 
-def _roles(store: Store, config: JobConfig) -> Iterator[Culprit]:
+def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[Culprit]:
     """All that a trained role has, for which it would need other machines: the critic first."""
-    for role in ("critic", "actor") if "critic" in trained_roles(config) else ():
+    for role in ("critic", "actor") if "critic" in spec.trained else ():
 
         def chosen(item: Item, role: str = role) -> bool:
             return item.role == role
 
-        fix = states_way_out(role, store.where, config)
+        fix = states_way_out(role, store.where, spec)
         yield _culprit(store, f"all of the {role}", None, chosen, fix)
 
 

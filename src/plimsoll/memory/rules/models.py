@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.config.roles import RoleName, key_of, role_models, trained_roles
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.price.roles import EMBEDDINGS
 from plimsoll.memory.price.varlen import against_varlen
-from plimsoll.memory.price.work import longest_written
 from plimsoll.memory.rules.problems import PlanProblem
-from plimsoll.memory.shapes.known_models import has_other_parts
-from plimsoll.memory.shapes.shape import ModelShape
+from plimsoll.shapes.known_models import has_other_parts
+from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.roles import RoleName
 
 _ALL_LINEAR = "all-linear"
 _MLP = {"gate_proj", "up_proj", "down_proj"}
@@ -31,7 +30,7 @@ def model_rules(job: Job) -> Iterator[PlanProblem]:
 
 
 def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[PlanProblem]:
-    longest, written = longest_written(job.config, sampling=role == "actor")
+    longest, written = job.spec.longest_of(role)
     if longest > shape.positions:
         yield PlanProblem(
             "sequence-over-positions",
@@ -40,13 +39,13 @@ def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[PlanProb
             f"{shape.name} has {shape.positions:,} positions (max_position_embeddings, or those "
             "before its longrope changes); what is beyond them it has never seen, or would change "
             "the rest of its pack",
-            f"lower these lengths, or take a model with more positions as {key_of(role)}.model",
+            f"lower these lengths, or take a model with more positions as {job.key(role)}.model",
         )
 
 
 def _other_parts(job: Job) -> Iterator[PlanProblem]:
     """A run refuses such models, when it reads their config.json (model/checks.py)."""
-    for role, model in role_models(job.config).items():
+    for role, model in job.spec.models.items():
         if has_other_parts(model.path):
             yield PlanProblem(
                 "text-decoder",
@@ -54,7 +53,7 @@ def _other_parts(job: Job) -> Iterator[PlanProblem]:
                 f"the {role}'s model {model.path} has parts beside its text decoder, and the plan "
                 "is for that decoder alone",
                 "Plimsoll trains text decoders, and a run refuses the model as it is published",
-                f"a text-only model, or as {key_of(role)}.model.path a directory with the text "
+                f"a text-only model, or as {job.key(role)}.model.path a directory with the text "
                 "decoder saved by itself",
             )
 
@@ -71,12 +70,12 @@ def _vocabularies(job: Job) -> Iterator[PlanProblem]:
                 f"({actor.name}) one of {actor.vocabulary:,}",
                 "it reads the tokens that the actor writes, and has no row for the last of them; "
                 "that is harmless only where these are padding of the same tokenizer",
-                f"a model with the actor's tokenizer as {key_of(role)}.model",
+                f"a model with the actor's tokenizer as {job.key(role)}.model",
             )
 
 
 def _targets(job: Job) -> Iterator[PlanProblem]:
-    for role, trained in trained_roles(job.config).items():
+    for role, trained in job.spec.trained.items():
         shape = job.shapes[role]
         for target in trained.adapter.targets if trained.adapter else ():
             if obstacle := _against_target(shape, target):
@@ -118,7 +117,7 @@ def _against_target(shape: ModelShape, target: str) -> str:
 
 def _varlen(job: Job) -> Iterator[PlanProblem]:
     """model.attention: varlen where it cannot be; auto takes sdpa there."""
-    for role, model in role_models(job.config).items():
+    for role, model in job.spec.models.items():
         if model.attention != "varlen":
             continue
         shape, dtype = job.shapes[role], model.dtype
@@ -129,7 +128,7 @@ def _varlen(job: Job) -> Iterator[PlanProblem]:
             yield PlanProblem(
                 "varlen-attention",
                 "error",
-                f"{key_of(role)}.model.attention is varlen, which cannot compute {shape.name}",
+                f"{job.key(role)}.model.attention is varlen, which cannot compute {shape.name}",
                 f"of PyTorch's varlen_attn: {text}",
-                f"{key_of(role)}.model.attention: auto, or sdpa",
+                f"{job.key(role)}.model.attention: auto, or sdpa",
             )

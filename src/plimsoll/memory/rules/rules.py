@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.machine.surroundings import Surroundings
 from plimsoll.memory.rules.cards import card_rules
 from plimsoll.memory.rules.engines import engine_rules, free_share
 from plimsoll.memory.rules.here import here_rules
@@ -24,4 +24,4 @@ def find_conflicts(job: Job, here: Surroundings | None) -> Iterator[PlanProblem]
     yield from state_rules(job)
     if here is not None:
         yield from free_share(job, here.free_bytes)
-        yield from here_rules(job.config, here)
+        yield from here_rules(job.spec, here)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
 from plimsoll.config.codes import PlanCode
-from plimsoll.config.counting import counted, gigabytes
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, judge
 from plimsoll.memory.items import Item
@@ -14,6 +13,7 @@ from plimsoll.memory.price.engines import GIB, card_share, least_share
 from plimsoll.memory.rules.culprit import Culprit, find_culprit
 from plimsoll.memory.rules.engines import beside_training
 from plimsoll.memory.rules.problems import PlanProblem
+from plimsoll.run.counting import counted, gigabytes
 
 _TOO_SMALL: Mapping[str, PlanCode] = {"device": "device-memory", "host": "host-memory"}
 _BLOCK = 256
@@ -30,7 +30,7 @@ def find_shortages(
     for store in stores:
         verdict = judge(store, band)
         if verdict == "does not fit":
-            culprit = find_culprit(store, job.config)
+            culprit = find_culprit(store, job.spec)
             engines = culprit.kind == "rollout engines"
             shared = beside_training(job, store, band) if engines else None
             yield shared or _overfull(store, culprit)
@@ -43,7 +43,7 @@ def find_shortages(
 def _cards(job: Job) -> Iterator[PlanProblem]:
     have = sum(len(node.cards) for node in job.hardware.nodes)
     layout, sampled = job.layout, job.sampler is not None
-    if job.config.cluster.device == "cuda" and have == 0:
+    if job.spec.cluster.device == "cuda" and have == 0:
         yield PlanProblem(
             "no-gpu",
             "error",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.engine import ZeroConfig
-from plimsoll.config.roles import trained_roles
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.rules.problems import PlanProblem
 
@@ -22,7 +21,7 @@ def state_rules(job: Job) -> Iterator[PlanProblem]:
 
 
 def _lost_updates(job: Job) -> Iterator[PlanProblem]:
-    for name, role in trained_roles(job.config).items():
+    for name, role in job.spec.trained.items():
         rate = role.optimizer.learning_rate
         if role.zero.state_dtype == "bfloat16" and rate < LOST_BELOW:
             yield PlanProblem(
@@ -37,7 +36,7 @@ def _lost_updates(job: Job) -> Iterator[PlanProblem]:
 
 
 def _zero_plus_plus(job: Job) -> Iterator[PlanProblem]:
-    for name, role in trained_roles(job.config).items():
+    for name, role in job.spec.trained.items():
         asked = [f"{name}.zero.{key}" for key in _asked(role.zero)]
         if asked and job.device == "cpu":
             yield PlanProblem(

@@ -1,0 +1,189 @@
+"""The whole story on a CPU, in minutes: a task, a model, SFT, PPO, and what came of it.
+
+    plimsoll demo
+
+Everything is made on the spot and written below one directory, the two configs among it, so that
+each half can be run again by hand with `plimsoll sft` and `plimsoll ppo`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as parquet
+from rich.console import Console
+from rich.table import Table
+
+from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
+from plimsoll.commands.needs import missing_needs
+from plimsoll.commands.planning import plan_run, refuse_conflicts, surroundings_of
+from plimsoll.commands.run import run
+from plimsoll.config.problems import refuse
+from plimsoll.jobs import JOBS
+from plimsoll.memory.rules.here import here_rules
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.run.clock import total_seconds
+from plimsoll.run.curves import draw_curves
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.files import remove_directory, write_whole
+from plimsoll.run.output import silence
+from plimsoll.run.panels import curve_panels, time_panels
+from plimsoll.run.rows import read_rows
+from plimsoll.spec.load import load_spec
+
+DIGITS = 2
+TRAINING_PROBLEMS = 3500
+HELD_OUT_PROBLEMS = 500
+CARELESS = 0.6
+
+_SFT = """\
+# sft: imitate all teachers, the careless ones too
+run: {{directory: {directory}/sft, seed: {seed}, steps: 300, eval_every: 150, resume: auto}}
+cluster: {{where: local, device: cpu, threads: 1}}
+data:
+  train: {{path: {directory}/train.jsonl, prompt: prompt, response: response}}
+  eval: {{path: {directory}/test.jsonl, prompt: prompt, response: response}}
+  chat_template: none
+  max_tokens: 64
+batch: {{sequences: 64, micro_batch_tokens: 4096}}
+actor:
+  model: {{path: {directory}/model}}
+  optimizer: {{learning_rate: 0.003, schedule: cosine, warmup_steps: 20, final_ratio: 0.1}}
+"""
+
+_PPO = """\
+# ppo: only the sum counts
+run: {{directory: {directory}/ppo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
+cluster: {{where: ray, device: cpu, ranks: 1}}
+data:
+  train: {{path: {directory}/train.jsonl, prompt: prompt, reference: answer}}
+  eval: {{path: {directory}/test.jsonl, prompt: prompt, reference: answer}}
+  chat_template: none
+  max_tokens: 16
+batch: {{prompts: 256, responses: 1, micro_batch_tokens: 4096}}
+actor:
+  model: {{path: {directory}/sft/model}}
+  optimizer: {{learning_rate: 0.0001}}
+critic:
+  model: {{path: {directory}/sft/model}}
+  optimizer: {{learning_rate: 0.001}}
+rewards:
+  correct: {{name: exact_match}}
+rollout:
+  engine: vllm
+  engines: 1
+  sampling: {{max_new_tokens: 32}}
+algorithm:
+  advantage: {{name: gae, options: {{gamma: 1.0, gae_lambda: 1.0}}}}
+  mini_batches: 2
+  critic_warmup_steps: 2
+  kl: {{place: reward, coefficient: 0.005}}
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exact match on the held-out problems, after SFT and after PPO, from 0 to 1."""
+
+    before: float
+    after: float
+
+
+class _PatientConsole(Console):
+    """Goes on without a reader, as runs do; rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        silence(sys.stdout.fileno())
+
+
+def run_demo(directory: str, seed: int) -> Outcome:
+    """Run the demo below a directory; goes on where one was interrupted, else starts anew."""
+    home = Path(directory)
+    console = _PatientConsole(highlight=False)
+    started = time.monotonic()
+    if (home / "report.txt").exists():
+        console.print(f"removing the last demo in {home}")
+        remove_directory(home)
+    prepare(home, seed)
+    sft = load_spec(JOBS["sft"], str(home / "sft.yaml"))
+    ppo = load_spec(JOBS["ppo"], str(home / "ppo.yaml"))
+    refuse(missing_needs(ppo))
+    refuse_conflicts(here_rules(ppo, surroundings_of(ppo.cluster)))
+    console.rule("1. supervised fine-tuning")
+    run(sft, plan_run(sft))
+    console.rule("2. PPO on Ray, DeepSpeed and vLLM")
+    run(ppo, plan_run(ppo))
+    console.rule("3. what came of it")
+    return tell(home, console, time.monotonic() - started)
+
+
+def prepare(home: Path, seed: int) -> None:
+    """Write the problems, the random model and the two configs."""
+    home.mkdir(parents=True, exist_ok=True)
+    found = list(problems(TRAINING_PROBLEMS + HELD_OUT_PROBLEMS, DIGITS, seed))
+    write_problems(home / "train.jsonl", found[:TRAINING_PROBLEMS], CARELESS, seed)
+    write_problems(home / "test.jsonl", found[TRAINING_PROBLEMS:], CARELESS, seed + 1)
+    tokenizer = make_tokenizer()
+    config = tiny_config(
+        "qwen2", True, vocab=32, hidden=128, layers=3, heads=4, kv_heads=2, feed_forward=384
+    )
+    config.eos_token_id = tokenizer.eos_token_id
+    write_tiny_model(home / "model", config, seed, tokenizer)
+    for name, text in (("sft.yaml", _SFT), ("ppo.yaml", _PPO)):
+        write_whole(home / name, text.format(directory=home, seed=seed))
+
+
+def tell(home: Path, console: Console, seconds: float) -> Outcome:
+    """Print before and after, some answers, where the time went, and the picture's path."""
+    ppo, sft = RunDirectory(home / "ppo"), RunDirectory(home / "sft")
+    rows = read_rows(ppo.metrics_path)
+    outcome = Outcome(_accuracy(rows[0]), _accuracy(rows[-1]))
+    console.print(
+        f"exact match on {HELD_OUT_PROBLEMS} problems never trained on, answers sampled at "
+        f"temperature 1:\n  after SFT {outcome.before:6.1%}\n  after PPO {outcome.after:6.1%}\n"
+    )
+    steps = [int(row["step"]) for row in rows if row["step"] > 0]
+    console.print(_answers(ppo, steps[0], "some answers of the first step"))
+    console.print(_answers(ppo, steps[-1], "and of the last"))
+    console.print(_times({"SFT": read_rows(sft.metrics_path), "PPO": rows}))
+    picture = home / "curves.png"
+    draw_curves(rows, picture, (*curve_panels(JOBS["ppo"].panels, rows), *time_panels(rows)[:1]))
+    console.print(
+        f"\n{seconds:.0f} s in all. Curves: {picture}. Run directories: {home}/sft, {home}/ppo"
+    )
+    write_whole(
+        home / "report.txt",
+        f"exact match after SFT: {outcome.before:.4f}\nexact match after PPO: {outcome.after:.4f}\n"
+        f"seconds: {seconds:.0f}\n",
+    )
+    return outcome
+
+
+def _accuracy(row: Mapping[str, Any]) -> float:
+    return float(row["eval/correct"])
+
+
+def _answers(run: RunDirectory, step: int, title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
+    for name in ("problem", "answer", "right is", "reward"):
+        table.add_column(name, justify="right" if name in ("right is", "reward") else "left")
+    columns = ["prompt", "response", "reference", "reward"]
+    for row in parquet.read_table(run.trajectories_path(step), columns=columns).to_pylist()[:4]:
+        table.add_row(row["prompt"], row["response"], row["reference"], f"{row['reward']:g}")
+    return table
+
+
+def _times(jobs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+    table = Table(title="where the time went", title_justify="left", box=None, padding=(0, 2))
+    table.add_column("job")
+    table.add_column("phase")
+    table.add_column("seconds", justify="right")
+    for job, rows in jobs.items():
+        for phase, total in sorted(total_seconds(rows).items(), key=lambda item: -item[1]):
+            table.add_row(job, phase, f"{total:.1f}")
+    return table

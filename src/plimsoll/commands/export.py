@@ -1,0 +1,96 @@
+"""A checkpoint of a run as a Hugging Face directory, whoever wrote it: any ZeRO stage, any ranks.
+
+    plimsoll export RUN|CHECKPOINT --to DIRECTORY
+
+The weights come from the checkpoint's fp32 masters (or from their moving average, where one is
+kept), so float32 is exact, and bfloat16 is what the trainer computed with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plimsoll.commands.found_models import FoundCheckpoint
+from plimsoll.commands.merge import load_plain, write_plain
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.model import Dtype
+from plimsoll.data.template_text import given_template
+from plimsoll.engine.checkpoint import read_weights
+from plimsoll.errors import ConfigError
+from plimsoll.model.adapter_files import save_adapter
+from plimsoll.model.adapters import add_adapter
+from plimsoll.model.companions import companions
+from plimsoll.model.load import load_tokenizer
+from plimsoll.model.policy import PolicyModel
+from plimsoll.model.value import ValueModel
+from plimsoll.spec.run_spec import RunSpec
+
+
+def export_checkpoint(
+    found: FoundCheckpoint, to: Path, dtype: Dtype | None, *, merge: bool
+) -> None:
+    """Write the actor of a checkpoint.
+
+    dtype: of the written weights; default: the run's. merge: an adapter into its base; else it is
+    written as PEFT does.
+
+    Raises:
+        ConfigError: the checkpoint is not of the model that its config names.
+    """
+    role = found.spec.actor
+    kind = "master" if role.ema is None else "average"
+    weights = read_weights(found.path / "actor", kind)
+    dtype = dtype or role.model.dtype
+    module = _load(found.spec, dtype, merge=merge)
+    _fill(module, weights, found.path)
+    tokenizer = load_tokenizer(role.model.path, role.model.trust_remote_code)
+    beside = companions(module.lm, tokenizer, given_template(found.spec.data))
+    if role.adapter is None or merge:
+        template = found.spec.data.chat_template
+        write_plain(module, getattr(torch, dtype), beside, to, template)
+    else:
+        parts = {name: module.get_parameter(name).detach() for name in weights}
+        trained = {name: part.to(getattr(torch, dtype)) for name, part in parts.items()}
+        save_adapter(module, trained, beside, to)
+
+
+def _load(spec: RunSpec[Any], dtype: Dtype, *, merge: bool) -> PolicyModel | ValueModel:
+    """The model that training began with, with room for what it learned: in fp32, where that is to
+    be seen or was. A 4-bit base matters only to a merge, which must see what the 4 bits stand for.
+    """
+    role: TrainedRole = spec.actor
+    wide = "float32" in (dtype, role.model.dtype)
+    changes: dict[str, object] = {
+        "dtype": "float32" if wide else "bfloat16",
+        "gradient_checkpointing": False,
+    }
+    if not merge:
+        changes["quantization"] = "none"
+    model = role.model.model_copy(update=changes)
+    module = load_plain(model, is_value=spec.roles["actor"].head == "value")
+    if role.adapter is not None:
+        add_adapter(module, role.adapter, role.model.path, spec.run.seed)
+    return module
+
+
+def _fill(module: nn.Module, weights: Mapping[str, Tensor], checkpoint: Path) -> None:
+    """Put the weights in the place of those that are trained, in the dtype of each."""
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    wrong = sorted(trained.keys() ^ weights.keys()) or sorted(
+        name for name, p in trained.items() if weights[name].numel() != prod(p.shape)
+    )
+    if wrong:
+        raise ConfigError(
+            f"{checkpoint} does not fit the model that its config names: {', '.join(wrong[:3])}"
+            f"{' and more' if len(wrong) > 3 else ''} of another shape, or only on one side. Was "
+            f"actor.model.path changed after the run?"
+        )
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(weights[name].view(parameter.shape))

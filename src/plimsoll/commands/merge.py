@@ -1,0 +1,100 @@
+"""An adapter merged into its base: a plain model, beside both, which stay as they are.
+
+    plimsoll merge ADAPTER --out DIRECTORY
+
+Every weight is computed in float32 and rounded once. An adapter that was trained over a 4-bit base
+(QLoRA) has learned to correct that base, rounding included: `--quantization nf4` merges it into
+what the 4 bits stand for, and the result computes what the trainer computed.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from plimsoll.config.model import ModelConfig
+from plimsoll.data.template import make_template
+from plimsoll.model.adapter_files import load_adapter, read_adapter_config
+from plimsoll.model.adapters import plain_weight
+from plimsoll.model.checks import as_config_error
+from plimsoll.model.companions import Companions, companions
+from plimsoll.model.load import load_policy, load_tokenizer, load_value
+from plimsoll.model.policy import PolicyModel, hf_state_names, save_hf
+from plimsoll.model.published import saved_buffers, written
+from plimsoll.model.value import ValueModel
+from plimsoll.spec.model_files import has_tokenizer
+
+
+def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) -> bool:
+    """Write the merged model as a Hugging Face directory; gives whether it is one that scores.
+
+    base: the path or name of the model to merge into; default: what the adapter's config names.
+    reading: how it is read: keys of `ModelConfig`, such as dtype, which is the merged model's too.
+
+    Raises:
+        ConfigError: the adapter or the base cannot be read, or do not fit one another.
+    """
+    config = read_adapter_config(adapter)
+    model = ModelConfig(path=base or config.base_model_name_or_path, **reading)
+    module = load_plain(model, is_value=config.task_type == "SEQ_CLS")
+    load_adapter(module, config, adapter)
+    beside = _companions(module, adapter, model)
+    write_plain(module, getattr(torch, model.dtype), beside, out)
+    return isinstance(module, ValueModel)
+
+
+def _companions(module: PolicyModel | ValueModel, adapter: Path, base: ModelConfig) -> Companions:
+    """What the adapter brings, which it was trained with; what it lacks is the base's."""
+    brought = has_tokenizer(str(adapter))
+    own, trust = str(adapter) if brought else base.path, base.trust_remote_code
+    tokenizer = load_tokenizer(own, trust)
+    if brought and not tokenizer.chat_template:
+        tokenizer.chat_template = load_tokenizer(base.path, trust).chat_template
+    beside = companions(module.lm, tokenizer, None)
+    if beside.generation is None or not (adapter / GENERATION_CONFIG_NAME).is_file():
+        return beside
+    with as_config_error(str(adapter), GENERATION_CONFIG_NAME):
+        return replace(beside, generation=GenerationConfig.from_pretrained(adapter))
+
+
+def write_plain(
+    module: PolicyModel | ValueModel,
+    dtype: torch.dtype,
+    beside: Companions,
+    out: Path,
+    chat_template: str | None = None,
+) -> None:
+    """Write the model without adapters and quantisation, each weight merged out of place.
+    chat_template: as `padding_token`."""
+    names = hf_state_names(module)
+    state = {name: plain_weight(module, own).to(dtype) for own, name in names.items()}
+    state |= saved_buffers(module)
+    config = deepcopy(module.lm.config)
+    if isinstance(module, ValueModel):
+        config.get_text_config().pad_token_id = padding_token(beside.tokenizer, chat_template)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    save_hf(config, written(module.lm, state), beside.tokenizer, out, beside.generation)
+
+
+def padding_token(tokenizer: PreTrainedTokenizerBase, chat_template: str | None) -> int | None:
+    """What a sequence classifier's input is padded with. It is not read at such tokens, so the one
+    that ends a sequence, or a turn, will not do; None: transformers then takes one sequence at a
+    time. chat_template: as `data.chat_template`."""
+    ends = {tokenizer.eos_token}
+    if chat_template != "none" and (chat_template or tokenizer.chat_template):
+        ends.add(make_template(tokenizer, chat_template, None).turn_end())
+    token: int | None = tokenizer.pad_token_id
+    return None if tokenizer.pad_token in ends else token
+
+
+def load_plain(model: ModelConfig, *, is_value: bool) -> PolicyModel | ValueModel:
+    """Load a model into host memory."""
+    cpu = torch.device("cpu")
+    return load_value(model, cpu, seed=0) if is_value else load_policy(model, cpu)

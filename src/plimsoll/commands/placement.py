@@ -1,0 +1,154 @@
+"""What a config would run, in which process, and how much each step sees; as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.machine.threads import most_at_once
+from plimsoll.run.counting import counted
+from plimsoll.spec.job import Sampling
+from plimsoll.spec.roles import Role
+from plimsoll.spec.run_spec import RunSpec
+
+
+def placement(spec: RunSpec[Any]) -> str:
+    """The processes of the run and the size of a step, for a person to read."""
+    return _table("Processes", _processes(spec)) + _table("A step", _step(spec))
+
+
+def _step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
+    if spec.sampling is not None:
+        return _sampled_step(spec, spec.sampling)
+    return _pairs_step(spec) if spec.workload.unit == "pair" else _sequences_step(spec)
+
+
+def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
+    cluster = spec.cluster
+    roles = _roles(spec)
+    critic = next((role for role in roles if role.startswith("critic ")), None)
+    if cluster.where == "local":
+        sampler = ["rollout (transformers)"] if spec.sampling is not None else []
+        return [
+            ("this process", "the recipe, rank 0 of 1, no Ray"),
+            *(("", role) for role in [*roles, *sampler]),
+            ("device, threads", f"{cluster.device}, {cluster.threads or 'all cores'}"),
+        ]
+    where = "this machine" if cluster.address is None else cluster.address
+    rows = [
+        ("this process", f"the recipe; Ray on {where}"),
+        (_several("rank", cluster.ranks), f"device {cluster.device}"),
+        *(("", role) for role in roles if role != critic or cluster.critic_ranks is None),
+    ]
+    if cluster.critic_ranks is not None and critic is not None:
+        rows.append((_several("critic rank", cluster.critic_ranks), critic))
+    engines = 0
+    if spec.sampling is not None:
+        rollout = spec.sampling.rollout
+        rows.append((_several("engine", rollout.engines), _engine(rollout)))
+        engines = rollout.engines
+    threads = cluster.threads or f"the machine's cores / {most_at_once(cluster, engines)}"
+    return [*rows, ("threads of each", str(threads))]
+
+
+def _roles(spec: RunSpec[Any]) -> list[str]:
+    others = [role for role in spec.roles.values() if role.trained is None]
+    return [
+        *(_trained(name, role) for name, role in spec.trained.items()),
+        *(_reference(role) for role in others if role.name == "reference"),
+        *(_frozen(role) for role in others if role.name != "reference"),
+    ]
+
+
+def _trained(name: str, role: TrainedRole) -> str:
+    zero = role.zero
+    moved = {"optimizer": zero.optimizer_offload, "weights": zero.parameter_offload}
+    on_host = [what for what, where in moved.items() if where == "cpu"]
+    host = f", {' and '.join(on_host)} in host memory" if on_host else ""
+    adapter = f", adapter of rank {role.adapter.rank}" if role.adapter else ""
+    return f"{name} {role.model.path} ({_dtype(role)}{adapter}, ZeRO stage {zero.stage}{host})"
+
+
+def _reference(role: Role) -> str:
+    if role.without_adapter:
+        return "reference (the actor with its adapter switched off)"
+    when = ", before it is loaded" if role.early else ""
+    if not role.given:
+        return f"reference (the actor's first weights{when})"
+    return _frozen(role) + (", before the actor is loaded" if role.early else "")
+
+
+def _frozen(role: Role) -> str:
+    frozen = role.frozen
+    assert frozen is not None, f"{role.name} learns"
+    whole = "whole on every rank" if frozen.stage == 0 else "divided over the ranks"
+    host = ", in host memory while it does not score" if frozen.offload == "cpu" else ""
+    return f"{role.name} {frozen.model.path} ({_dtype(frozen)}, {whole}{host})"
+
+
+def _dtype(role: TrainedRole | FrozenRole) -> str:
+    model = role.model
+    return model.dtype if model.quantization == "none" else f"{model.quantization}, {model.dtype}"
+
+
+def _engine(rollout: RolloutConfig) -> str:
+    shared = f", tensor parallel {rollout.tensor_parallel}" if rollout.tensor_parallel > 1 else ""
+    return (
+        f"{rollout.engine} ({rollout.dtype}{shared}), at most "
+        f"{counted(rollout.max_sequences, 'sequence')} at once"
+    )
+
+
+def _sequences_step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
+    longest, count = spec.workload.longest, spec.workload.units
+    return [
+        ("sequences", f"{count:,}, of at most {longest:,} tokens: {count * longest:,} at most"),
+        _micro_batch(spec),
+        _of_the_run(spec, count, "sequence"),
+    ]
+
+
+def _pairs_step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
+    work = spec.workload
+    return [
+        ("pairs", f"{work.units:,}, of two sequences of at most {work.longest:,} tokens each"),
+        ("prompts", f"computed {'once' if work.shares_prompts else 'for each response'}"),
+        _micro_batch(spec),
+        _of_the_run(spec, work.units, "pair"),
+    ]
+
+
+def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str]]:
+    work, count = spec.workload, sampling.sequences
+    new, longest = sampling.rollout.sampling.max_new_tokens, work.longest
+    prompts = counted(sampling.prompts, "prompt")
+    responses = counted(sampling.responses, "response")
+    return [
+        ("sequences", f"{prompts} x {responses} = {count:,}"),
+        (
+            "tokens",
+            f"at most {spec.data.max_tokens:,} + {new:,} = {longest:,} a sequence, "
+            f"{count * longest:,} in all",
+        ),
+        _micro_batch(spec),
+        ("optimizer steps", f"{work.updates:,}, of {counted(work.units, 'sequence')} each"),
+        _of_the_run(spec, count, "sequence"),
+    ]
+
+
+def _micro_batch(spec: RunSpec[Any]) -> tuple[str, str]:
+    return "micro-batch", f"at most {spec.workload.budget:,} tokens on a rank"
+
+
+def _of_the_run(spec: RunSpec[Any], count: int, unit: str) -> tuple[str, str]:
+    steps = spec.run.steps
+    return "of the run", f"{counted(steps, 'step')}, {counted(steps * count, unit)}"
+
+
+def _several(name: str, count: int) -> str:
+    return f"{name} 0" if count == 1 else f"{name}s 0-{count - 1}"
+
+
+def _table(title: str, rows: list[tuple[str, str]]) -> str:
+    return "\n".join([title, *(f"  {name:<16} {text}" for name, text in rows)]) + "\n"

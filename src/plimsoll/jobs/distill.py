@@ -1,0 +1,79 @@
+"""Distillation: what `plimsoll distill` is. How it runs: distill_loop.py."""
+
+from __future__ import annotations
+
+from plimsoll.config.base import Choice, PositiveFloat, Probability, Settings
+from plimsoll.config.batch import SftBatch
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.data import DataConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.job import JobConfig
+from plimsoll.config.run import RunConfig
+from plimsoll.run.panels import both
+from plimsoll.spec.columns import sft_source
+from plimsoll.spec.job import Evaluation, Job
+from plimsoll.spec.roles import Role, learner
+from plimsoll.spec.workload import Workload, sequences_of
+
+
+class DistillAlgorithm(Settings):
+    """Learning a teacher's distributions; Hinton et al. 2015, https://arxiv.org/abs/1503.02531."""
+
+    divergence: Choice = Choice(name="forward_kl")
+    """How far the actor is from the teacher: a file of algorithm/divergence/ (`forward_kl`,
+    `reverse_kl`, `jsd`), or an import path."""
+    temperature: PositiveFloat = 1.0
+    """Divides the logits of both for the divergence, whose gradient is multiplied back."""
+    nll_share: Probability = 0.0
+    """The share of the negative log-likelihood of the data in the loss; the divergence has the
+    rest."""
+
+
+class DistillConfig(JobConfig):
+    """Distillation: learning a larger model's next-token distributions on given conversations."""
+
+    run: RunConfig
+    """The run directory, the length of the run, saving and evaluation."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Rows, template and lengths, as for SFT."""
+    batch: SftBatch = SftBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The student, which learns."""
+    teacher: FrozenRole
+    """The model that it learns from; its tokenizer is the student's."""
+    algorithm: DistillAlgorithm = DistillAlgorithm()
+    """The divergence, and the likelihood beside it."""
+
+
+def _roles(config: DistillConfig) -> list[Role]:
+    teacher = Role("teacher", config.teacher, "states", "teacher", scores=True)
+    return [learner("actor", config.actor, "policy"), teacher]
+
+
+def _workload(config: DistillConfig) -> Workload:
+    return sequences_of(config.batch, config.data)
+
+
+_PANELS = (
+    both("Loss", "nats per token", "loss"),
+    both("Divergence from the teacher", "nats per token", "divergence"),
+    both("Negative log-likelihood", "nats per token", "nll"),
+)
+
+JOB = Job(
+    name="distill",
+    summary="a student learns a teacher's distributions",
+    config=DistillConfig,
+    roles=_roles,
+    workload=_workload,
+    columns=sft_source,
+    evaluation=lambda config: Evaluation(
+        {"loss": "lowest", "perplexity": "lowest", "divergence": "lowest", "nll": None}
+    ),
+    loop="plimsoll.jobs.distill_loop",
+    choices=lambda config: {"divergence": config.algorithm.divergence},
+    panels=_PANELS,
+)

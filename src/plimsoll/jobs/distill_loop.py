@@ -1,0 +1,84 @@
+"""Distillation: a student learns a teacher's next-token distributions on given conversations;
+Hinton et al. 2015, https://arxiv.org/abs/1503.02531.
+
+    plimsoll distill CONFIG.yaml
+
+Each step the teacher reads the step's rows, and the student takes one step on its divergence from
+the teacher, with the likelihood of the rows beside it. Both are means over the learned tokens of
+the whole step, so no split into packs, micro-batches or ranks changes the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from plimsoll.algorithm.choice import divergence
+from plimsoll.algorithm.perplexity import perplexity
+from plimsoll.data.dataset import load_samples
+from plimsoll.data.packing import pack
+from plimsoll.engine.objectives.distillation import DistillationObjective
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.jobs.distill import DistillConfig
+from plimsoll.records import BatchCounts, Sample
+from plimsoll.run.planned import Planned
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.from_data import Work, learn_from_data, open_work
+from plimsoll.train.likelihood import measure_likelihood
+from plimsoll.train.loading import load_role
+
+DistillWork = Work[DistillConfig, Sample]
+
+
+def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
+    """Train; resumes where `run.resume` says so."""
+    divergence(spec.config.algorithm.divergence)  # a wrong name or option ends the run right here
+    with open_work(spec, planned, load_samples) as work:
+        with work.session.phase("load", work.cluster):
+            load_role(work.cluster, work.spec, "actor")
+            load_role(work.cluster, work.spec, "teacher")
+        learn_from_data(
+            work,
+            lambda sample: len(sample.tokens),
+            partial(learn, work),
+            partial(evaluate, work),
+        )
+
+
+def learn(work: DistillWork, batch: Sequence[Sample], rate: float) -> list[StepResult]:
+    """Have the teacher read the batch, and take one optimizer step on all ranks."""
+    cluster = work.cluster
+    packs = pack(batch, cluster.ranks, work.spec.workload.budget)
+    counts, goal = BatchCounts.of(batch), objective(work.config)
+    with work.session.phase("score", cluster):
+        cluster.each(Worker.teach, [(own,) for own in packs])
+    with work.session.phase("train_actor", cluster):
+        return cluster.each(Worker.train_taught, [(own, counts, goal, rate) for own in packs])
+
+
+def evaluate(work: DistillWork) -> dict[str, float]:
+    """The loss on the held-out rows, the divergence from the teacher, and the likelihood of the
+    rows. As many rows at once as a step has: the teacher's states are kept."""
+    cluster, batch = work.cluster, work.config.batch
+    counts, goal = BatchCounts.of(work.eval), objective(work.config)
+    totals: dict[str, float] = {}
+    for start in range(0, len(work.eval), batch.sequences):
+        rows = work.eval[start : start + batch.sequences]
+        packs = pack(rows, cluster.ranks, batch.micro_batch_tokens)
+        cluster.each(Worker.teach, [(own,) for own in packs])
+        for shares in cluster.each(Worker.measure_taught, [(own, counts, goal) for own in packs]):
+            totals = {name: totals.get(name, 0.0) + share for name, share in shares.items()}
+    return totals | {"perplexity": perplexity(totals["nll"])}
+
+
+def objective(config: DistillConfig) -> DistillationObjective:
+    """What the student learns."""
+    algorithm = config.algorithm
+    return DistillationObjective(algorithm.divergence, algorithm.temperature, algorithm.nll_share)
+
+
+def measure(spec: RunSpec[DistillConfig], directory: Path) -> dict[str, float]:
+    """The mean negative log-likelihood (nats) and perplexity of the learned tokens, by the names
+    that the evaluation has for them."""
+    return measure_likelihood(spec, load_samples, "nll")

@@ -1,0 +1,101 @@
+"""DPO and other preference losses: what `plimsoll dpo` is. How it runs: dpo_loop.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plimsoll.config.base import Choice, NonNegativeFloat, Settings
+from plimsoll.config.batch import PreferenceBatch
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.data import DataConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.job import JobConfig
+from plimsoll.config.problems import Problem
+from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
+from plimsoll.config.run import RunConfig
+from plimsoll.jobs.figures import OF_PAIRS
+from plimsoll.run.panels import both, implicit_rewards
+from plimsoll.spec.choices import is_own, needs_reference
+from plimsoll.spec.columns import pair_source
+from plimsoll.spec.job import Evaluation, Job, Names
+from plimsoll.spec.roles import Role, learner, reference_of
+from plimsoll.spec.rules.reference import stored_logprobs, unused_reference
+from plimsoll.spec.workload import Workload, pairs_of
+
+
+class PreferenceAlgorithm(Settings):
+    """Learning from pairs; Rafailov et al. 2023, https://arxiv.org/abs/2305.18290."""
+
+    loss: Choice = Choice(name="dpo", options={"beta": 0.1})
+    """The preference loss: a file of algorithm/preference_loss/, or an import path."""
+    nll_weight: NonNegativeFloat = 0.0
+    """Weight of the chosen response's mean negative log-likelihood beside the preference loss."""
+
+
+class DpoConfig(JobConfig):
+    """Direct preference optimisation and its family: learning from pairs of responses."""
+
+    run: RunConfig
+    """The run directory, the length of the run, saving and evaluation."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Pairs, template and lengths."""
+    batch: PreferenceBatch = PreferenceBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The policy."""
+    reference: FrozenRole | None = None
+    """The frozen policy that the actor is compared with; default: the actor's first weights, which
+    with an adapter is the same model with the adapter switched off."""
+    reference_logprobs: ReferenceLogprobsConfig = ReferenceLogprobsConfig()
+    """When the reference scores the rows, and where its numbers are kept."""
+    algorithm: PreferenceAlgorithm = PreferenceAlgorithm()
+    """The loss."""
+
+
+def _roles(config: DpoConfig) -> list[Role]:
+    actor = learner("actor", config.actor, "policy")
+    if not needs_reference(config.algorithm.loss):
+        return [actor]
+    precompute = config.reference_logprobs.precompute
+    return [actor, reference_of(config.reference, config.actor, precompute=precompute)]
+
+
+def _workload(config: DpoConfig) -> Workload:
+    return pairs_of(config.batch, config.data)
+
+
+def _evaluation(config: DpoConfig) -> Evaluation:
+    own: Names = {"preference_loss": "lowest", "nll": None}
+    return Evaluation({**OF_PAIRS, **own}, more=is_own(config.algorithm.loss))
+
+
+def _rules(config: DpoConfig) -> Iterator[Problem]:
+    yield from stored_logprobs(config.reference_logprobs)
+    if not needs_reference(config.algorithm.loss):
+        yield from unused_reference(
+            config.reference, config.reference_logprobs, config.algorithm.loss
+        )
+
+
+_PANELS = (
+    both("Loss", "per pair", "loss"),
+    both("Accuracy", "share of pairs", "accuracy"),
+    both("Margin of implicit rewards", "per pair", "rewards/margin"),
+    implicit_rewards("chosen", "rejected"),
+)
+
+JOB = Job(
+    name="dpo",
+    summary="learning from pairs: DPO and its family",
+    config=DpoConfig,
+    roles=_roles,
+    workload=_workload,
+    columns=pair_source,
+    evaluation=_evaluation,
+    loop="plimsoll.jobs.dpo_loop",
+    choices=lambda config: {"preference_loss": config.algorithm.loss},
+    rules=_rules,
+    panels=_PANELS,
+)

@@ -1,0 +1,98 @@
+"""KTO: what `plimsoll kto` is. How it runs: kto_loop.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plimsoll.config.base import Choice, Settings
+from plimsoll.config.batch import KtoBatch
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.data import DataConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.job import JobConfig
+from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
+from plimsoll.config.run import RunConfig
+from plimsoll.jobs.figures import ACCURACY
+from plimsoll.run.panels import both, implicit_rewards
+from plimsoll.spec.choices import is_own
+from plimsoll.spec.columns import labelled_source
+from plimsoll.spec.job import Evaluation, Job, Names
+from plimsoll.spec.roles import Role, learner, reference_of
+from plimsoll.spec.rules.reference import stored_logprobs
+from plimsoll.spec.workload import Workload, sequences_of
+
+
+class KtoAlgorithm(Settings):
+    """Learning from labelled responses; Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306."""
+
+    loss: Choice = Choice(name="kto", options={"beta": 0.1})
+    """The loss: a file of algorithm/unpaired_loss/, or an import path."""
+
+
+class KtoConfig(JobConfig):
+    """Kahneman-Tversky optimisation: learning from single responses that are good or bad."""
+
+    run: RunConfig
+    """The run directory, the length of the run, saving and evaluation."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Labelled responses or pairs, template and lengths."""
+    batch: KtoBatch = KtoBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The policy."""
+    reference: FrozenRole | None = None
+    """The frozen policy that the actor is compared with; default: the actor's first weights, which
+    with an adapter is the same model with the adapter switched off."""
+    reference_logprobs: ReferenceLogprobsConfig = ReferenceLogprobsConfig()
+    """When the reference scores the rows, and where its numbers are kept."""
+    algorithm: KtoAlgorithm = KtoAlgorithm()
+    """The loss."""
+
+
+def _roles(config: KtoConfig) -> list[Role]:
+    precompute = config.reference_logprobs.precompute
+    return [
+        learner("actor", config.actor, "policy", scores=True),
+        reference_of(config.reference, config.actor, precompute=precompute),
+    ]
+
+
+def _workload(config: KtoConfig) -> Workload:
+    return replace(sequences_of(config.batch, config.data), scored_with=2)
+
+
+def _evaluation(config: KtoConfig) -> Evaluation:
+    metrics: Names = {
+        "loss": "lowest",
+        **ACCURACY,
+        "rewards/margin": "highest",
+        "rewards/desirable": None,
+        "rewards/undesirable": None,
+        "kl": None,
+    }
+    return Evaluation(metrics, more=is_own(config.algorithm.loss))
+
+
+_PANELS = (
+    both("Loss", "per response", "loss"),
+    both("Accuracy", "share of pairings", "accuracy"),
+    both("Margin of implicit rewards", "per response", "rewards/margin"),
+    implicit_rewards("desirable", "undesirable"),
+    both("KL from the reference", "nats per response", "kl"),
+)
+
+JOB = Job(
+    name="kto",
+    summary="learning from responses labelled good or bad",
+    config=KtoConfig,
+    roles=_roles,
+    workload=_workload,
+    columns=labelled_source,
+    evaluation=_evaluation,
+    loop="plimsoll.jobs.kto_loop",
+    choices=lambda config: {"unpaired_loss": config.algorithm.loss},
+    rules=lambda config: stored_logprobs(config.reference_logprobs),
+    panels=_PANELS,
+)

@@ -1,0 +1,88 @@
+"""PPO: what `plimsoll ppo` is. How it runs: ppo_loop.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from plimsoll.config.problems import Problem
+from plimsoll.config.rl import PpoConfig
+from plimsoll.jobs.figures import measured
+from plimsoll.run.panels import alone, both
+from plimsoll.spec.columns import rl_source
+from plimsoll.spec.job import Evaluation, Job, Sampling
+from plimsoll.spec.roles import Role, learner, reference_of
+from plimsoll.spec.rules.sampling import sampled
+from plimsoll.spec.workload import Workload
+
+
+def _roles(config: PpoConfig) -> Sequence[Role]:
+    warmup = config.algorithm.critic_warmup_steps
+    found = [
+        learner("actor", config.actor, "policy", scores=True, begins=warmup),
+        learner("critic", config.critic, "value", scores=True),
+    ]
+    if config.algorithm.kl.place != "none":
+        found.append(reference_of(config.reference, config.actor))
+    if config.reward_model is not None:
+        role, key = config.reward_model.role, "reward_model.role"
+        found.append(Role("reward", role, "value", key, scores=True))
+    return found
+
+
+def _workload(config: PpoConfig) -> Workload:
+    algorithm, batch = config.algorithm, config.batch
+    responses = batch.prompts * batch.responses
+    return Workload(
+        "response",
+        -(-responses // algorithm.mini_batches),
+        "batch.prompts or batch.responses, or fewer algorithm.mini_batches",
+        config.data.max_tokens + config.rollout.sampling.max_new_tokens,
+        batch.micro_batch_tokens,
+        length_keys="data.max_tokens + rollout.sampling.max_new_tokens",
+        mini_batches=algorithm.mini_batches,
+        epochs=algorithm.epochs,
+    )
+
+
+def _sampling(config: PpoConfig) -> Sampling:
+    batch = config.batch
+    return Sampling(
+        config.rollout, batch.prompts, batch.responses, config.eval_sampling, config.rewards
+    )
+
+
+def _evaluation(config: PpoConfig) -> Evaluation:
+    parts = [*config.rewards, *(["reward_model"] if config.reward_model else [])]
+    own = {k: v for name in parts for k, v in measured(name, None).items()}
+    return Evaluation({**measured("reward", "highest"), **own})
+
+
+def _rules(config: PpoConfig) -> Iterator[Problem]:
+    yield from sampled(config)
+
+
+_PANELS = (
+    both("Reward", "per response", "reward"),
+    alone("KL from the reference", "nats per response", "kl"),
+    alone("Length of responses", "tokens per response", "response_tokens"),
+    alone("Policy loss", "per token", "policy_loss"),
+    alone("Value loss", "per token", "value_loss"),
+)
+
+JOB = Job(
+    name="ppo",
+    summary="proximal policy optimisation",
+    config=PpoConfig,
+    roles=_roles,
+    workload=_workload,
+    columns=rl_source,
+    evaluation=_evaluation,
+    loop="plimsoll.jobs.ppo_loop",
+    choices=lambda config: {
+        "advantage": config.algorithm.advantage,
+        "policy_loss": config.algorithm.policy_loss,
+    },
+    rules=_rules,
+    sampling=_sampling,
+    panels=_PANELS,
+)

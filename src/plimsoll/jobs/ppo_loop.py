@@ -1,0 +1,264 @@
+"""Proximal policy optimisation: sample, score, learn, sync; Schulman et al. 2017.
+
+    plimsoll ppo CONFIG.yaml
+
+Each step samples responses with the current weights, gives every token a reward (the KL from the
+reference, and at the end the reward of the whole response), estimates advantages from the
+critic's values, and takes a few clipped steps. Departures from the paper: dual clip, KL by k1, k2
+or k3, whitening over the whole batch. A step with a single update is on-policy by construction:
+the old log-probs are then the ones being differentiated and are not computed again.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from plimsoll.algorithm.kl import adapt
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.algorithm import KlConfig
+from plimsoll.config.problems import refuse
+from plimsoll.config.rl import PpoConfig
+from plimsoll.engine.objectives.policy import PolicyObjective
+from plimsoll.engine.schedule import learning_rate
+from plimsoll.records import Floats, Trajectory
+from plimsoll.reward.references import check_references
+from plimsoll.reward.score import Scorer, build_rewards
+from plimsoll.rl.batch import (
+    Batch,
+    Scores,
+    batch_metrics,
+    estimate_advantages,
+    mean_advantages,
+    observed_kl,
+    pack_batch,
+    policy_streams,
+    score,
+)
+from plimsoll.rl.critic import foreseen, score_values, train_critic
+from plimsoll.rl.reward_model import judge
+from plimsoll.rl.sampling import answer_held_out, evaluate, mean_rewards, sample
+from plimsoll.rl.setup import (
+    PpoData,
+    first_sync,
+    load_prompt_data,
+    make_room,
+    prompt_loader,
+    start,
+)
+from plimsoll.rollout.protocol import RolloutEngine
+from plimsoll.rollout.sync import WeightSync, sync_weights
+from plimsoll.run.counter import counting
+from plimsoll.run.planned import Planned
+from plimsoll.run.state import RunState
+from plimsoll.run.trajectories import write_trajectories
+from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.train.loading import load_measured, load_role
+from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out, row_counts
+from plimsoll.train.saving import evaluated, finished, restore, save_model, save_when_due
+from plimsoll.train.session import Session, evaluates_first, mean_metrics, open_session
+from plimsoll.train.update import update
+
+
+def run(spec: RunSpec[PpoConfig], planned: Planned) -> None:
+    """Train; resumes where `run.resume` says so."""
+    scorer = build_rewards(spec.config.rewards)
+    with open_session(spec, planned) as session:
+        with session.phase("data"):
+            data = load_prompt_data(session, spec, scorer.check_reference)
+        with session.phase("load"):
+            cluster = start(spec, (*data.train, *data.eval))
+        with closing(cluster):
+            session.check_nodes(cluster)
+            session.stop_if_asked(session.state.step)
+            with session.phase("load", cluster):
+                for role in spec.roles:
+                    load_role(cluster, spec, role)
+            with session.phase("sync", cluster):
+                sync = first_sync(cluster, spec, data)
+            restore(session, cluster)
+            state = train(session, spec, data, cluster, sync, scorer)
+            save_model(session, cluster, state)
+
+
+def train(
+    session: Session,
+    spec: RunSpec[PpoConfig],
+    data: PpoData,
+    cluster: Cluster,
+    sync: WeightSync,
+    scorer: Scorer,
+) -> RunState:
+    """The loop; gives the state after the last step."""
+    if session.resumed:
+        with session.phase("sync", cluster):
+            sync_weights(sync, session.state.weight_version)
+    session.stop_if_asked(session.state.step)
+    state = begin(session, spec, data, cluster, scorer)
+    session.stop_if_asked(state.step)
+    while not finished(session, state):
+        step = state.step + 1
+        with session.phase("rollout", cluster):
+            rows = data.order.indices(state.data_position, spec.config.batch.prompts)
+            prompts = [data.train[row] for row in rows]
+            counted = session.progress.counted(scorer)
+            trajectories = sample(cluster, spec, prompts, step, counted)
+        with session.phase("score", cluster):
+            cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
+            judged = judge(trajectories, spec, cluster)
+            batch = pack_batch(judged, spec, cluster.ranks, cluster.critics.ranks, step)
+            scores = score(batch, spec, cluster)
+            values = score_values(batch, cluster)
+            learnables = estimate_advantages(batch, scores, values, spec, state.kl_coefficient)
+        with session.phase("train_critic", cluster):
+            critic = train_critic(batch, values, learnables.returns, spec, cluster, state)
+        with session.phase("train_actor", cluster):
+            actor = train_actor(batch, scores, learnables.advantages, spec, cluster, state)
+        with session.phase("sync", cluster):
+            make_room(cluster, spec)
+            proved = sync_weights(sync, step)
+        metrics = (
+            batch_metrics(batch, scores, learnables)
+            | foreseen(learnables.returns, values)
+            | actor
+            | critic
+            | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": proved.gap}
+            | epoch_metrics(data.order, state.data_position + len(rows))
+        )
+        state = replace(
+            session.advance(state, len(rows)),
+            weight_version=step,
+            kl_coefficient=next_kl_coefficient(spec, state, batch, scores),
+        )
+        if session.due(spec.run.eval_every, step):
+            metrics |= evaluate_actor(session, spec, data, cluster, scorer)
+            state = evaluated(session, state, metrics)
+        if spec.run.keep_trajectories:
+            means = mean_advantages(learnables)
+            session.directory.write_trajectories(step, batch.trajectories, means)
+        session.report(step, metrics, batch.tokens)
+        save_when_due(session, cluster, state)
+    return state
+
+
+def begin(
+    session: Session, spec: RunSpec[PpoConfig], data: PpoData, cluster: Cluster, scorer: Scorer
+) -> RunState:
+    """The state before the first step of this run; a new run evaluates what it starts from."""
+    state = first_state(session, data.order, data.sources)
+    if evaluates_first(spec, state):
+        session.report(0, evaluate_actor(session, spec, data, cluster, scorer), 0)
+    return replace(state, kl_coefficient=first_kl_coefficient(spec.config.algorithm.kl, state))
+
+
+def evaluate_actor(
+    session: Session, spec: RunSpec[PpoConfig], data: PpoData, cluster: Cluster, scorer: Scorer
+) -> dict[str, float]:
+    """The mean rewards of the held-out prompts."""
+    counted = session.progress.counted(scorer.of_held_out())
+    with session.phase("eval", cluster):
+        return evaluate(cluster, spec, data.eval, counted)
+
+
+def train_actor(
+    batch: Batch,
+    scores: Scores,
+    advantages: list[Floats],
+    spec: RunSpec[PpoConfig],
+    cluster: Cluster,
+    state: RunState,
+) -> dict[str, float]:
+    """All epochs and mini-batches of the actor; the means of their metrics."""
+    algorithm = spec.config.algorithm
+    if state.step < algorithm.critic_warmup_steps:
+        return {}
+    objective = PolicyObjective(
+        algorithm.policy_loss,
+        algorithm.kl.estimator,
+        state.kl_coefficient if algorithm.kl.place == "loss" else 0.0,
+        algorithm.entropy_bonus,
+    )
+    results = []
+    for number, mini in batch.schedule(algorithm.epochs):
+        rate = actor_rate(spec, state.step, number)
+        streams = policy_streams(mini, scores, advantages, algorithm.kl.place == "loss")
+        results.append(update("actor", cluster, mini.packs, streams, mini.counts, objective, rate))
+    metrics = mean_metrics(results)
+    return metrics | {
+        "actor/loss": metrics.pop("loss"),
+        "actor/grad_norm": metrics.pop("grad_norm"),
+        "actor/skipped_steps": metrics.pop("skipped_steps"),
+        "learning_rate": rate,
+    }
+
+
+def actor_rate(spec: RunSpec[PpoConfig], step: int, number: int) -> float:
+    """The actor's learning rate at an update of a step, both from 0. Its schedule begins with the
+    first step that trains it, so that a warm-up is not over before."""
+    algorithm = spec.config.algorithm
+    updates, first = algorithm.epochs * algorithm.mini_batches, algorithm.critic_warmup_steps
+    done, total = (step - first) * updates + number, (spec.run.steps - first) * updates
+    return learning_rate(spec.actor.optimizer, done, total)
+
+
+def first_kl_coefficient(kl: KlConfig, state: RunState) -> float:
+    """The coefficient that a run begins or goes on with: an adaptive one is where it was, a fixed
+    one what the config says now."""
+    return state.kl_coefficient if state.step > 0 and kl.target is not None else kl.coefficient
+
+
+def next_kl_coefficient(
+    spec: RunSpec[PpoConfig], state: RunState, batch: Batch, scores: Scores
+) -> float:
+    """The coefficient of the next step: the same, or moved towards the KL that is aimed at, once
+    the actor learns."""
+    kl = spec.config.algorithm.kl
+    if kl.target is None or state.step < spec.config.algorithm.critic_warmup_steps:
+        return state.kl_coefficient
+    observed = observed_kl(scores)
+    responses = len(batch.trajectories)
+    return adapt(state.kl_coefficient, observed, responses, kl.target, kl.horizon)
+
+
+def measure(spec: RunSpec[PpoConfig], directory: Path) -> dict[str, float]:
+    """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
+    says, with its 95 % confidence interval. The answers are written to the
+    directory."""
+    scorer, spec = build_rewards(spec.config.rewards).of_held_out(), _with_fewest_ranks(spec)
+    if spec.data.eval is not None:
+        refuse(check_references(spec.config.rewards, {"data.eval": spec.data.eval}))
+    loaded = load_held_out(spec, prompt_loader(spec, scorer.check_reference))
+    with (
+        closing(start(spec, loaded.items)) as cluster,
+        counting("answers", len(loaded.items), sys.stdout) as advance,
+    ):
+        if "reward" in spec.roles:
+            load_measured(cluster, spec, "reward")
+
+        def score(trajectory: Trajectory) -> Trajectory:
+            scored = scorer(trajectory)
+            advance(1)
+            return scored
+
+        found = answer_held_out(cluster, spec, loaded.items, score)
+    answers = directory / "eval-answers.parquet"
+    answers.parent.mkdir(parents=True, exist_ok=True)
+    write_trajectories(answers, 0, found, None)
+    return (
+        mean_rewards(found)
+        | {
+            "finished": fmean(t.finish_reason == "stop" for t in found),
+            "response_tokens": fmean(len(t.response_tokens) for t in found),
+        }
+        | row_counts(loaded)
+    )
+
+
+def _with_fewest_ranks(spec: RunSpec[PpoConfig]) -> RunSpec[PpoConfig]:
+    """The same with no more ranks than its rewards need."""
+    ranks = spec.cluster.ranks if "reward" in spec.roles else 1
+    cluster = spec.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
+    return resolve(spec.job, spec.config.model_copy(update={"cluster": cluster}))

@@ -1,0 +1,138 @@
+"""Process reward model: learning from labelled steps to score each step; Lightman et al. 2023.
+
+    plimsoll prm CONFIG.yaml
+
+A step's score is read at its last token: the log-odds that the step is right. The loss is a mean
+over the steps of all responses of the optimizer step, so no split into packs, micro-batches or
+ranks changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from plimsoll.algorithm.calibration import calibrate, sigmoid
+from plimsoll.algorithm.interval import share_interval
+from plimsoll.algorithm.process_reward import process_loss
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.start import start_cluster
+from plimsoll.data.dataset import load_steps
+from plimsoll.data.packing import pack
+from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.jobs.prm import PrmConfig
+from plimsoll.model.value import at_marks
+from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
+from plimsoll.run.planned import Planned
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.from_data import Work, learn_from_data, open_work
+from plimsoll.train.loading import load_measured
+from plimsoll.train.measure import parts_of
+from plimsoll.train.run_data import load_held_out, row_counts
+from plimsoll.train.scoring import load_scorer, show_calibration
+from plimsoll.train.update import Packs, as_metrics, update
+
+PrmWork = Work[PrmConfig, LabelledSteps]
+
+
+def run(spec: RunSpec[PrmConfig], planned: Planned) -> None:
+    """Train; resumes where `run.resume` says so."""
+    with open_work(spec, planned, load_steps) as work:
+        with work.session.phase("load", work.cluster):
+            load_scorer(work, [row.sample for row in work.train])
+        learn_from_data(
+            work,
+            lambda row: len(row.sample.tokens),
+            partial(learn, work),
+            partial(evaluate, work),
+        )
+
+
+def learn(work: PrmWork, batch: Sequence[LabelledSteps], rate: float) -> list[StepResult]:
+    """One optimizer step on all ranks."""
+    packs = pack_rows(work.spec, batch, work.cluster)
+    labels = [row.labels for row in batch]
+    streams = [[ProcessStream(to_packed(pack, labels)) for pack in own] for own in packs]
+    with work.session.phase("train_actor", work.cluster):
+        return update(
+            "actor", work.cluster, packs, streams, counts_of(batch), ProcessObjective(), rate
+        )
+
+
+def evaluate(work: PrmWork) -> dict[str, float]:
+    """The loss on the held-out steps and its metrics, as `process_metrics` tells them; draws the
+    calibration."""
+    scores = score_steps(work.spec, work.eval, work.cluster)
+    return process_metrics(scores, work.eval, work.session.directory.calibration_path)
+
+
+def process_metrics(
+    scores: Sequence[Floats], rows: Sequence[LabelledSteps], output_png: Path
+) -> dict[str, float]:
+    """The loss on steps and its metrics, with the calibration error, and those of whole solutions;
+    draws the calibration. scores: of each row's steps."""
+    flat, labels = np.concatenate(scores), np.concatenate([row.labels for row in rows])
+    output = process_loss(torch.from_numpy(flat), torch.from_numpy(labels), counts_of(rows))
+    calibration = calibrate(sigmoid(flat), labels)
+    title = f"{len(flat):,} held-out steps"
+    return (
+        as_metrics(output)
+        | show_calibration(calibration, title, output_png)
+        | solution_metrics(scores, rows)
+    )
+
+
+def solution_metrics(scores: Sequence[Floats], rows: Sequence[LabelledSteps]) -> dict[str, float]:
+    """Whole solutions: one is right where each of its steps is, and taken to be right where its
+    lowest score is over 0. The share of which both or neither hold, with its 95 % confidence
+    interval over prompts, and the share that is right."""
+    taken = np.array([own.min() > 0 for own in scores])
+    right = np.array([row.labels.min() > 0.5 for row in rows])
+    share = float((taken == right).mean())
+    low, high = share_interval(taken == right, [row.prompt for row in rows])
+    return {
+        "solution_accuracy": share,
+        "solution_accuracy_low": low,
+        "solution_accuracy_high": high,
+        "right_solutions": float(right.mean()),
+    }
+
+
+def score_steps(
+    spec: RunSpec[PrmConfig], rows: Sequence[LabelledSteps], ranks: Cluster
+) -> list[Floats]:
+    """The scores of each row's steps."""
+    packs = pack_rows(spec, rows, ranks)
+    found = ranks.each(Worker.values, [("actor", own, at_marks) for own in packs])
+    return from_packed(list(chain(*packs)), list(chain(*found)), len(rows))
+
+
+def pack_rows(spec: RunSpec[PrmConfig], rows: Sequence[LabelledSteps], ranks: Cluster) -> Packs:
+    """The packs of each rank."""
+    budget = spec.workload.largest_pack(ranks.ranks)
+    return pack([row.sample for row in rows], ranks.ranks, budget)
+
+
+def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:
+    """tokens: steps, each of which has one that is marked."""
+    return BatchCounts(sum(len(row.labels) for row in rows), len(rows))
+
+
+def measure(spec: RunSpec[PrmConfig], directory: Path) -> dict[str, float]:
+    """A process reward model's loss on steps and its metrics, and those of whole solutions; draws
+    the calibration."""
+    loaded = load_held_out(spec, load_steps)
+    scores: list[Floats] = []
+    with closing(start_cluster(spec.cluster, ())) as cluster:
+        load_measured(cluster, spec, "actor")
+        for rows in parts_of(loaded.items, cluster):
+            scores += score_steps(spec, rows, cluster)
+    picture = directory / "eval-calibration.png"
+    return process_metrics(scores, loaded.items, picture) | row_counts(loaded)

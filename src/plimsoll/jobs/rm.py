@@ -1,0 +1,81 @@
+"""Reward models: what `plimsoll rm` is. How it runs: rm_loop.py."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from plimsoll.config.base import Choice, NonNegativeFloat, Settings
+from plimsoll.config.batch import PreferenceBatch
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.data import DataConfig
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.job import JobConfig
+from plimsoll.config.run import RunConfig
+from plimsoll.jobs.figures import OF_PAIRS
+from plimsoll.run.panels import both
+from plimsoll.spec.choices import is_own
+from plimsoll.spec.columns import pair_source
+from plimsoll.spec.job import Evaluation, Job, Names
+from plimsoll.spec.roles import Role, learner
+from plimsoll.spec.workload import Workload, pairs_of
+
+
+class RewardAlgorithm(Settings):
+    """Learning scores from pairs; Ouyang et al. 2022, https://arxiv.org/abs/2203.02155."""
+
+    loss: Choice = Choice(name="log_sigmoid")
+    """The reward loss: a file of algorithm/reward_loss/, or an import path."""
+    centring: NonNegativeFloat = 0.0
+    """Weight of the mean squared sum of a pair's two scores, which draws scores to 0; such as 0.01,
+    Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244."""
+
+
+class RmConfig(JobConfig):
+    """Reward model: learning from pairs to score a whole response."""
+
+    run: RunConfig
+    """The run directory, the length of the run, saving and evaluation."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Pairs, template and lengths."""
+    batch: PreferenceBatch = PreferenceBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The model that learns; it starts with a new score head, or with its own, if it has one."""
+    algorithm: RewardAlgorithm = RewardAlgorithm()
+    """The loss."""
+
+
+def _roles(config: RmConfig) -> list[Role]:
+    return [learner("actor", config.actor, "value")]
+
+
+def _workload(config: RmConfig) -> Workload:
+    return pairs_of(config.batch, config.data, ends_only=True)
+
+
+def _evaluation(config: RmConfig) -> Evaluation:
+    own: Names = {"reward_loss": "lowest", "off_centre": "lowest", "calibration_error": "lowest"}
+    return Evaluation({**OF_PAIRS, **own}, more=is_own(config.algorithm.loss))
+
+
+_PANELS = (
+    both("Loss", "per pair", "loss"),
+    both("Accuracy", "share of pairs", "accuracy"),
+    both("Margin of scores", "per pair", "rewards/margin"),
+)
+
+JOB = Job(
+    name="rm",
+    summary="a reward model, from pairs",
+    config=RmConfig,
+    roles=_roles,
+    workload=_workload,
+    columns=partial(pair_source, margin=True),
+    evaluation=_evaluation,
+    loop="plimsoll.jobs.rm_loop",
+    choices=lambda config: {"reward_loss": config.algorithm.loss},
+    draws_calibration=True,
+    panels=_PANELS,
+)

@@ -1,0 +1,69 @@
+"""Supervised fine-tuning: what `plimsoll sft` is. How it runs: sft_loop.py."""
+
+from __future__ import annotations
+
+from plimsoll.config.base import PositiveFloat, Settings
+from plimsoll.config.batch import SftBatch
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.data import DataConfig, LearnedTokens
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.job import JobConfig
+from plimsoll.config.run import RunConfig
+from plimsoll.run.panels import both
+from plimsoll.spec.columns import sft_source
+from plimsoll.spec.job import Evaluation, Job
+from plimsoll.spec.roles import Role, learner
+from plimsoll.spec.workload import Workload, sequences_of
+
+
+class SftAlgorithm(Settings):
+    """Supervised fine-tuning."""
+
+    learned_tokens: LearnedTokens = "assistant"
+    """assistant: what the assistant says, with the token that ends each turn; all: every token of
+    a conversation, the template's own too. Documents of plain text are always learned whole."""
+    neftune_alpha: PositiveFloat | None = None
+    """Noise on the input embeddings while training, uniform within alpha / sqrt(length * width)
+    (NEFTune, Jain et al. 2023, https://arxiv.org/abs/2310.05914: 5, 10 or 15); default: none."""
+
+
+class SftConfig(JobConfig):
+    """Supervised fine-tuning."""
+
+    run: RunConfig
+    """The run directory, the length of the run, saving and evaluation."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    data: DataConfig
+    """Rows, template and lengths."""
+    batch: SftBatch = SftBatch()
+    """What one step sees."""
+    actor: TrainedRole
+    """The model that learns."""
+    algorithm: SftAlgorithm = SftAlgorithm()
+    """What is learned, and the noise."""
+
+
+def _roles(config: SftConfig) -> list[Role]:
+    return [learner("actor", config.actor, "policy")]
+
+
+def _workload(config: SftConfig) -> Workload:
+    return sequences_of(config.batch, config.data)
+
+
+_PANELS = (both("Loss", "nats per token", "loss"),)
+
+JOB = Job(
+    name="sft",
+    summary="supervised fine-tuning",
+    config=SftConfig,
+    roles=_roles,
+    workload=_workload,
+    columns=sft_source,
+    evaluation=lambda config: Evaluation({"loss": "lowest", "perplexity": "lowest"}),
+    loop="plimsoll.jobs.sft_loop",
+    rows=lambda config: {"learned": config.algorithm.learned_tokens},
+    imitates=True,
+    panels=_PANELS,
+)

@@ -1,0 +1,88 @@
+"""Supervised fine-tuning: learn the assistant's turns of given conversations, or whole texts.
+
+    plimsoll sft CONFIG.yaml
+
+The loss is the mean negative log-likelihood over the learned tokens of the whole step, so no
+split into packs, micro-batches or ranks changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from plimsoll.algorithm.perplexity import perplexity
+from plimsoll.data.dataset import load_samples
+from plimsoll.data.packing import pack
+from plimsoll.engine.objectives.nll import NllObjective
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.model.noise import EmbeddingNoise
+from plimsoll.records import BatchCounts, Pack, Sample
+from plimsoll.run.planned import Planned
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.from_data import Work, learn_from_data, open_work
+from plimsoll.train.likelihood import measure_likelihood
+from plimsoll.train.loading import load_role
+from plimsoll.train.run_data import LoadRows
+from plimsoll.train.update import update
+
+SftWork = Work[SftConfig, Sample]
+
+
+def run(spec: RunSpec[SftConfig], planned: Planned) -> None:
+    """Train; resumes where `run.resume` says so."""
+    with open_work(spec, planned, loader(spec)) as work:
+        with work.session.phase("load", work.cluster):
+            load_role(work.cluster, work.spec, "actor")
+        learn_from_data(
+            work,
+            lambda sample: len(sample.tokens),
+            partial(learn, work),
+            partial(evaluate, work),
+        )
+
+
+def loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
+    """Reads conversations, of which the config says what is learned."""
+    return partial(load_samples, learned=spec.config.algorithm.learned_tokens)
+
+
+def learn(work: SftWork, batch: Sequence[Sample], rate: float) -> list[StepResult]:
+    """One optimizer step on all ranks."""
+    packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
+    counts = BatchCounts.of(batch)
+    step = work.session.step_under_way
+    streams = [[noise(work.config, step, pack) for pack in own] for own in packs]
+    with work.session.phase("train_actor", work.cluster):
+        return update("actor", work.cluster, packs, streams, counts, NllObjective(), rate)
+
+
+def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
+    """The noise on a pack's embeddings in a step: of each sequence from the run's seed, the step
+    and its place in the batch, so that it is the same in any pack, on any rank, and after a resume.
+    """
+    alpha = config.algorithm.neftune_alpha
+    if alpha is None:
+        return None
+    keys = [(config.run.seed, step, int(i) + 1) for i in pack.samples_S]  # a filler's place is -1
+    seeds = tuple(int(np.random.SeedSequence(key).generate_state(1)[0]) for key in keys)
+    return EmbeddingNoise(alpha, tuple(np.diff(pack.cu_seqlens).tolist()), seeds)
+
+
+def evaluate(work: SftWork) -> dict[str, float]:
+    """Mean negative log-likelihood (nats) and perplexity per learned token of the held-out rows."""
+    ranks = work.cluster.ranks
+    packs = pack(work.eval, ranks, work.spec.workload.largest_pack(ranks))
+    total = sum(work.cluster.each(Worker.nll, [("actor", own) for own in packs]))
+    mean = total / sum(int(sample.learned.sum()) for sample in work.eval)
+    return {"loss": mean, "perplexity": perplexity(mean)}
+
+
+def measure(spec: RunSpec[SftConfig], directory: Path) -> dict[str, float]:
+    """The mean negative log-likelihood (nats) and perplexity of the learned tokens, by the names
+    that the evaluation has for them."""
+    return measure_likelihood(spec, loader(spec), "loss")

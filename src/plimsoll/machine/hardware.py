@@ -1,0 +1,289 @@
+"""The machine that a run is planned for: known cards, one given by hand, or what is here.
+
+Usable bytes are what `torch.cuda.get_device_properties(0).total_memory` and the "total capacity"
+of PyTorch's out-of-memory errors say, less than nvidia-smi's total by what the driver reserves.
+They differ by up to a per cent between drivers; the smallest figure found is taken, and the
+thread or logs that it was found in are its source.
+
+Speeds are of NVIDIA's data sheets: dense bf16 with fp32 accumulation, and to a neighbour one
+direction of NVLink (of the SXM form, where there are two) or of PCIe. Cards below compute
+capability 8.0 have no bf16 units; theirs is the fp32 rate, at which PyTorch then computes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, replace
+
+from plimsoll.errors import ConfigError
+from plimsoll.machine.host import live_host
+from plimsoll.machine.nvidia import LiveCard, own_cards
+from plimsoll.machine.versions import has_cuda_build
+from plimsoll.run.counting import counted
+
+_MOST_BYTES = 2**60
+_CARD_BYTES = range(10**9, 2**40)  # outside, a unit is forgotten or wrong
+_MOST_CARDS, _MOST_NODES = 64, 100_000
+
+_MIB, _GIB = 2**20, 2**30
+# Words of a card's name that choose nothing. (The PCIe forms of A100 and H100 are slower.)
+_NOISE = re.compile(
+    r"(nvidia|geforce|tesla|rtx|sxm\d?|pcie|hbm\d?e?|gb?|gib|generation|edition"
+    r"|blackwell|workstation|server|max|q)?"
+)
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU.
+
+    usable_bytes: total memory as CUDA programs see it. nominal_bytes: as its name says, binary.
+    compute_capability: None where unknown. bf16_flops: dense, a second. memory_bandwidth and
+    link_bandwidth (to a neighbour, one direction): bytes a second. source: of usable_bytes.
+    """
+
+    name: str
+    usable_bytes: int
+    nominal_bytes: int
+    compute_capability: tuple[int, int] | None
+    bf16_flops: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine. cards: () for CPU alone. host_bytes: None where unknown, so that nothing can
+    be said of whether the host's share fits. cuda_build: whether its torch is built for CUDA, as
+    PyPI's is, and so weighs more on CPU too."""
+
+    cards: tuple[Card, ...]
+    host_bytes: int | None
+    cuda_build: bool = False
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """All machines of a run, at least one."""
+
+    nodes: tuple[Node, ...]
+
+
+def _card(
+    name: str,
+    mib: int,
+    nominal_gib: int,
+    capability: tuple[int, int],
+    speeds: tuple[float, float, float],
+    source: str,
+) -> Card:
+    """speeds: TFLOP/s, GB/s of memory, GB/s of the link."""
+    tflops, memory, link = speeds
+    sizes = mib * _MIB, nominal_gib * _GIB
+    return Card(name, *sizes, capability, tflops * 1e12, memory * 1e9, link * 1e9, source)
+
+
+# Name, MiB, GiB by name, capability, (TFLOP/s, GB/s of memory, GB/s of the link), source of the
+# MiB: "logs" are those of public repositories, where no thread was found.
+CARDS: tuple[Card, ...] = (
+    _card("A100-40GB", 40_339, 40, (8, 0), (312, 1555, 300), "bottlerocket-os/bottlerocket#3873"),
+    _card("A100-80GB", 81_049, 80, (8, 0), (312, 2039, 300), "vllm-project/vllm#4408"),
+    _card("A800-80GB", 81_049, 80, (8, 0), (312, 2039, 200), "logs: 81,051 MiB; as the A100"),
+    _card("A30", 24_094, 24, (8, 0), (165, 933, 32), "google/RB-Modulation#5"),
+    _card("H100-80GB", 81_008, 80, (9, 0), (989, 3350, 450), "vllm-project/vllm#27508"),
+    _card("H800-80GB", 81_008, 80, (9, 0), (989, 3350, 200), "logs: as the H100 by nvidia-smi"),
+    _card("H20", 97_280, 96, (9, 0), (148, 4000, 450), "logs: 95.00 to 95.1 GiB, 97,285 MiB"),
+    _card("H200", 143_073, 141, (9, 0), (989, 4800, 450), "logs: 139.72 to 139.81 GiB"),
+    _card("B200", 182_630, 180, (10, 0), (2250, 7700, 900), "pytorch/ao#4002"),
+    _card("L40S", 45_486, 48, (8, 9), (362, 864, 32), "stepfun-ai/Step-Video-T2V#8"),
+    _card("L40", 45_465, 48, (8, 9), (181, 864, 32), "QwenLM/Qwen3-VL#2097"),
+    _card("L4", 22_563, 24, (8, 9), (121, 300, 32), "AgileRL/AgileRL, memory/fixtures"),
+    _card("A10", 22_587, 24, (8, 6), (125, 600, 32), "logs: an A10G, 24 GB by the same driver"),
+    _card("A10G", 22_587, 24, (8, 6), (70, 600, 32), "logs: as the A10"),
+    _card("A40", 45_416, 48, (8, 6), (150, 696, 32), "logs: 45,416 MiB to 44.42 GiB, with ECC"),
+    _card("A6000", 48_670, 48, (8, 6), (155, 768, 32), "logs: 47.53 to 47.54 GiB"),
+    _card("A5000", 24_248, 24, (8, 6), (111, 768, 32), "zai-org/GLM-4#730, without ECC"),
+    _card("A4000", 15_984, 16, (8, 6), (77, 448, 32), "DengKaiCQ/VGGT-Long#6"),
+    _card("RTX6000Ada", 48_520, 48, (8, 9), (364, 960, 32), "logs: 48,520 MiB, without ECC"),
+    _card("RTXPRO6000", 97_249, 96, (12, 0), (504, 1792, 64), "antirez/ds4#431"),
+    _card("RTX2080Ti", 11_012, 11, (7, 5), (13.4, 616, 16), "logs: 11,012 to 11,020 MiB"),
+    _card("RTX3060", 11_910, 12, (8, 6), (26, 360, 32), "logs: 11,910 to 12,045 MiB"),
+    _card("RTX3080-10GB", 10_002, 10, (8, 6), (60, 760, 32), "logs: 10,002 to 10,014 MiB"),
+    _card("RTX3080-12GB", 12_117, 12, (8, 6), (61, 912, 32), "logs: 12,117 MiB"),
+    _card("RTX3090", 24_064, 24, (8, 6), (71, 936, 32), "XChenZ/havatar#6"),
+    _card("RTX4070", 11_994, 12, (8, 9), (58, 504, 32), "logs: 11,994 to 12,002 MiB"),
+    _card("RTX4080", 15_944, 16, (8, 9), (97, 717, 32), "logs: a 4080 SUPER, 15,944 MiB"),
+    _card("RTX4080SUPER", 15_944, 16, (8, 9), (104, 736, 32), "logs: 15,944 MiB"),
+    _card("RTX4090", 24_084, 24, (8, 9), (165, 1008, 32), "Soul-AILab/SoulX-FlashTalk#5"),
+    _card("RTX5080", 15_840, 16, (12, 0), (113, 960, 64), "logs: 15,840 to 15,851 MiB"),
+    _card("RTX5090", 32_117, 32, (12, 0), (209, 1792, 64), "aikitoria/open-gpu-kernel-modules#1"),
+    _card("V100-16GB", 16_128, 16, (7, 0), (15.7, 900, 150), "logs: 15.75 to 15.78 GiB"),
+    _card("V100-32GB", 32_491, 32, (7, 0), (15.7, 900, 150), "logs: 31.73 to 31.74 GiB"),
+    _card("T4", 14_909, 16, (7, 5), (8.1, 320, 16), "Zheng-Chong/CatVTON#133"),
+)
+_BY_NAME = {card.name: card for card in CARDS}
+
+
+def find_card(name: str) -> Card:
+    """The shipped card of this name: `A100-80GB`, `a100 80g`, `NVIDIA H100 80GB HBM3`, `4090`.
+
+    Raises ConfigError, with the nearest names, for a name that is unknown or means two cards.
+    """
+    found = _matches(name)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        both = " or ".join(card.name for card in found)
+        raise ConfigError(f"The card {name!r} is made with more than one size. Write {both}.")
+    folded = {_fold(known): known for known in _BY_NAME}
+    folded |= {_model_and_size(known)[0]: known for known in _BY_NAME}  # the size left out
+    close = [folded[match] for match in difflib.get_close_matches(_fold(name), folded, n=2)]
+    near = f" Did you mean {' or '.join(dict.fromkeys(close))}?" if close else ""
+    raise ConfigError(
+        f"No card is called {name!r}.{near} Known: {', '.join(_BY_NAME)}, and cpu. Any other card "
+        f"is given by its bytes, such as 24GB or 22.5GiB."
+    )
+
+
+def known_card(name: str) -> Card | None:
+    """The shipped card that the driver calls so; None where there is none."""
+    found = _matches(name)
+    return found[0] if len(found) == 1 else None
+
+
+def card_by_bytes(
+    name: str, usable_bytes: int, capability: tuple[int, int] | None, source: str
+) -> Card:
+    """A card of which only the memory is known; as its speeds an A100's are taken, which orders
+    suggestions and changes no byte."""
+    like = _BY_NAME["A100-80GB"]
+    speeds = like.bf16_flops, like.memory_bandwidth, like.link_bandwidth
+    return Card(name, usable_bytes, usable_bytes, capability, *speeds, source)
+
+
+def _matches(name: str) -> list[Card]:
+    model, size = _model_and_size(name)
+    return [
+        card
+        for card in CARDS
+        if _model_and_size(card.name)[0] == model and size in (None, card.nominal_bytes // _GIB)
+    ]
+
+
+def _model_and_size(name: str) -> tuple[str, int | None]:
+    """("a100", 80) of `NVIDIA A100-SXM4-80GB`, ("4090", None) of `RTX4090`."""
+    words = [word.removeprefix("rtx") for word in re.split(r"[^a-z0-9]+", name.lower())]
+    words = [word for word in words if not _NOISE.fullmatch(word)]
+    sizes = {word for word in words[1:] if re.fullmatch(r"\d{1,3}(gb?|gib)?", word)}
+    model = "".join(word for word in words if word not in sizes)
+    return model, int(re.sub(r"\D", "", sizes.pop())) if len(sizes) == 1 else None
+
+
+def _fold(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def parse_bytes(text: str) -> int:
+    """Whole bytes of `1TB` (decimal), `512GiB` (binary), `900e9`; case does not matter.
+
+    Raises ConfigError for anything else, for nothing, and for more than 1 EiB.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d*)?(?:e\+?\d+)?)\s*([kmgtp]?)(i?)b?", text.strip().lower())
+    base = 1024 if found and found[3] else 1000
+    size = float(found[1]) * base ** " kmgtp".index(found[2] or " ") if found else 0.0
+    if not 1 <= size <= _MOST_BYTES:
+        raise ConfigError(
+            f"{text!r} is no amount of memory. Write a number above 0 with a unit: 80GB and 1TB "
+            f"are decimal, 512GiB is binary, 900e9 is bytes; at most 1 EiB."
+        )
+    return int(size)
+
+
+def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
+    """The hardware that is given by hand, all machines alike.
+
+    text: the cards of each machine, such as `8xA100-80GB`, `H100` (one), `4x24GB` (usable bytes of
+        a card that is not known), or `cpu`.
+    host_memory: bytes of each machine; None: unknown, nothing is assumed.
+
+    Raises ConfigError for an unknown card and for counts that no cluster has.
+    """
+    if not 1 <= nodes <= _MOST_NODES:
+        raise ConfigError(f"The number of machines is {nodes}; give one from 1 to {_MOST_NODES:,}.")
+    if host_memory is not None and host_memory <= 0:
+        raise ConfigError(f"The host memory is {host_memory} bytes. Give more than 0, or nothing.")
+    return Hardware((Node(_cards_of(text), host_memory),) * nodes)
+
+
+def live_machine() -> Node:
+    """This machine: the GPUs that CUDA programs of this process may use, and the memory that the
+    process may fill (a cgroup's limit counts).
+
+    Raises ConfigError where MIG has cut one of them, or the driver does not tell its bytes,
+    PlimsollError when nvidia-smi is there and fails.
+    """
+    cards = own_cards()
+    cut = next((card for card in cards if card.instances), None)
+    if cut is not None:
+        raise ConfigError(
+            f"GPU {cut.index} is cut by MIG into {counted(len(cut.instances), 'instance')}, and "
+            "nvidia-smi does not tell the bytes of the one that a run would get. Write them as "
+            "cluster.hardware (--cluster), such as 9.5GiB: `python -c 'import torch; "
+            "print(torch.cuda.mem_get_info()[1])'` says how many there are."
+        )
+    silent = next((card for card in cards if not card.total_bytes), None)
+    if silent is not None:
+        raise ConfigError(
+            f"nvidia-smi does not tell the bytes of GPU {silent.index} ({silent.name}), as of one "
+            "that shares the host's memory. Write as cluster.hardware (--cluster), such as 90GiB, "
+            "how many a run may fill: what its processes hold on the host has to fit beside them."
+        )
+    return _node(cards)
+
+
+def found_here() -> Node:
+    """As `live_machine`; of a card that MIG has cut, the whole; 0 bytes where none are told."""
+    return _node(own_cards())
+
+
+def _node(cards: tuple[LiveCard, ...]) -> Node:
+    return Node(tuple(map(_from_driver, cards)), live_host().capacity_bytes, has_cuda_build())
+
+
+def _cards_of(text: str) -> tuple[Card, ...]:
+    found = re.fullmatch(r"\s*([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*[x×*]\s*(.*)", text, re.IGNORECASE)
+    count, name = (found[1], found[2].strip()) if found else ("1", text.strip())
+    if name.lower() == "cpu" and count == "1":
+        return ()
+    odd = name.lower() == "cpu" or re.search(r"^\d+\s*[x×*]|,", name, re.IGNORECASE)
+    if odd or not count.isdecimal() or not 1 <= int(count) <= _MOST_CARDS:
+        raise ConfigError(
+            f"{text!r} is not the cards of one machine. Give from 1 to {_MOST_CARDS} cards of one "
+            "kind, such as 8xA100-80GB, or cpu; how many such machines there are is a setting of "
+            "its own, cluster.nodes (--nodes)."
+        )
+    return (_card_of(name),) * int(count)
+
+
+def _card_of(name: str) -> Card:
+    amount = r"[-+\d.]+(e\+?\d+|\s*[kmgp]i?b?|\s*t(i?b)?|\s*b)"  # 2080 Ti is none
+    if not re.fullmatch(amount, name, re.IGNORECASE):
+        return find_card(name)
+    size = parse_bytes(name)
+    if size not in _CARD_BYTES:
+        raise ConfigError(f"{name!r} is {size:,} bytes, which no GPU has. Write such as 24GB.")
+    return card_by_bytes(name, size, None, "given by hand")
+
+
+def _from_driver(live: LiveCard) -> Card:
+    """What the driver says of the memory, with the speeds of the shipped card where it is known."""
+    card = known_card(live.name) or card_by_bytes(live.name, live.usable_bytes, None, "")
+    return replace(
+        card,
+        name=live.name,
+        usable_bytes=live.usable_bytes,
+        compute_capability=live.compute_capability or card.compute_capability,
+        source="nvidia-smi: memory.total - memory.reserved",
+    )

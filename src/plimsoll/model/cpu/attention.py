@@ -1,0 +1,245 @@
+"""Packed attention on the CPU, forward and backward of a whole pack in one piece.
+
+The forward pass of each sequence is PyTorch's own flash kernel. Its backward pass is plain products
+over blocks of queries: in bfloat16 PyTorch's takes three to five times as long
+(docs/performance.md). It computes the same: weights and their gradient in fp32, never kept, made
+again from queries, keys and each query's log-sum-exp (FlashAttention,
+https://arxiv.org/abs/2205.14135, appendix B.4).
+
+Rows are filled up, so that shapes come again (see rows.py), and short sequences of one shape are
+computed at once. No query sees what fills: it stands behind the last key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from plimsoll.model.cpu.rows import OF_SEQUENCES, up
+
+SCORES = 2**20
+"""Of a block of queries, over all heads: in fp32 they stay in the cache."""
+
+ROWS = 1024
+"""Queries of sequences that are computed at once."""
+
+_LOG2_E = 1 / math.log(2)
+_flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+class Span(NamedTuple):
+    """A sequence of a pack: its own tokens, behind those of the first one that it shares."""
+
+    own: slice
+    shared: slice
+
+    @property
+    def queries(self) -> int:
+        return int(self.own.stop - self.own.start)
+
+    @property
+    def before(self) -> int:
+        """Keys before the first query."""
+        return int(self.shared.stop - self.shared.start)
+
+
+def spans(own: Sequence[int], shared: Sequence[int]) -> Iterator[Span]:
+    """The sequences of a pack; own and shared as of `attention.Layout`."""
+    start = first = 0
+    for tokens, before in zip(own, shared, strict=True):
+        first = first if before else start
+        yield Span(slice(start, start + tokens), slice(first, first + before))
+        start += tokens
+
+
+def packed_attention(
+    query: Tensor, key: Tensor, value: Tensor, sequences: Sequence[Span], scale: float
+) -> Tensor:
+    """Causal attention of each sequence by itself.
+
+    query [1, heads, T, D]; key, value [1, kv heads, T, D]. Gives [1, T, heads, D].
+    Differentiable once.
+    """
+    output: Tensor = _PackedAttention.apply(query[0], key[0], value[0], sequences, scale)
+    return output[None]
+
+
+class _Batch(NamedTuple):
+    """Sequences with as many keys `before` the first query, and when filled up as many queries and
+    keys."""
+
+    spans: Sequence[Span]
+    before: int
+    queries: int
+    keys: int
+
+
+def _batches(sequences: Sequence[Span], heads: int) -> Iterator[_Batch]:
+    """As large as SCORES and ROWS allow, or of one sequence; what others share comes first."""
+    alike: defaultdict[tuple[int, int, int], list[Span]] = defaultdict(list)
+    for span in sequences:
+        queries = up(span.queries, OF_SEQUENCES)
+        alike[span.before, queries, up(span.before + queries, OF_SEQUENCES)].append(span)
+    for (before, queries, keys), spans_ in sorted(alike.items(), key=lambda item: item[0]):
+        most = max(1, min(SCORES // (heads * queries * keys), ROWS // queries))
+        for start in range(0, len(spans_), most):
+            yield _Batch(spans_[start : start + most], before, queries, keys)
+
+
+class _PackedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_HTD: Tensor,
+        key_KTD: Tensor,
+        value_KTD: Tensor,
+        sequences: Sequence[Span],
+        scale: float,
+    ) -> Tensor:
+        output_HTD = _by_token(query_HTD, sequences)
+        batches = tuple(_batches(sequences, len(query_HTD)))
+        log_sums: list[Tensor] = []
+        for batch in batches:
+            query = _queries(query_HTD, batch)
+            key, value = _keys(key_KTD, batch), _keys(value_KTD, batch)
+            mask = _mask(batch, query) if batch.before else None
+            output, log_sum = _flash(
+                query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
+            )
+            log_sums.append(log_sum)
+            for span, part in zip(batch.spans, output, strict=True):
+                output_HTD[:, span.own] = part[:, : span.queries]
+        ctx.sequences, ctx.batches, ctx.scale = sequences, batches, scale
+        ctx.save_for_backward(query_HTD, key_KTD, value_KTD, *log_sums)
+        return output_HTD.transpose(0, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_THD: Tensor) -> tuple[Tensor | None, ...]:
+        query_HTD, key_KTD, value_KTD, *log_sums = ctx.saved_tensors
+        grad_HTD = grad_THD.transpose(0, 1)
+        grad_query, grad_key, grad_value = (
+            _by_token(x, ctx.sequences) for x in (query_HTD, key_KTD, value_KTD)
+        )
+        wide = torch.promote_types(query_HTD.dtype, torch.float32)
+        for batch, log_sum in zip(ctx.batches, log_sums, strict=True):
+            query, grad = (_queries(x, batch, wide) for x in (query_HTD, grad_HTD))
+            key, value = (_keys(x, batch, wide) for x in (key_KTD, value_KTD))
+            with _narrow_products(query_HTD.dtype):
+                found = _backward(query, key, value, grad, log_sum, batch.before, ctx.scale)
+            for span, of_query, of_key, of_value in zip(batch.spans, *found, strict=True):
+                grad_query[:, span.own] = of_query[:, : span.queries]
+                for total, part in ((grad_key, of_key), (grad_value, of_value)):
+                    total[:, span.own] = part[:, span.before : span.before + span.queries]
+                    if span.before:
+                        total[:, span.shared] += part[:, : span.before]
+        return grad_query, grad_key, grad_value, None, None
+
+
+@contextmanager
+def _narrow_products(dtype: torch.dtype) -> Iterator[None]:
+    """Within: oneDNN may round the factors of products in fp32 to bfloat16, which they were before,
+    or are for the next product; sums stay in fp32. A machine with units for bfloat16 takes half
+    the time so. Nothing in other dtypes, which have finer steps.
+    """
+    backend: Any = torch.backends.mkldnn  # whose types leave this out
+    settings = backend.matmul
+    before = settings.fp32_precision
+    if dtype == torch.bfloat16:
+        settings.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def _by_token(like_HTD: Tensor, sequences: Sequence[Span]) -> Tensor:
+    """A tensor of the same shape, in which a token's heads lie together: empty, and zeros behind
+    the last sequence."""
+    heads, tokens, width = like_HTD.shape
+    made_THD = like_HTD.new_empty(tokens, heads, width)
+    made_THD[sequences[-1].own.stop :] = 0
+    return made_THD.transpose(0, 1)
+
+
+def _queries(rows_HTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) -> Tensor:
+    """The sequences' own rows, and zeros: [S, heads, Q, D]."""
+    heads, _, width = rows_HTD.shape
+    made = rows_HTD.new_zeros(len(batch.spans), heads, batch.queries, width, dtype=dtype)
+    for rows, span in zip(made, batch.spans, strict=True):
+        rows[:, : span.queries] = rows_HTD[:, span.own]
+    return made
+
+
+def _keys(rows_KTD: Tensor, batch: _Batch, dtype: torch.dtype | None = None) -> Tensor:
+    """The rows of all that the sequences see, and zeros, at least a key for each filled query:
+    [S, kv heads, K, D]."""
+    heads, _, width = rows_KTD.shape
+    made = rows_KTD.new_zeros(len(batch.spans), heads, batch.keys, width, dtype=dtype)
+    for rows, span in zip(made, batch.spans, strict=True):
+        rows[:, : batch.before] = rows_KTD[:, span.shared]
+        rows[:, batch.before : batch.before + span.queries] = rows_KTD[:, span.own]
+    return made
+
+
+def _mask(batch: _Batch, query: Tensor) -> Tensor:
+    """0 where a query may look, -inf elsewhere."""
+    mask = query.new_full((batch.queries, batch.keys), float("-inf"))
+    return mask.triu_(batch.before + 1)
+
+
+def _backward(
+    query_SHQD: Tensor,
+    key_SKND: Tensor,
+    value_SKND: Tensor,
+    grad_SHQD: Tensor,
+    log_sums_SHQ: Tensor,
+    before: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a batch's queries, keys and values by that of its output, all of one dtype.
+
+    The heads that share keys lie one after the other, so that one product serves them all.
+    """
+    query_BQD, grad_BQD = query_SHQD.flatten(0, 1), grad_SHQD.flatten(0, 1)
+    key_CND, value_CND = key_SKND.flatten(0, 1), value_SKND.flatten(0, 1)
+    # Powers of 2: torch.exp is MKL's, whose first call in a process has now and then been computed
+    # at half its precision by one of several threads.
+    binary = scale * _LOG2_E
+    minus_BQ1 = log_sums_SHQ.flatten(0, 1)[..., None] * -_LOG2_E
+    grad_query = torch.empty_like(query_BQD)
+    grad_key, grad_value = torch.zeros_like(key_CND), torch.zeros_like(value_CND)
+    groups, keys, width = key_CND.shape
+    for block in _blocks(query_BQD, keys):
+        seen = slice(min(keys, up(before + block.stop, OF_SEQUENCES)))
+        key, value = key_CND[:, seen], value_CND[:, seen]
+        query, grad = (x[:, block].reshape(groups, -1, width) for x in (query_BQD, grad_BQD))
+        weights = torch.bmm(query, key.mT)
+        by_head = weights.view(len(query_BQD), -1, seen.stop)
+        torch.add(minus_BQ1[:, block], by_head, alpha=binary, out=by_head)
+        by_head.exp2_().tril_(before + block.start)  # each query sees one key more
+        scores = torch.bmm(grad, value.mT)  # their gradient, once that of the weights is in it
+        torch._softmax_backward_data(scores, weights, -1, scores.dtype, grad_input=scores)
+        grad_query[:, block] = torch.bmm(scores, key).view_as(query_BQD[:, block])
+        grad_key[:, seen].baddbmm_(scores.mT, query, alpha=scale)
+        grad_value[:, seen].baddbmm_(weights.mT, grad)
+    grad_query *= scale
+    return (
+        grad_query.view_as(query_SHQD),
+        grad_key.view_as(key_SKND),
+        grad_value.view_as(value_SKND),
+    )
+
+
+def _blocks(query_HQD: Tensor, keys: int) -> Iterator[slice]:
+    """Queries whose scores fit into the cache."""
+    heads, queries, _ = query_HQD.shape
+    rows = max(1, SCORES // (heads * keys * OF_SEQUENCES)) * OF_SEQUENCES
+    return (slice(start, min(start + rows, queries)) for start in range(0, queries, rows))

@@ -1,0 +1,271 @@
+"""A step's trajectories on their way to the losses: packs, scores, advantages, streams.
+
+Trajectories are packed once, mini-batch by mini-batch; scoring and training use the same packs.
+Per-token arrays belong to trajectories (one number per response token) until a pack asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+import torch
+
+from plimsoll.algorithm.choice import advantage
+from plimsoll.algorithm.inputs import AdvantageInputs
+from plimsoll.algorithm.kl import kl
+from plimsoll.algorithm.token_rewards import token_rewards
+from plimsoll.algorithm.whiten import whiten
+from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.config.rl import PpoConfig
+from plimsoll.data.packing import pack
+from plimsoll.engine.objectives.policy import PolicyStream
+from plimsoll.engine.worker import Worker
+from plimsoll.records import (
+    BatchCounts,
+    Floats,
+    Ints,
+    Pack,
+    Sample,
+    Trajectory,
+    from_packed,
+    to_packed,
+)
+from plimsoll.spec.roles import RoleName
+from plimsoll.spec.run_spec import RunSpec
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What one optimizer step sees.
+
+    members: which trajectories of the batch; packs: by rank, their samples_S index `members`.
+    critic_packs: the same for the critic's ranks.
+    """
+
+    members: Ints
+    packs: list[list[Pack]]
+    critic_packs: list[list[Pack]]
+    counts: BatchCounts
+
+    def packs_of(self, role: RoleName) -> list[list[Pack]]:
+        """By rank of the group that hosts the role."""
+        return self.critic_packs if role == "critic" else self.packs
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step's trajectories, packed."""
+
+    trajectories: list[Trajectory]
+    minis: list[MiniBatch]
+    seed: tuple[int, int]
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and response tokens of all trajectories."""
+        return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in self.trajectories)
+
+    def schedule(self, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
+        """(update number, mini-batch): every epoch in an order of its own."""
+        rng = np.random.default_rng([*self.seed, 1])
+        for update, index in enumerate(
+            i for _ in range(epochs) for i in rng.permutation(len(self.minis))
+        ):
+            yield update, self.minis[index]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per trajectory, per response token. policy: log-probs of the policy that sampled, by the
+    trainer (`recomputed`) or, in strictly on-policy steps, by the sampler."""
+
+    policy: list[Floats]
+    recomputed: bool
+    reference: list[Floats] | None
+
+
+@dataclass(frozen=True)
+class Learnables:
+    """Per trajectory, per response token: what the losses aim at. kl: KL estimates, in nats."""
+
+    advantages: list[Floats]
+    returns: list[Floats]
+    kl: list[Floats] | None
+
+
+def pack_batch(
+    trajectories: list[Trajectory],
+    spec: RunSpec[PpoConfig],
+    ranks: int,
+    critic_ranks: int,
+    step: int,
+) -> Batch:
+    """Divide the trajectories into mini-batches at random, and each into packs for the ranks."""
+    budget = spec.workload.budget
+    seed = (spec.run.seed, step)
+    shuffled = np.random.default_rng([*seed, 0]).permutation(len(trajectories))
+    minis = []
+    for members in np.split(shuffled, spec.config.algorithm.mini_batches):
+        samples = [_sample(trajectories[i]) for i in members]
+        counts = BatchCounts.of(samples)
+        packs = pack(samples, ranks, budget)
+        critic_packs = packs if critic_ranks == ranks else pack(samples, critic_ranks, budget)
+        minis.append(MiniBatch(members, packs, critic_packs, counts))
+    return Batch(trajectories, minis, seed)
+
+
+def _sample(trajectory: Trajectory) -> Sample:
+    prompt, response = trajectory.prompt.tokens, trajectory.response_tokens
+    learned = np.zeros(len(prompt) + len(response), dtype=np.bool_)
+    learned[len(prompt) :] = True
+    return Sample(np.concatenate([prompt, response]), learned)
+
+
+def score(batch: Batch, spec: RunSpec[PpoConfig], cluster: Cluster) -> Scores:
+    """Reference log-probs, and the policy's log-probs where several updates need them."""
+    several = spec.workload.updates > 1
+    sampled = [t.sampler_logprobs for t in batch.trajectories]
+    with_reference = "reference" in spec.roles
+    return Scores(
+        policy=by_trajectory(batch, cluster, Worker.log_probs, "actor") if several else sampled,
+        recomputed=several,
+        reference=(
+            by_trajectory(batch, cluster, Worker.log_probs, "reference") if with_reference else None
+        ),
+    )
+
+
+def by_trajectory(
+    batch: Batch,
+    cluster: Cluster,
+    task: Callable[[Worker, RoleName, Sequence[Pack]], list[Floats]],
+    role: RoleName,
+) -> list[Floats]:
+    """Have all ranks score all packs of the batch; one array per trajectory."""
+    group = ranks_of(cluster, role)
+    ranks = range(group.ranks)
+    packs = [[p for mini in batch.minis for p in mini.packs_of(role)[rank]] for rank in ranks]
+    answers = group.each(task, [(role, own) for own in packs])
+    found: list[Floats] = [np.zeros(0, dtype=np.float32)] * len(batch.trajectories)
+    starts = [0] * group.ranks
+    for mini in batch.minis:
+        flat_packs: list[Pack] = []
+        flat_values: list[Floats] = []
+        for rank in ranks:
+            own = mini.packs_of(role)[rank]
+            count = len(own)
+            flat_packs += own
+            flat_values += answers[rank][starts[rank] : starts[rank] + count]
+            starts[rank] += count
+        arrays = from_packed(flat_packs, flat_values, len(mini.members))
+        for member, array in zip(mini.members, arrays, strict=True):
+            found[member] = array
+    return found
+
+
+def estimate_advantages(
+    batch: Batch,
+    scores: Scores,
+    values: list[Floats],
+    spec: RunSpec[PpoConfig],
+    kl_coefficient: float,
+) -> Learnables:
+    """Token rewards, then the configured estimator over the whole batch, whitened if asked.
+    values: the critic's."""
+    algorithm = spec.config.algorithm
+    cu_learned = _offsets(scores.policy)
+    kl_L = None
+    if scores.reference is not None:
+        kl_L = kl(_flat(scores.policy), _flat(scores.reference), algorithm.kl.estimator)
+    rewards_L = token_rewards(
+        torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
+        kl_L if algorithm.kl.place == "reward" else None,
+        cu_learned,
+        kl_coefficient,
+    )
+    inputs = AdvantageInputs(
+        rewards_L=rewards_L,
+        values_L=_flat(values),
+        cu_learned=cu_learned,
+        prompt_S=torch.tensor([t.prompt.index for t in batch.trajectories]),
+    )
+    found = advantage(algorithm.advantage)(inputs)
+    advantages_L = found.advantages_L
+    if algorithm.whiten_advantages:
+        advantages_L = whiten(advantages_L)
+    return Learnables(
+        advantages=_cut(advantages_L, cu_learned),
+        returns=_cut(found.returns_L, cu_learned),
+        kl=None if kl_L is None else _cut(kl_L, cu_learned),
+    )
+
+
+def policy_streams(
+    mini: MiniBatch, scores: Scores, advantages: list[Floats], kl_loss: bool
+) -> list[list[PolicyStream]]:
+    """What the policy loss needs beside the packs of a mini-batch, by rank."""
+    members = mini.members
+    own_advantages = [advantages[i] for i in members]
+    old = [scores.policy[i] for i in members] if scores.recomputed else None
+    use_reference = kl_loss and scores.reference is not None
+    reference = [scores.reference[i] for i in members] if use_reference else None  # type: ignore[index]
+    return [
+        [
+            PolicyStream(
+                advantages_L=to_packed(p, own_advantages),
+                old_logprobs_L=None if old is None else to_packed(p, old),
+                reference_logprobs_L=None if reference is None else to_packed(p, reference),
+            )
+            for p in own
+        ]
+        for own in mini.packs
+    ]
+
+
+def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[str, float]:
+    """What the batch says of the policy: rewards, KL, lengths, and how well sampler and trainer
+    agree."""
+    trajectories = batch.trajectories
+    metrics = {
+        "reward": fmean(t.reward for t in trajectories),
+        **{
+            f"reward/{part.name}": fmean(t.rewards[i].value for t in trajectories)
+            for i, part in enumerate(trajectories[0].rewards)
+        },
+        "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
+        "finished": fmean(t.finish_reason == "stop" for t in trajectories),
+    }
+    if learnables.kl is not None:
+        metrics["kl"] = observed_kl(scores)
+    if scores.recomputed:
+        sampled = np.concatenate([t.sampler_logprobs for t in trajectories])
+        metrics["logprob_gap"] = float(np.abs(sampled - np.concatenate(scores.policy)).mean())
+    return metrics
+
+
+def observed_kl(scores: Scores) -> float:
+    """The mean KL per response from the reference (k1 summed over tokens), nats."""
+    assert scores.reference is not None
+    gaps = zip(scores.policy, scores.reference, strict=True)
+    return fmean(float((policy - reference).sum()) for policy, reference in gaps)
+
+
+def mean_advantages(learnables: Learnables) -> list[float]:
+    """Each trajectory's mean advantage."""
+    return [float(a.mean()) if len(a) else 0.0 for a in learnables.advantages]
+
+
+def _flat(arrays: Sequence[Floats]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(arrays))
+
+
+def _offsets(arrays: Sequence[Floats]) -> torch.Tensor:
+    return torch.tensor(np.cumsum([0, *(len(a) for a in arrays)]))
+
+
+def _cut(flat_L: torch.Tensor, cu_learned: torch.Tensor) -> list[Floats]:
+    pieces: list[Floats] = np.split(flat_L.float().numpy(), cu_learned[1:-1].numpy())
+    return pieces

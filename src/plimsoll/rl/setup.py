@@ -1,0 +1,130 @@
+"""What PPO needs before its first step: prompts, processes, models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from plimsoll.cluster.device import run_device
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.route import ActorRoute, AdapterRoute
+from plimsoll.cluster.start import start_cluster, thread_count
+from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.config.rl import PpoConfig
+from plimsoll.data.dataset import load_prompts
+from plimsoll.data.loading import Loaded, Seen
+from plimsoll.data.order import Portion
+from plimsoll.data.template import Template
+from plimsoll.engine.worker import Worker
+from plimsoll.errors import ConfigError, SettingsConflict
+from plimsoll.records import Prompt
+from plimsoll.rl.sampling import probe_sequences
+from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.rollout.sync import WeightRoute, WeightSync, prepare_sync
+from plimsoll.rollout.text import check_turn_end
+from plimsoll.run.counting import counted
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.run_data import LoadRows, RunData, load_data
+from plimsoll.train.session import Session
+
+PpoData = RunData[Prompt]
+
+
+def load_prompt_data(
+    session: Session, spec: RunSpec[PpoConfig], check_reference: Callable[[str], object]
+) -> PpoData:
+    """The prompts of both sources; at least as many to learn on as a step needs, with references
+    that pass the check, and with a template whose end of turn ends a response."""
+
+    def check(reference: str) -> None:
+        session.stop_if_asked(session.state.step)  # thousands may take a minute
+        check_reference(reference)
+
+    data = load_data(session, prompt_loader(spec, check))
+    if len(data.order.portions) > 1:  # each source numbers its rows from 0
+        data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
+    for portion in data.order.portions:
+        _check_enough(portion, spec.config.batch.prompts * data.order.share(portion), spec)
+    return data
+
+
+def prompt_loader(
+    spec: RunSpec[PpoConfig], check_reference: Callable[[str], object]
+) -> LoadRows[Prompt]:
+    """Reads prompts, of a template whose end of turn ends a response. check_reference: as
+    `load_prompts` takes it."""
+
+    def load(
+        data: DataConfig, source: SourceConfig, template: Template, seen: Seen
+    ) -> Loaded[Prompt]:
+        check_turn_end(template, spec.actor.model, spec.config.rollout.sampling)
+        return load_prompts(data, source, template, seen, check_reference)
+
+    return load
+
+
+def _check_enough(portion: Portion, drawn: float, spec: RunSpec[PpoConfig]) -> None:
+    """drawn: the prompts of a source in a step."""
+    if portion.rows < drawn:
+        raise ConfigError(
+            f"batch.prompts is {spec.config.batch.prompts}, but {portion.key} has only "
+            f"{counted(portion.rows, 'usable prompt')}; one step would hold a prompt twice. Lower "
+            f"batch.prompts{' or the weight' if portion.name else ''}, or bring more data"
+        )
+
+
+def start(spec: RunSpec[PpoConfig], prompts: Iterable[Prompt]) -> Cluster:
+    """Start ranks and engines. prompts: all that are to be answered."""
+    longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
+    rollout, held_out = spec.config.rollout, spec.config.eval_sampling
+    new = max(s.max_new_tokens for s in (rollout.sampling, held_out) if s is not None)
+    device = run_device(spec.cluster)
+    if device == "cpu" and rollout.sleep_level > 0:
+        raise SettingsConflict(
+            f"rollout.sleep_level is {rollout.sleep_level}, and this run is on CPU "
+            f"(cluster.device: {spec.cluster.device}): vLLM can sleep on GPUs only, and would go "
+            f"on without. Write rollout.sleep_level: 0"
+        )
+    specs = [
+        EngineSpec(
+            index=i,
+            model=spec.actor.model.path,
+            max_tokens=longest + new,
+            threads=thread_count(spec.cluster, rollout.engines),
+            device=device,
+            rollout=rollout,
+            trust_remote_code=spec.actor.model.trust_remote_code,
+            adapter_rank=spec.adapter_room,
+        )
+        for i in range(rollout.engines)
+    ]
+    return start_cluster(spec.cluster, specs)
+
+
+def first_sync(cluster: Cluster, spec: RunSpec[PpoConfig], data: PpoData) -> WeightSync:
+    """How weights reach the engines, once the first ones are seen to be the same there."""
+    merged = spec.actor.adapter is not None and spec.config.rollout.sync.adapter == "merged"
+    return prepare_sync(
+        _actor_route(cluster, spec),
+        spec.config.rollout.sync,
+        probe_sequences(data.train, spec),
+        send_first=spec.actor.model.quantization != "none",
+        merged_in_bfloat16=merged and spec.config.rollout.dtype == "bfloat16",
+    )
+
+
+def _actor_route(cluster: Cluster, spec: RunSpec[PpoConfig]) -> WeightRoute:
+    """The way of the actor's weights, or of its adapter alone, to the engines."""
+    rollout = spec.config.rollout
+    budget = spec.workload.largest_pack(cluster.ranks)
+    whole = ActorRoute(cluster, budget, as_published=rollout.engine == "vllm")
+    return AdapterRoute(cluster, whole) if rollout.sync.adapter == "separate" else whole
+
+
+def make_room(cluster: Cluster, spec: RunSpec[PpoConfig]) -> None:
+    """Before engines wake on cards that they share with the ranks: have the ranks give back what
+    their allocators only keep for later."""
+    if spec.config.rollout.placement == "shared":
+        cluster.all(Worker.give_back)
+        if cluster.critics is not cluster:
+            cluster.critics.all(Worker.give_back)

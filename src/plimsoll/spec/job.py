@@ -1,0 +1,126 @@
+"""What a job is: everything that a command, the help, the rules and the planner ask about it.
+
+Each file of jobs/ makes one such value. Nothing else in the house knows a job by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+from plimsoll.config.base import Choice
+from plimsoll.config.data import SourceConfig
+from plimsoll.config.job import JobConfig
+from plimsoll.config.problems import Problem
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.config.run import Goal
+from plimsoll.run.panels import Panel
+from plimsoll.spec.roles import Role
+from plimsoll.spec.workload import Workload
+
+if TYPE_CHECKING:
+    from plimsoll.run.planned import Planned
+    from plimsoll.spec.run_spec import RunSpec
+
+
+ConfigT = TypeVar("ConfigT", bound=JobConfig)
+
+Names = Mapping[str, Goal | None]
+"""Metrics, and which value of each is the best; None where that is a matter of what is wanted."""
+
+Measured = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the evaluation of a job reports: so that a choice by one of its metrics can be checked
+    before anything is loaded. more: there may be others, of a function by import path."""
+
+    metrics: Names
+    more: bool = False
+
+    @property
+    def written(self) -> Names:
+        """By the names under which a run writes them, such as `eval/loss`."""
+        return {f"eval/{name}": goal for name, goal in self.metrics.items()}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What a job that samples has its engines do.
+
+    prompts: of a step. responses: to each. held_out: how held-out prompts are answered; None: as in
+    training. rewards: the functions that score them, by their names.
+    """
+
+    rollout: RolloutConfig
+    prompts: int
+    responses: int
+    held_out: SamplingConfig | None = None
+    rewards: Mapping[str, Choice] = field(default_factory=dict)
+
+    @property
+    def sequences(self) -> int:
+        """That are sampled in a step."""
+        return self.prompts * self.responses
+
+
+class Loop(Protocol):
+    """The module that runs a job. It imports torch, so it is imported when a run starts."""
+
+    def run(self, spec: RunSpec[Any], planned: Planned) -> None:
+        """Train; resumes where `run.resume` says so."""
+        ...
+
+    def measure(self, spec: RunSpec[Any], directory: Path) -> Measured:
+        """Measure a model as the job's evaluation does, without training; what is drawn and written
+        beside the numbers goes to the directory."""
+        ...
+
+
+Rules = Callable[[ConfigT], Iterator[Problem]]
+
+
+def _nothing(config: Any) -> Iterator[Problem]:
+    return iter(())
+
+
+@dataclass(frozen=True)
+class Job(Generic[ConfigT]):
+    """A command that trains.
+
+    name: of the command. summary: its line in the help. config: the type of its file. roles: its
+    models, in the order in which they are loaded. workload: what a step sees. columns: what is
+    wrong with the columns of a source, of the dotted key that is given. evaluation: what is
+    measured on held-out rows. loop: the import path of its `Loop`, which needs torch. panels: of
+    its curves. choices: the
+    functions that the config names, by package of algorithm/. rules: what must agree in a config of
+    this job alone. sampling: None where it learns from data. rows: settings besides those of `data`
+    that decide what is made of a row. has_steps: its rows have steps, with a separator.
+    imitates: the loss is computed in the head, without log-probs.
+    draws_calibration: its evaluation draws a picture.
+    """
+
+    name: str
+    summary: str
+    config: type[ConfigT]
+    roles: Callable[[ConfigT], Sequence[Role]]
+    workload: Callable[[ConfigT], Workload]
+    columns: Callable[[str, SourceConfig], Iterator[Problem]]
+    evaluation: Callable[[ConfigT], Evaluation]
+    loop: str
+    panels: Sequence[Panel]
+    choices: Callable[[ConfigT], Mapping[str, Choice]] = field(default=lambda config: {})
+    rules: Rules[ConfigT] = _nothing
+    sampling: Callable[[ConfigT], Sampling | None] = field(default=lambda config: None)
+    rows: Callable[[ConfigT], Mapping[str, object]] = field(default=lambda config: {})
+    has_steps: bool = False
+    imitates: bool = False
+    draws_calibration: bool = False
+
+    def load_loop(self) -> Loop:
+        """The module that runs it."""
+        return cast(Loop, import_module(self.loop))

@@ -1,0 +1,170 @@
+"""What a model directory holds, seen from its files alone: no torch, no weights in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from plimsoll.config.data import DataConfig, template_file
+from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
+from plimsoll.config.problems import Problem, show
+from plimsoll.shapes.hub import Kind, not_on_hub
+from plimsoll.shapes.missing_path import missing_path
+from plimsoll.shapes.no_model import no_model
+from plimsoll.spec.run_spec import RunSpec
+
+_INDEX = "model.safetensors.index.json"
+_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+
+
+def models_by_key(spec: RunSpec[Any]) -> dict[str, ModelConfig]:
+    """The models that the config names, by its keys of them."""
+    return {f"{role.key}.model": role.model for role in spec.roles.values() if role.given}
+
+
+def check_model(key: str, given: str, *, tokenizer: bool) -> Iterator[Problem]:
+    """What is wrong with the model that `key` gives; of a name on the hub only whether it has it.
+
+    tokenizer: this role's tokenizer is read.
+    """
+    path = Path(given)
+    if not path.is_dir():
+        if problem := check_missing(key, given, "model"):
+            yield problem
+        return
+    alone = _no_config(path)  # what is no model at all lacks the rest too
+    rest = [_no_weights(path), _no_tokenizer(path) if tokenizer else None]
+    for why, instead in filter(None, [alone] if alone else rest):
+        yield Problem(key, show(given), why, instead)
+
+
+def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
+    """A model that scores where one that writes is needed, or the other way round; a name on the
+    hub is not looked at. key: that gives its path. scores: what is needed."""
+    saved_as = "".join(_config_of(path).get("architectures") or [])
+    if scores and saved_as.endswith("ForCausalLM"):
+        why = f"It is a language model ({saved_as}), which has no head that gives scores."
+        yield Problem(key, show(path), why, "a reward model, such as `plimsoll rm` makes")
+    elif not scores and saved_as.endswith("ForSequenceClassification"):
+        why = f"It is a reward model ({saved_as}): its head gives scores."
+        yield Problem(key, show(path), why, "a language model, such as the one that it began as")
+
+
+def check_template(data: DataConfig, model: ModelConfig) -> Iterator[Problem]:
+    """A chat template that is needed, and is not there."""
+    given, path = data.chat_template, Path(model.path)
+    if given is None:
+        bare = path.is_dir() and has_tokenizer(model.path) and not _has_template(path)
+        if bare and not data.only_text:
+            why = f"The tokenizer of {model.path} brings no chat template."
+            instead = "a Jinja template, the path of one, or `none` to join prompt and response"
+            yield Problem("data.chat_template", None, why, f"{instead} as plain text")
+    elif given != "none" and (file := template_file(given)) and not file.is_file():
+        why = "It is neither a Jinja template nor `none`, and there is no such file."
+        yield Problem("data.chat_template", show(given), why, "correct the path")
+
+
+def _has_template(path: Path) -> bool:
+    """Whether a tokenizer's files hold a chat template, wherever transformers looks for one."""
+    if any((path / name).exists() for name in _TEMPLATES):
+        return True
+    try:
+        settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+
+
+def read_model_json(path: str) -> dict[str, Any]:
+    """A local model's config.json (its text part, if it has several); {} if it cannot be read."""
+    config = _config_of(path)
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _config_of(path: str) -> dict[str, Any]:
+    try:
+        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # `check_model` says why
+    return config if isinstance(config, dict) else {}
+
+
+def has_tokenizer(path: str) -> bool:
+    """Whether a local directory holds one."""
+    return any((Path(path) / name).is_file() for name in TOKENIZER_FILES)
+
+
+def check_missing(key: str, name: str, kind: Kind) -> Problem | None:
+    """The problem of a path that is not here; None where it is a name that the hub has."""
+    wanted = "a model directory" if kind == "model" else "a data file or directory"
+    found = missing_path(name, wanted) or not_on_hub(name, kind)
+    return None if found is None else Problem(key, show(name), *found)
+
+
+def _no_config(path: Path) -> tuple[str, str] | None:
+    file = path / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return no_model(path)
+    except (OSError, ValueError) as error:
+        return f"Its config.json cannot be read: {error}.", "copy the model again"
+    if not isinstance(config, dict) or "model_type" not in config:
+        return "Its config.json names no model_type.", "copy the model again"
+    return None
+
+
+def _no_tokenizer(path: Path) -> tuple[str, str] | None:
+    if has_tokenizer(str(path)):
+        return None
+    return (
+        f"The directory has no tokenizer: none of {', '.join(TOKENIZER_FILES)}.",
+        "copy the tokenizer's files of the model that it was made from into it",
+    )
+
+
+def _no_weights(path: Path) -> tuple[str, str] | None:
+    try:
+        files = _weight_files(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"Its {_INDEX} cannot be read: {error!r}.", "copy the model again"
+    if not files:
+        pickled = any(path.glob("*.bin"))
+        return (
+            "The directory has no *.safetensors weights"
+            + ("; *.bin files are pickles, which can run code when read." if pickled else "."),
+            "save the model with `save_pretrained` of transformers"
+            if pickled
+            else "give a directory that has weights",
+        )
+    broken = [file.name for file in files if not _whole(file)]
+    if broken:
+        return f"Missing or cut short: {', '.join(broken)}.", "download or copy the model again"
+    return None
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / _INDEX
+    if index.is_file():
+        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        return [path / shard for shard in sorted(set(shards))]
+    return sorted(path.glob("*.safetensors"))
+
+
+def _whole(file: Path) -> bool:
+    """Is the file as long as its own header says? A half-finished download is not, and neither
+    is a Git LFS pointer. Format: https://huggingface.co/docs/safetensors, "Format"."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length + 8 > size:
+                return False
+            header = json.loads(stream.read(length))
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return bool(size == 8 + length + max(ends, default=0))

@@ -1,0 +1,138 @@
+"""What a checked config means, decided once: all that is planned, placed and run reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Generic, Literal, get_args
+
+from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.data import DataConfig
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.model import ModelConfig
+from plimsoll.config.run import RunConfig
+from plimsoll.spec.job import ConfigT, Evaluation, Job, Sampling
+from plimsoll.spec.roles import Role, RoleName
+from plimsoll.spec.workload import Workload
+
+Phase = Literal[
+    "precompute", "load", "rollout", "score", "train_critic", "train_actor", "sync", "save"
+]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""Intervals of a step, in their order, and what comes before the first."""
+
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks of adapters for which vLLM 0.32 makes room (MaxLoRARanks, vllm/config/lora.py)."""
+
+
+@dataclass(frozen=True)
+class RunSpec(Generic[ConfigT]):
+    """A run. roles: by name, in the order in which they are loaded. sampling: None where the job
+    learns from data."""
+
+    job: Job[ConfigT]
+    config: ConfigT
+    roles: Mapping[RoleName, Role]
+    workload: Workload
+    sampling: Sampling | None
+    evaluation: Evaluation
+
+    @property
+    def run(self) -> RunConfig:
+        return self.config.run
+
+    @property
+    def cluster(self) -> ClusterConfig:
+        return self.config.cluster
+
+    @property
+    def data(self) -> DataConfig:
+        return self.config.data
+
+    @property
+    def actor(self) -> TrainedRole:
+        return self.config.actor
+
+    @cached_property
+    def trained(self) -> Mapping[RoleName, TrainedRole]:
+        """The roles that learn."""
+        return {name: role.trained for name, role in self.roles.items() if role.trained}
+
+    @cached_property
+    def frozen(self) -> Mapping[RoleName, FrozenRole]:
+        """The roles that only score, with weights of their own."""
+        return {name: role.frozen for name, role in self.roles.items() if role.frozen}
+
+    @cached_property
+    def models(self) -> Mapping[RoleName, ModelConfig]:
+        """The model of every role that has weights of its own."""
+        return {n: role.model for n, role in self.roles.items() if not role.without_adapter}
+
+    @property
+    def precomputes(self) -> bool:
+        """Whether the reference scores everything before the actor is loaded."""
+        return any(role.early for role in self.roles.values())
+
+    @property
+    def may_precompute(self) -> bool:
+        """Whether its reference could score everything before the actor is loaded."""
+        return self.sampling is None and "reference" in self.roles
+
+    def ranks_of(self, role: RoleName) -> int:
+        """Over how many ranks a role is divided."""
+        own = self.cluster.critic_ranks
+        return own if role == "critic" and own else self.cluster.ranks
+
+    @cached_property
+    def phases(self) -> frozenset[Phase]:
+        """Those that the run has. Evaluation by log-probs counts as scoring."""
+        found: set[Phase] = {"load", "train_actor", "save"}
+        if "critic" in self.trained:
+            found.add("train_critic")
+        if self.sampling is not None:
+            return frozenset(found | {"rollout", "score", "sync"})
+        if self.precomputes:
+            found.add("precompute")
+        scores = any(role.scores and not role.early for role in self.roles.values())
+        if scores or self.data.eval is not None:
+            found.add("score")
+        return frozenset(found)
+
+    @property
+    def adapter_room(self) -> int | None:
+        """The rank for which engines make room for an adapter beside their model; None where it is
+        merged or none, or of too high a rank."""
+        if self.sampling is None or self.actor.adapter is None:
+            return None
+        if self.sampling.rollout.sync.adapter == "merged":
+            return None
+        rank = self.actor.adapter.rank
+        return next((room for room in VLLM_RANKS if room >= rank), None)
+
+    def longest_of(self, role: RoleName) -> tuple[int, str]:
+        """Tokens of the longest sequence of a role, and the keys that make it so long. The actor
+        answers held-out prompts too."""
+        longest = self.data.max_tokens
+        written = f"data.max_tokens = {longest}"
+        if self.sampling is None:
+            return longest, written
+        new = self.sampling.rollout.sampling.max_new_tokens
+        written += f", rollout.sampling.max_new_tokens = {new}"
+        held_out = self.sampling.held_out
+        if role == "actor" and held_out is not None:
+            written += f", eval_sampling.max_new_tokens = {held_out.max_new_tokens}"
+            new = max(new, held_out.max_new_tokens)
+        return longest + new, written
+
+
+def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
+    """What a config of a job means.
+
+    Raises ConfigError for a loss whose name cannot be used, where it decides which roles there are.
+    """
+    roles = {role.name: role for role in job.roles(config)}
+    ordered = {name: roles[name] for name in get_args(RoleName) if name in roles}
+    return RunSpec(
+        job, config, ordered, job.workload(config), job.sampling(config), job.evaluation(config)
+    )

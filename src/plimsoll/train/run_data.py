@@ -1,0 +1,154 @@
+"""The rows of a run: what its config names, read, tokenized and put into the order of learning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, Generic, TypeVar
+
+from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.data.loading import Loaded, Seen, unseen
+from plimsoll.data.order import MixedOrder, Portion
+from plimsoll.data.template import Template, make_template
+from plimsoll.errors import ConfigError, DataError
+from plimsoll.model.load import load_tokenizer
+from plimsoll.run.counting import counted
+from plimsoll.run.state import RunState
+from plimsoll.spec.model_files import read_model_json
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.edited_rows import (
+    Sources,
+    changed_counts,
+    check_rows,
+    sources_of,
+)
+from plimsoll.train.overlap import learned_and_held_out
+from plimsoll.train.session import Session
+
+T = TypeVar("T")
+
+LoadRows = Callable[[DataConfig, SourceConfig, Template, Seen], Loaded[T]]
+"""Reads a source's rows of one kind."""
+
+
+@dataclass(frozen=True)
+class RunData(Generic[T]):
+    """train: the rows of all sources to learn from, one source after another. eval: those held
+    out. order: in which those of `train` are drawn. sources: what each of them gave."""
+
+    train: tuple[T, ...]
+    eval: tuple[T, ...]
+    order: MixedOrder
+    sources: Sources
+
+
+def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
+    """Read, template and tokenize what to learn from and what is held out (none: nothing).
+
+    Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says; of a run that
+    goes on, rows that were edited, as `run.edited_rows` does.
+    """
+    data, template = session.spec.data, run_template(session.spec)
+    with session.progress.counting("rows read", None) as advance:
+        loaded = _load_all(data, load, template, advance)
+    session.note_bad_rows([row for one in loaded.values() for row in one.bad_rows])
+    for key, one in loaded.items():
+        if one.cut_rows:
+            session.progress.note(
+                f"cut {counted(one.cut_rows, 'row')} of {key} to data.max_tokens: "
+                f"{data.max_tokens}, as data.over_long: truncate says"
+            )
+    items = {key: one.items for key, one in loaded.items()}
+    sources = sources_of(session.spec, items)
+    check_rows(session, items, sources)
+    for same in learned_and_held_out(data, items):
+        session.progress.note(same)
+    train = [items[key] for key in data.train_sources()]
+    return RunData(
+        train=tuple(chain.from_iterable(train)),
+        eval=items.get("data.eval", ()),
+        order=_order(data, [len(one) for one in train], session.spec.run.seed),
+        sources=sources,
+    )
+
+
+def _load_all(
+    data: DataConfig, load: LoadRows[T], template: Template, seen: Seen
+) -> dict[str, Loaded[T]]:
+    """Of each source, by its key; one DataError tells the bad rows of all."""
+    loaded, refused = {}, []
+    for key, source in data.sources().items():
+        try:
+            loaded[key] = load(data, source, template, seen)
+        except DataError as error:
+            refused.append(str(error))
+    if refused:
+        raise DataError("\n".join(refused))
+    return loaded
+
+
+def load_held_out(spec: RunSpec[Any], load: LoadRows[T]) -> Loaded[T]:
+    """Read, template and tokenize what is held out.
+
+    Raises:
+        ConfigError: nothing is.
+    """
+    if spec.data.eval is None:
+        raise ConfigError(
+            "data.eval is not given, so there is nothing to measure on. Give data.eval.path and "
+            "its columns, in the config or as flags."
+        )
+    return load(spec.data, spec.data.eval, run_template(spec), unseen)
+
+
+def row_counts(loaded: Loaded[T]) -> dict[str, float]:
+    """How many of the held-out rows are used, left out as bad, and cut as too long."""
+    return {
+        "rows": len(loaded.items),
+        "skipped_rows": len(loaded.bad_rows),
+        "cut_rows": loaded.cut_rows,
+    }
+
+
+def run_template(spec: RunSpec[Any]) -> Template:
+    """How the run's rows become tokens."""
+    data, model = spec.data, spec.actor.model
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    vocabulary = read_model_json(model.path).get("vocab_size")
+    return make_template(tokenizer, data.rendered_by, data.system, vocabulary)
+
+
+def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
+    if isinstance(data.train, SourceConfig):
+        weights = {"": 1.0}
+    else:
+        weights = {name: source.weight for name, source in data.train.items()}
+    portions = (Portion(n, r, w) for (n, w), r in zip(weights.items(), rows, strict=True))
+    return MixedOrder(tuple(portions), seed, data.shuffle)
+
+
+def first_state(session: Session, order: MixedOrder, sources: Sources) -> RunState:
+    """What a run begins with or goes on from; rows that have come or gone in between are told."""
+    now = sum(portion.rows for portion in order.portions)
+    if session.resumed:
+        for changed in changed_counts(session.state, now, sources):
+            session.progress.note(changed)
+    return replace(session.state, data_rows=now, sources=sources)
+
+
+def epoch_metrics(order: MixedOrder, position: int) -> dict[str, float]:
+    """How often the data have been seen: `epoch`, or of several sources `epoch/<name>`."""
+    epochs = order.epochs(position)
+    return {f"epoch/{name}" if name else "epoch": epoch for name, epoch in epochs.items()}
+
+
+def repeats(order: MixedOrder, rows_per_step: int) -> Iterator[str]:
+    """What to tell of sources that have fewer rows than a step draws of them."""
+    for portion in order.portions:
+        drawn = rows_per_step * order.share(portion)
+        if portion.rows < drawn:
+            yield (
+                f"{portion.key} has {counted(portion.rows, 'usable row')}, and a step draws "
+                f"{drawn:,.0f} of them: each step sees some more than once"
+            )

@@ -1,0 +1,306 @@
+"""What every job has around its loop: the run directory, the clock, the display, Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.describe import dump_config
+from plimsoll.data.report import BadRow
+from plimsoll.data.template_text import given_template
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
+from plimsoll.machine.incident import OutOfMemory
+from plimsoll.machine.meter import read_host
+from plimsoll.run.clock import PhaseClock, TimedPhase
+from plimsoll.run.counting import counted
+from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.interrupt import StopRequest
+from plimsoll.run.leaks import LeakWatch
+from plimsoll.run.ledger import Ledger, memory_use
+from plimsoll.run.memory import reset_process_peak
+from plimsoll.run.metrics import MetricsSink
+from plimsoll.run.planned import Planned
+from plimsoll.run.progress import Progress
+from plimsoll.run.readings import Reading
+from plimsoll.run.standing import StepReport
+from plimsoll.run.state import RunState
+from plimsoll.run.tensorboard import TensorBoardWriter
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.nodes import refuse_smaller_nodes
+from plimsoll.train.tokenizers import check_tokenizers
+
+_SELDOM = ("eval", "save")
+"""Phases that are worth giving back the heap's free blocks before. They are shorter than the second
+for which it keeps them, and would show what training has freed."""
+
+_FRESH = RunState(
+    step=0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.0, seconds=0.0
+)
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run under way. planned: of its memory, before it began. state: where it starts from.
+    template: Jinja that the config gives. resumed: the checkpoint it starts from."""
+
+    spec: RunSpec[Any]
+    directory: RunDirectory
+    clock: PhaseClock
+    planned: Planned
+    ledger: Ledger
+    leaks: LeakWatch
+    progress: Progress
+    sink: MetricsSink
+    stop: StopRequest
+    state: RunState
+    template: str | None
+    resumed: Path | None
+    started: float
+
+    def note_bad_rows(self, rows: Sequence[BadRow]) -> None:
+        """List skipped rows in the run directory."""
+        if rows:
+            self.directory.write_bad_rows([asdict(row) for row in rows])
+            self.progress.note(
+                f"skipped {counted(len(rows), 'bad row')}, listed in {self.directory.bad_rows_path}"
+            )
+
+    @contextmanager
+    def phase(self, name: TimedPhase, cluster: Cluster | None = None) -> Iterator[None]:
+        """Count the time of the block and, where it ends well, read what every process holds;
+        where memory runs out, a process dies or a function that the config chooses fails, say in
+        which phase.
+
+        cluster: None before there is one: then only this process is read.
+        """
+        if name != "save":
+            self._write_saved()
+        # The first sync belongs to loading: until steps begin, nothing is lost.
+        self.stop.at_once = name in ("data", "load") or (name == "sync" and self.stop.at_once)
+        self.progress.enter(name)
+        with self.clock.phase(name), _telling_where(name, self.step_under_way):
+            if cluster is not None and name in _SELDOM:
+                _release_heaps(cluster)
+            start = time.perf_counter()
+            yield
+            seconds = time.perf_counter() - start
+            self.ledger.add(name, self._readings(cluster), seconds)
+
+    @property
+    def step_under_way(self) -> int:
+        """The step that what goes on belongs to; 0: the evaluation before training, and what comes
+        before that."""
+        return self.ledger.step + 1
+
+    def check_nodes(self, cluster: Cluster) -> None:
+        """Hold the plan against the nodes that the processes are on, before anything is loaded. A
+        run that was forced, though its plan does not fit, goes on.
+
+        Raises:
+            DoesNotFit: a node or card is smaller than what is planned on it.
+        """
+        if self.planned.fits:
+            refuse_smaller_nodes(self.planned.predicted, cluster.read_memory())
+
+    def _readings(self, cluster: Cluster | None) -> dict[str, Reading]:
+        if cluster is not None:
+            return cluster.read_memory()
+        alone = self.spec.cluster.where == "local"
+        return {"local" if alone else "recipe": Reading(read_host())}
+
+    def _write_saved(self) -> None:
+        """What was read since the last report was its step's checkpoint."""
+        if "save" in self.ledger.phases():
+            self.sink.write_ledger(self.ledger.take(self.ledger.step))
+
+    def report(self, step: int, metrics: Mapping[str, float], tokens: int) -> None:
+        """Write a step's rows everywhere, and start the clock of the next."""
+        rows = self.ledger.take(step)
+        self.sink.write_ledger(rows)
+        seconds = self.clock.seconds()
+        self.sink.write(StepReport(step, metrics, tokens, seconds, memory_use(rows)))
+        for leak in self.leaks.add(rows):
+            self.progress.note(leak.text)
+        self.clock.reset()
+
+    def write_rest(self) -> None:
+        """Write what was read of a last checkpoint, or of a step that did not end. A run that went
+        on with no step left, and only wrote its model, has these rows from before."""
+        saved = "save" in self.ledger.phases()
+        if saved and self.ledger.step == self.state.step:
+            return
+        step = self.ledger.step if saved else self.step_under_way
+        self.sink.write_ledger(self.ledger.take(step))
+
+    def due(self, every: int | None, step: int) -> bool:
+        """Whether something that is done every so many steps, and at the end, is due."""
+        return every is not None and (step % every == 0 or step == self.spec.run.steps)
+
+    def advance(self, state: RunState, rows: int) -> RunState:
+        """The state after one more step, which took so many rows."""
+        return replace(
+            state,
+            step=state.step + 1,
+            data_position=state.data_position + rows,
+            seconds=self.seconds(),
+        )
+
+    def seconds(self) -> float:
+        """The time that the run took so far, over all its parts."""
+        return self.state.seconds + time.monotonic() - self.started
+
+    def stop_if_asked(self, done: int) -> None:
+        """Raise Interrupted after Ctrl-C; the steps that are done must have been saved."""
+        if self.stop.requested and done < self.spec.run.steps:
+            raise self._stopped(done)
+
+    @contextmanager
+    def stopping_while_loading(self) -> Iterator[None]:
+        """Within: Ctrl-C, where it does not wait for a step, is told as what it leaves behind."""
+        self.stop.at_once = True
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if not self.stop.at_once:
+                raise
+            raise self._stopped(self.state.step) from error
+
+    def _stopped(self, done: int) -> Interrupted:
+        again = "run the same command with --run.resume auto"
+        steps = self.spec.run.steps
+        if done == 0:
+            return Interrupted(
+                f"stopped before the first step of {steps}, as asked; there is nothing to save "
+                f"yet. To begin anew: {again}"
+            )
+        return Interrupted(
+            f"stopped after step {done} of {steps}, as asked; everything is saved. To go on: "
+            f"{again}"
+        )
+
+
+@contextmanager
+def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
+    """Open the run directory and all that watches the run; closes everything at the end."""
+    run, template = spec.run, given_template(spec.data)
+    check_tokenizers(spec.actor.model, spec.roles.values())
+    with ExitStack() as stack:
+        directory = stack.enter_context(open_run(run))
+        latest = directory.latest_checkpoint()
+        state = _state_of(*latest) if latest else _FRESH
+        if latest is None:
+            directory.write_config(config_text(spec), template)
+        if planned.plan is not None:
+            directory.write_plan(*planned.plan)
+        stop = stack.enter_context(StopRequest())
+        board = None
+        if run.tensorboard:
+            board = TensorBoardWriter(directory.tensorboard_path, state.step + 1 if latest else 0)
+        progress = stack.enter_context(
+            Progress(spec.job.name, run.steps, directory.path, sys.stdout)
+        )
+        if not reset_process_peak():
+            progress.note(
+                "the system does not let memory peaks start anew (/proc/self/clear_refs): those in "
+                "the ledger are of the time since each process began"
+            )
+        session = Session(
+            spec=spec,
+            directory=directory,
+            clock=PhaseClock(),
+            planned=planned,
+            ledger=Ledger(planned.predicted, state.step - evaluates_first(spec, state)),
+            leaks=LeakWatch(),
+            progress=progress,
+            sink=MetricsSink(directory, progress, board),
+            stop=stop,
+            state=state,
+            template=template,
+            resumed=latest[1] if latest else None,
+            started=time.monotonic(),
+        )
+        stack.callback(session.write_rest)
+        with session.stopping_while_loading():
+            yield session
+
+
+def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:
+    """Whether a run measures what it starts from, before training, as its step 0: one that samples
+    does."""
+    return state.step == 0 and spec.run.eval_every is not None and spec.sampling is not None
+
+
+def _state_of(step: int, checkpoint: Path) -> RunState:
+    """Of a checkpoint with the name of that step."""
+    state = RunState.load(checkpoint / "state.json")
+    if state.step != step:
+        raise ConfigError(
+            f"{checkpoint} is named after step {step}, and its state.json is of step {state.step}: "
+            f"steps would come twice or not at all. Give it the name of its own step, or resume "
+            f"from another checkpoint (remove this one)."
+        )
+    return state
+
+
+def _release_heaps(cluster: Cluster) -> None:
+    cluster.all(Worker.release_heap)
+    if cluster.critics is not cluster:
+        cluster.critics.all(Worker.release_heap)
+
+
+@contextmanager
+def _telling_where(phase: TimedPhase, step: int) -> Iterator[None]:
+    """Within: what dies or fails is told with the phase. step: the one under way."""
+    try:
+        yield
+    except OutOfMemory as error:
+        raise error.in_phase(phase) from error
+    except WorkerDied as error:
+        who, _, why = str(error).partition("\n")
+        raise WorkerDied(f"{who} in the phase {phase}\n{why}") from error
+    except FunctionFailed as error:
+        what, _, lines = str(error).partition("\n")
+        before = ", before training" if step == 0 else ""
+        where = f"  In the phase {phase} of step {step}{before}"
+        raise FunctionFailed("\n".join((what, where, lines)).rstrip()) from error
+
+
+def config_text(spec: RunSpec[Any]) -> str:
+    """What config.yaml holds: the job, and every setting."""
+    return f"# {spec.job.name}\n{dump_config(spec.config)}"
+
+
+def step_metrics(results: Sequence[StepResult], rate: float) -> dict[str, float]:
+    """What a step of one optimizer is seen by: the batch's means, the gradient's norm, the rate."""
+    norm = results[0].grad_norm
+    seen = {"grad_norm": norm, "skipped_steps": skipped(norm), "learning_rate": rate}
+    return total_metrics(results) | seen
+
+
+def mean_metrics(updates: Sequence[Sequence[StepResult]]) -> dict[str, float]:
+    """What several optimizer steps are seen by: their means, and how many were left out. A metric
+    that only some of them have: its mean over those."""
+    totals = [total_metrics(results) | {"grad_norm": results[0].grad_norm} for results in updates]
+    names = dict.fromkeys(name for total in totals for name in total)
+    means = {name: fmean(t[name] for t in totals if name in t) for name in names}
+    return means | {"skipped_steps": sum(skipped(t["grad_norm"]) for t in totals)}
+
+
+def skipped(grad_norm: float) -> float:
+    """1 where a step was left out because of its gradient's norm, else 0."""
+    return float(not isfinite(grad_norm))
+
+
+def total_metrics(results: Sequence[StepResult]) -> dict[str, float]:
+    """Add the ranks' shares of the batch's means; a rank may have none of some."""
+    names = dict.fromkeys(name for result in results for name in result.metrics)
+    return {name: sum(result.metrics.get(name, 0.0) for result in results) for name in names}

@@ -1,0 +1,62 @@
+"""One optimizer step of a role on all its ranks, and what the ranks computed in batch order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from plimsoll.algorithm.inputs import LossOutput
+from plimsoll.cluster.protocol import Ranks
+from plimsoll.engine.objectives.objective import Objective
+from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.records import BatchCounts, Floats, Pack
+from plimsoll.spec.roles import RoleName
+
+S = TypeVar("S")
+
+Packs = Sequence[Sequence[Pack]]
+"""The packs of each rank."""
+
+
+def update(
+    role: RoleName,
+    ranks: Ranks,
+    packs: Packs,
+    streams: Sequence[Sequence[S]],
+    counts: BatchCounts,
+    objective: Objective[S],
+    rate: float,
+) -> list[StepResult]:
+    """Train on every rank's packs, with a stream for each; counts: of the step, over all ranks."""
+    return ranks.each(
+        Worker.train,
+        [
+            (role, own, own_streams, counts, objective, rate)
+            for own, own_streams in zip(packs, streams, strict=True)
+        ],
+    )
+
+
+def log_probs(role: RoleName, packs: Packs, ranks: Ranks) -> Floats:
+    """The log-prob (nats) of the response of each sequence of a batch, in the batch's order."""
+    found = ranks.each(Worker.sequence_log_probs, [(role, own) for own in packs])
+    return in_batch_order(packs, found)
+
+
+def in_batch_order(packs: Packs, found: Sequence[Sequence[Floats]]) -> Floats:
+    """Of arrays with a number for each sequence of a pack: those of the batch, fillers left out."""
+    both = [
+        (pack.samples_S, values_S)
+        for own, arrays in zip(packs, found, strict=True)
+        for pack, values_S in zip(own, arrays, strict=True)
+        if pack.learned  # not a filler
+    ]
+    places = np.concatenate([samples_S for samples_S, _ in both])
+    return np.concatenate([values_S for _, values_S in both])[np.argsort(places)]
+
+
+def as_metrics(output: LossOutput) -> dict[str, float]:
+    """The loss and its metrics as numbers, by name."""
+    return {"loss": float(output.loss)} | {n: float(x) for n, x in output.metrics.items()}
