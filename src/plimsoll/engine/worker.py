@@ -112,6 +112,8 @@ class Worker:
         self._engines[name] = engine(module, role, self._place)  # type: ignore[arg-type]
         self._sources[name] = role
         self._seeds[name] = seed
+        if self._device.type == "cpu":
+            release_free_blocks()  # the next role is loaded within the second they are kept for
         return size
 
     def load_teacher(self, role: FrozenRole) -> int:
