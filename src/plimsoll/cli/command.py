@@ -19,6 +19,7 @@ from types import TracebackType
 
 from plimsoll import __version__
 from plimsoll.cli.jobs import RECIPES, run_job
+from plimsoll.cli.methods import told_of
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
 from plimsoll.config.allocator import begin_anew
@@ -125,6 +126,8 @@ def _dispatch(words: list[str]) -> None:
         show(f"plimsoll {__version__}")
     elif words[0] in _COMMANDS:
         _COMMANDS[words[0]](words[1:])
+    elif told := told_of(words[0]):
+        raise ConfigError(told)
     else:
         what = "option" if words[0].startswith("-") else "command"
         close = difflib.get_close_matches(words[0], [*_COMMANDS, "--help", "--version"], n=1)
