@@ -24,7 +24,7 @@ from plimsoll.memory.advise.moves import faster_moves, filled, grown, saving_mov
 from plimsoll.memory.advise.search import Site, saving_states
 from plimsoll.memory.machine.hardware import Hardware, parse_bytes, parse_cluster
 from plimsoll.memory.plan.as_json import plan_values
-from plimsoll.memory.plan.plan import Ground, Plan, make_plan
+from plimsoll.memory.plan.plan import Ground, Plan, make_plan, weigh
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
 SFT = """\
@@ -127,8 +127,8 @@ def test_every_move_has_words_for_what_it_costs(path: Path) -> None:
     """But more ranks, whose cards the effect names."""
     config = load_any_config(str(path))
     hardware = named_hardware(config)
-    plan = make_plan(config, Ground(hardware))
-    moves = [*saving_moves(config, plan, hardware), *faster_moves(config, hardware)]
+    load = weigh(config, Ground(hardware))
+    moves = [*saving_moves(config, load, hardware), *faster_moves(config, hardware)]
     changes = [change for move in moves for change in changes_between(config, move)]
     dear = [change for change in changes if change.after not in COSTLESS]
     assert {one.key for one in dear if len(costs_of(config, [one], 1.0)) == 2} <= {"cluster.ranks"}
@@ -234,8 +234,8 @@ def test_narrow_states_are_proposed_where_no_update_is_lost(rate: str, proposed:
     text = SFT.replace("RANKS", "2").replace("NODES", "1").replace("MODEL", "Qwen/Qwen2-7B")
     text = text.replace("TOKENS", "512").replace("STAGE", "2").replace("CHECKPOINTING", "true")
     config = read("sft", f"{text}  optimizer: {{learning_rate: {rate}}}\n")
-    plan = make_plan(config, Ground(hardware := parse_cluster("2xRTX4090", 1, 10**11)))
-    moves = [dict(move) for move in saving_moves(config, plan, hardware)]
+    load = weigh(config, Ground(hardware := parse_cluster("2xRTX4090", 1, 10**11)))
+    moves = [dict(move) for move in saving_moves(config, load, hardware)]
     narrow = {"actor.zero.stage": 2, "actor.zero.state_dtype": "bfloat16"}
     assert (narrow in moves) == proposed
 

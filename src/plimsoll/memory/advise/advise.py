@@ -147,9 +147,9 @@ def _suggestion(root: State, state: State) -> Suggestion:
     return Suggestion(
         changes,
         effect_of(changes),
-        state.plan.verdict,
-        max((store.peak.bytes for store in state.plan.devices), default=0),
-        max(store.peak.bytes for store in state.plan.hosts),
+        state.load.verdict,
+        max((store.peak.bytes for store in state.load.devices), default=0),
+        max(store.peak.bytes for store in state.load.hosts),
         relative,
         costs_of(state.config, changes, relative),
     )
@@ -190,4 +190,4 @@ def _smallest_cluster(site: Site, root: State) -> Cluster | None:
 
 
 def _fits(state: State) -> bool:
-    return state.plan.verdict == "fits"
+    return state.load.verdict == "fits"

@@ -17,7 +17,7 @@ from plimsoll.memory.contents.layout import lay_out
 from plimsoll.memory.contents.stores import Store, likely_worst
 from plimsoll.memory.items import Item
 from plimsoll.memory.machine.hardware import Hardware
-from plimsoll.memory.plan.plan import Plan
+from plimsoll.memory.plan.plan import Load
 from plimsoll.memory.price.work import longest_sequence, sequences_together, step_sequences
 from plimsoll.memory.rules.engines import largest_share
 from plimsoll.memory.rules.states import LOST_BELOW
@@ -33,8 +33,8 @@ LARGEST_SHARE = 0.9
 """Of a card, for vLLM: its own default."""
 
 
-def saving_moves(config: JobConfig, plan: Plan, hardware: Hardware) -> Iterator[Move]:
-    """Those that need less of something. plan: of the config."""
+def saving_moves(config: JobConfig, load: Load, hardware: Hardware) -> Iterator[Move]:
+    """Those that need less of something. load: of the config."""
     yield from _smaller_micro_batches(config)
     for trained in (*_TRAINED, _adapter, _quantised):
         yield _of_trained(config, trained)
@@ -43,7 +43,7 @@ def saving_moves(config: JobConfig, plan: Plan, hardware: Hardware) -> Iterator[
     if isinstance(config, ComparedJobConfig) and "reference" in frozen_roles(config):
         yield {"reference_logprobs.precompute": True}
     if isinstance(config, RlJobConfig) and config.cluster.where == "ray":
-        yield from _engine_moves(config, plan, hardware)
+        yield from _engine_moves(config, load, hardware)
     if config.cluster.where == "ray":
         yield from _cluster_moves(config, hardware)
 
@@ -207,12 +207,12 @@ def _of_frozen(config: JobConfig, move: FrozenMove) -> Move:
     return found
 
 
-def _engine_moves(config: RlJobConfig, plan: Plan, hardware: Hardware) -> Iterator[Move]:
+def _engine_moves(config: RlJobConfig, load: Load, hardware: Hardware) -> Iterator[Move]:
     rollout = config.rollout
     if rollout.engine == "vllm" and hardware.nodes[0].cards:
-        yield from _shares(config, plan)
+        yield from _shares(config, load)
     elif rollout.engine == "vllm":
-        yield from _caches(config, plan)
+        yield from _caches(config, load)
     other = "own" if rollout.placement == "shared" else "shared"
     moved: Move = {"rollout.placement": other}
     if other == "own":
@@ -220,27 +220,27 @@ def _engine_moves(config: RlJobConfig, plan: Plan, hardware: Hardware) -> Iterat
     yield with_room(config, moved, hardware)
 
 
-def _shares(config: RlJobConfig, plan: Plan) -> Iterator[Move]:
+def _shares(config: RlJobConfig, load: Load) -> Iterator[Move]:
     """The shares of a card that the ranks leave, awake and asleep; a larger one where the engine's
     weights or KV cache lack room."""
     rollout = config.rollout
-    if any(problem.code == "vllm-share" for problem in plan.problems):
+    if any(problem.code == "vllm-share" for problem in load.problems):
         yield {"rollout.memory_share": LARGEST_SHARE}
     if rollout.placement != "shared":
         return
-    beside = [store.without(_is_engine) for store in plan.devices if _has_both(store)]
+    beside = [store.without(_is_engine) for store in load.devices if _has_both(store)]
     for level in (0, 1, 2):
-        shares = (largest_share(store, plan.band, asleep=level > 0) for store in beside)
+        shares = (largest_share(store, load.band, asleep=level > 0) for store in beside)
         share = min((*shares, LARGEST_SHARE))
         if share > 0:
             yield {"rollout.sleep_level": level, "rollout.memory_share": share}
 
 
-def _caches(config: RlJobConfig, plan: Plan) -> Iterator[Move]:
+def _caches(config: RlJobConfig, load: Load) -> Iterator[Move]:
     """The KV cache for which everything else on the hosts leaves room, in halves of a GiB."""
     rooms = [
-        store.capacity - likely_worst(store.without(_is_cache).peak, plan.band)
-        for store in plan.hosts
+        store.capacity - likely_worst(store.without(_is_cache).peak, load.band)
+        for store in load.hosts
         if store.capacity is not None and any(_is_cache(one.item) for one in store.held)
     ]
     halves = min(rooms, default=0) // (config.rollout.engines * 2**29)

@@ -14,10 +14,9 @@ from plimsoll.memory.advise.changes import Change, changed, changes_between
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.moves import Move, faster_moves, on_nodes, saving_moves
 from plimsoll.memory.advise.speed import step_seconds
-from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, likely_worst
 from plimsoll.memory.machine.hardware import Hardware
-from plimsoll.memory.plan.plan import Ground, Plan, make_plan
+from plimsoll.memory.plan.plan import Ground, Load, weigh
 
 _DEEPEST, _LEAST_DEEP = 5, 2
 """Moves on top of one another; fewer are tried even where one alone would do."""
@@ -30,7 +29,6 @@ _FASTER = 0.95
 """Of the seconds, at most, for a config to count as faster than another one."""
 _LARGER_SHARE = 0.1
 """Of a card, more: what a further change is worth where the estimate sees no difference."""
-_STORED = ("device-memory", "host-memory", "vllm-share-beside-training")
 _SCALES = ("micro_batch_tokens", "stage", "memory_share", "nodes", "ranks")
 
 
@@ -41,29 +39,28 @@ class State:
     changes: frozenset[Change]
     config: JobConfig
     hardware: Hardware
-    plan: Plan
+    load: Load
 
     @cached_property
     def lacking(self) -> float:
         """How much every phase of every store lacks, with the plan's band, as shares of their
         capacities; other errors count 1 each. 0 where it fits."""
-        stores = (*self.plan.devices, *self.plan.hosts)
-        errors = [p for p in self.plan.problems if p.severity == "error" and p.code not in _STORED]
-        return len(errors) + sum(_lacking(store, self.plan.band) for store in stores)
+        errors = [problem for problem in self.load.problems if problem.severity == "error"]
+        return len(errors) + sum(_lacking(store, self.load.band) for store in self.load.stores)
 
     @cached_property
     def seconds(self) -> float:
         """Of a step, estimated."""
-        return step_seconds(make_job(self.config, self.hardware, self.plan.constants))
+        return step_seconds(self.load.job)
 
     @property
     def rank(self) -> int:
         """Of the verdict: 0 fits."""
-        return VERDICTS.index(self.plan.verdict)
+        return VERDICTS.index(self.load.verdict)
 
     def has(self, code: str) -> bool:
         """Whether the plan has such a problem."""
-        return any(problem.code == code for problem in self.plan.problems)
+        return any(problem.code == code for problem in self.load.problems)
 
     def idles_beside(self, other: State) -> bool:
         """Whether it has ranks without work, and the other has none."""
@@ -101,8 +98,8 @@ class Site:
         if config is None:
             return None
         hardware = on_nodes(self.ground.hardware, config)
-        plan = make_plan(config, replace(self.ground, hardware=hardware))
-        return State(changes, config, hardware, plan)
+        load = weigh(config, replace(self.ground, hardware=hardware))
+        return State(changes, config, hardware, load)
 
 
 Measure = Callable[[State], float]
@@ -117,7 +114,7 @@ def saving_states(site: Site, root: State, effects: Iterable[Effect] = EFFECTS) 
     """
 
     def moves(state: State) -> Iterator[Move]:
-        return saving_moves(state.config, state.plan, state.hardware)
+        return saving_moves(state.config, state.load, state.hardware)
 
     def lacking(state: State) -> float:
         return state.lacking
@@ -135,7 +132,7 @@ def faster_states(site: Site, root: State) -> list[State]:
     """States that fit too, and are faster."""
 
     def measure(state: State) -> float:
-        return state.seconds if state.plan.verdict == "fits" else inf
+        return state.seconds if state.load.verdict == "fits" else inf
 
     def moves(state: State) -> Iterator[Move]:
         return faster_moves(state.config, state.hardware)

@@ -20,13 +20,18 @@ _BLOCK = 256
 """Tokens of the largest blocks that vLLM counts a KV cache in (vllm/platforms/cpu.py)."""
 
 
-def find_shortages(
-    job: Job, stores: Sequence[Store], disk: Sequence[Item], free_disk: int | None, band: Band
-) -> Iterator[PlanProblem]:
-    """All of them, errors and warnings. free_disk: bytes; None where unknown."""
+def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Iterator[PlanProblem]:
+    """Errors but those of cards and hosts that hold too much. free_disk: bytes; None where
+    unknown."""
     yield from _cards(job)
     yield from _engines(job)
     yield from _cpu_cache(job)
+    if free_disk is not None:
+        yield from _disk(disk, free_disk)
+
+
+def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[PlanProblem]:
+    """An error of each card and host that does not hold its peak, a warning where it may not."""
     for store in stores:
         verdict = judge(store, band)
         if verdict == "does not fit":
@@ -36,8 +41,6 @@ def find_shortages(
             yield shared or _overfull(store, culprit)
         elif verdict == "risky":
             yield _close(store, band)
-    if free_disk is not None:
-        yield from _disk(disk, free_disk)
 
 
 def _cards(job: Job) -> Iterator[PlanProblem]:
