@@ -15,6 +15,8 @@ from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, SettingsConflict
 
 Value = bool | int | float | str | None
+Move = Mapping[str, Value]
+"""Dotted keys and what they become."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plimsoll.config.jobs import JobConfig, RlJobConfig
 from plimsoll.memory.advise.changes import Value, changes_between, value_at
-from plimsoll.memory.advise.search import Site, State
+from plimsoll.memory.advise.states import Site, State
 from plimsoll.memory.price.work import longest_sequence, sequences_together
 
 _STEP = 64

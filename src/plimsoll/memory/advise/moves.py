@@ -6,46 +6,24 @@ keeps those after which less is lacking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.jobs import ComparedJobConfig, JobConfig, RlJobConfig
 from plimsoll.config.roles import frozen_roles, key_of, trained_roles
-from plimsoll.memory.advise.changes import Value, changed, changes_between
-from plimsoll.memory.contents.layout import lay_out
-from plimsoll.memory.contents.stores import Store, likely_worst
-from plimsoll.memory.items import Item
+from plimsoll.memory.advise.changes import Move, Value, changed, changes_between
+from plimsoll.memory.advise.engine_moves import engine_forms, smaller_engines
+from plimsoll.memory.advise.room import free_cards, with_room
+from plimsoll.memory.contents.stores import judge
 from plimsoll.memory.machine.hardware import Hardware
 from plimsoll.memory.plan.plan import Load
 from plimsoll.memory.price.work import longest_sequence, sequences_together, step_sequences
-from plimsoll.memory.rules.engines import largest_share
 from plimsoll.memory.rules.states import LOST_BELOW
 from plimsoll.memory.rules.ways_out import written_reference
-
-Move = Mapping[str, Value]
-"""Dotted keys and what they become."""
 
 ADAPTER_RANK = 16
 _CHUNK = 256
 """Rows of logits at once: fewer save little more."""
-LARGEST_SHARE = 0.9
-"""Of a card, for vLLM: its own default."""
-
-
-def saving_moves(config: JobConfig, load: Load, hardware: Hardware) -> Iterator[Move]:
-    """Those that need less of something. load: of the config."""
-    yield from _smaller_micro_batches(config)
-    for trained in (*_TRAINED, _adapter, _quantised):
-        yield _of_trained(config, trained)
-    for frozen in _FROZEN:
-        yield _of_frozen(config, frozen)
-    if isinstance(config, ComparedJobConfig) and "reference" in frozen_roles(config):
-        yield {"reference_logprobs.precompute": True}
-    if isinstance(config, RlJobConfig) and config.cluster.where == "ray":
-        yield from _engine_moves(config, load, hardware)
-    if config.cluster.where == "ray":
-        yield from _cluster_moves(config, hardware)
 
 
 def faster_moves(config: JobConfig, hardware: Hardware) -> Iterator[Move]:
@@ -64,16 +42,9 @@ def filled(config: JobConfig, hardware: Hardware) -> Move:
     the critic has ranks of its own, none."""
     cluster = config.cluster
     work = step_sequences(config) // sequences_together(config)
-    ranks = min(cluster.ranks + _free_cards(config, hardware), work)
+    ranks = min(cluster.ranks + free_cards(config, hardware), work)
     more = cluster.critic_ranks is None and ranks > cluster.ranks
     return {"cluster.ranks": ranks} if more else {}
-
-
-def _free_cards(config: JobConfig, hardware: Hardware) -> int:
-    cards = [len(hardware.nodes[0].cards)] * config.cluster.nodes
-    if config.cluster.device == "cpu" or not any(cards):
-        return 0
-    return max(0, sum(cards) - lay_out(config, cards).cards_needed)
 
 
 def grown(config: JobConfig, hardware: Hardware, steps: int) -> Move:
@@ -82,7 +53,7 @@ def grown(config: JobConfig, hardware: Hardware, steps: int) -> Move:
     cluster, cards = config.cluster, len(hardware.nodes[0].cards)
     each = cards or max(1, cluster.ranks // cluster.nodes)
     if cluster.critic_ranks is None:
-        ranks = cluster.ranks + _free_cards(config, hardware) + steps * each
+        ranks = cluster.ranks + free_cards(config, hardware) + steps * each
         ranks = ranks if steps > 0 else min(ranks, cluster.ranks)
         return {"cluster.ranks": ranks, "cluster.nodes": cluster.nodes + steps}
     return {
@@ -92,20 +63,8 @@ def grown(config: JobConfig, hardware: Hardware, steps: int) -> Move:
     }
 
 
-def on_nodes(hardware: Hardware, config: JobConfig) -> Hardware:
-    """As many machines of the same kind as the config names."""
-    return replace(hardware, nodes=hardware.nodes[:1] * config.cluster.nodes)
-
-
-def _smaller_micro_batches(config: JobConfig) -> Iterator[Move]:
-    """Half the budget and so on, down to the longest sequence (or pair)."""
-    least = longest_sequence(config) * sequences_together(config)
-    tokens = config.batch.micro_batch_tokens
-    while tokens > least:
-        tokens = max(tokens // 2, least)
-        yield {"batch.micro_batch_tokens": tokens}
-
-
+Moves = Callable[[Load], Iterator[Move]]
+"""What may be changed in one respect, of the config of a load."""
 TrainedMove = Callable[[TrainedRole], Move]
 FrozenMove = Callable[[FrozenRole], Move]
 
@@ -152,20 +111,22 @@ def _recomputes_all(role: TrainedRole) -> bool:
     return role.model.gradient_checkpointing is True
 
 
-_TRAINED: tuple[TrainedMove, ...] = (
+_DIVIDED: tuple[TrainedMove, ...] = (
     lambda role: {"zero.stage": max(2, role.zero.stage)},
     lambda _: {"zero.stage": 3},
-    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 1},
-    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 2},
+)
+_RECOMPUTED: tuple[TrainedMove, ...] = (
     lambda _: {"model.gradient_checkpointing": "selective", "model.checkpoint_every": 1},
+    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 2},
+    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 1},
     _layer_inputs_on_host,
-    _smaller_chunks,
-    _narrow_gradients,
-    _narrow_states,
-    _moments_in_8_bits,
+)
+_NARROW: tuple[TrainedMove, ...] = (_narrow_gradients, _narrow_states, _moments_in_8_bits)
+_OFFLOADED: tuple[TrainedMove, ...] = (
     lambda role: {"zero.stage": max(1, role.zero.stage), "zero.optimizer_offload": "cpu"},
     lambda _: {"zero.stage": 3, "zero.parameter_offload": "cpu"},
 )
+_ADAPTED: tuple[TrainedMove, ...] = (_adapter, _quantised)
 _FASTER: tuple[TrainedMove, ...] = (
     lambda _: {"zero.optimizer_offload": "none"},
     lambda _: {"zero.parameter_offload": "none"},
@@ -207,82 +168,117 @@ def _of_frozen(config: JobConfig, move: FrozenMove) -> Move:
     return found
 
 
-def _engine_moves(config: RlJobConfig, load: Load, hardware: Hardware) -> Iterator[Move]:
-    rollout = config.rollout
-    if rollout.engine == "vllm" and hardware.nodes[0].cards:
-        yield from _shares(config, load)
-    elif rollout.engine == "vllm":
-        yield from _caches(config, load)
-    other = "own" if rollout.placement == "shared" else "shared"
-    moved: Move = {"rollout.placement": other}
-    if other == "own":
-        moved = {**moved, "rollout.sleep_level": 0}
-    yield with_room(config, moved, hardware)
+def _smaller_micro_batches(load: Load) -> Iterator[Move]:
+    """Half the budget and so on, down to the longest sequence (or pair)."""
+    config = load.job.config
+    least = longest_sequence(config) * sequences_together(config)
+    tokens = config.batch.micro_batch_tokens
+    while tokens > least:
+        tokens = max(tokens // 2, least)
+        yield {"batch.micro_batch_tokens": tokens}
 
 
-def _shares(config: RlJobConfig, load: Load) -> Iterator[Move]:
-    """The shares of a card that the ranks leave, awake and asleep; a larger one where the engine's
-    weights or KV cache lack room."""
-    rollout = config.rollout
-    if any(problem.code == "vllm-share" for problem in load.problems):
-        yield {"rollout.memory_share": LARGEST_SHARE}
-    if rollout.placement != "shared":
+def _stored_reference(load: Load) -> Iterator[Move]:
+    config = load.job.config
+    if isinstance(config, ComparedJobConfig) and "reference" in frozen_roles(config):
+        yield {"reference_logprobs.precompute": True}
+
+
+def _fewer_checkpoints(load: Load) -> Iterator[Move]:
+    if any(problem.code == "disk-space" for problem in load.problems):
+        yield {"run.keep_checkpoints": 1}
+
+
+def _ranks(load: Load) -> Iterator[Move]:
+    """On cards that are free, or no more than there are cards; fewer where they fill a host; of a
+    run in one process, on all cards of its machine, or of two of them."""
+    config, hardware = load.job.config, load.job.hardware
+    if config.cluster.where == "local":
+        yield from _on_ray(config, hardware)
         return
-    beside = [store.without(_is_engine) for store in load.devices if _has_both(store)]
-    for level in (0, 1, 2):
-        shares = (largest_share(store, load.band, asleep=level > 0) for store in beside)
-        share = min((*shares, LARGEST_SHARE))
-        if share > 0:
-            yield {"rollout.sleep_level": level, "rollout.memory_share": share}
-
-
-def _caches(config: RlJobConfig, load: Load) -> Iterator[Move]:
-    """The KV cache for which everything else on the hosts leaves room, in halves of a GiB."""
-    rooms = [
-        store.capacity - likely_worst(store.without(_is_cache).peak, load.band)
-        for store in load.hosts
-        if store.capacity is not None and any(_is_cache(one.item) for one in store.held)
-    ]
-    halves = min(rooms, default=0) // (config.rollout.engines * 2**29)
-    if 0 < halves / 2 < config.rollout.cpu_kv_cache_gib:
-        yield {"rollout.cpu_kv_cache_gib": halves / 2}
-
-
-def _is_cache(item: Item) -> bool:
-    return (item.role, item.name) == ("rollout", "KV cache")
-
-
-def _has_both(store: Store) -> bool:
-    return {True, False} == {one.item.role == "rollout" for one in store.held}
-
-
-def _is_engine(item: Item) -> bool:
-    return item.role == "rollout"
-
-
-def _cluster_moves(config: JobConfig, hardware: Hardware) -> Iterator[Move]:
-    """Ranks on cards that are free; more on another node; as many as there are cards; nodes for
-    all; the critic on ranks of its own."""
-    cluster, cards = config.cluster, len(hardware.nodes[0].cards)
     yield filled(config, hardware)
-    yield grown(config, hardware, 1)
-    if not cards:
+    if cards := config.cluster.nodes * len(hardware.nodes[0].cards):
+        yield _as_many_as_cards(config, cards)
+    if any(judge(host, load.band) != "fits" for host in load.hosts):
+        yield {"cluster.ranks": max(1, config.cluster.ranks // 2)}
+
+
+def _on_ray(config: JobConfig, hardware: Hardware) -> Iterator[Move]:
+    on_ray: Move = {"cluster.where": "ray"}
+    made = changed(config, changes_between(config, on_ray))
+    if made is not None:
+        more = (filled(made, hardware), grown(made, hardware, 1))
+        yield from ({**on_ray, **move} for move in more if move)
+
+
+def _as_many_as_cards(config: JobConfig, cards: int) -> Move:
+    """No more ranks than there are cards, and engines that these have room for."""
+    ranks = min(config.cluster.ranks, cards)
+    if not isinstance(config, RlJobConfig):
+        return {"cluster.ranks": ranks}
+    parallel, engines = config.rollout.tensor_parallel, config.rollout.engines
+    if config.rollout.placement == "shared":
+        return {"cluster.ranks": ranks, "rollout.engines": max(1, min(engines, ranks // parallel))}
+    engines = max(1, min(engines, (cards - 1) // parallel))
+    return {
+        "cluster.ranks": max(1, min(ranks, cards - engines * parallel)),
+        "rollout.engines": engines,
+    }
+
+
+def _critic_ranks(load: Load) -> Iterator[Move]:
+    """The critic on ranks of its own; without cards, on a node of its own."""
+    config, cluster = load.job.config, load.job.config.cluster
+    if "critic" not in trained_roles(config) or cluster.critic_ranks or cluster.where == "local":
         return
-    yield {"cluster.ranks": min(cluster.ranks, cluster.nodes * cards)}
-    yield with_room(config, {}, hardware)
-    if "critic" in trained_roles(config) and cluster.critic_ranks is None:
-        yield with_room(config, {"cluster.critic_ranks": cluster.ranks}, hardware)
+    own: Move = {"cluster.critic_ranks": cluster.ranks}
+    if _on_cards(load):
+        yield with_room(config, own, load.job.hardware)
+    else:
+        yield {**own, "cluster.nodes": cluster.nodes + 1}
 
 
-def with_room(config: JobConfig, move: Move, hardware: Hardware) -> Move:
-    """The move with as many nodes as its processes need; none where even many would not do."""
-    made = changed(config, changes_between(config, move))
-    cards = len(hardware.nodes[0].cards)
-    if made is None or not cards:
-        return move if made else {}
-    nodes = made.cluster.nodes
-    needed = -(-lay_out(made, [cards] * nodes).cards_needed // cards)
-    for count in range(nodes, max(nodes, needed) + 2):
-        if not lay_out(made, [cards] * count).homeless:
-            return move if count == nodes else {**move, "cluster.nodes": count}
-    return {}
+def _nodes(load: Load) -> Iterator[Move]:
+    """For all that have no card; one more, or two."""
+    config, hardware = load.job.config, load.job.hardware
+    if _on_cards(load):
+        yield with_room(config, {}, hardware)
+    if config.cluster.where == "ray":
+        yield from (grown(config, hardware, steps) for steps in (1, 2))
+
+
+def _on_cards(load: Load) -> bool:
+    return load.job.config.cluster.where == "ray" and bool(load.job.hardware.nodes[0].cards)
+
+
+def _trained(*moves: TrainedMove) -> Moves:
+    return lambda load: (_of_trained(load.job.config, move) for move in moves)
+
+
+def _frozen(*moves: FrozenMove) -> Moves:
+    return lambda load: (_of_frozen(load.job.config, move) for move in moves)
+
+
+SAVING: tuple[Moves, ...] = (
+    _smaller_micro_batches,
+    _trained(_smaller_chunks),
+    _trained(*_DIVIDED),
+    _trained(*_ADAPTED),
+    engine_forms,
+    smaller_engines,
+    _frozen(*_FROZEN),
+    _stored_reference,
+    _trained(*_RECOMPUTED),
+    _trained(*_NARROW),
+    _trained(*_OFFLOADED),
+    _fewer_checkpoints,
+    _ranks,
+    _critic_ranks,
+    _nodes,
+)
+"""All that need less of something: of each, one is made, or none. What takes least time first."""
+
+
+def saving_moves(load: Load) -> Iterator[Move]:
+    """All of them, for the config of this load."""
+    return (move for moves in SAVING for move in moves(load))
