@@ -66,8 +66,7 @@ def _offload(job: Job) -> Iterator[PlanProblem]:
 
 def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
     """Packing gives a rank without a sequence a filler, so such a step works, and wastes ranks."""
-    config = job.config
-    groups = step_sequences(config) // sequences_together(config)
+    config, groups = job.config, _groups(job)
     ranks = max(job.ranks(role) for role in trained_roles(config))
     if groups >= ranks:
         return
@@ -85,20 +84,25 @@ def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
     )
 
 
+def _groups(job: Job) -> int:
+    """Sequences, or pairs, of an optimizer step, of which each rank gets one at least."""
+    return step_sequences(job.config) // sequences_together(job.config)
+
+
 def _idle_cards(job: Job) -> Iterator[PlanProblem]:
     """Cards that nobody asked to leave idle: cluster.ranks is at its default."""
     cluster, needed = job.config.cluster, job.layout.cards_needed
     have = sum(len(node.cards) for node in job.hardware.nodes)
     given = "ranks" in cluster.model_fields_set or cluster.critic_ranks is not None
-    if given or cluster.where == "local" or job.device == "cpu" or needed >= have:
+    more = min(cluster.ranks + have - needed, _groups(job))
+    if given or cluster.where == "local" or job.device == "cpu" or more <= cluster.ranks:
         return
     yield PlanProblem(
         "idle-cards",
         "warning",
         f"the run uses {needed} of {have} GPUs",
         f"each rank has one card, and cluster.ranks is not given: it is {cluster.ranks}",
-        f"cluster.ranks: {cluster.ranks + have - needed}, or cluster.ranks: {cluster.ranks} to "
-        "leave the other GPUs alone",
+        f"cluster.ranks: {more}, or cluster.ranks: {cluster.ranks} to leave the other GPUs alone",
     )
 
 

@@ -66,11 +66,15 @@ def _states(role: str, where: Where, config: JobConfig) -> Iterator[str]:
             yield f"{zero}.optimizer_offload: cpu{stage}"
         if trained.zero.stage < 3 and (offloaded or config.cluster.ranks > 1):
             yield f"{zero}.stage: 3"
-    elif "critic" in trained_roles(config) and config.cluster.critic_ranks is None:
+    elif "critic" in trained_roles(config) and _could_have_own_ranks(config):
         yield "cluster.critic_ranks, so that actor and critic are on nodes of their own"
     if trained.adapter is None:
         yield f"{role}.adapter"
     yield from _larger(config, where, divided=trained.zero.stage > 0)
+
+
+def _could_have_own_ranks(config: JobConfig) -> bool:
+    return config.cluster.critic_ranks is None and config.cluster.where == "ray"
 
 
 def _weights(role: str, config: JobConfig) -> Iterator[str]:
@@ -133,8 +137,9 @@ def _engine(where: Where, config: RlJobConfig) -> Iterator[str]:
     elif rollout.sleep_level == 1:
         yield "rollout.sleep_level: 2"
     else:
+        fewer = "fewer rollout.engines on a node, " if rollout.engines > 1 else ""
         yield (
-            f"fewer rollout.engines on a node, on CPU a smaller rollout.cpu_kv_cache_gib (now "
+            f"{fewer}on CPU a smaller rollout.cpu_kv_cache_gib (now "
             f"{rollout.cpu_kv_cache_gib:g}), or a smaller rollout.sync.bucket_bytes"
         )
 
