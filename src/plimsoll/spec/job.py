@@ -96,11 +96,10 @@ class Job(Generic[ConfigT]):
     models, in the order in which they are loaded. workload: what a step sees. columns: what is
     wrong with the columns of a source, of the dotted key that is given. evaluation: what is
     measured on held-out rows. loop: the import path of its `Loop`, which needs torch. panels: of
-    its curves. choices: the
-    functions that the config names, by package of algorithm/. rules: what must agree in a config of
-    this job alone. sampling: None where it learns from data. rows: settings besides those of `data`
-    that decide what is made of a row. has_steps: its rows have steps, with a separator.
-    imitates: the loss is computed in the head, without log-probs.
+    its curves. choices: the functions that the config names, by package of algorithm/. rules: what
+    must agree in a config of this job alone. sampling: None where it learns from data. rows:
+    settings besides those of `data` that decide what is made of a row. has_steps: its rows have
+    steps, with a separator. imitates: the loss is computed in the head, without log-probs.
     draws_calibration: its evaluation draws a picture.
     """
 

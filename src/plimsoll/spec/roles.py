@@ -44,8 +44,9 @@ class Role:
     @property
     def frozen(self) -> FrozenRole | None:
         """The settings of a role that only scores, with weights of its own; else None."""
-        own = isinstance(self.settings, FrozenRole) and not self.without_adapter
-        return self.settings if own and isinstance(self.settings, FrozenRole) else None
+        if self.without_adapter or not isinstance(self.settings, FrozenRole):
+            return None
+        return self.settings
 
     @property
     def model(self) -> ModelConfig:
