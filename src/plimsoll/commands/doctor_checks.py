@@ -23,8 +23,7 @@ from plimsoll.machine.host import HostMemory
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.versions import judge_version
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
-from plimsoll.run.counting import counted
-from plimsoll.run.numbers import bytes_text
+from plimsoll.run.counting import bytes_text, counted
 
 _GIB = 2**30
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)

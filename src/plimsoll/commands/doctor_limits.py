@@ -7,7 +7,7 @@ import os
 from plimsoll.commands.doctor_finding import Finding, State
 from plimsoll.commands.doctor_machine import Disk
 from plimsoll.machine.host import HostMemory
-from plimsoll.run.numbers import bytes_text
+from plimsoll.run.counting import bytes_text
 
 _GIB = 2**30
 _LEAST_SHARED = _GIB  # Docker gives 64 MiB; NCCL alone takes some tens of MiB a rank

@@ -9,9 +9,9 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.jobs.figures import measured
-from plimsoll.run.panels import both
 from plimsoll.spec.columns import step_source
 from plimsoll.spec.job import Evaluation, Job, Names
+from plimsoll.spec.panels import both
 from plimsoll.spec.roles import Role, learner
 from plimsoll.spec.workload import Workload, sequences_of
 

@@ -12,10 +12,10 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.jobs.figures import OF_PAIRS
-from plimsoll.run.panels import both
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import pair_source
 from plimsoll.spec.job import Evaluation, Job, Names
+from plimsoll.spec.panels import both
 from plimsoll.spec.roles import Role, learner
 from plimsoll.spec.workload import Workload, pairs_of
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from statistics import fmean
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import counted, gigabytes_text
 from plimsoll.run.ledger import LedgerRow, is_node
-from plimsoll.run.numbers import gigabytes_text
 from plimsoll.run.readings import Line
 
 Where = Literal["host", "device"]
@@ -149,6 +149,12 @@ class LeakWatch:
             self._told.add(key)
             left = max(0, int((line.capacity - line.used) / rate))
             yield Leak(process, history.phase_of(rate), where, rate, left)
+
+
+def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
+    """What a `LeakWatch` would have told in the whole run."""
+    watch = LeakWatch()
+    return [leak for _, own in groupby(rows, lambda row: row.step) for leak in watch.add(own)]
 
 
 def _places(rows: Sequence[LedgerRow]) -> list[Where]:

@@ -14,7 +14,7 @@ from sys import intern
 from typing import Any
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.run.numbers import use_text
+from plimsoll.run.counting import use_text
 from plimsoll.run.readings import Footprint, Line, Reading, Share, largest, total
 from plimsoll.run.rows import Row, iter_rows
 

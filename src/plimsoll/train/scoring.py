@@ -11,10 +11,10 @@ from plimsoll.algorithm.calibration import Calibration
 from plimsoll.engine.worker import Worker
 from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Sample
-from plimsoll.run.reliability import draw_reliability
 from plimsoll.spec.job import ConfigT
 from plimsoll.train.from_data import RowT, Work
 from plimsoll.train.loading import load_role
+from plimsoll.train.reliability import draw_reliability
 
 
 def load_scorer(work: Work[ConfigT, RowT], samples: Sequence[Sample]) -> None:

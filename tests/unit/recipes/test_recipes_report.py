@@ -11,11 +11,11 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from plimsoll.commands.leaving import leave_report
-from plimsoll.commands.report import report_run, table_text
+from plimsoll.commands.report.comparison import Comparison
+from plimsoll.commands.report.report import report_run, table_text
+from plimsoll.commands.run import leave_report
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory
-from plimsoll.run.comparison import Comparison
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
 from plimsoll.run.ledger import LedgerRow, ledger_values
@@ -267,7 +267,7 @@ def test_needs_no_torch(run: RunDirectory) -> None:
     program = """
 import sys
 from pathlib import Path
-from plimsoll.commands.report import report_run
+from plimsoll.commands.report.report import report_run
 report_run(Path(sys.argv[1]))
 print("torch" in sys.modules)
 """

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, get_args
 
-from plimsoll.run.leaks import Leak, LeakWatch
 from plimsoll.run.ledger import LedgerRow, is_node
 from plimsoll.run.readings import largest
 
@@ -80,10 +79,8 @@ def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
     line is held against."""
     fullest: dict[tuple[str, str], list[Comparison]] = {}
     for (process, phase), group in groupby(comparisons, lambda one: (one.process, one.phase)):
-        own, key = (
-            list(group),
-            (kind_of(process), phase),
-        )  # the last is of the card, if there is one
+        own, key = list(group), (kind_of(process), phase)
+        # The last is of the card, if there is one.
         if key not in fullest or own[-1].measured > fullest[key][-1].measured:
             fullest[key] = own
     return [one for own in fullest.values() for one in own]
@@ -98,33 +95,16 @@ def peaks_by_step(rows: Iterable[LedgerRow]) -> list[Mapping[str, float]]:
     return list(found.values())
 
 
-@dataclass(frozen=True)
-class Nearest:
-    """When a card or a node was fullest. row: of the card's process, or of the node's largest.
-    held: what the run held there. used: what all held that ran there; bytes."""
-
-    row: LedgerRow
-    held: int
-    used: int
-    capacity: int
-
-
-def nearest(rows: Sequence[LedgerRow]) -> Nearest:
-    """Of cards what they show as used counts, of nodes only what this run held."""
+def nearest(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:
+    """When a card or a node was nearest its line: the process that held most there then, and the
+    row of the card or node. Of cards what they show as used counts, of nodes only what this run
+    held."""
     fullest = max(
         (row for row in rows if is_node(row) or row.measured.device is not None),
         key=lambda row: row.measured.fullest / row.line.capacity,
     )
-    together = [
-        row
-        for row in rows
-        if (row.step, row.phase) == (fullest.step, fullest.phase) and not is_node(row)
-    ]
-    row = max(together, key=lambda row: row.measured.host) if is_node(fullest) else fullest
-    return Nearest(row, fullest.measured.fullest, fullest.line.used, fullest.line.capacity)
-
-
-def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
-    """What a `LeakWatch` would have told in the whole run."""
-    watch = LeakWatch()
-    return [leak for _, own in groupby(rows, lambda row: row.step) for leak in watch.add(own)]
+    if not is_node(fullest):
+        return fullest, fullest
+    then = (fullest.step, fullest.phase)
+    together = (row for row in rows if (row.step, row.phase) == then and not is_node(row))
+    return max(together, key=lambda row: row.measured.host), fullest

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.run.comparison import (
+from plimsoll.commands.report.comparison import (
     Comparison,
-    Nearest,
     compare,
-    find_leaks,
     fullest_of_kinds,
     nearest,
     peaks_by_step,
     without_lone_nodes,
 )
+from plimsoll.run.leaks import find_leaks
 from plimsoll.run.ledger import LedgerRow
 from plimsoll.run.readings import Footprint, Line
 
@@ -63,7 +62,7 @@ def test_nearest_the_line_of_a_node_is_its_largest_process_then() -> None:
         row(2, "score", "rank 1", Footprint(25)),
         row(2, "score", "node 0", Footprint(45), line=Line(60, 100)),
     ]
-    assert nearest(rows) == Nearest(rows[3], held=45, used=60, capacity=100)
+    assert nearest(rows) == (rows[3], rows[4])
 
 
 def test_nearest_the_line_of_a_card_counts_all_that_it_shows() -> None:
@@ -72,7 +71,7 @@ def test_nearest_the_line_of_a_card_counts_all_that_it_shows() -> None:
         row(1, "score", "rank 1", Footprint(60, 10, 20, 25), line=Line(25, 40)),
         row(1, "score", "node 0", Footprint(120), line=Line(130, 1000)),
     ]
-    assert nearest(rows) == Nearest(rows[0], held=30, used=30, capacity=40)
+    assert nearest(rows) == (rows[0], rows[0])
 
 
 def test_leaks_are_found_in_a_whole_ledger() -> None:

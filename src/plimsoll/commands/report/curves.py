@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from plimsoll.errors import PlimsollError
 from plimsoll.run.files import whole_file
-from plimsoll.run.panels import Panel
 from plimsoll.run.rows import Row
+from plimsoll.spec.panels import Panel
 
 # Okabe and Ito's colours, which people with colour blindness can tell apart; for grounds both light
 # and dark without yellow and black, and with a lighter blue.

@@ -1,43 +1,13 @@
-"""Which curves a run has: what is drawn on which axes, and in which unit."""
+"""Which curves a run has, by what its rows hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from plimsoll.commands.report.metrics import metric_names
 from plimsoll.run.rows import Row
 from plimsoll.run.standing import BEFORE_STEPS
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One set of axes.
-
-    unit: the label of the vertical axis, of all that is drawn there.
-    series: the metrics to draw, each with its name in the legend.
-    stacked: draw areas that add up, instead of lines. from_zero: of amounts, which a cut axis would
-    make look as if they changed more than they do.
-    """
-
-    title: str
-    unit: str
-    series: Mapping[str, str]
-    stacked: bool = False
-    from_zero: bool = False
-
-
-def both(title: str, unit: str, name: str) -> Panel:
-    """A metric in training, where it has one, and on what is held out."""
-    return Panel(title, unit, {name: "training", f"eval/{name}": "held out"})
-
-
-def alone(title: str, unit: str, name: str) -> Panel:
-    return Panel(title, unit, {name: name})
-
-
-def implicit_rewards(better: str, worse: str) -> Panel:
-    names = {f"rewards/{name}": name for name in (better, worse)}
-    return Panel("Implicit rewards in training", "per response", names)
+from plimsoll.spec.panels import Panel
 
 
 def curve_panels(own: Sequence[Panel], rows: Sequence[Row]) -> tuple[Panel, ...]:
@@ -71,9 +41,3 @@ def memory_panel(peaks: Sequence[Row]) -> Panel:
     """Of the rows of `peaks_by_step`."""
     kinds = [name for name in metric_names(peaks, "") if name != "step"]
     return Panel("Memory at its fullest", "GB", {kind: kind for kind in kinds}, from_zero=True)
-
-
-def metric_names(rows: Iterable[Row], prefix: str) -> list[str]:
-    """Those that begin so, in the order in which they first came."""
-    found = dict.fromkeys(name for row in rows for name in row)
-    return [name for name in found if name.startswith(prefix)]
