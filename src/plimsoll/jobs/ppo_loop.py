@@ -138,7 +138,9 @@ def train(
             state = evaluated(session, state, metrics)
         if spec.run.keep_trajectories:
             means = mean_advantages(learnables)
-            session.directory.write_trajectories(step, batch.trajectories, means)
+            write_trajectories(
+                session.directory.trajectories_path(step), step, batch.trajectories, means
+            )
         session.report(step, metrics, batch.tokens)
         save_when_due(session, cluster, state)
     return state

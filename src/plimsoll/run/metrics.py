@@ -17,8 +17,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import append_whole, write_whole
-from plimsoll.run.ledger import LedgerRow, ledger_values
+from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.progress import Progress
+from plimsoll.run.rows import append_row
 from plimsoll.run.standing import StepReport
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
@@ -74,14 +75,14 @@ class MetricsSink:
     def write(self, report: StepReport) -> None:
         """Write the step's row, then show it."""
         scalars = scalars_of(report)
-        self.directory.append_metrics({"step": report.step, **scalars})
+        append_row(self.directory.metrics_path, {"step": report.step, **scalars})
         if self.tensorboard is not None:
             self.tensorboard.write(report.step, scalars)
         self.progress.update(report)
 
     def write_ledger(self, rows: Sequence[LedgerRow]) -> None:
         """Write rows of the ledger, all of one step."""
-        self.directory.append_ledger(map(ledger_values, rows))
+        write_ledger(self.directory.ledger_path, rows)
         if self.tensorboard is not None and rows:
             scalars = {f"memory/{r.process}/{r.phase}": float(r.measured.fullest) for r in rows}
             self.tensorboard.write(rows[0].step, scalars)

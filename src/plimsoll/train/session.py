@@ -30,6 +30,7 @@ from plimsoll.run.metrics import MetricsSink, TensorBoardWriter
 from plimsoll.run.planned import Planned
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Reading
+from plimsoll.run.rows import write_rows
 from plimsoll.run.standing import StepReport
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
@@ -67,7 +68,7 @@ class Session:
     def note_bad_rows(self, rows: Sequence[BadRow]) -> None:
         """List skipped rows in the run directory."""
         if rows:
-            self.directory.write_bad_rows([asdict(row) for row in rows])
+            write_rows(self.directory.bad_rows_path, [asdict(row) for row in rows])
             self.progress.note(
                 f"skipped {counted(len(rows), 'bad row')}, listed in {self.directory.bad_rows_path}"
             )

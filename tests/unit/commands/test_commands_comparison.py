@@ -30,7 +30,7 @@ def row(
     predicted: Footprint | None = None,
     line: Line = LINE,
 ) -> LedgerRow:
-    return LedgerRow(step, phase, process, None, "node 0", predicted, measured, measured, line, 0.5)
+    return LedgerRow(step, phase, process, "node 0", predicted, measured, measured, line, 0.5)
 
 
 def test_each_number_is_the_largest_of_all_steps_beside_its_prediction() -> None:
