@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.run.counting import counted, gigabytes_text
-from plimsoll.run.ledger import LedgerRow, is_node
+from plimsoll.run.ledger import LedgerRow, grouped, is_node
 from plimsoll.run.readings import Line
 
 Where = Literal["host", "device"]
@@ -117,23 +117,17 @@ class LeakWatch:
     def add(self, rows: Iterable[LedgerRow]) -> list[Leak]:
         """Take the rows of a step; returns the leaks that these show."""
         found: list[Leak] = []
-        by_process: dict[str, list[LedgerRow]] = {}
-        for row in rows:
-            if row.phase != "save":
-                by_process.setdefault(row.process, []).append(row)
+        by_process = grouped((row for row in rows if row.phase != "save"), lambda row: row.process)
         for process, own in by_process.items():
             if is_node(own[0]):
                 continue
             if any(row.phase == "load" for row in own):  # a new part of the run, with new processes
-                self._forget(process)
+                self._histories.pop((process, "host"), None)
+                self._histories.pop((process, "device"), None)
             for where in _places(own):
                 line = (own if where == "device" else by_process[own[-1].node])[-1].line
                 found += self._look(process, where, own, line)
         return found
-
-    def _forget(self, process: str) -> None:
-        for where in ("host", "device"):
-            self._histories.pop((process, where), None)
 
     def _look(
         self, process: str, where: Where, rows: Sequence[LedgerRow], line: Line

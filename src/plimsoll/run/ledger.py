@@ -7,7 +7,7 @@ of step 0, an evaluation before training; a checkpoint is in the rows of the ste
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from sys import intern
@@ -48,6 +48,16 @@ def is_node(row: LedgerRow) -> bool:
     return row.process.startswith("node ")
 
 
+def grouped(
+    rows: Iterable[LedgerRow], key: Callable[[LedgerRow], str]
+) -> dict[str, list[LedgerRow]]:
+    """In the order in which keys first came."""
+    groups: dict[str, list[LedgerRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
 @dataclass(frozen=True)
 class MemoryUse:
     """A process's peak in a step, on its card, or on CPU on its host; bytes."""
@@ -63,10 +73,8 @@ class MemoryUse:
 
 def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
     """By process, and at the end by node, its largest over the phases."""
-    by_process: dict[str, list[LedgerRow]] = {}
-    for row in sorted(rows, key=is_node):
-        by_process.setdefault(row.process, []).append(row)
-    return {name: _use(own) for name, own in by_process.items()}
+    together = grouped(sorted(rows, key=is_node), lambda row: row.process)
+    return {name: _use(own) for name, own in together.items()}
 
 
 def _use(rows: Sequence[LedgerRow]) -> MemoryUse:

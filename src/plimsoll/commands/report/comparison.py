@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import groupby
 from typing import Literal, get_args
 
-from plimsoll.run.ledger import LedgerRow, is_node
+from plimsoll.run.ledger import LedgerRow, grouped, is_node
 from plimsoll.run.readings import largest
 
 Measure = Literal["host", "allocated", "reserved", "device"]
@@ -36,22 +37,16 @@ class Comparison:
 
 def compare(rows: Iterable[LedgerRow]) -> list[Comparison]:
     """In the order in which processes and phases first came; nodes last."""
-    groups: dict[tuple[bool, str], dict[str, list[LedgerRow]]] = {}
-    for row in rows:
-        phases = groups.setdefault((is_node(row), row.process), {})
-        phases.setdefault(row.phase, []).append(row)
     return [
         comparison
-        for key in sorted(groups, key=lambda key: key[0])
-        for own in groups[key].values()
-        for comparison in _comparisons(own)
+        for own in grouped(sorted(rows, key=is_node), lambda row: row.process).values()
+        for together in grouped(own, lambda row: row.phase).values()
+        for comparison in _comparisons(together)
     ]
 
 
 def _comparisons(rows: Sequence[LedgerRow]) -> Iterable[Comparison]:
-    measured, last = rows[0].measured, rows[-1]
-    for row in rows[1:]:
-        measured = largest(measured, row.measured)
+    measured, last = reduce(largest, [row.measured for row in rows]), rows[-1]
     seconds = sum(row.seconds for row in rows)
     for measure in MEASURES:
         size = getattr(measured, measure)
