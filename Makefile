@@ -1,4 +1,4 @@
-# The two commands of the README are `make demo` and `make test`: each sets everything up first.
+# The README begins with `make demo` and `make test`: each sets everything up first.
 #
 #   make demo     the whole story on a CPU: SFT, then PPO on Ray, DeepSpeed and vLLM
 #   make test     everything that can be tested on a CPU; it hides GPUs
