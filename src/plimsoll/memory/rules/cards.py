@@ -81,15 +81,15 @@ def _idle_cards(job: Job) -> Iterator[PlanProblem]:
     cluster, needed = job.spec.cluster, job.layout.cards_needed
     have = sum(len(node.cards) for node in job.hardware.nodes)
     given = "ranks" in cluster.model_fields_set or cluster.critic_ranks is not None
-    if given or cluster.where == "local" or job.device == "cpu" or needed >= have:
+    more = min(cluster.ranks + have - needed, job.spec.workload.units)
+    if given or cluster.where == "local" or job.device == "cpu" or more <= cluster.ranks:
         return
     yield PlanProblem(
         "idle-cards",
         "warning",
         f"the run uses {needed} of {have} GPUs",
         f"each rank has one card, and cluster.ranks is not given: it is {cluster.ranks}",
-        f"cluster.ranks: {cluster.ranks + have - needed}, or cluster.ranks: {cluster.ranks} to "
-        "leave the other GPUs alone",
+        f"cluster.ranks: {more}, or cluster.ranks: {cluster.ranks} to leave the other GPUs alone",
     )
 
 
