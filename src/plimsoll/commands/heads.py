@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.problems import Problem, show
+from plimsoll.config.problems import Problem, conflict, show
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
@@ -25,22 +25,20 @@ def check_heads(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
     heads, size = model.get("num_attention_heads"), _head_size(path, model)
     if isinstance(heads, int) and heads % parts:
         divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
-        yield Problem(
+        yield conflict(
             "rollout.tensor_parallel",
             str(parts),
             f"It must divide the {heads} attention heads of {path}.",
             f"one of {', '.join(divisors)}",
             code="tensor-parallel",
-            conflict=True,
         )
     if _vllm_on_cpu(rollout, spec.cluster) and size is not None and size not in CPU_HEAD_SIZES:
-        yield Problem(
+        yield conflict(
             key,
             show(path),
             f"Its attention heads are {size} wide, and {against_cpu_heads()}.",
             "rollout.engine: transformers, or a model with other heads",
             code="vllm-head-size",
-            conflict=True,
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Problem, invalid
 from plimsoll.machine.tools import (
     FOR_CPU_ADAM,
     FOR_CPU_ENGINES,
@@ -67,7 +67,7 @@ def _package(module: str, key: str, value: str, other: str) -> Iterator[Problem]
     if importlib.util.find_spec(module) is None:
         why = f"The package {module} is not installed."
         instead = f"install plimsoll-rl with its extra `cpu` or `gpu`, or write {other}"
-        yield Problem(key, value, why, instead, code="package-missing")
+        yield invalid(key, value, why, instead, code="package-missing")
 
 
 def _for_engines(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -108,7 +108,7 @@ def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
         why = f"Ray cannot start processes of a Python with such a path: {sys.executable}."
         instead = "set Plimsoll up in a directory whose path has no spaces or signs (`make clean` "
         instead += "where it was), or write cluster.where: local (one rank)"
-        yield Problem("cluster.where", "ray", why, instead)
+        yield invalid("cluster.where", "ray", why, instead)
 
 
 def _lacking(
@@ -119,7 +119,7 @@ def _lacking(
     if missing:
         why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
         instead = f"{way_to_have(missing)}, or write {other}"
-        yield Problem(key, value, why, instead, code="package-missing")
+        yield invalid(key, value, why, instead, code="package-missing")
 
 
 def _is_adam_built() -> bool:

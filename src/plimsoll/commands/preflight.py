@@ -17,7 +17,7 @@ from plimsoll.commands.needs import missing_needs
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.config.problems import Problem, refuse, show
+from plimsoll.config.problems import Problem, conflict, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.json_array import conversion
 from plimsoll.data.sources import SUFFIXES, is_data
@@ -80,10 +80,10 @@ def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:
     existing = next(p for p in [path, *path.absolute().parents] if p.exists())
     if not existing.is_dir():
         why = f"{existing} is a file, and a directory is needed."
-        yield Problem("run.directory", shown, why, "choose another directory")
+        yield invalid("run.directory", shown, why, "choose another directory")
     elif not os.access(existing, os.W_OK | os.X_OK):
         why = f"{existing} cannot be written to."
-        yield Problem("run.directory", shown, why, "choose another directory")
+        yield invalid("run.directory", shown, why, "choose another directory")
     else:
         yield from resume_problems(run)
         yield from _other_job(spec)
@@ -100,7 +100,7 @@ def _other_job(spec: RunSpec[Any]) -> Iterator[Problem]:
         why = f"It holds a run of `plimsoll {before}`, which only that command can go on with."
         instead = "choose another run.directory; to begin with that run's model, give its model/ "
         instead += "as actor.model.path"
-        yield Problem("run.directory", show(spec.run.directory), why, instead)
+        yield invalid("run.directory", show(spec.run.directory), why, instead)
 
 
 def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
@@ -110,28 +110,28 @@ def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
     known = ", ".join(SUFFIXES)
     if source.name is not None and path.exists():
         why = f"Only data sets of the hub have configurations, and {path} is here."
-        yield Problem(f"{key}.name", show(source.name), why, f"leave {key}.name out")
+        yield invalid(f"{key}.name", show(source.name), why, f"leave {key}.name out")
     if source.split != "train" and path.is_file():
         why = f"{path} is one file, all of which is read: it has no splits."
-        yield Problem(f"{key}.split", show(source.split), why, f"leave {key}.split out")
+        yield invalid(f"{key}.split", show(source.split), why, f"leave {key}.split out")
     if path.is_dir():
         saved = any((path / name).is_file() for name in _SAVED_DATASET)
         if not saved and not any(map(is_data, path.iterdir())):
             why = f"The directory has no files that end in {known}, and is no saved data set."
-            yield Problem(f"{key}.path", shown, why, "give the directory that holds the files")
+            yield invalid(f"{key}.path", shown, why, "give the directory that holds the files")
     elif not path.is_file():
         if problem := check_missing(f"{key}.path", source.path, "dataset"):
             yield problem
     elif not path.name.lower().endswith(SUFFIXES):
         why = f"The format is told by the file's name, which must end in {known}."
-        yield Problem(f"{key}.path", shown, why, "rename or convert the file")
+        yield invalid(f"{key}.path", shown, why, "rename or convert the file")
     elif path.stat().st_size == 0:
-        yield Problem(f"{key}.path", shown, "The file is empty.", "give a file that has rows")
+        yield invalid(f"{key}.path", shown, "The file is empty.", "give a file that has rows")
     elif not os.access(path, os.R_OK):
-        yield Problem(f"{key}.path", shown, "The file cannot be read.", "change its permissions")
+        yield invalid(f"{key}.path", shown, "The file cannot be read.", "change its permissions")
     elif path.suffix.lower() == ".json" and (how := conversion(path)):
         why = "The file holds one JSON array, and one object per line is needed."
-        yield Problem(f"{key}.path", shown, why, how)
+        yield invalid(f"{key}.path", shown, why, how)
 
 
 def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Problem]:
@@ -145,14 +145,13 @@ def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Proble
         positions, named, other = original, "original_max_position_embeddings", "another rope_type"
         why = " Beyond them its longrope takes other angles, for all of a pack alike."
     if isinstance(positions, int) and longest > positions:
-        yield Problem(
+        yield conflict(
             f"{key}.path",
             show(model.path),
             f"The model has {positions} positions ({named}), and a sequence may "
             f"be {longest} tokens long ({written}).{why}",
             f"lower these lengths, or take a model with {other}",
             code="sequence-over-positions",
-            conflict=True,
         )
 
 
@@ -167,12 +166,11 @@ def _heads(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _nodes(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.nodes > 1 and cluster.address is None and cluster.where == "ray":
-        yield Problem(
+        yield conflict(
             "cluster.nodes",
             str(cluster.nodes),
             "Without cluster.address the run would start a Ray of its own, on this machine alone.",
             "start Ray on all nodes (`ray start --head`, then `ray start --address=HOST:PORT`) and "
             "give cluster.address: HOST:PORT",
             code="nodes-without-cluster",
-            conflict=True,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import check_choice, positional_parameters
-from plimsoll.config.problems import Problem, show
+from plimsoll.config.problems import Problem, invalid, show
 from plimsoll.errors import ConfigError
 
 
@@ -41,4 +41,4 @@ def check_choices(choices: Mapping[str, Choice]) -> Iterator[Problem]:
 def unusable(key: str, choice: Choice, error: ConfigError) -> Problem:
     """A choice that is written at `key`, and why it cannot be used."""
     chosen = show(choice.model_dump(include={"name", "options"}))
-    return Problem(key, chosen, str(error), "correct the name or the options")
+    return invalid(key, chosen, str(error), "correct the name or the options")

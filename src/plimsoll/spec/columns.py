@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.problems import Problem, show
+from plimsoll.config.problems import Problem, invalid, show
 
 _WHERE = ("path", "name", "split", "limit")
 _COLUMNS = tuple(key for key in SourceConfig.model_fields if key not in _WHERE)
@@ -23,7 +23,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     columns = {"prompt": source.prompt, "response": source.response}
     given = [column for column, value in columns.items() if value is not None]
     if source.messages is not None and given:
-        yield Problem(
+        yield invalid(
             f"{name}.messages",
             show(source.messages),
             f"The rows are given two ways: {name}.{given[0]} is set too.",
@@ -32,7 +32,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
         )
     elif source.messages is None and len(given) < 2:
         missing = [column for column in columns if column not in given]
-        yield Problem(
+        yield invalid(
             f"{name}.{missing[0]}",
             None,
             f"SFT needs to know where prompt and response are; {' and '.join(missing)} "
@@ -47,7 +47,7 @@ def _only_text(name: str, source: SourceConfig) -> Iterator[Problem]:
     columns = {c: getattr(source, c) for c in ("messages", "prompt", "response", "tools")}
     for column, value in columns.items():
         if value is not None:
-            yield Problem(
+            yield invalid(
                 f"{name}.{column}",
                 show(value),
                 f"Documents of plain text have no turns, and {name}.text is given.",
@@ -61,7 +61,7 @@ def _unread(name: str, source: SourceConfig, *read: str) -> Iterator[Problem]:
     for column in _COLUMNS:
         value = getattr(source, column)
         if value is not None and column not in read:
-            yield Problem(
+            yield invalid(
                 f"{name}.{column}",
                 show(value),
                 f"This job does not look at it; of the columns it reads {', '.join(read)}.",
@@ -78,7 +78,7 @@ def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 
 def _prompts(name: str, source: SourceConfig) -> Iterator[Problem]:
     if source.messages is not None and source.prompt is not None:
-        yield Problem(
+        yield invalid(
             f"{name}.messages",
             show(source.messages),
             f"The prompts are given two ways: {name}.prompt is set too.",
@@ -86,7 +86,7 @@ def _prompts(name: str, source: SourceConfig) -> Iterator[Problem]:
             code="data-columns",
         )
     if source.messages is None and source.prompt is None:
-        yield Problem(
+        yield invalid(
             f"{name}.prompt",
             None,
             "There is no column to take prompts from.",
@@ -101,7 +101,7 @@ def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Ite
     yield from _unread(name, source, "prompt", "tools", "chosen", "rejected", *more)
     for column, value in (("chosen", source.chosen), ("rejected", source.rejected)):
         if value is None:
-            yield Problem(
+            yield invalid(
                 f"{name}.{column}",
                 None,
                 "Pairs need to know where the better and the worse response are.",
@@ -110,7 +110,7 @@ def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Ite
                 code="data-columns",
             )
     if source.chosen is not None and source.chosen == source.rejected:
-        yield Problem(
+        yield invalid(
             f"{name}.rejected",
             show(source.rejected),
             f"It is the same column as {name}.chosen.",
@@ -129,7 +129,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
         name, source, "messages", "prompt", "response", "tools", "label", "chosen", "rejected"
     )
     if source.label is None:
-        yield Problem(
+        yield invalid(
             f"{name}.label",
             None,
             "There is no column that says which responses are desirable.",
@@ -139,7 +139,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
         )
     given = [c for c in ("messages", "prompt", "response") if getattr(source, c) is not None]
     if given not in (["messages"], ["prompt", "response"]):
-        yield Problem(
+        yield invalid(
             f"{name}.{given[0]}" if given else f"{name}.prompt",
             show(getattr(source, given[0])) if given else None,
             f"Labelled responses are read from messages, or from prompt and response; "
@@ -149,7 +149,7 @@ def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
         )
     for column in ("chosen", "rejected"):
         if getattr(source, column) is not None:
-            yield Problem(
+            yield invalid(
                 f"{name}.{column}",
                 show(getattr(source, column)),
                 f"Responses are labelled two ways: {name}.label is given too.",
@@ -164,7 +164,7 @@ def step_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     yield from _prompts(name, source)
     for column, value in (("steps", source.steps), ("labels", source.labels)):
         if value is None:
-            yield Problem(
+            yield invalid(
                 f"{name}.{column}",
                 None,
                 "A process reward model needs to know where steps and their labels are.",

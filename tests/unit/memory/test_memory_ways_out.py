@@ -11,13 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.load import validate
+from plimsoll.config.problems import Problem as PlanProblem
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.changes import Change, changed, value_at
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.spec.run_spec import RunSpec
 
 ROWS = {

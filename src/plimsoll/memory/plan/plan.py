@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from plimsoll.config.problems import Problem as PlanProblem
 from plimsoll.machine.hardware import Hardware
 from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
@@ -14,7 +15,6 @@ from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, judge
 from plimsoll.memory.items import Held, Item
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.rules import find_conflicts
 from plimsoll.memory.rules.shortages import find_shortages
 from plimsoll.spec.run_spec import RunSpec

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.problems import Problem as PlanProblem
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.counting import counted
 
 

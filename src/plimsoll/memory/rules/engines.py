@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import floor
 
+from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.price.engines import ASLEEP, least_share
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.rules.culprit import find_culprit
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
 
@@ -24,7 +24,7 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
 
 
-def engine_rules(job: Job) -> Iterator[PlanProblem]:
+def engine_rules(job: Job) -> Iterator[Problem]:
     """What vLLM cannot do with the actor's model and the cards."""
     if job.sampler is None or job.sampler.rollout.engine != "vllm":
         return
@@ -34,7 +34,7 @@ def engine_rules(job: Job) -> Iterator[PlanProblem]:
         yield from _bfloat16(job, job.sampler.rollout)
     elif job.sampler.shape.head_dim not in CPU_HEAD_SIZES:
         shape = job.sampler.shape
-        yield PlanProblem(
+        yield Problem(
             "vllm-head-size",
             "error",
             f"{shape.name} has attention heads of {shape.head_dim}",
@@ -65,12 +65,12 @@ def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
         yield f"a vocabulary of {rows:,} (padded)"
 
 
-def _divided(rollout: RolloutConfig, shape: ModelShape) -> Iterator[PlanProblem]:
+def _divided(rollout: RolloutConfig, shape: ModelShape) -> Iterator[Problem]:
     parallel = rollout.tensor_parallel
     obstacles = list(against_parallel(shape, parallel))
     if obstacles:
         can = [n for n in range(1, _MOST_PARALLEL + 1) if not list(against_parallel(shape, n))]
-        yield PlanProblem(
+        yield Problem(
             "tensor-parallel",
             "error",
             f"rollout.tensor_parallel: {parallel} does not divide {shape.name}",
@@ -82,10 +82,10 @@ def _divided(rollout: RolloutConfig, shape: ModelShape) -> Iterator[PlanProblem]
         )
 
 
-def _one_node(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
+def _one_node(job: Job, rollout: RolloutConfig) -> Iterator[Problem]:
     most = max(len(node.cards) for node in job.hardware.nodes)
     if rollout.tensor_parallel > most:
-        yield PlanProblem(
+        yield Problem(
             "tensor-parallel-node",
             "error",
             f"rollout.tensor_parallel: {rollout.tensor_parallel}, and a node has "
@@ -95,10 +95,10 @@ def _one_node(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
         )
 
 
-def _bfloat16(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
+def _bfloat16(job: Job, rollout: RolloutConfig) -> Iterator[Problem]:
     capability = job.capability
     if rollout.dtype == "bfloat16" and capability is not None and capability < BFLOAT16_UNITS:
-        yield PlanProblem(
+        yield Problem(
             "bfloat16-card",
             "error",
             "rollout.dtype is bfloat16, and a card has compute capability {}.{}".format(
@@ -109,7 +109,7 @@ def _bfloat16(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
         )
 
 
-def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[PlanProblem]:
+def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
     """Where other processes hold what vLLM asks for at its start, before the ranks load.
 
     free_bytes: of the cards of this machine, which is the run's first node.
@@ -123,7 +123,7 @@ def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[PlanProblem]:
             continue
         card, free = job.hardware.nodes[0].cards[slot.card], free_bytes[slot.card]
         if share * card.usable_bytes > free:
-            yield PlanProblem(
+            yield Problem(
                 "vllm-share-not-free",
                 "error",
                 f"card {slot.card} ({card.name}) has {gigabytes(free)} GB free, and vLLM asks for "
@@ -137,7 +137,7 @@ def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[PlanProblem]:
             )
 
 
-def beside_training(job: Job, store: Store, band: Band) -> PlanProblem | None:
+def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
     """The problem of an overfull card on which vLLM's share and the ranks are too much together;
     None where it is another.
     """
@@ -151,7 +151,7 @@ def beside_training(job: Job, store: Store, band: Band) -> PlanProblem | None:
         return None
     peak = store.peak
     beside = sum(item.bytes for item in peak.items if item.role != "rollout")
-    return PlanProblem(
+    return Problem(
         "vllm-share-beside-training",
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment.phase} "

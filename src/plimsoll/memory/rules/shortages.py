@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
-from plimsoll.config.codes import PlanCode
+from plimsoll.config.codes import Code as PlanCode
+from plimsoll.config.problems import Problem as PlanProblem
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, judge
 from plimsoll.memory.items import Item
 from plimsoll.memory.price.engines import GIB, card_share, least_share
 from plimsoll.memory.rules.culprit import Culprit, find_culprit
 from plimsoll.memory.rules.engines import beside_training
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.counting import counted, gigabytes
 
 _TOO_SMALL: Mapping[str, PlanCode] = {"device": "device-memory", "host": "host-memory"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.engine import ZeroConfig
+from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.rules.problems import PlanProblem
 
 LOST_BELOW = 2.0**-14
 """Half the distance of bfloat16 numbers about 0.02, the spread that transformers gives new weights
@@ -14,17 +14,17 @@ LOST_BELOW = 2.0**-14
 half is rounded away."""
 
 
-def state_rules(job: Job) -> Iterator[PlanProblem]:
+def state_rules(job: Job) -> Iterator[Problem]:
     """States in bfloat16, and ZeRO++."""
     yield from _lost_updates(job)
     yield from _zero_plus_plus(job)
 
 
-def _lost_updates(job: Job) -> Iterator[PlanProblem]:
+def _lost_updates(job: Job) -> Iterator[Problem]:
     for name, role in job.spec.trained.items():
         rate = role.optimizer.learning_rate
         if role.zero.state_dtype == "bfloat16" and rate < LOST_BELOW:
-            yield PlanProblem(
+            yield Problem(
                 "lost-updates",
                 "warning",
                 f"{name}.zero.state_dtype is bfloat16, and {name}.optimizer.learning_rate {rate:g}",
@@ -35,11 +35,11 @@ def _lost_updates(job: Job) -> Iterator[PlanProblem]:
             )
 
 
-def _zero_plus_plus(job: Job) -> Iterator[PlanProblem]:
+def _zero_plus_plus(job: Job) -> Iterator[Problem]:
     for name, role in job.spec.trained.items():
         asked = [f"{name}.zero.{key}" for key in _asked(role.zero)]
         if asked and job.device == "cpu":
-            yield PlanProblem(
+            yield Problem(
                 "zero-plus-plus",
                 "error",
                 f"{', '.join(asked)}: the run is on the CPU",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Problem, conflict, invalid
 from plimsoll.config.rl import PpoConfig
 from plimsoll.spec.run_spec import VLLM_RANKS
 
@@ -13,18 +13,17 @@ from plimsoll.spec.run_spec import VLLM_RANKS
 def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
     """A trained role's adapter and quantisation."""
     if role.model.quantization == "nf4" and role.adapter is None:
-        yield Problem(
+        yield conflict(
             f"{name}.model.quantization",
             "nf4",
             "Weights of 4 bits cannot be trained, and there is no adapter to train instead.",
             f"an adapter, such as {name}.adapter.rank: 16, or {name}.model.quantization: none",
             code="four-bit-training",
-            conflict=True,
         )
     if role.adapter is None:
         return
     if not role.adapter.targets:
-        yield Problem(
+        yield invalid(
             f"{name}.adapter.targets",
             "[]",
             "No layer would get an adapter, so nothing would be trained.",
@@ -32,7 +31,7 @@ def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
             code="adapter-targets",
         )
     if role.adapter.dora and role.model.quantization == "nf4" and role.zero.stage == 3:
-        yield Problem(
+        yield conflict(
             f"{name}.adapter.dora",
             "true",
             "DoRA reads the base's weights outside of their layers, where ZeRO stage 3 has taken "
@@ -40,35 +39,32 @@ def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
             f"{name}.zero.stage: 2, or {name}.model.quantization: none, or {name}.adapter.dora: "
             "false",
             code="four-bit-dora",
-            conflict=True,
         )
 
 
 def steady(name: str, role: TrainedRole) -> Iterator[Problem]:
     """An adapter whose log-probs are compared with earlier ones of its own."""
     if role.adapter is not None and role.adapter.dropout > 0:
-        yield Problem(
+        yield conflict(
             f"{name}.adapter.dropout",
             str(role.adapter.dropout),
             "Each forward pass would drop other inputs, so the ratio of new to old probabilities "
             "would be noise.",
             f"{name}.adapter.dropout: 0; dropout is for sft and dpo",
             code="adapter-dropout",
-            conflict=True,
         )
 
 
 def frozen(name: str, role: FrozenRole) -> Iterator[Problem]:
     """A frozen role's quantisation."""
     if role.model.quantization == "nf4" and role.offload == "cpu":
-        yield Problem(
+        yield conflict(
             f"{name}.offload",
             "cpu",
             "The scales of 4-bit weights stay on the device, so the weights cannot leave it.",
             f"{name}.offload: none (4 bits are a quarter of bfloat16), or "
             f"{name}.model.quantization: none",
             code="four-bit-offload",
-            conflict=True,
         )
 
 
@@ -77,13 +73,12 @@ def separate(config: PpoConfig) -> Iterator[Problem]:
     if config.rollout.sync.adapter == "merged":
         return
     for obstacle, instead in _against_separate(config):
-        yield Problem(
+        yield conflict(
             "rollout.sync.adapter",
             "separate",
             obstacle,
             f"rollout.sync.adapter: merged, or {instead}",
             code="adapter-separate",
-            conflict=True,
         )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Problem, conflict
 from plimsoll.run.counting import counted
 from plimsoll.spec.run_spec import RunSpec
 
@@ -23,13 +23,12 @@ def _levers(name: str, role: TrainedRole, ranks: int) -> Iterator[Problem]:
     """ranks: that the role is divided over."""
     yield from _checkpointing(name, role.model)
     for obstacle, instead in _against_narrow_states(name, role):
-        yield Problem(
+        yield conflict(
             f"{name}.zero.state_dtype",
             "bfloat16",
             obstacle,
             f"{instead}, or {name}.zero.state_dtype: float32",
             code="state-dtype",
-            conflict=True,
         )
     yield from _zero_plus_plus(name, role, ranks)
 
@@ -43,13 +42,12 @@ def _checkpointing(name: str, model: ModelConfig) -> Iterator[Problem]:
     if model.activation_offload == "none":
         del unused["activation_offload"]
     for key, value in unused.items():
-        yield Problem(
+        yield conflict(
             f"{name}.model.{key}",
             str(value),
             f"No layer is checkpointed ({name}.model.gradient_checkpointing: false).",
             f"{name}.model.gradient_checkpointing: true, or leave {name}.model.{key} out",
             code="checkpointing-off",
-            conflict=True,
         )
 
 
@@ -80,32 +78,29 @@ def _zero_plus_plus(name: str, role: TrainedRole, ranks: int) -> Iterator[Proble
     }
     for key, value in asked.items():
         if value and zero.stage != 3:
-            yield Problem(
+            yield conflict(
                 f"{name}.zero.{key}",
                 value,
                 f"ZeRO++ is of stage 3, which exchanges weights; the stage is {zero.stage}.",
                 f"{name}.zero.stage: 3, or leave {name}.zero.{key} out",
                 code="zero-plus-plus",
-                conflict=True,
             )
     if zero.parameter_offload == "cpu" and size > 1:
-        yield Problem(
+        yield conflict(
             f"{name}.zero.hpz_partition_size",
             str(size),
             "The second copy would be in host memory, behind a slower link than the one it spares "
             f"({name}.zero.parameter_offload: cpu).",
             f"{name}.zero.parameter_offload: none, or leave {name}.zero.hpz_partition_size out",
             code="zero-plus-plus",
-            conflict=True,
         )
     if zero.stage == 3 and ranks % size:
-        yield Problem(
+        yield conflict(
             f"{name}.zero.hpz_partition_size",
             str(size),
             f"Groups of {size} ranks do not go into {counted(ranks, 'rank')}.",
             f"a number that divides {ranks}: the ranks of a node",
             code="zero-plus-plus",
-            conflict=True,
         )
 
 
@@ -116,12 +111,11 @@ def _one_group(spec: RunSpec[Any]) -> Iterator[Problem]:
         return
     for name, role in at_3.items():
         if role.zero.hpz_partition_size > 1:
-            yield Problem(
+            yield conflict(
                 f"{name}.zero.hpz_partition_size",
                 str(role.zero.hpz_partition_size),
                 "Actor and critic share their ranks, and DeepSpeed makes such groups once in a "
                 "process, for all that is at stage 3.",
                 f"cluster.critic_ranks, or leave {name}.zero.hpz_partition_size out",
                 code="zero-plus-plus",
-                conflict=True,
             )

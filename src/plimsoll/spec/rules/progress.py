@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.problems import Problem, show
+from plimsoll.config.problems import Problem, conflict, invalid, show
 from plimsoll.config.run import BestConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.job import Names
@@ -18,25 +18,23 @@ def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
     """What is kept of evaluations, and what is averaged."""
     best = spec.run.best
     if best is not None and spec.run.eval_every is None:
-        yield Problem(
+        yield conflict(
             "run.best",
             "given",
             "Nothing is evaluated: run.eval_every is not given.",
             "give run.eval_every and data.eval, or leave run.best out",
             code="best-without-eval",
-            conflict=True,
         )
     if best is not None and not spec.evaluation.more:
         yield from _best(best, spec.evaluation.written)
     critic = spec.trained.get("critic")
     if critic is not None and critic.ema is not None:
-        yield Problem(
+        yield conflict(
             "critic.ema",
             "given",
             "The average is for the final model, and the critic is not written as one.",
             "actor.ema, or leave critic.ema out",
             code="critic-ema",
-            conflict=True,
         )
 
 
@@ -44,7 +42,7 @@ def _best(best: BestConfig, reported: Names) -> Iterator[Problem]:
     """What evaluations are compared by, and which way."""
     if best.metric not in reported:
         close = get_close_matches(best.metric, reported, n=3)
-        yield Problem(
+        yield invalid(
             "run.best.metric",
             show(best.metric),
             "Evaluations are compared by it (run.best), and this job's do not report it.",
@@ -52,14 +50,13 @@ def _best(best: BestConfig, reported: Names) -> Iterator[Problem]:
             code="best-metric",
         )
     elif reported[best.metric] not in (None, best.goal):
-        yield Problem(
+        yield conflict(
             "run.best.goal",
             best.goal,
             f"It would keep the worst evaluation: the best {best.metric} is the "
             f"{reported[best.metric]} (run.best.metric).",
             f"run.best.goal: {reported[best.metric]}",
             code="best-metric",
-            conflict=True,
         )
 
 
@@ -67,7 +64,7 @@ def scheduled(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
     """A role's learning rates and averages over its optimizer steps."""
     optimizer = role.optimizer
     if optimizer.final_ratio > 1:
-        yield Problem(
+        yield invalid(
             f"{name}.optimizer.final_ratio",
             str(optimizer.final_ratio),
             "It is a share of the peak learning rate.",
@@ -75,7 +72,7 @@ def scheduled(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
             code="optimizer-value",
         )
     if optimizer.warmup_steps > updates:
-        yield Problem(
+        yield invalid(
             f"{name}.optimizer.warmup_steps",
             str(optimizer.warmup_steps),
             f"The {name} takes {counted(updates, 'optimizer step')}, so the peak would never be "
@@ -85,7 +82,7 @@ def scheduled(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
         )
     yield from _decay(name, role, updates)
     if role.ema is not None and role.ema.decay >= 1:
-        yield Problem(
+        yield invalid(
             f"{name}.ema.decay",
             str(role.ema.decay),
             "At 1 the average stays what it was, and above it grows without bound.",
@@ -93,14 +90,13 @@ def scheduled(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
             code="optimizer-value",
         )
     if role.ema is not None and role.zero.state_dtype == "bfloat16":
-        yield Problem(
+        yield conflict(
             f"{name}.ema",
             "given",
             "The average changes places with the masters for evaluations, and would be rounded to "
             f"bfloat16 ({name}.zero.state_dtype).",
             f"{name}.zero.state_dtype: float32, or leave {name}.ema out",
             code="state-dtype",
-            conflict=True,
         )
 
 
@@ -109,16 +105,15 @@ def _decay(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
     if optimizer.decay_steps is None:
         return
     if optimizer.schedule != "wsd":
-        yield Problem(
+        yield conflict(
             f"{name}.optimizer.decay_steps",
             str(optimizer.decay_steps),
             f"Only wsd has such steps ({name}.optimizer.schedule: {optimizer.schedule}).",
             f"{name}.optimizer.schedule: wsd, or leave {name}.optimizer.decay_steps out",
             code="decay-steps",
-            conflict=True,
         )
     elif optimizer.warmup_steps + optimizer.decay_steps > updates:
-        yield Problem(
+        yield invalid(
             f"{name}.optimizer.decay_steps",
             str(optimizer.decay_steps),
             f"With the warm-up ({name}.optimizer.warmup_steps: {optimizer.warmup_steps}) they are "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.problems import Problem, show
+from plimsoll.config.problems import Problem, conflict, invalid, show
 from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
 
 SUFFIX = ".parquet"
@@ -18,16 +18,15 @@ def stored_logprobs(settings: ReferenceLogprobsConfig) -> Iterator[Problem]:
     if settings.path is None:
         return
     if not settings.precompute:
-        yield Problem(
+        yield conflict(
             "reference_logprobs.path",
             show(settings.path),
             "It would be neither read nor written: the reference scores batch by batch.",
             "reference_logprobs.precompute: true, or leave reference_logprobs.path out",
             code="reference-logprobs",
-            conflict=True,
         )
     if Path(settings.path).suffix != SUFFIX:
-        yield Problem(
+        yield invalid(
             "reference_logprobs.path",
             show(settings.path),
             "The numbers are kept as Parquet, and files of data are told by their names.",
@@ -44,11 +43,10 @@ def unused_reference(
     if logprobs.precompute:
         unused["reference_logprobs.precompute"] = "true"
     for key, value in unused.items():
-        yield Problem(
+        yield conflict(
             key,
             value,
             f"The loss {loss.name} is reference-free: it would not be looked at.",
             f"leave {key} out, or algorithm.loss.name: dpo",
             code="reference-free-loss",
-            conflict=True,
         )

@@ -9,7 +9,7 @@ from typing import Any
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.problems import Problem, refuse, show
+from plimsoll.config.problems import Problem, conflict, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.rules.adapters import adapted, frozen
 from plimsoll.spec.rules.memory import memory_levers
@@ -49,7 +49,7 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Keys that every config has, and that this job, or this run, would not look at."""
     separator = DataConfig.model_fields["step_separator"]
     if spec.data.step_separator != separator.default and not spec.job.has_steps:
-        yield Problem(
+        yield invalid(
             "data.step_separator",
             show(spec.data.step_separator),
             "Only the rows of a process reward model (plimsoll prm) have steps.",
@@ -57,22 +57,20 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
             code="data-columns",
         )
     if spec.cluster.critic_ranks is not None and "critic" not in spec.trained:
-        yield Problem(
+        yield conflict(
             "cluster.critic_ranks",
             str(spec.cluster.critic_ranks),
             "This job trains no critic.",
             "leave cluster.critic_ranks out",
             code="critic-ranks",
-            conflict=True,
         )
     if spec.run.eval_every is not None and spec.data.eval is None:
-        yield Problem(
+        yield conflict(
             "run.eval_every",
             str(spec.run.eval_every),
             "There is nothing to evaluate on: data.eval is not given.",
             "give data.eval.path and its columns, or leave run.eval_every out",
             code="no-eval-data",
-            conflict=True,
         )
 
 
@@ -93,13 +91,12 @@ def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
 def _on_ray(key: str, value: str, why: str, instead: str | None = None) -> Problem:
     """Of a key of the cluster that one process cannot do."""
     other = f"leave cluster.{key} out" if instead is None else f"cluster.{key}: {instead}"
-    return Problem(
+    return conflict(
         f"cluster.{key}",
         value,
         f"cluster.where: local {why}.",
         f"cluster.where: ray, or {other}",
         code="local-one-process",
-        conflict=True,
     )
 
 
@@ -111,7 +108,7 @@ def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
     yield from _gradient_dtype(name, role)
     for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
         if value >= 1:
-            yield Problem(
+            yield invalid(
                 f"{name}.optimizer.{beta}",
                 str(value),
                 "Adam's moving averages forget nothing at 1, and grow without bound above it.",
@@ -123,55 +120,50 @@ def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
 def _offload(name: str, role: TrainedRole) -> Iterator[Problem]:
     zero = role.zero
     if zero.parameter_offload == "cpu" and zero.stage != 3:
-        yield Problem(
+        yield conflict(
             f"{name}.zero.parameter_offload",
             "cpu",
             f"Only ZeRO stage 3 divides the weights and can move them; the stage is {zero.stage}.",
             f"{name}.zero.stage: 3, or {name}.zero.parameter_offload: none",
             code="offload-stage",
-            conflict=True,
         )
     if zero.optimizer_offload == "cpu" and zero.stage == 0:
-        yield Problem(
+        yield conflict(
             f"{name}.zero.optimizer_offload",
             "cpu",
             "DeepSpeed offloads the optimizer from ZeRO stage 1 on; the stage is 0.",
             f"{name}.zero.stage: 1 (one rank holds the same with it), "
             f"or {name}.zero.optimizer_offload: none",
             code="offload-stage",
-            conflict=True,
         )
     if zero.optimizer_offload == "cpu" and role.optimizer.kind != "adamw":
-        yield Problem(
+        yield conflict(
             f"{name}.zero.optimizer_offload",
             "cpu",
             f"DeepSpeedCPUAdam, which steps on the host, is AdamW alone, and no "
             f"{role.optimizer.kind} ({name}.optimizer.kind).",
             f"{name}.zero.optimizer_offload: none, or {name}.optimizer.kind: adamw",
             code="adamw-8bit-offload",
-            conflict=True,
         )
 
 
 def _gradient_dtype(name: str, role: TrainedRole) -> Iterator[Problem]:
     zero = role.zero
     if zero.gradient_dtype == "float32" and zero.stage == 0 and role.model.dtype == "bfloat16":
-        yield Problem(
+        yield conflict(
             f"{name}.zero.gradient_dtype",
             "float32",
             "At stage 0 DeepSpeed adds the gradients of bfloat16 weights in bfloat16.",
             f"{name}.zero.stage: 1 or more, or {name}.zero.gradient_dtype: auto",
             code="gradient-dtype",
-            conflict=True,
         )
     if zero.gradient_dtype == "bfloat16" and role.model.dtype == "float32":
-        yield Problem(
+        yield conflict(
             f"{name}.zero.gradient_dtype",
             "bfloat16",
             f"The weights are float32 ({name}.model.dtype), and so are their gradients.",
             f"{name}.zero.gradient_dtype: auto, or {name}.model.dtype: bfloat16",
             code="gradient-dtype",
-            conflict=True,
         )
 
 
@@ -182,11 +174,10 @@ def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
         why = f"two sequences of {work.length_keys} each, which stay together"
     if longest > work.budget:
         what = "pair" if work.unit == "pair" else "sequence"
-        yield Problem(
+        yield conflict(
             "batch.micro_batch_tokens",
             str(work.budget),
             f"A {what} may be {longest} tokens long ({why}) and would fit no micro-batch.",
             f"batch.micro_batch_tokens: {longest}, or shorter sequences",
             code="micro-batch-tokens",
-            conflict=True,
         )
