@@ -20,12 +20,10 @@ from rich.console import Console
 from rich.table import Table
 
 from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
-from plimsoll.commands.needs import missing_needs
 from plimsoll.commands.planning import plan_run, refuse_conflicts, surroundings_of
 from plimsoll.commands.run import run
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
-from plimsoll.memory.rules.here import here_rules
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.clock import total_seconds
 from plimsoll.run.curves import draw_curves
@@ -35,6 +33,7 @@ from plimsoll.run.output import silence
 from plimsoll.run.panels import curve_panels, time_panels
 from plimsoll.run.rows import read_rows
 from plimsoll.spec.load import load_spec
+from plimsoll.spec.rules.machine import here_rules, missing_needs
 
 DIGITS = 2
 TRAINING_PROBLEMS = 3500

@@ -33,10 +33,10 @@ from plimsoll.memory.plan.as_text import plan_text, problem_text, verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.plan.svg import draw_svg
 from plimsoll.memory.price.overheads import Constants, read_constants
-from plimsoll.memory.rules.here import here_rules
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.planned import Footprints, Planned
+from plimsoll.spec.rules.machine import here_rules
 from plimsoll.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:

@@ -12,12 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from plimsoll.commands.heads import check_heads
-from plimsoll.commands.needs import missing_needs
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.config.problems import Problem, conflict, invalid, refuse, show
+from plimsoll.config.problems import Problem, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.json_array import conversion
 from plimsoll.data.sources import SUFFIXES, is_data
@@ -35,43 +32,27 @@ from plimsoll.spec.model_files import (
     models_by_key,
     read_model_json,
 )
+from plimsoll.spec.rules.heads import check_heads
+from plimsoll.spec.rules.machine import missing_needs
 from plimsoll.spec.run_spec import RunSpec
 
 _SAVED_DATASET = ("dataset_dict.json", "state.json")
 
 
-def check_inputs(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Refuse inputs that cannot work, all of them in one ConfigError: data, models, run directory,
-    packages, names of losses and rewards, lengths.
-
-    origins: where each key was written, as `read_config` gives them.
-    """
-    try:
-        refuse(_problems(spec), origins)
-    except OSError as error:  # a name that the system does not take, a folder that it hides
-        raise ConfigError(
-            f"{error.filename}: {error.strerror}. Give another path, or correct its rights."
-        ) from error
+def _sources(spec: RunSpec[Any]) -> Iterator[Problem]:
+    for key, source in spec.data.sources().items():
+        yield from check_source(key, source)
 
 
-def _problems(spec: RunSpec[Any]) -> Iterator[Problem]:
-    yield from _run_directory(spec)
-    for name, source in spec.data.sources().items():
-        yield from check_source(name, source)
-    yield from check_template(spec.data, spec.actor.model)
-    models = models_by_key(spec)
-    for key, model in models.items():
+def _template(spec: RunSpec[Any]) -> Iterator[Problem]:
+    return check_template(spec.data, spec.actor.model)
+
+
+def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
+    for key, model in models_by_key(spec).items():
         tokenizer = key in ("actor.model", "teacher.model")
         yield from check_model(f"{key}.path", model.path, tokenizer=tokenizer)
         yield from _length(spec, key, model)
-    yield from _heads(spec)
-    yield from missing_needs(spec)
-    yield from _nodes(spec.cluster)
-    yield from check_choices(spec.job.choices(spec.config))
-    yield from check_heads(spec, "actor.model.path", spec.actor.model.path)
-    if spec.sampling is not None:
-        unusable = [*check_rewards(spec.sampling.rewards)]
-        yield from unusable or check_references(spec.sampling.rewards, spec.data.sources())
 
 
 def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -164,7 +145,8 @@ def _heads(spec: RunSpec[Any]) -> Iterator[Problem]:
             )
 
 
-def _nodes(cluster: ClusterConfig) -> Iterator[Problem]:
+def _nodes(spec: RunSpec[Any]) -> Iterator[Problem]:
+    cluster = spec.cluster
     if cluster.nodes > 1 and cluster.address is None and cluster.where == "ray":
         yield conflict(
             "cluster.nodes",
@@ -174,3 +156,45 @@ def _nodes(cluster: ClusterConfig) -> Iterator[Problem]:
             "give cluster.address: HOST:PORT",
             code="nodes-without-cluster",
         )
+
+
+def _choices(spec: RunSpec[Any]) -> Iterator[Problem]:
+    return check_choices(spec.job.choices(spec.config))
+
+
+def _engine_heads(spec: RunSpec[Any]) -> Iterator[Problem]:
+    return check_heads(spec, "actor.model.path", spec.actor.model.path)
+
+
+def _rewards(spec: RunSpec[Any]) -> Iterator[Problem]:
+    if spec.sampling is not None:
+        unusable = [*check_rewards(spec.sampling.rewards)]
+        yield from unusable or check_references(spec.sampling.rewards, spec.data.sources())
+
+
+INPUT_RULES = (
+    _run_directory,
+    _sources,
+    _template,
+    _models,
+    _heads,
+    missing_needs,
+    _nodes,
+    _choices,
+    _engine_heads,
+    _rewards,
+)
+
+
+def check_inputs(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
+    """Refuse inputs that cannot work, all of them in one ConfigError: data, models, run directory,
+    packages, names of losses and rewards, lengths.
+
+    origins: where each key was written, as `read_config` gives them.
+    """
+    try:
+        refuse(find(INPUT_RULES, spec), origins)
+    except OSError as error:  # a name that the system does not take, a folder that it hides
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}. Give another path, or correct its rights."
+        ) from error

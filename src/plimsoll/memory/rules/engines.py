@@ -15,37 +15,12 @@ from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.rules.culprit import find_culprit
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.rules.heads import CPU_HEAD_SIZES, against_cpu_heads
 
 _PADDING = 64
 """Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,
 vllm/model_executor/layers/vocab_parallel_embedding.py."""
 _MOST_PARALLEL = 64
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
-
-
-def engine_rules(job: Job) -> Iterator[Problem]:
-    """What vLLM cannot do with the actor's model and the cards."""
-    if job.sampler is None or job.sampler.rollout.engine != "vllm":
-        return
-    yield from _divided(job.sampler.rollout, job.sampler.shape)
-    if job.device == "cuda":
-        yield from _one_node(job, job.sampler.rollout)
-        yield from _bfloat16(job, job.sampler.rollout)
-    elif job.sampler.shape.head_dim not in CPU_HEAD_SIZES:
-        shape = job.sampler.shape
-        yield Problem(
-            "vllm-head-size",
-            "error",
-            f"{shape.name} has attention heads of {shape.head_dim}",
-            against_cpu_heads(),
-            "rollout.engine: transformers, or a model with other heads",
-        )
-
-
-def against_cpu_heads() -> str:
-    """Why others than `CPU_HEAD_SIZES` are refused."""
-    return f"vLLM on CPU has attention only for {', '.join(map(str, CPU_HEAD_SIZES))}"
 
 
 def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
@@ -65,8 +40,11 @@ def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
         yield f"a vocabulary of {rows:,} (padded)"
 
 
-def _divided(rollout: RolloutConfig, shape: ModelShape) -> Iterator[Problem]:
-    parallel = rollout.tensor_parallel
+def divided(job: Job) -> Iterator[Problem]:
+    """The actor's model over the cards of an engine."""
+    if job.spec.vllm is None:
+        return
+    parallel, shape = job.spec.vllm.tensor_parallel, job.shapes["actor"]
     obstacles = list(against_parallel(shape, parallel))
     if obstacles:
         can = [n for n in range(1, _MOST_PARALLEL + 1) if not list(against_parallel(shape, n))]
@@ -82,22 +60,25 @@ def _divided(rollout: RolloutConfig, shape: ModelShape) -> Iterator[Problem]:
         )
 
 
-def _one_node(job: Job, rollout: RolloutConfig) -> Iterator[Problem]:
+def one_node(job: Job) -> Iterator[Problem]:
+    """An engine's cards."""
+    parallel = job.spec.vllm.tensor_parallel if job.spec.vllm else 1
     most = max(len(node.cards) for node in job.hardware.nodes)
-    if rollout.tensor_parallel > most:
+    if job.device == "cuda" and parallel > most:
         yield Problem(
             "tensor-parallel-node",
             "error",
-            f"rollout.tensor_parallel: {rollout.tensor_parallel}, and a node has "
-            f"{counted(most, 'card')}",
+            f"rollout.tensor_parallel: {parallel}, and a node has {counted(most, 'card')}",
             "the cards of an engine are of one node: its parts exchange activations in every layer",
             f"rollout.tensor_parallel: at most {most}, and more rollout.engines",
         )
 
 
-def _bfloat16(job: Job, rollout: RolloutConfig) -> Iterator[Problem]:
-    capability = job.capability
-    if rollout.dtype == "bfloat16" and capability is not None and capability < BFLOAT16_UNITS:
+def engine_dtype(job: Job) -> Iterator[Problem]:
+    """bfloat16 on old cards."""
+    vllm, capability = job.spec.vllm, job.capability
+    narrow = vllm is not None and vllm.dtype == "bfloat16" and job.device == "cuda"
+    if narrow and capability is not None and capability < BFLOAT16_UNITS:
         yield Problem(
             "bfloat16-card",
             "error",
@@ -106,6 +87,20 @@ def _bfloat16(job: Job, rollout: RolloutConfig) -> Iterator[Problem]:
             ),
             "vLLM does not start: it has bfloat16 from 8.0 on (platforms/cuda.py)",
             "rollout.dtype: float32, rollout.engine: transformers, or cards from A100 on",
+        )
+
+
+def cpu_heads(job: Job) -> Iterator[Problem]:
+    """Attention heads of an engine on the CPU."""
+    shape = job.shapes["actor"]
+    on_cpu = job.spec.vllm is not None and job.device == "cpu"
+    if on_cpu and shape.head_dim not in CPU_HEAD_SIZES:
+        yield Problem(
+            "vllm-head-size",
+            "error",
+            f"{shape.name} has attention heads of {shape.head_dim}",
+            against_cpu_heads(),
+            "rollout.engine: transformers, or a model with other heads",
         )
 
 

@@ -10,7 +10,6 @@ from plimsoll.memory.price.roles import EMBEDDINGS
 from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.spec.roles import RoleName
 
 _ALL_LINEAR = "all-linear"
 _MLP = {"gate_proj", "up_proj", "down_proj"}
@@ -19,31 +18,24 @@ _RENAMED_EXPERTS = ("glm4_moe", "qwen3_moe")
 (peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe)."""
 
 
-def model_rules(job: Job) -> Iterator[Problem]:
-    """Every role's model."""
-    for name, shape in job.shapes.items():
-        yield from _positions(job, name, shape)
-    yield from _other_parts(job)
-    yield from _vocabularies(job)
-    yield from _targets(job)
-    yield from _varlen(job)
+def positions(job: Job) -> Iterator[Problem]:
+    """The longest sequence of each role."""
+    for role, shape in job.shapes.items():
+        longest, written = job.spec.longest_of(role)
+        if longest > shape.positions:
+            yield Problem(
+                "sequence-over-positions",
+                "error",
+                f"a sequence of the {role} may be {longest:,} tokens long ({written})",
+                f"{shape.name} has {shape.positions:,} positions (max_position_embeddings, or "
+                "those before its longrope changes); what is beyond them it has never seen, or "
+                "would change the rest of its pack",
+                f"lower these lengths, or take a model with more positions as {job.key(role)}"
+                ".model",
+            )
 
 
-def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[Problem]:
-    longest, written = job.spec.longest_of(role)
-    if longest > shape.positions:
-        yield Problem(
-            "sequence-over-positions",
-            "error",
-            f"a sequence of the {role} may be {longest:,} tokens long ({written})",
-            f"{shape.name} has {shape.positions:,} positions (max_position_embeddings, or those "
-            "before its longrope changes); what is beyond them it has never seen, or would change "
-            "the rest of its pack",
-            f"lower these lengths, or take a model with more positions as {job.key(role)}.model",
-        )
-
-
-def _other_parts(job: Job) -> Iterator[Problem]:
+def other_parts(job: Job) -> Iterator[Problem]:
     """A run refuses such models, when it reads their config.json (model/checks.py)."""
     for role, model in job.spec.models.items():
         if has_other_parts(model.path):
@@ -58,7 +50,7 @@ def _other_parts(job: Job) -> Iterator[Problem]:
             )
 
 
-def _vocabularies(job: Job) -> Iterator[Problem]:
+def vocabularies(job: Job) -> Iterator[Problem]:
     """All roles read the tokens of the actor's tokenizer; a teacher gives each a probability."""
     actor = job.shapes["actor"]
     for role, shape in job.shapes.items():
@@ -74,7 +66,8 @@ def _vocabularies(job: Job) -> Iterator[Problem]:
             )
 
 
-def _targets(job: Job) -> Iterator[Problem]:
+def adapter_targets(job: Job) -> Iterator[Problem]:
+    """The layers that get an adapter."""
     for role, trained in job.spec.trained.items():
         shape = job.shapes[role]
         for target in trained.adapter.targets if trained.adapter else ():
@@ -115,7 +108,7 @@ def _against_target(shape: ModelShape, target: str) -> str:
     return "no linear layer of the decoder has this name (the last part of the module's)"
 
 
-def _varlen(job: Job) -> Iterator[Problem]:
+def varlen(job: Job) -> Iterator[Problem]:
     """model.attention: varlen where it cannot be; auto takes sdpa there."""
     for role, model in job.spec.models.items():
         if model.attention != "varlen":

@@ -14,13 +14,8 @@ LOST_BELOW = 2.0**-14
 half is rounded away."""
 
 
-def state_rules(job: Job) -> Iterator[Problem]:
-    """States in bfloat16, and ZeRO++."""
-    yield from _lost_updates(job)
-    yield from _zero_plus_plus(job)
-
-
-def _lost_updates(job: Job) -> Iterator[Problem]:
+def lost_updates(job: Job) -> Iterator[Problem]:
+    """States in bfloat16."""
     for name, role in job.spec.trained.items():
         rate = role.optimizer.learning_rate
         if role.zero.state_dtype == "bfloat16" and rate < LOST_BELOW:
@@ -35,7 +30,8 @@ def _lost_updates(job: Job) -> Iterator[Problem]:
             )
 
 
-def _zero_plus_plus(job: Job) -> Iterator[Problem]:
+def zero_plus_plus(job: Job) -> Iterator[Problem]:
+    """Of a run on the CPU."""
     for name, role in job.spec.trained.items():
         asked = [f"{name}.zero.{key}" for key in _asked(role.zero)]
         if asked and job.device == "cpu":

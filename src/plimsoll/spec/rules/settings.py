@@ -6,43 +6,14 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.problems import Problem, conflict, invalid, refuse, show
+from plimsoll.config.problems import Problem, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.rules.adapters import adapted, frozen
 from plimsoll.spec.rules.memory import memory_levers
 from plimsoll.spec.rules.progress import evaluated, scheduled
 from plimsoll.spec.run_spec import RunSpec
-
-
-def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
-    """Refuse settings that contradict one another, all of them in one error.
-
-    origins: where each key was written, as `read_config` gives them.
-    Raises ConfigError (exit code 2) for values that can never do; SettingsConflict (4) where
-    every problem is between settings that are right by themselves.
-    """
-    refuse(settings_rules(spec), origins)
-
-
-def settings_rules(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Of every job, and of the spec's own."""
-    yield from _cluster(spec.cluster)
-    yield from evaluated(spec)
-    yield from memory_levers(spec)
-    yield from _unread(spec)
-    for name, trained in spec.trained.items():
-        learning = max(0, spec.run.steps - spec.roles[name].begins)
-        yield from _role(name, trained, learning * spec.workload.updates)
-    for role in spec.roles.values():
-        if role.frozen is not None and role.given:
-            yield from frozen(role.key, role.frozen)
-    for key, source in spec.data.sources().items():
-        yield from spec.job.columns(key, source)
-    yield from spec.job.rules(spec.config)
-    yield from _budget(spec)
 
 
 def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -74,7 +45,8 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
         )
 
 
-def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
+def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
+    cluster = spec.cluster
     if cluster.where != "local":
         return
     own, ranks, nodes, address = cluster.critic_ranks, cluster.ranks, cluster.nodes, cluster.address
@@ -98,6 +70,29 @@ def _on_ray(key: str, value: str, why: str, instead: str | None = None) -> Probl
         f"cluster.where: ray, or {other}",
         code="local-one-process",
     )
+
+
+def _trained(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Roles that learn."""
+    for name, role in spec.trained.items():
+        learning = max(0, spec.run.steps - spec.roles[name].begins)
+        yield from _role(name, role, learning * spec.workload.updates)
+
+
+def _frozen(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Roles that only score."""
+    for role in spec.roles.values():
+        if role.frozen is not None and role.given:
+            yield from frozen(role.key, role.frozen)
+
+
+def _columns(spec: RunSpec[Any]) -> Iterator[Problem]:
+    for key, source in spec.data.sources().items():
+        yield from spec.job.columns(key, source)
+
+
+def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
+    return spec.job.rules(spec.config)
 
 
 def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
@@ -181,3 +176,26 @@ def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
             f"batch.micro_batch_tokens: {longest}, or shorter sequences",
             code="micro-batch-tokens",
         )
+
+
+SETTINGS_RULES = (
+    _cluster,
+    evaluated,
+    memory_levers,
+    _unread,
+    _trained,
+    _frozen,
+    _columns,
+    _of_the_job,
+    _budget,
+)
+
+
+def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
+    """Refuse settings that contradict one another, all of them in one error.
+
+    origins: where each key was written, as `read_config` gives them.
+    Raises ConfigError (exit code 2) for values that can never do; SettingsConflict (4) where
+    every problem is between settings that are right by themselves.
+    """
+    refuse(find(SETTINGS_RULES, spec), origins)
