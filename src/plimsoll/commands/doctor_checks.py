@@ -58,12 +58,11 @@ _ON_GPU = {
 def _python(machine: Machine) -> Iterator[Problem]:
     """Of the interpreter that runs Plimsoll."""
     found, what = machine.python[:2], ".".join(map(str, machine.python))
-    if _OLDEST_PYTHON <= found <= _NEWEST_PYTHON:
-        yield checked("python", "ok", what)
-    else:
-        severity: Severity = "error" if found < _OLDEST_PYTHON else "warning"
-        why = "3.11 and 3.12 are tested."
-        yield checked("python", severity, what, why, "use Python 3.11 or 3.12")
+    severity: Severity = "warning" if found > _NEWEST_PYTHON else "ok"
+    if found < _OLDEST_PYTHON:
+        severity = "error"
+    why, fix = "3.11 and 3.12 are tested.", "use Python 3.11 or 3.12"
+    yield checked("python", severity, what, why, fix)
 
 
 def _modules(machine: Machine) -> Iterator[Problem]:
@@ -223,12 +222,10 @@ def _compilers(machine: Machine) -> Iterator[Problem]:
     """Whether all are there that DeepSpeed, vLLM and Triton ask for."""
     uses, tools = _ON_GPU if machine.has_gpus else _ON_CPU, machine.tools
     there = ", ".join(tool for tool in uses if tools[tool]) or "none"
-    if missing := [tool for tool in uses if not tools[tool]]:
-        built = " and ".join(dict.fromkeys(use for tool in missing for use in uses[tool]))
-        why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
-        yield checked("compilers", "warning", there, why, way_to_have(missing))
-    else:
-        yield checked("compilers", "ok", there)
+    missing = [tool for tool in uses if not tools[tool]]
+    built = " and ".join(dict.fromkeys(use for tool in missing for use in uses[tool]))
+    why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
+    yield checked("compilers", "warning" if missing else "ok", there, why, way_to_have(missing))
 
 
 def _libnuma(machine: Machine) -> Iterator[Problem]:

@@ -31,23 +31,20 @@ def memory(machine: Machine) -> Iterator[Problem]:
     what = f"{bytes_text(host.free_bytes)} of {bytes_text(host.capacity_bytes)} free"
     if host.limit is not None:
         what += f" (a cgroup allows this much of {bytes_text(host.total_bytes)})"
-    if host.free_bytes >= _TIGHT_MEMORY * host.capacity_bytes:
-        yield checked("host memory", "ok", what)
-    else:
-        why = "Others hold most of it: a run may not get what its plan counts on."
-        fix = "end what holds it (ps aux --sort=-rss)"
-        yield checked("host memory", "warning", what, why, fix)
+    tight = host.free_bytes < _TIGHT_MEMORY * host.capacity_bytes
+    why = "Others hold most of it: a run may not get what its plan counts on."
+    fix = "end what holds it (ps aux --sort=-rss)"
+    yield checked("host memory", "warning" if tight else "ok", what, why, fix)
 
 
 def swap(machine: Machine) -> Iterator[Problem]:
     """Swap in use."""
     host = machine.memory
     what = f"{bytes_text(host.swap_used_bytes)} of {bytes_text(host.swap_bytes)} used"
-    if host.swap_used_bytes <= _GIB:
-        yield checked("swap", "ok", what if host.swap_bytes else "none")
-    else:
-        why = "Memory ran short before: states that are offloaded to swapped memory are very slow."
-        yield checked("swap", "warning", what, why, "end what holds memory (ps aux --sort=-rss)")
+    severity: Severity = "warning" if host.swap_used_bytes > _GIB else "ok"
+    why = "Memory ran short before: states that are offloaded to swapped memory are very slow."
+    fix = "end what holds memory (ps aux --sort=-rss)"
+    yield checked("swap", severity, what if host.swap_bytes else "none", why, fix)
 
 
 def cores(machine: Machine) -> Iterator[Problem]:
@@ -93,10 +90,9 @@ def _limit(
     key: str, limit: int | None, least: int, shown: Callable[[int], str], why: str, fix: str
 ) -> Problem:
     """limit: None for none."""
-    what = "unlimited" if limit is None else shown(limit)
-    if limit is None or limit >= least:
-        return checked(key, "ok", what)
-    return checked(key, "warning", what, why, fix)
+    if limit is None:
+        return checked(key, "ok", "unlimited")
+    return checked(key, "warning" if limit < least else "ok", shown(limit), why, fix)
 
 
 def shared_memory(machine: Machine) -> Iterator[Problem]:
@@ -108,54 +104,52 @@ def shared_memory(machine: Machine) -> Iterator[Problem]:
     if machine.has_gpus and shared.free_bytes < _LEAST_SHARED:
         why = "NCCL ends with `No space left on device` or a bus error, and Ray goes to the disk."
         yield checked("shared memory", "error", what, why, fix)
-    elif shared.free_bytes < _RAY_SHARE * host.free_bytes:
-        why = "Ray wants 30 % of the memory here; with less its object store is on the disk, slow."
-        yield checked("shared memory", "warning", what, why, fix)
     else:
-        yield checked("shared memory", "ok", what)
+        tight = shared.free_bytes < _RAY_SHARE * host.free_bytes
+        why = "Ray wants 30 % of the memory here; with less its object store is on the disk, slow."
+        yield checked("shared memory", "warning" if tight else "ok", what, why, fix)
 
 
 def run_disk(machine: Machine) -> Iterator[Problem]:
     """Where runs are written."""
-    disk = machine.runs
+    disk, severity = machine.runs, _severity(machine.runs)
+    why = "A checkpoint takes about 14 bytes a parameter: 7 GB for a model of 0.5B."
+    fix = f"make room, or {_OTHER_DIRECTORY}"
     if not disk.writable:
-        why = "Checkpoints, metrics and the model go there."
-        yield checked("run disk", "error", _shown(disk), why, _OTHER_DIRECTORY)
-    elif disk.free_bytes >= _TIGHT_DISK:
-        yield checked("run disk", "ok", _shown(disk))
-    else:
-        severity: Severity = "error" if disk.free_bytes < _LEAST_DISK else "warning"
-        why = "A checkpoint takes about 14 bytes a parameter: 7 GB for a model of 0.5B."
-        yield checked("run disk", severity, _shown(disk), why, f"make room, or {_OTHER_DIRECTORY}")
+        why, fix = "Checkpoints, metrics and the model go there.", _OTHER_DIRECTORY
+    yield checked("run disk", severity, _shown(disk), why, fix)
+
+
+def _severity(disk: Disk) -> Severity:
+    if not disk.writable or disk.free_bytes < _LEAST_DISK:
+        return "error"
+    return "warning" if disk.free_bytes < _TIGHT_DISK else "ok"
 
 
 def temporary_disk(machine: Machine) -> Iterator[Problem]:
     """Where Ray keeps its sessions and spills objects."""
     disk = machine.temporary
     severity: Severity = "error"
-    what, why, fix = _shown(disk, "/ray"), "", "make room, or set TMPDIR"
+    what, fix = _shown(disk, "/ray"), "make room, or set TMPDIR"
     if disk.free_bytes < _LEAST_TEMPORARY or not disk.writable:
         why = "Ray keeps its logs and sessions there and cannot start."
     elif len(os.fsencode(disk.path)) > _LONGEST_TEMPORARY:
         why = "Ray's sockets are below it, and their paths are over the system's 107 bytes."
         fix = f"set TMPDIR to a path of at most {_LONGEST_TEMPORARY} bytes"
-    elif disk.free_bytes < max(_LEAST_DISK, _RAY_FULL * disk.total_bytes):
-        severity = "warning"
-        why = "Ray puts objects there that memory has no room for, unless it is over 95 % full."
     else:
-        severity, fix = "ok", ""
+        tight = disk.free_bytes < max(_LEAST_DISK, _RAY_FULL * disk.total_bytes)
+        severity = "warning" if tight else "ok"
+        why = "Ray puts objects there that memory has no room for, unless it is over 95 % full."
     yield checked("temporary disk", severity, what, why, fix)
 
 
 def cache_disk(machine: Machine) -> Iterator[Problem]:
     """Where packages keep what they compile and download, unless variables of theirs say."""
     disk = machine.caches
-    if disk.writable and disk.free_bytes >= _LEAST_DISK:
-        yield checked("caches", "ok", _shown(disk))
-    else:
-        why = "Adam for the CPU, Triton's kernels and models of the hub go there, or beside it."
-        fix = "set HOME to a directory that can be written to (docker run -e HOME=/workspace)"
-        yield checked("caches", "warning", _shown(disk), why, fix)
+    enough = disk.writable and disk.free_bytes >= _LEAST_DISK
+    why = "Adam for the CPU, Triton's kernels and models of the hub go there, or beside it."
+    fix = "set HOME to a directory that can be written to (docker run -e HOME=/workspace)"
+    yield checked("caches", "ok" if enough else "warning", _shown(disk), why, fix)
 
 
 def _shown(disk: Disk, below: str = "") -> str:

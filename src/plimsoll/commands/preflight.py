@@ -44,10 +44,6 @@ def _sources(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield from check_source(key, source)
 
 
-def _template(spec: RunSpec[Any]) -> Iterator[Problem]:
-    return check_template(spec.data, spec.actor.model)
-
-
 def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
     for key, model in models_by_key(spec).items():
         tokenizer = key in ("actor.model", "teacher.model")
@@ -158,10 +154,6 @@ def _nodes(spec: RunSpec[Any]) -> Iterator[Problem]:
         )
 
 
-def _choices(spec: RunSpec[Any]) -> Iterator[Problem]:
-    return check_choices(spec.job.choices(spec.config))
-
-
 def _engine_heads(spec: RunSpec[Any]) -> Iterator[Problem]:
     return check_heads(spec, "actor.model.path", spec.actor.model.path)
 
@@ -175,12 +167,12 @@ def _rewards(spec: RunSpec[Any]) -> Iterator[Problem]:
 INPUT_RULES = (
     _run_directory,
     _sources,
-    _template,
+    check_template,
     _models,
     _heads,
     missing_needs,
     _nodes,
-    _choices,
+    check_choices,
     _engine_heads,
     _rewards,
 )

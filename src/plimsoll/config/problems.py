@@ -72,7 +72,9 @@ def conflict(key: str, value: str, why: str, fix: str, code: Code) -> Problem:
 
 
 def checked(key: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Problem:
-    """Of a part of the machine; why, fix: "" where it is `ok`."""
+    """Of a part of the machine; why and fix are left out where it is `ok`."""
+    if severity == "ok":
+        return Problem(None, severity, what, key=key)
     return Problem(None, severity, what, why, fix, key)
 
 

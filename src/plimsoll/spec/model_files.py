@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plimsoll.config.data import DataConfig, template_file
+from plimsoll.config.data import template_file
 from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.problems import Problem, invalid, show
 from plimsoll.shapes.hub import Kind, not_on_hub
@@ -52,8 +52,9 @@ def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
         yield invalid(key, show(path), why, "a language model, such as the one that it began as")
 
 
-def check_template(data: DataConfig, model: ModelConfig) -> Iterator[Problem]:
+def check_template(spec: RunSpec[Any]) -> Iterator[Problem]:
     """A chat template that is needed, and is not there."""
+    data, model = spec.data, spec.actor.model
     given, path = data.chat_template, Path(model.path)
     if given is None:
         bare = path.is_dir() and has_tokenizer(model.path) and not _has_template(path)
