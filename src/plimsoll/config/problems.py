@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Literal, ParamSpec
 
 import yaml
 
+from plimsoll.config.base import Settings
 from plimsoll.config.codes import ROOM, Code
 from plimsoll.config.yaml_tree import Origins, written_around, written_at
 from plimsoll.errors import ConfigError, SettingsConflict
@@ -69,6 +71,32 @@ def invalid(
 def conflict(key: str, value: str, why: str, fix: str, code: Code) -> Problem:
     """Of a setting that is right by itself, but not beside another one."""
     return Problem(code, "error", value, why, fix, key)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Settings, and the dotted key that they are written under, "" for a whole config: whatever
+    is wrong with one of them is told with its value."""
+
+    key: str
+    settings: Settings
+
+    def invalid(self, name: str, why: str, fix: str, code: Code | None = None) -> Problem:
+        """As `invalid`, of a dotted key in the section."""
+        return invalid(self._full(name), self._value(name), why, fix, code=code)
+
+    def conflict(self, name: str, why: str, fix: str, code: Code) -> Problem:
+        """As `conflict`, of a dotted key in the section."""
+        return conflict(self._full(name), self._value(name) or "", why, fix, code)
+
+    def _full(self, name: str) -> str:
+        return f"{self.key}.{name}" if self.key else name
+
+    def _value(self, name: str) -> str | None:
+        value = attrgetter(name)(self.settings)
+        if isinstance(value, Settings):
+            return "given"
+        return str(value) if isinstance(value, float) else None if value is None else show(value)
 
 
 def checked(key: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Problem:

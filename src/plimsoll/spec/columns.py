@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.problems import Problem, invalid, show
+from plimsoll.config.problems import Problem, Section
 
 _WHERE = ("path", "name", "split", "limit")
 _COLUMNS = tuple(key for key in SourceConfig.model_fields if key not in _WHERE)
@@ -28,9 +28,7 @@ class _Columns:
 
     def wrong(self, column: str, why: str, fix: str) -> Problem:
         """What is wrong with a column that is given, or is missing."""
-        value = getattr(self.source, column)
-        shown = None if value is None else show(value)
-        return invalid(f"{self.name}.{column}", shown, why, fix, code="data-columns")
+        return Section(self.name, self.source).invalid(column, why, fix, "data-columns")
 
     def unread(self, *read: str) -> Iterator[Problem]:
         """Columns that are given, and that the job does not look at."""
