@@ -14,7 +14,7 @@ from typing import Any
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.config.problems import Problem, conflict, find, invalid, refuse, show
+from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.json_array import conversion
 from plimsoll.data.sources import SUFFIXES, is_data
@@ -116,20 +116,16 @@ def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Proble
     settings = read_model_json(model.path)
     longest, written = spec.longest_of("actor" if key == "actor.model" else "critic")
     positions, named = settings.get("max_position_embeddings"), "max_position_embeddings"
-    why, other = "", "more positions"
+    beyond, other = "", "more positions"
     original = longrope_positions(settings)
     if original is not None:
         positions, named, other = original, "original_max_position_embeddings", "another rope_type"
-        why = " Beyond them its longrope takes other angles, for all of a pack alike."
+        beyond = " Beyond them its longrope takes other angles, for all of a pack alike."
     if isinstance(positions, int) and longest > positions:
-        yield conflict(
-            f"{key}.path",
-            show(model.path),
-            f"The model has {positions} positions ({named}), and a sequence may "
-            f"be {longest} tokens long ({written}).{why}",
-            f"lower these lengths, or take a model with {other}",
-            code="sequence-over-positions",
-        )
+        why = f"The model has {positions} positions ({named}), and a sequence may "
+        why += f"be {longest} tokens long ({written}).{beyond}"
+        fix = f"lower these lengths, or take a model with {other}"
+        yield conflict(f"{key}.path", show(model.path), why, fix, code="sequence-over-positions")
 
 
 def _heads(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -142,16 +138,12 @@ def _heads(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _nodes(spec: RunSpec[Any]) -> Iterator[Problem]:
-    cluster = spec.cluster
+    at, cluster = Section("cluster", spec.cluster), spec.cluster
     if cluster.nodes > 1 and cluster.address is None and cluster.where == "ray":
-        yield conflict(
-            "cluster.nodes",
-            str(cluster.nodes),
-            "Without cluster.address the run would start a Ray of its own, on this machine alone.",
-            "start Ray on all nodes (`ray start --head`, then `ray start --address=HOST:PORT`) and "
-            "give cluster.address: HOST:PORT",
-            code="nodes-without-cluster",
-        )
+        why = "Without cluster.address the run would start a Ray of its own, on this machine alone."
+        fix = "start Ray on all nodes (`ray start --head`, then `ray start --address=HOST:PORT`) "
+        fix += "and give cluster.address: HOST:PORT"
+        yield at.conflict("nodes", why, fix, "nodes-without-cluster")
 
 
 def _engine_heads(spec: RunSpec[Any]) -> Iterator[Problem]:

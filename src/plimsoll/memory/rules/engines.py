@@ -48,16 +48,13 @@ def divided(job: Job) -> Iterator[Problem]:
     obstacles = list(against_parallel(shape, parallel))
     if obstacles:
         can = [n for n in range(1, _MOST_PARALLEL + 1) if not list(against_parallel(shape, n))]
-        yield Problem(
-            "tensor-parallel",
-            "error",
-            f"rollout.tensor_parallel: {parallel} does not divide {shape.name}",
-            f"each card of an engine takes an equal part, and {parallel} does not go into "
-            f"{', '.join(obstacles)}",
-            f"rollout.tensor_parallel: {', '.join(map(str, can[:-1]))} or {can[-1]}"
-            if len(can) > 1
-            else "rollout.tensor_parallel: 1",
-        )
+        what = f"rollout.tensor_parallel: {parallel} does not divide {shape.name}"
+        why = f"each card of an engine takes an equal part, and {parallel} does not go into "
+        why += ", ".join(obstacles)
+        fix = "rollout.tensor_parallel: 1"
+        if len(can) > 1:
+            fix = f"rollout.tensor_parallel: {', '.join(map(str, can[:-1]))} or {can[-1]}"
+        yield Problem("tensor-parallel", "error", what, why, fix)
 
 
 def one_node(job: Job) -> Iterator[Problem]:
@@ -65,13 +62,11 @@ def one_node(job: Job) -> Iterator[Problem]:
     parallel = job.spec.vllm.tensor_parallel if job.spec.vllm else 1
     most = max(len(node.cards) for node in job.hardware.nodes)
     if job.device == "cuda" and parallel > most:
-        yield Problem(
-            "tensor-parallel-node",
-            "error",
-            f"rollout.tensor_parallel: {parallel}, and a node has {counted(most, 'card')}",
-            "the cards of an engine are of one node: its parts exchange activations in every layer",
-            f"rollout.tensor_parallel: at most {most}, and more rollout.engines",
-        )
+        what = f"rollout.tensor_parallel: {parallel}, and a node has {counted(most, 'card')}"
+        why = "the cards of an engine are of one node: its parts exchange activations in every "
+        why += "layer"
+        fix = f"rollout.tensor_parallel: at most {most}, and more rollout.engines"
+        yield Problem("tensor-parallel-node", "error", what, why, fix)
 
 
 def engine_dtype(job: Job) -> Iterator[Problem]:
@@ -79,15 +74,11 @@ def engine_dtype(job: Job) -> Iterator[Problem]:
     vllm, capability = job.spec.vllm, job.capability
     narrow = vllm is not None and vllm.dtype == "bfloat16" and job.device == "cuda"
     if narrow and capability is not None and capability < BFLOAT16_UNITS:
-        yield Problem(
-            "bfloat16-card",
-            "error",
-            "rollout.dtype is bfloat16, and a card has compute capability {}.{}".format(
-                *capability
-            ),
-            "vLLM does not start: it has bfloat16 from 8.0 on (platforms/cuda.py)",
-            "rollout.dtype: float32, rollout.engine: transformers, or cards from A100 on",
-        )
+        what = "rollout.dtype is bfloat16, and a card has compute capability "
+        what += "{}.{}".format(*capability)
+        why = "vLLM does not start: it has bfloat16 from 8.0 on (platforms/cuda.py)"
+        fix = "rollout.dtype: float32, rollout.engine: transformers, or cards from A100 on"
+        yield Problem("bfloat16-card", "error", what, why, fix)
 
 
 def cpu_heads(job: Job) -> Iterator[Problem]:
@@ -95,13 +86,9 @@ def cpu_heads(job: Job) -> Iterator[Problem]:
     shape = job.shapes["actor"]
     on_cpu = job.spec.vllm is not None and job.device == "cpu"
     if on_cpu and shape.head_dim not in CPU_HEAD_SIZES:
-        yield Problem(
-            "vllm-head-size",
-            "error",
-            f"{shape.name} has attention heads of {shape.head_dim}",
-            against_cpu_heads(),
-            "rollout.engine: transformers, or a model with other heads",
-        )
+        what = f"{shape.name} has attention heads of {shape.head_dim}"
+        fix = "rollout.engine: transformers, or a model with other heads"
+        yield Problem("vllm-head-size", "error", what, against_cpu_heads(), fix)
 
 
 def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
@@ -118,18 +105,15 @@ def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
             continue
         card, free = job.hardware.nodes[0].cards[slot.card], free_bytes[slot.card]
         if share * card.usable_bytes > free:
-            yield Problem(
-                "vllm-share-not-free",
-                "error",
-                f"card {slot.card} ({card.name}) has {gigabytes(free)} GB free, and vLLM asks for "
-                f"{gigabytes(int(share * card.usable_bytes))} GB "
-                f"(rollout.memory_share {share:g} of {gigabytes(card.usable_bytes)} GB)",
-                "its share is one of the whole card and must be free when it starts; other "
-                "processes hold the rest",
-                "end them (`plimsoll doctor` names them), leave the card out by "
-                "CUDA_VISIBLE_DEVICES, or rollout.memory_share: "
-                f"{floor(100 * free / card.usable_bytes) / 100:.2f}",
-            )
+            what = f"card {slot.card} ({card.name}) has {gigabytes(free)} GB free, and vLLM asks "
+            what += f"for {gigabytes(int(share * card.usable_bytes))} GB "
+            what += f"(rollout.memory_share {share:g} of {gigabytes(card.usable_bytes)} GB)"
+            why = "its share is one of the whole card and must be free when it starts; other "
+            why += "processes hold the rest"
+            fix = "end them (`plimsoll doctor` names them), leave the card out by "
+            fix += "CUDA_VISIBLE_DEVICES, or rollout.memory_share: "
+            fix += f"{floor(100 * free / card.usable_bytes) / 100:.2f}"
+            yield Problem("vllm-share-not-free", "error", what, why, fix)
 
 
 def beside_training(job: Job, store: Store, band: Band) -> Problem | None:

@@ -19,15 +19,14 @@ def lost_updates(job: Job) -> Iterator[Problem]:
     for name, role in job.spec.trained.items():
         rate = role.optimizer.learning_rate
         if role.zero.state_dtype == "bfloat16" and rate < LOST_BELOW:
-            yield Problem(
-                "lost-updates",
-                "warning",
-                f"{name}.zero.state_dtype is bfloat16, and {name}.optimizer.learning_rate {rate:g}",
-                "bfloat16 numbers about 0.02, as weights are, lie 1.2e-4 apart; AdamW moves a "
-                "weight by about the learning rate, and what is under half of that is rounded away",
-                f"{name}.zero.state_dtype: float32 (in host memory, with "
-                f"{name}.zero.optimizer_offload: cpu), or a rate of 1e-4 and more",
-            )
+            what = f"{name}.zero.state_dtype is bfloat16, and "
+            what += f"{name}.optimizer.learning_rate {rate:g}"
+            why = "bfloat16 numbers about 0.02, as weights are, lie 1.2e-4 apart; AdamW moves a "
+            why += "weight by about the learning rate, and what is under half of that is rounded "
+            why += "away"
+            fix = f"{name}.zero.state_dtype: float32 (in host memory, with "
+            fix += f"{name}.zero.optimizer_offload: cpu), or a rate of 1e-4 and more"
+            yield Problem("lost-updates", "warning", what, why, fix)
 
 
 def zero_plus_plus(job: Job) -> Iterator[Problem]:
@@ -35,14 +34,11 @@ def zero_plus_plus(job: Job) -> Iterator[Problem]:
     for name, role in job.spec.trained.items():
         asked = [f"{name}.zero.{key}" for key in _asked(role.zero)]
         if asked and job.device == "cpu":
-            yield Problem(
-                "zero-plus-plus",
-                "error",
-                f"{', '.join(asked)}: the run is on the CPU",
-                "DeepSpeed quantises with CUDA kernels, and within a machine there is no slow link "
-                "to spare",
-                "leave it out, or cluster.device: cuda",
-            )
+            what = f"{', '.join(asked)}: the run is on the CPU"
+            why = "DeepSpeed quantises with CUDA kernels, and within a machine there is no slow "
+            why += "link to spare"
+            fix = "leave it out, or cluster.device: cuda"
+            yield Problem("zero-plus-plus", "error", what, why, fix)
 
 
 def _asked(zero: ZeroConfig) -> Iterator[str]:

