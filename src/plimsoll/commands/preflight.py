@@ -14,7 +14,7 @@ from typing import Any
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.config.problems import Problem, Section, conflict, find, invalid, refuse, show
+from plimsoll.config.problems import Problem, Section, conflict, find, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.json_array import conversion
 from plimsoll.data.sources import SUFFIXES, is_data
@@ -52,17 +52,16 @@ def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:
-    run, path = spec.run, Path(spec.run.directory)
-    shown = show(run.directory)
+    path, fix = Path(spec.run.directory), "choose another directory"
     existing = next(p for p in [path, *path.absolute().parents] if p.exists())
     if not existing.is_dir():
         why = f"{existing} is a file, and a directory is needed."
-        yield invalid("run.directory", shown, why, "choose another directory")
+        yield Section("run", spec.run).invalid("directory", why, fix)
     elif not os.access(existing, os.W_OK | os.X_OK):
         why = f"{existing} cannot be written to."
-        yield invalid("run.directory", shown, why, "choose another directory")
+        yield Section("run", spec.run).invalid("directory", why, fix)
     else:
-        yield from resume_problems(run)
+        yield from resume_problems(spec.run)
         yield from _other_job(spec)
 
 
@@ -75,40 +74,38 @@ def _other_job(spec: RunSpec[Any]) -> Iterator[Problem]:
     before = named_job(told)
     if before is not None and before != spec.job.name:
         why = f"It holds a run of `plimsoll {before}`, which only that command can go on with."
-        instead = "choose another run.directory; to begin with that run's model, give its model/ "
-        instead += "as actor.model.path"
-        yield invalid("run.directory", show(spec.run.directory), why, instead)
+        fix = "choose another run.directory; to begin with that run's model, give its model/ "
+        fix += "as actor.model.path"
+        yield Section("run", spec.run).invalid("directory", why, fix)
 
 
 def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
     """What is wrong with the rows that `key` gives, as far as their files tell."""
-    path = Path(source.path)
-    shown = show(source.path)
-    known = ", ".join(SUFFIXES)
+    at, path, known = Section(key, source), Path(source.path), ", ".join(SUFFIXES)
     if source.name is not None and path.exists():
         why = f"Only data sets of the hub have configurations, and {path} is here."
-        yield invalid(f"{key}.name", show(source.name), why, f"leave {key}.name out")
+        yield at.invalid("name", why, f"leave {key}.name out")
     if source.split != "train" and path.is_file():
         why = f"{path} is one file, all of which is read: it has no splits."
-        yield invalid(f"{key}.split", show(source.split), why, f"leave {key}.split out")
+        yield at.invalid("split", why, f"leave {key}.split out")
     if path.is_dir():
         saved = any((path / name).is_file() for name in _SAVED_DATASET)
         if not saved and not any(map(is_data, path.iterdir())):
             why = f"The directory has no files that end in {known}, and is no saved data set."
-            yield invalid(f"{key}.path", shown, why, "give the directory that holds the files")
+            yield at.invalid("path", why, "give the directory that holds the files")
     elif not path.is_file():
         if problem := check_missing(f"{key}.path", source.path, "dataset"):
             yield problem
     elif not path.name.lower().endswith(SUFFIXES):
         why = f"The format is told by the file's name, which must end in {known}."
-        yield invalid(f"{key}.path", shown, why, "rename or convert the file")
+        yield at.invalid("path", why, "rename or convert the file")
     elif path.stat().st_size == 0:
-        yield invalid(f"{key}.path", shown, "The file is empty.", "give a file that has rows")
+        yield at.invalid("path", "The file is empty.", "give a file that has rows")
     elif not os.access(path, os.R_OK):
-        yield invalid(f"{key}.path", shown, "The file cannot be read.", "change its permissions")
+        yield at.invalid("path", "The file cannot be read.", "change its permissions")
     elif path.suffix.lower() == ".json" and (how := conversion(path)):
         why = "The file holds one JSON array, and one object per line is needed."
-        yield invalid(f"{key}.path", shown, why, how)
+        yield at.invalid("path", why, how)
 
 
 def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Problem]:
