@@ -50,7 +50,8 @@ class Problem:
     @property
     def is_conflict(self) -> bool:
         """An error that no room mends: settings that cannot work together (exit code 4, not 3)."""
-        return self.severity == "error" and not self.invalid and self.code not in ROOM
+        mended = self.invalid or self.code is None or self.code in ROOM
+        return self.severity == "error" and not mended
 
     def __str__(self) -> str:
         """As one of several problems of settings."""
