@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.table import Table
 
 from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
-from plimsoll.commands.needs import missing_needs
 from plimsoll.commands.planning import plan_run, refuse_conflicts, surroundings_of
 from plimsoll.commands.report.curves import draw_curves
 from plimsoll.commands.report.metrics import total_seconds
@@ -28,13 +27,13 @@ from plimsoll.commands.report.panels import curve_panels, time_panels
 from plimsoll.commands.run import run
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
-from plimsoll.memory.rules.here import here_rules
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
 from plimsoll.run.output import silence
 from plimsoll.run.rows import read_rows
 from plimsoll.spec.load import load_spec
+from plimsoll.spec.rules.machine import here_rules, missing_needs
 
 DIGITS = 2
 TRAINING_PROBLEMS = 3500

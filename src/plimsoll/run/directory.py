@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
-from plimsoll.config.problems import Problem, refuse, show
+from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import explained, is_temporary, remove_directory, sync, write_whole
@@ -179,14 +179,14 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
     latest = run.latest_checkpoint()
     if config.resume == "never" and run.holds_run():
         state = f"its last checkpoint is of step {latest[0]}" if latest else "without a checkpoint"
-        yield Problem(
+        yield invalid(
             "run.directory",
             shown,
             f"It already holds a run ({state}), and run.resume is never.",
             "run.resume: auto continues it; or choose another run.directory, or remove this one",
         )
     if config.resume == "must" and latest is None:
-        yield Problem(
+        yield invalid(
             "run.directory",
             shown,
             "It holds no checkpoint to resume from, and run.resume is must.",

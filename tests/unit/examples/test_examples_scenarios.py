@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from plimsoll.commands.planning import hardware_of, plan_job
+from plimsoll.config.problems import Problem
 from plimsoll.config.rl import PpoConfig
 from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.plan.plan import Ground, Plan
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.spec.run_spec import RunSpec
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
@@ -62,7 +62,7 @@ def plan(name: str) -> Plan:
     return plan_job(config(name))
 
 
-def errors(name: str) -> list[PlanProblem]:
+def errors(name: str) -> list[Problem]:
     return [problem for problem in plan(name).problems if problem.severity == "error"]
 
 

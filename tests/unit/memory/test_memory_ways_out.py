@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.load import validate
+from plimsoll.config.problems import Problem
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
@@ -19,7 +20,6 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
 from plimsoll.memory.advise.moves import saving_moves
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan, weigh
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.spec.run_spec import RunSpec
 
 ROWS = {
@@ -56,7 +56,7 @@ def plan(config: RunSpec[Any], cluster: str, host: int = 10**12) -> Plan:
     return make_plan(config, Ground(parse_cluster(cluster, config.cluster.nodes, host)))
 
 
-def lacking(found: Plan) -> list[PlanProblem]:
+def lacking(found: Plan) -> list[Problem]:
     codes = ("device-memory", "host-memory", "vllm-share", "vllm-share-beside-training")
     return [one for one in found.problems if one.severity == "error" and one.code in codes]
 
@@ -73,7 +73,7 @@ def written(config: RunSpec[Any], values: dict[str, Any]) -> RunSpec[Any] | None
     return changed(config, [Change(k, value_at(config, k), v) for k, v in values.items()])
 
 
-def bytes_of(found: Plan, problem: PlanProblem) -> int:
+def bytes_of(found: Plan, problem: Problem) -> int:
     """Of what is too small, in the phase that the problem names."""
     named = re.search(r" in (\w+) \(", problem.what)
     stores = found.hosts if problem.code == "host-memory" else found.devices

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import Hardware
 from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
@@ -15,7 +16,6 @@ from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, judge
 from plimsoll.memory.items import Held, Item
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.rules import find_conflicts
 from plimsoll.memory.rules.shortages import find_missing, find_overfull
 from plimsoll.spec.run_spec import RunSpec
@@ -57,7 +57,7 @@ class Load:
     devices: tuple[Store, ...]
     hosts: tuple[Store, ...]
     disk: tuple[Item, ...]
-    problems: tuple[PlanProblem, ...]
+    problems: tuple[Problem, ...]
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -80,7 +80,7 @@ class Plan:
     hosts: tuple[Store, ...]
     disk: tuple[Item, ...]
     free_disk: int | None
-    problems: tuple[PlanProblem, ...]
+    problems: tuple[Problem, ...]
     constants: Constants
 
     @property
@@ -94,7 +94,7 @@ class Plan:
         return _worst((*self.devices, *self.hosts), self.band, self.problems)
 
 
-def _worst(stores: Sequence[Store], band: Band, problems: Sequence[PlanProblem]) -> Verdict:
+def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> Verdict:
     found: list[Verdict] = [judge(store, band) for store in stores]
     if any(problem.severity == "error" for problem in problems):
         found.append("does not fit")

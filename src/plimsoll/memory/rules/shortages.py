@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from plimsoll.config.codes import PlanCode
+from plimsoll.config.codes import Code
+from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, judge
@@ -12,13 +13,12 @@ from plimsoll.memory.items import Item
 from plimsoll.memory.price.engines import GIB, card_share, least_cpu_cache, least_share
 from plimsoll.memory.rules.culprit import Culprit, find_culprit
 from plimsoll.memory.rules.engines import beside_training
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.counting import counted, gigabytes
 
-_TOO_SMALL: Mapping[str, PlanCode] = {"device": "device-memory", "host": "host-memory"}
+_TOO_SMALL: Mapping[str, Code] = {"device": "device-memory", "host": "host-memory"}
 
 
-def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Iterator[PlanProblem]:
+def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Iterator[Problem]:
     """Errors but those of cards and hosts that hold too much. free_disk: bytes; None where
     unknown."""
     yield from _cards(job)
@@ -28,7 +28,7 @@ def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Itera
         yield from _disk(job, disk, free_disk)
 
 
-def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[PlanProblem]:
+def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Problem]:
     """An error of each card and host that does not hold its peak, a warning where it may not."""
     for store in stores:
         verdict = judge(store, band)
@@ -41,11 +41,11 @@ def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Pla
             yield _close(store, band)
 
 
-def _cards(job: Job) -> Iterator[PlanProblem]:
+def _cards(job: Job) -> Iterator[Problem]:
     have = sum(len(node.cards) for node in job.hardware.nodes)
     layout, sampled = job.layout, job.sampler is not None
     if job.spec.cluster.device == "cuda" and have == 0:
-        yield PlanProblem(
+        yield Problem(
             "no-gpu",
             "error",
             "cluster.device is cuda, and the hardware has no GPU",
@@ -53,7 +53,7 @@ def _cards(job: Job) -> Iterator[PlanProblem]:
             "cluster.device: cpu, or cluster.hardware: the cards that the run will have",
         )
     if layout.homeless:
-        yield PlanProblem(
+        yield Problem(
             "more-ranks-than-gpus",
             "error",
             f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has {have}: no "
@@ -87,7 +87,7 @@ def _engines_beyond(rollout: RolloutConfig, cards: int) -> Iterator[str]:
         yield "parts of an engine (rollout.tensor_parallel)"
 
 
-def _engines(job: Job) -> Iterator[PlanProblem]:
+def _engines(job: Job) -> Iterator[Problem]:
     """A vLLM that would not start, or not hold one sequence."""
     sampler = job.sampler
     slots = [p.slot for p in job.layout.processes if p.kind == "engine worker"]
@@ -100,7 +100,7 @@ def _engines(job: Job) -> Iterator[PlanProblem]:
         return
     fixed, least = share.asked - share.kv_cache, least_share(sampler, card_bytes)
     beside = job.constants.cuda_context
-    yield PlanProblem(
+    yield Problem(
         "vllm-share",
         "error",
         f"vLLM's share of a card, {sampler.rollout.memory_share:g} of {gigabytes(card_bytes)} GB, "
@@ -125,7 +125,7 @@ def _starting(job: Job, least: float, *, room: bool) -> Iterator[str]:
         yield "a smaller model, or nodes with larger cards or more of them"
 
 
-def _cpu_cache(job: Job) -> Iterator[PlanProblem]:
+def _cpu_cache(job: Job) -> Iterator[Problem]:
     """A vLLM on CPU whose cache, which is asked for in GiB, does not hold one sequence."""
     sampler = job.sampler
     if sampler is None or job.device != "cpu" or sampler.rollout.engine != "vllm":
@@ -133,7 +133,7 @@ def _cpu_cache(job: Job) -> Iterator[PlanProblem]:
     asked, needed = sampler.rollout.cpu_kv_cache_gib, sampler.kv_token * sampler.longest
     if asked * GIB >= needed:
         return
-    yield PlanProblem(
+    yield Problem(
         "vllm-cache",
         "error",
         f"rollout.cpu_kv_cache_gib is {asked:g}, and the KV cache of one sequence takes "
@@ -143,10 +143,10 @@ def _cpu_cache(job: Job) -> Iterator[PlanProblem]:
     )
 
 
-def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[PlanProblem]:
+def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
     needed = sum(item.bytes for item in disk)
     if needed > free:
-        yield PlanProblem(
+        yield Problem(
             "disk-space",
             "error",
             f"checkpoints and model take {gigabytes(needed)} GB of disk, and {gigabytes(free)} GB "
@@ -157,14 +157,14 @@ def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[PlanProblem]:
         )
 
 
-def _overfull(store: Store, culprit: Culprit) -> PlanProblem:
+def _overfull(store: Store, culprit: Culprit) -> Problem:
     assert store.capacity is not None
     peak = store.peak
     over = gigabytes(peak.bytes - store.capacity)
     share = gigabytes(culprit.bytes)
     alone = "without them the rest fits" if culprit.alone else "the largest, and not alone in it"
     items = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in culprit.items[:4])
-    return PlanProblem(
+    return Problem(
         _TOO_SMALL[store.where],
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment.phase} "
@@ -174,11 +174,11 @@ def _overfull(store: Store, culprit: Culprit) -> PlanProblem:
     )
 
 
-def _close(store: Store, band: Band) -> PlanProblem:
+def _close(store: Store, band: Band) -> Problem:
     assert store.capacity is not None
     peak = store.peak
     largest = ", ".join(f"{i.role} {i.name} {gigabytes(i.bytes)}" for i in peak.items[:3])
-    return PlanProblem(
+    return Problem(
         _TOO_SMALL[store.where],
         "warning",
         f"{store.name} would hold {gigabytes(peak.bytes)} of {gigabytes(store.capacity)} GB in "
