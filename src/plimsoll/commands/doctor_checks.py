@@ -124,7 +124,7 @@ def cuda(
         fix = "install torch again (make setup), and see what `python -c 'import torch'` says"
         return Finding("cuda", "wrong", "torch cannot be imported", torch.trouble, fix)
     if driver_trouble:
-        fix = "make `nvidia-smi` work first; without GPUs, take it off the PATH"
+        fix = "make `nvidia-smi` work first; without GPUs, remove the driver"
         return Finding("cuda", "wrong", "no working driver", driver_trouble, fix)
     if not cards_in_all and torch.available:
         why = "torch sees a GPU, and there is no nvidia-smi: plans are made without it."
@@ -160,8 +160,8 @@ def gpu_memory(card: LiveCard) -> Finding:
     name = f"gpu {card.index}"
     if card.instances:
         seen = f"{card.name}, cut by MIG into {counted(len(card.instances), 'instance')}"
-        why = "What each of them has is not told here: `plimsoll plan` cannot see it."
-        fix = "cluster.hardware: the bytes of one, such as 9.5GiB; a run uses one of them"
+        why = "Which of them a run would get is not told here: `plimsoll plan` cannot see it."
+        fix = "CUDA_VISIBLE_DEVICES: its UUID; or cluster.hardware: its bytes, such as 9.5GiB"
         return Finding(name, "warn", seen, why, fix)
     if not card.total_bytes:
         why = "The driver does not tell its bytes, as of one that shares the host's memory: "
