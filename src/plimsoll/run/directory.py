@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from plimsoll.config.problems import Problem, refuse, show
 from plimsoll.config.run import RunConfig
@@ -23,6 +23,8 @@ from plimsoll.run.lock import lock_directory
 from plimsoll.run.rows import Row, append_row, append_rows, keep_rows_until, write_rows
 
 if TYPE_CHECKING:
+    from filelock import FileLock
+
     from plimsoll.records import Trajectory  # imports NumPy: not for a plan
 
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")
@@ -37,7 +39,7 @@ class RunDirectory:
     """
 
     path: Path
-    lock: TextIO | None = field(default=None, repr=False, compare=False)
+    lock: FileLock | None = field(default=None, repr=False, compare=False)
 
     def __enter__(self) -> RunDirectory:
         return self
@@ -57,7 +59,7 @@ class RunDirectory:
     def close(self) -> None:
         """Let another process write to the directory."""
         if self.lock is not None:
-            self.lock.close()
+            self.lock.release()
 
     @property
     def config_path(self) -> Path:
@@ -232,7 +234,7 @@ def open_run(config: RunConfig) -> RunDirectory:
     return run
 
 
-def _locked(path: Path) -> TextIO:
+def _locked(path: Path) -> FileLock:
     try:
         path.mkdir(parents=True, exist_ok=True)
         return lock_directory(path)
