@@ -107,7 +107,9 @@ def test_answers_are_checked_in_any_thread() -> None:
 
 def test_a_process_that_someone_else_killed_is_an_error() -> None:
     assert math_judge.judge("1", "1") is math_judge.Verdict.EQUAL
-    math_judge._process().kill()
+    process = math_judge._places().queue[-1]
+    assert process is not None
+    process.kill()
     with pytest.raises(PlimsollError, match="ended with code -9"):
         math_judge.judge("1", "1")
     assert math_judge.judge("1", "1") is math_judge.Verdict.EQUAL
