@@ -218,9 +218,8 @@ def _machine(fakes: Path, settings: Mapping[str, str]) -> dict[str, str]:
         other["mig.mode.current"] = settings.get("MIG", "Disabled")
         numbers = range(int(more["SAID_CARDS"]))
         cards = [_CARD | other | {"index": str(i), "uuid": f"GPU-{i}"} for i in numbers]
-        cards = [card | {"parts": [_PART]} for card in cards]
         more |= {
-            "SAID_CARDS": json.dumps(cards),
+            "SAID_CARDS": json.dumps([{**card, "parts": [_PART]} for card in cards]),
             "PATH": f"{fakes / 'cards'}:{os.environ['PATH']}",
             "PYTHONPATH": str(Path(__file__).parents[1] / "fakes"),
         }

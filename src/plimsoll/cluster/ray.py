@@ -32,8 +32,8 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.host import read_host
 from plimsoll.machine.incident import OutOfMemory, Sighting
-from plimsoll.machine.meter import read_host
 from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request

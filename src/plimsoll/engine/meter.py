@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from plimsoll.machine.meter import read_host
+from plimsoll.machine.host import read_host
 from plimsoll.run.readings import CardReading, Reading
 
 

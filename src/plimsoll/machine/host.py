@@ -1,14 +1,19 @@
-"""Memory and cores as this process may use them: the machine's, or less where a cgroup says so."""
+"""Memory and cores as this process may use them (the machine's, or less where a cgroup says so),
+and what it holds."""
 
 from __future__ import annotations
 
 import os
+import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
 import psutil
 
 from plimsoll.machine.cgroup import Limit, core_quota, memory_limit
+from plimsoll.run.memory import process_bytes, process_peak_bytes, reset_process_peak
+from plimsoll.run.readings import HostReading
 
 
 @dataclass(frozen=True)
@@ -46,3 +51,31 @@ def usable_cores() -> int:
     (`docker --cpus`, a limit of Kubernetes): more threads would only use it up sooner, and wait."""
     cores = len(os.sched_getaffinity(0))
     return min(cores, ceil(core_quota() or cores))
+
+
+def read_host(children: Sequence[int] = ()) -> HostReading:
+    """Read this process, and let its peak start again.
+
+    children: ids of processes that count as part of it; one that is gone counts nothing. Pages
+    that several of them share (libraries) count in each.
+    """
+    own = _peak_and_now(None)
+    others = [_of_child(pid) for pid in children]
+    host = live_host()
+    peaks, held = zip(own, *others, strict=True)
+    used = host.capacity_bytes - host.free_bytes
+    return HostReading(platform.node(), sum(peaks), sum(held), used, host.capacity_bytes)
+
+
+def _of_child(pid: int) -> tuple[int, int]:
+    try:
+        return _peak_and_now(pid)
+    except (OSError, psutil.Error):
+        return 0, 0
+
+
+def _peak_and_now(pid: int | None) -> tuple[int, int]:
+    held = process_bytes(pid)
+    peak = process_peak_bytes(pid)
+    reset_process_peak(pid)
+    return max(peak, held), held

@@ -20,7 +20,7 @@ from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
-from plimsoll.machine.meter import read_host
+from plimsoll.machine.host import read_host
 from plimsoll.machine.nvidia import card_order
 from plimsoll.machine.threads import waiting
 from plimsoll.model.adapter_files import WEIGHTS

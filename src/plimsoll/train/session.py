@@ -13,13 +13,13 @@ from statistics import fmean
 from typing import Any
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.describe import dump_config
+from plimsoll.config.keys import dump_config
 from plimsoll.data.report import BadRow
 from plimsoll.data.template_text import given_template
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
+from plimsoll.machine.host import read_host
 from plimsoll.machine.incident import OutOfMemory
-from plimsoll.machine.meter import read_host
 from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, open_run

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from plimsoll.engine.meter import read_card, read_memory
-from plimsoll.machine.meter import read_host
+from plimsoll.machine.host import read_host
 from plimsoll.run.memory import child_processes, reset_process_peak
 from plimsoll.run.readings import CardReading
 

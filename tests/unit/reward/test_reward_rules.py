@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory
 from plimsoll.reward import exact_match, length, math_answer, math_judge, pattern
