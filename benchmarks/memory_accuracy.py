@@ -24,7 +24,7 @@ from peak_models import allocated_bytes, in_metric
 from peak_others import closed_form, deepspeed_estimate
 from peak_rows import Row, Unknown, read_rows
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.overheads import MIB, Constants
+from plimsoll.memory.contents.overheads import MIB, Constants
 
 Estimator = Callable[[Row], float]
 TUNED_ON = ("QwenLM/Qwen", "PrimeIntellect-ai/prime-rl")

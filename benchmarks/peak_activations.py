@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from peak_projects import Project
 from peak_rows import Row
 from peak_states import zero_stage
-from plimsoll.memory.items import Held, Item, Moment
-from plimsoll.memory.price.activation_form import (
+from plimsoll.model.price.activations import activation_items, backward_items
+from plimsoll.model.price.form import (
     ActivationForm,
     AdapterForm,
     ChunkedHead,
     UnfusedHead,
 )
-from plimsoll.memory.price.activations import activation_items, backward_items
 from plimsoll.shapes.shape import MicroBatch
+from plimsoll.timeline.items import Held, Item, Moment
 
 _HUGGING_FACE = 16  # bytes of a logit where the loss is highest: as `UnfusedHead` counts
 _PASSING = ("recomputed activations", "working set", "logits", "logits chunk")

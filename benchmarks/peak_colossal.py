@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from peak_rows import Row
-from plimsoll.memory.price.states import Kept
 from plimsoll.shapes.shape import parameter_tensors
+from plimsoll.timeline.tensors import Kept
 
 _SOURCE = "colossalai/zero/low_level"
 
@@ -23,15 +23,23 @@ def low_level_zero(row: Row, trained: int, base: int, bucket: int) -> Iterator[K
     shared = ranks if row.strategy != "zero1" else 1
     tensors = [one.elements for one in parameter_tensors(row.shape) if row.adapter is None]
     largest = max(tensors, default=0)
-    yield Kept("base", "bytes", base, 1, _SOURCE)
-    yield Kept("weights", "trained", trained, 2, _SOURCE)
-    yield Kept("gradients", "trained", trained, 2, _SOURCE, shared, life="training")
+    yield Kept("weights", "base", "bytes", base, 1, _SOURCE)
+    yield Kept("weights", "weights", "trained", trained, 2, _SOURCE)
+    yield Kept("weights", "gradients", "trained", trained, 2, _SOURCE, shared, life="training")
     # build_grad_in_bucket, get_flatten_grad and reduce_scatter's own list
     at_once = min(max(bucket, largest), trained)
-    yield Kept("copies of a bucket", "elements", at_once, 3 * 2, _SOURCE, life="reducing")
+    yield Kept(
+        "weights", "copies of a bucket", "elements", at_once, 3 * 2, _SOURCE, life="reducing"
+    )
     norm = 8 if not offload else 8 + 4  # compute_norm, in double; a copy on its way to the host
-    yield Kept("norm of a gradient", "elements", largest, norm, _SOURCE, ranks, life="norming")
+    yield Kept(
+        "weights", "norm of a gradient", "elements", largest, norm, _SOURCE, ranks, life="norming"
+    )
     if not offload:
-        yield Kept("masters", "trained", trained, 4, _SOURCE, ranks, life="built")
-        yield Kept("moments", "trained", trained, row.moments, _SOURCE, ranks, life="stepped")
-        yield Kept("gradients in fp32", "trained", trained, 4, _SOURCE, ranks, life="norming")
+        yield Kept("weights", "masters", "trained", trained, 4, _SOURCE, ranks, life="built")
+        yield Kept(
+            "weights", "moments", "trained", trained, row.moments, _SOURCE, ranks, life="stepped"
+        )
+        yield Kept(
+            "weights", "gradients in fp32", "trained", trained, 4, _SOURCE, ranks, life="norming"
+        )

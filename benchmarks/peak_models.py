@@ -8,11 +8,11 @@ from peak_activations import Activations
 from peak_projects import PROJECTS, Project
 from peak_rows import Row
 from peak_states import bucket_sizes, states, trained_parameters, zero_stage
-from plimsoll.memory.price.division import ZeroSizes
-from plimsoll.memory.price.lifetimes import Life
-from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.price.reduction import layers_left
-from plimsoll.memory.price.states import kept_bytes
+from plimsoll.engine.zero.price import layers_left
+from plimsoll.engine.zero.sizes import ZeroSizes
+from plimsoll.memory.contents.overheads import Constants
+from plimsoll.timeline.lifetimes import Life
+from plimsoll.timeline.tensors import kept_bytes
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def in_metric(row: Row, allocated: float, constants: Constants) -> Peak:
 
 def allocated_bytes(row: Row) -> int:
     """The maximum over forward and backward, the first reduction of gradients, their norm and the
-    optimizer's step, as of a trained role (memory/price/lifetimes.py); but the DeepSpeed of these
+    optimizer's step, as of a trained role (timeline/lifetimes.py); but the DeepSpeed of these
     rows made its buckets before the backward (zero/stage_1_and_2.py, backward), and took the norm
     of a gradient that goes to the host where it reduced it (copy_grads_in_partition).
     """

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from peak_colossal import low_level_zero
 from peak_projects import Project
 from peak_rows import Adapter, Row
-from plimsoll.memory.price.division import Counts, ZeroSizes
-from plimsoll.memory.price.lifetimes import Life
-from plimsoll.memory.price.norms import norm_copies
-from plimsoll.memory.price.states import Kept
-from plimsoll.memory.price.zero_states import zero_states
+from plimsoll.engine.zero.price import norm_copies
+from plimsoll.engine.zero.sizes import Counts, ZeroSizes
+from plimsoll.engine.zero.states import zero_states
 from plimsoll.shapes.shape import ModelShape, parameter_tensors
+from plimsoll.timeline.lifetimes import Life
+from plimsoll.timeline.tensors import Kept
 
 _QUANTIZED = {
     "nf4": 0.5 + 4 / 64,
@@ -30,7 +30,7 @@ def states(row: Row, project: Project) -> Iterator[Kept]:
     """All that one rank keeps on its device beside activations."""
     if row.reference:
         ranks = row.ranks if row.strategy in ("zero3", "fsdp") else 1
-        yield Kept("reference", "parameters", row.shape.parameters, 2, "", ranks)
+        yield Kept("weights", "reference", "parameters", row.shape.parameters, 2, "", ranks)
     stage = zero_stage(row, project)
     if project.low_level_zero and stage in (1, 2):
         base = int(_base(row, 2, 2)) if row.adapter else 0
@@ -110,7 +110,7 @@ def _zero(row: Row, project: Project, stage: int) -> Iterator[Kept]:
     yield from (one for one in made if one.where == "device")
     if row.adapter is not None:
         base = int(_base(row, element, element))
-        yield Kept("base", "bytes", base, 1, "", ranks if stage == 3 else 1)
+        yield Kept("weights", "base", "bytes", base, 1, "", ranks if stage == 3 else 1)
         if stage == 3 and ranks > 1:
             live = min(shape.parameters, max(sizes.live, shape.largest_parameter))
             yield _plain("live parameters", live, element, "computing")
@@ -134,7 +134,7 @@ def _fsdp(row: Row, project: Project) -> Iterator[Kept]:
     frozen = 4 if row.precision in ("fp32", "fp32 weights") else 2
     base = int(_base(row, frozen, frozen)) if row.adapter else 0
     if not row.weight_offload:
-        yield Kept("base", "bytes", base, 1, "", ranks)
+        yield Kept("weights", "base", "bytes", base, 1, "", ranks)
         yield from _trained_states(row, count, wide, ranks)
     gathered = 4 if row.autocast else 2  # as they are: in fp32
     if row.one_unit:
@@ -180,7 +180,9 @@ def _whole(row: Row, project: Project) -> Iterator[Kept]:
         if row.autocast:
             block = shape.linear_parameters // (shape.layers if row.checkpointed else 1)
             yield _plain("autocast's copies", block, 2, "computing")
-        yield Kept("base", "bytes", int(_base(row, element, 4 if row.prepared else 2)), 1, "")
+        yield Kept(
+            "weights", "base", "bytes", int(_base(row, element, 4 if row.prepared else 2)), 1, ""
+        )
         pairs = adapter.together * _adapter_parameters(shape, adapter)
         wide = 4 if row.wide_adapter else 2
         yield from _trained_states(row, pairs, wide, 1)
@@ -195,14 +197,14 @@ def _whole(row: Row, project: Project) -> Iterator[Kept]:
 
 def _trained_states(row: Row, count: int, wide: int, ranks: int) -> Iterator[Kept]:
     """Weights, gradients and moments in one dtype; foreach AdamW makes one more copy."""
-    yield Kept("weights", "trained", count, wide, "", ranks, life="built")
+    yield Kept("weights", "weights", "trained", count, wide, "", ranks, life="built")
     kept = count if row.keeps_gradients else row.shape.largest_parameter
-    yield Kept("gradients", "trained", kept, wide, "", ranks, life="training")
+    yield Kept("gradients", "gradients", "trained", kept, wide, "", ranks, life="training")
     moments = row.moments * wide / 4 if row.moments > 2 else row.moments
-    yield Kept("moments", "trained", count, moments, "", ranks, life="stepped")
+    yield Kept("optimizer states", "moments", "trained", count, moments, "", ranks, life="stepped")
     if row.foreach and row.moments > 2:
-        yield Kept("square roots", "trained", count, wide, "", ranks, life="stepping")
+        yield Kept("weights", "square roots", "trained", count, wide, "", ranks, life="stepping")
 
 
 def _plain(name: str, elements: int, each: float, life: Life = "always") -> Kept:
-    return Kept(name, "parameters", elements, each, "", life=life)
+    return Kept("weights", name, "parameters", elements, each, "", life=life)

@@ -19,7 +19,7 @@ import yaml
 
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
-from plimsoll.memory.price.overheads import Constants, read_plan_constants, write_constants
+from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants
 from plimsoll.run.comparison import Comparison, compare
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory

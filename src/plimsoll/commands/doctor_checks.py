@@ -22,7 +22,7 @@ from plimsoll.commands.doctor_machine import Machine, RayView, TorchView
 from plimsoll.machine.host import HostMemory
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.versions import judge_version
-from plimsoll.memory.price.varlen import BFLOAT16_UNITS
+from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import counted
 from plimsoll.run.numbers import bytes_text
 

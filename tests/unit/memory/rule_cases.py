@@ -14,7 +14,7 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.rules import find_conflicts
 

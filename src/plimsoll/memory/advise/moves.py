@@ -16,12 +16,12 @@ from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.advise.changes import Value, changed, changes_between
 from plimsoll.memory.contents.layout import lay_out
 from plimsoll.memory.contents.stores import Store, likely_worst
-from plimsoll.memory.items import Item
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.rules.engines import largest_share
 from plimsoll.memory.rules.states import LOST_BELOW
 from plimsoll.memory.rules.ways_out import written_reference
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Item
 
 Move = Mapping[str, Value]
 """Dotted keys and what they become."""
@@ -249,7 +249,7 @@ def _caches(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
 
 
 def _is_cache(item: Item) -> bool:
-    return (item.role, item.name) == ("rollout", "KV cache")
+    return item.cache
 
 
 def _has_both(store: Store) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.zero.sizes import adapter_tensors
 from plimsoll.machine.hardware import Node
 from plimsoll.memory.advise.engine_speed import (
     sampling_seconds,
@@ -21,8 +22,7 @@ from plimsoll.memory.advise.engine_speed import (
 from plimsoll.memory.advise.rates import Rates, rates_of
 from plimsoll.memory.advise.recompute import recomputed
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.price.engines import card_share
-from plimsoll.memory.price.roles import adapter_tensors
+from plimsoll.rollout.vllm_price import card_share
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import RoleName
 

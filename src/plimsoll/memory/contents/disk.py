@@ -7,11 +7,11 @@ from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ELEMENT_BYTES
+from plimsoll.engine.zero.sizes import adapter_tensors, moment_bytes
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.items import Item
-from plimsoll.memory.price.roles import adapter_tensors, moment_bytes
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Item
 
 _STORED_LOGPROB = 20
 
@@ -41,6 +41,7 @@ def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
         rows = work.scored_with * steps * work.sequences
         yield Item(
             "reference",
+            "frozen models",
             "log-probs",
             "disk",
             "allocated",
@@ -76,4 +77,4 @@ def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> I
 
 def _item(role: str, name: str, size: int, formula: str) -> Item:
     source = "engine/checkpoint.py; engine/export.py"
-    return Item(role, name, "disk", "allocated", size, formula, source)
+    return Item(role, "weights", name, "disk", "allocated", size, formula, source)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from plimsoll.memory.contents.kinds import KINDS, Kind, kind_of
-from plimsoll.memory.contents.peaks import Use
-from plimsoll.memory.contents.stores import Store
+from plimsoll.memory.contents.stores import Store, Use
 from plimsoll.memory.plan.table import SHORT
 from plimsoll.run.counting import gigabytes
+from plimsoll.timeline.items import KINDS, Kind
 
 _BAR = 56
 _UNICODE = "█▓▒░▞▤▪·"
@@ -23,7 +22,7 @@ def draw_bars(store: Store, *, unicode: bool) -> str:
     limit = None if store.capacity is None else round(_BAR * store.capacity / largest)
     line = "│" if unicode else "|"
     bars = [_bar(use, signs, largest, limit, line) for use in store.phases]
-    used = {kind_of(item) for use in store.phases for item in use.items}
+    used = {item.kind for use in store.phases for item in use.items}
     return "\n".join([store.name, *bars, *_legend([kind for kind in KINDS if kind in used], signs)])
 
 
@@ -31,7 +30,7 @@ def stacks(use: Use) -> dict[Kind, int]:
     """Bytes by kind, in the order of the kinds."""
     totals = dict.fromkeys(KINDS, 0)
     for item in use.items:
-        totals[kind_of(item)] += item.bytes
+        totals[item.kind] += item.bytes
     return totals
 
 

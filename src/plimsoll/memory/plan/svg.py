@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import floor, log10
 
-from plimsoll.memory.contents.kinds import KINDS, Kind
-from plimsoll.memory.contents.peaks import Use
-from plimsoll.memory.contents.stores import Store
+from plimsoll.memory.contents.stores import Store, Use
 from plimsoll.memory.plan.drawing import stacks
 from plimsoll.run.counting import gigabytes
+from plimsoll.timeline.items import KINDS, Kind
 
 _WIDTH, _PANEL = 900, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 680, 60, 330

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from plimsoll.memory.contents.peaks import Use
-from plimsoll.memory.contents.stores import Store
+from plimsoll.memory.contents.stores import Store, Use
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import Phase
 

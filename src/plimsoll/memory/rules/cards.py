@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.rules.problems import PlanProblem
+from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import counted
 
 

@@ -8,12 +8,12 @@ from math import ceil
 from plimsoll.config.codes import PlanCode
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, judge
-from plimsoll.memory.items import Item
-from plimsoll.memory.price.engines import GIB, card_share, least_share
 from plimsoll.memory.rules.culprit import Culprit, find_culprit
 from plimsoll.memory.rules.engines import beside_training
 from plimsoll.memory.rules.problems import PlanProblem
+from plimsoll.rollout.vllm_price import GIB, card_share, least_share
 from plimsoll.run.counting import counted, gigabytes
+from plimsoll.timeline.items import Item
 
 _TOO_SMALL: Mapping[str, PlanCode] = {"device": "device-memory", "host": "host-memory"}
 _BLOCK = 256
