@@ -141,7 +141,7 @@ def test_where_nothing_would_do_alone_the_largest_is_named() -> None:
 
     def held(kind: Kind, size: int) -> Held:
         return Held(
-            Item("actor", kind, "of a name", "device", "allocated", size, "by hand", "a test"), when
+            Item("actor", kind, kind, "device", "allocated", size, "by hand", "a test"), when
         )
 
     items = (held("weights", 50), held("gradients", 40), held("optimizer states", 60))

@@ -13,9 +13,8 @@ from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.plan.drawing import draw_bars
+from plimsoll.memory.plan.as_text import draw_bars, store_table
 from plimsoll.memory.plan.svg import draw_svg
-from plimsoll.memory.plan.table import store_table
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import PHASES
 from plimsoll.timeline.items import KINDS, Held, Item, Kind, Moment
@@ -107,14 +106,11 @@ def test_every_item_has_a_kind() -> None:
     roles = {"rollout": "rollout engines", "process": "processes"}
     of_role = {name: {kind for (role, _), kind in kinds.items() if role == name} for name in roles}
     assert of_role == {name: {kind} for name, kind in roles.items()}
-    assert {kind for (role, _), kind in kinds.items() if role == "reference"} == {
-        "activations",
-        "frozen models",
-    }
+    assert kinds["reference", "frozen weights"] == "frozen models"
     names: dict[Kind, tuple[str, ...]] = {
-        "activations": ("layer inputs", "input ids and rotary tables", "logits chunk"),
+        "activations": ("activations", "input ids and rotary tables", "logits chunk"),
         "buffers": ("reduce bucket", "copy while loading", "checkpoint file", "model to save"),
-        "gradients": ("accumulated gradients", "widened gradient", "gradients in flight"),
+        "gradients": ("accumulated gradients", "widened gradient", "fp32 gradients"),
         "optimizer states": ("fp32 masters", "moments", "moving average of masters"),
         "weights": ("weights", "frozen weights"),
     }

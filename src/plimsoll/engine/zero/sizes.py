@@ -108,15 +108,26 @@ def trained_counts(
             largest=shape.largest_parameter,
             oversized=sum(t.parameters for t in tensors if t.elements > sizes.bucket),
         )
-    value = shape.hidden if head == "value" else 0
     pairs = adapter_tensors(shape, role.adapter)
     return replace(
         base,
-        trained=sum(count * elements for count, elements in pairs) + value,
-        frozen=base.frozen - value,
+        trained=trained_parameters(role, shape, head),
+        frozen=base.frozen - (shape.hidden if head == "value" else 0),
         largest=max((elements for _, elements in pairs), default=0),  # a wrong target wraps nothing
         small=base.small + sum(c * e for c, e in pairs if e <= sizes.persistence),
     )
+
+
+def trained_parameters(role: TrainedRole, shape: ModelShape, head: HeadKind) -> int:
+    """All, or an adapter's, and with it those of a value head."""
+    if role.adapter is None:
+        return shape.value_parameters if head == "value" else shape.parameters
+    return adapter_parameters(shape, role.adapter) + (shape.hidden if head == "value" else 0)
+
+
+def adapter_parameters(shape: ModelShape, adapter: AdapterConfig) -> int:
+    """Of all its matrices, and DoRA's magnitudes."""
+    return sum(count * elements for count, elements in adapter_tensors(shape, adapter))
 
 
 def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int, int]]:

@@ -10,16 +10,10 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
 from plimsoll.engine.price.transfers import teaching_items
-from plimsoll.engine.zero.sizes import adapter_tensors
+from plimsoll.engine.zero.sizes import adapter_parameters
 from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, lay_out
-from plimsoll.memory.contents.overheads import (
-    Constants,
-    computing_items,
-    drawing_items,
-    process_items,
-    writing_items,
-)
+from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
 from plimsoll.model.price.form import Capability, TaughtHead
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items
 from plimsoll.rollout.vllm_price import card_items, cpu_items, receiving_items, sleep_items
@@ -143,19 +137,25 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     cuda_build = job.hardware.nodes[process.slot.node].cuda_build
     for item in process_items(process, job.device, group, vllm, adapted, cuda_build, job.constants):
         yield Held(item, job.moments)
-    computing = frozenset(moment for moment in job.moments if moment.phase != "load")
-    narrow = any(model.dtype == "bfloat16" for model in job.spec.models.values())
-    for item in computing_items(process, job.device, narrow, job.constants):
-        yield Held(item, computing)
-    if job.spec.job.draws_calibration:
-        for item in drawing_items(process, job.constants):
-            yield Held(item, job.moments)
-    if sampler is not None:
-        for item in writing_items(process, job.constants):
-            yield Held(item, computing)
+    for name, moments in _besides(job, process):
+        yield Held(constant_item(name, job.constants), moments)
     if process.kind == "ray" and sampler is not None:
         bucket = _sync_bucket(job)
         yield from receiving_items("bucket in the object store", bucket, job.moments)
+
+
+def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
+    """The constants of what it holds for what it does, and when. Kernels of 16 bits are prepared by
+    shape, from the first forward on, and kept; products of fp32 are not."""
+    computing = frozenset(moment for moment in job.moments if moment.phase != "load")
+    narrow = any(model.dtype == "bfloat16" for model in job.spec.models.values())
+    if job.device == "cpu" and narrow and process.kind not in ("recipe", "ray"):
+        yield "kernel_cache", computing
+    if process.kind in ("local", "recipe"):
+        if job.spec.job.draws_calibration:
+            yield "drawing_libraries", job.moments
+        if job.sampler is not None:  # it writes trajectories, from the first ones on
+            yield "trajectory_libraries", computing
 
 
 def _has_adapter(job: Job, process: Process) -> bool:
@@ -210,8 +210,7 @@ def _sync_bucket(job: Job) -> int:
     goes in one piece (cluster/route.py)."""
     actor, shape, sampling = job.spec.actor, job.shapes["actor"], job.spec.sampling
     if sampling and actor.adapter and sampling.rollout.sync.adapter == "separate":
-        numbers = sum(count * each for count, each in adapter_tensors(shape, actor.adapter))
-        return numbers * actor.model.element
+        return adapter_parameters(shape, actor.adapter) * actor.model.element
     return _bucket_bytes(job.spec, shape)
 
 

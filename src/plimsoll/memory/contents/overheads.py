@@ -162,6 +162,24 @@ def _number(name: str, value: object) -> float:
     return value if name == "allocator_gap" else int(value)
 
 
+_NAMES: Mapping[str, str] = {
+    "worker_process": "interpreter and libraries",
+    "controller_process": "interpreter and libraries",
+    "vllm_process": "interpreter and vLLM",
+    "ray_actor": "Ray in each process",
+    "ray_node": "Ray's own processes",
+    "cuda_build": "torch's CUDA build",
+    "cuda_libraries": "CUDA libraries",
+    "cuda_context": "CUDA context",
+    "nccl_communicator": "NCCL communicator",
+    "adapter_libraries": "PEFT and bitsandbytes",
+    "kernel_cache": "prepared kernels",
+    "trajectory_libraries": "pyarrow and pandas",
+    "drawing_libraries": "matplotlib",
+}
+_ON_DEVICE = ("cuda_context", "nccl_communicator")
+
+
 def process_items(
     process: Process,
     device: Device,
@@ -174,18 +192,19 @@ def process_items(
     """group: how many processes its communicator joins; of an engine's front, its workers'. vllm:
     whether engines run vLLM. adapted: whether it trains an adapter. cuda_build: as of `Node`."""
     vllm_processes = _with_core(process, device, group)
-    yield from _on_host(process, vllm, vllm_processes, constants)
+    for name in _resident(process, vllm):
+        count = vllm_processes if name == "vllm_process" else 1
+        yield constant_item(name, constants, count)
     if cuda_build and device == "cpu" and process.kind != "ray":
-        processes = vllm_processes if vllm else 1
-        yield _constant("torch's CUDA build", "host", "cuda_build", constants, processes)
+        yield constant_item("cuda_build", constants, vllm_processes if vllm else 1)
     if adapted:
-        yield _constant("PEFT and bitsandbytes", "host", "adapter_libraries", constants)
+        yield constant_item("adapter_libraries", constants)
     if device == "cpu" or process.slot.card is None:
         return
-    yield _constant("CUDA libraries", "host", "cuda_libraries", constants)
-    yield _constant("CUDA context", "device", "cuda_context", constants)
+    yield constant_item("cuda_libraries", constants)
+    yield constant_item("cuda_context", constants)
     if group > 1:
-        yield _constant("NCCL communicator", "device", "nccl_communicator", constants)
+        yield constant_item("nccl_communicator", constants)
 
 
 def _with_core(process: Process, device: Device, group: int) -> int:
@@ -194,55 +213,27 @@ def _with_core(process: Process, device: Device, group: int) -> int:
     return 2 if process.kind == "engine" and (device == "cpu" or group > 1) else 1
 
 
-def computing_items(
-    process: Process, device: Device, narrow: bool, constants: Constants
-) -> Iterator[Item]:
-    """What a process that computes on CPU holds besides, from its first forward on.
-
-    narrow: it computes in 16 bits. Products of fp32 are not prepared by shape: a new one hardly
-        costs anything.
-    """
-    if device == "cpu" and narrow and process.kind not in ("recipe", "ray"):
-        yield _constant("prepared kernels", "host", "kernel_cache", constants)
-
-
-def writing_items(process: Process, constants: Constants) -> Iterator[Item]:
-    """What the process that writes trajectories holds besides, from the first ones on."""
-    if process.kind in ("local", "recipe"):
-        yield _constant("pyarrow and pandas", "host", "trajectory_libraries", constants)
-
-
-def drawing_items(process: Process, constants: Constants) -> Iterator[Item]:
-    """What the process that draws the calibration of a reward model holds besides."""
-    if process.kind in ("local", "recipe"):
-        yield _constant("matplotlib", "host", "drawing_libraries", constants)
-
-
-def _on_host(
-    process: Process, vllm: bool, vllm_processes: int, constants: Constants
-) -> Iterator[Item]:
+def _resident(process: Process, vllm: bool) -> tuple[str, ...]:
+    """The constants of what is there whatever the process does."""
     match process.kind:
         case "local":
-            yield _constant("interpreter and libraries", "host", "worker_process", constants)
+            return ("worker_process",)
         case "recipe":
-            yield _constant("interpreter and libraries", "host", "controller_process", constants)
+            return ("controller_process",)
         case "ray":
-            yield _constant("Ray's own processes", "host", "ray_node", constants)
-        case "engine" if vllm:
-            name = "interpreter and vLLM"
-            yield _constant(name, "host", "vllm_process", constants, vllm_processes)
-            yield _constant("Ray in each process", "host", "ray_actor", constants)
-        case "rank" | "critic rank" | "engine":
-            yield _constant("interpreter and libraries", "host", "worker_process", constants)
-            yield _constant("Ray in each process", "host", "ray_actor", constants)
+            return ("ray_node",)
         case "engine worker":
-            yield _constant("interpreter and vLLM", "host", "vllm_process", constants)
+            return ("vllm_process",)
+        case "engine" if vllm:
+            return ("vllm_process", "ray_actor")
+        case "rank" | "critic rank" | "engine":
+            return ("worker_process", "ray_actor")
 
 
-def _constant(
-    name: str, where: Where, constant: str, constants: Constants, processes: int = 1
-) -> Item:
+def constant_item(constant: str, constants: Constants, processes: int = 1) -> Item:
+    """What a constant says that so many processes hold."""
     each: int = getattr(constants, constant)
-    source = constants.sources[constant]
+    where: Where = "device" if constant in _ON_DEVICE else "host"
     words = f"{each:,} bytes a process" + (f" x {processes} processes" if processes > 1 else "")
-    return Item("process", "processes", name, where, "process", processes * each, words, source)
+    size, source = processes * each, constants.sources[constant]
+    return Item("process", "processes", _NAMES[constant], where, "process", size, words, source)

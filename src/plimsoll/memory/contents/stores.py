@@ -13,7 +13,7 @@ from typing import Literal
 
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.spec.run_spec import PHASES, Phase
-from plimsoll.timeline.items import Held, Item, Level, Moment
+from plimsoll.timeline.items import KINDS, Held, Item, Kind, Level, Moment
 
 Verdict = Literal["fits", "risky", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "risky", "does not fit")
@@ -45,6 +45,14 @@ class Use:
         merged = merge(item for item in self.held if item.bytes)
         gap = [_gap_item(self.allocated, self.gap)] if self.gap and self.allocated else []
         return tuple(sorted([*merged, *gap], key=lambda item: -item.bytes))
+
+    @property
+    def stacks(self) -> dict[Kind, int]:
+        """Bytes by kind, in the order of the kinds."""
+        totals = dict.fromkeys(KINDS, 0)
+        for item in self.items:
+            totals[item.kind] += item.bytes
+        return totals
 
     @cached_property
     def bytes(self) -> int:
