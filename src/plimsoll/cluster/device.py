@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.deepspeed import Device
+from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import choose_device
 
 

@@ -25,7 +25,7 @@ from plimsoll.config.problems import Problem, Severity, checked
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
 from plimsoll.machine.versions import judge_version
-from plimsoll.memory.price.varlen import BFLOAT16_UNITS
+from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import bytes_text, counted
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)

@@ -23,9 +23,9 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import show
 from plimsoll.engine.checksums import check, checksums, save_checked
 from plimsoll.engine.masters import Part
+from plimsoll.engine.price.transfers import CHECKPOINT_FILE
 from plimsoll.engine.steps import Steps
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.kept_beside import CHECKPOINT_FILE
 from plimsoll.run.files import explained, write_whole
 
 _FORM = "form.json"

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plimsoll.config.deepspeed import frozen_settings
 from plimsoll.config.engine import FrozenRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.placing import divide, gathered, move_buffers, settle
 from plimsoll.engine.process_group import Place
+from plimsoll.engine.zero.settings import frozen_settings
 
 
 class FrozenEngine:

@@ -8,7 +8,7 @@ from torch import nn
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.protocol import Engine
-from plimsoll.engine.zero import ZeroEngine
+from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.run.readings import Share
 
 _NAMES = {2: "bf16", 4: "fp32"}

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from plimsoll.config.deepspeed import deepspeed_settings, frozen_settings
 from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.process_group import choose_device, free_port
+from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings
 from plimsoll.errors import ConfigError
 
 STAGES = (0, 1, 2, 3)
@@ -36,7 +36,7 @@ def values_of(settings: Any) -> list[object]:
 
 
 def test_it_needs_no_torch() -> None:
-    script = "import sys, plimsoll.config.deepspeed; print('torch' in sys.modules)"
+    script = "import sys, plimsoll.engine.zero.settings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
 
