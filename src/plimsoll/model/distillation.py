@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
-from plimsoll.model.cpu.rows import filled
 from plimsoll.model.logit_chunks import HeadGradients, LogitForm, blocks, logit_chunks
 
 
@@ -95,7 +94,7 @@ class _Distilled(torch.autograd.Function):
         form: LogitForm,
         learning: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        learned, hidden_L_H = len(hidden_L_H), filled(hidden_L_H)
+        learned, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
         wanted = ctx.needs_input_grad[:3] if learning else (False, False, False)
         gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
         divergence_L = torch.zeros_like(targets_L, dtype=torch.float32)
@@ -103,7 +102,7 @@ class _Distilled(torch.autograd.Function):
         student = logit_chunks(hidden_L_H, weight_VH, bias_V, chunk)
         taught_VH, taught_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
         taught_V = None if taught_V is None else taught_V[: len(weight_VH)]
-        teacher = logit_chunks(filled(lesson.hidden_L_H), taught_VH, taught_V, chunk)
+        teacher = logit_chunks(form.filled(lesson.hidden_L_H), taught_VH, taught_V, chunk)
         for (start, chunk_CV), (_, teacher_CV) in zip(student, teacher, strict=True):
             pairs = zip(
                 blocks(start, chunk_CV, learned), blocks(start, teacher_CV, learned), strict=True

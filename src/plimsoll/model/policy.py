@@ -22,14 +22,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from plimsoll.model.attention import Layout
+from plimsoll.model.attention import Layout, sent
 from plimsoll.model.checks import check_length
 from plimsoll.model.companions import write_generation
-from plimsoll.model.cpu.rows import filled
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
-from plimsoll.model.sending import sent
 from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs
 from plimsoll.model.token_nll import Imitation, token_nll
 from plimsoll.records import Pack
@@ -162,8 +160,8 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
     """Run only the decoder, and keep only the hidden states that predict learned tokens, [L, H]."""
     check_length(lm.config, pack.layout.most_keys)
     hidden_1TH = lm.get_decoder()(
-        input_ids=filled(pack.tokens_T)[None],
-        position_ids=filled(pack.positions_T)[None],
+        input_ids=pack.tokens_T[None],
+        position_ids=pack.positions_T[None],
         use_cache=False,
         layout=pack.layout,
     ).last_hidden_state

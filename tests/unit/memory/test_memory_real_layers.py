@@ -22,8 +22,7 @@ from plimsoll.memory.price.computing import activation_form
 from plimsoll.memory.trace import measure
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention
-from plimsoll.model.layers import prepare_layers
-from plimsoll.model.load import load_policy
+from plimsoll.model.load import load_policy, prepare_layers
 from plimsoll.model.policy import HeadForm, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.shapes.known_models import read_shape
@@ -116,7 +115,7 @@ def test_experts_cost_the_same_whichever_are_chosen(
     ).train()
     for layer in lm.model.layers:
         routing(layer.mlp.gate.weight)
-    prepare_layers(lm, model)
+    prepare_layers(lm, model, torch.device("cpu"))
     module = PolicyModel(lm, HeadForm(model.head_chunk))
     predicted, measured = compare(TraceForm(model, None, "policy", trained=True), module)
     assert UNDER * measured < predicted < OVER * measured

@@ -8,29 +8,16 @@ rows at a time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import silu
-from transformers.activations import SiLUActivation
-from transformers.models.llama.modeling_llama import LlamaMLP
 
-from plimsoll.model.cpu.written import is_written_as
 from plimsoll.model.logit_chunks import block_elements
 
 _silu_backward = torch.ops.aten.silu_backward.grad_input
-
-
-def fuse_gates(lm: nn.Module) -> None:
-    """Have every MLP that is written as Llama's, with SiLU, compute by `gated`."""
-    for module in lm.modules():
-        if is_written_as(module, LlamaMLP.forward) and isinstance(
-            module.act_fn, nn.SiLU | SiLUActivation
-        ):
-            module.forward = partial(_forward, module)
 
 
 def gated(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
@@ -40,7 +27,8 @@ def gated(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
     return product_XI
 
 
-def _forward(mlp: Any, x: Tensor) -> Tensor:
+def gated_mlp(mlp: Any, x: Tensor) -> Tensor:
+    """The forward of a `LlamaMLP` with SiLU."""
     down: Tensor = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x)))
     return down
 

@@ -8,25 +8,13 @@ keeps the input as it is, and an fp32 number for each row.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from plimsoll.model.cpu.written import is_written_as
 from plimsoll.model.logit_chunks import block_elements
-
-
-def fuse_norms(lm: nn.Module) -> None:
-    """Have every norm that is written as Llama's compute as `rms_norm`; others stay as they are."""
-    for module in lm.modules():
-        if is_written_as(module, LlamaRMSNorm.forward):
-            # In the module as quantised layers have theirs: class, names and weight stay, by which
-            # ZeRO-3, PEFT and transformers know it, and a deep copy's forward is bound to the copy.
-            module.forward = partial(_forward, module)
 
 
 def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
@@ -40,7 +28,8 @@ def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
     return output_XH
 
 
-def _forward(norm: Any, hidden_states: Tensor) -> Tensor:
+def llama_norm(norm: Any, hidden_states: Tensor) -> Tensor:
+    """The forward of a `LlamaRMSNorm`."""
     return rms_norm(hidden_states, norm.weight, norm.variance_epsilon)
 
 
