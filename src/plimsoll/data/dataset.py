@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
-from plimsoll.data.documents import cut_document
 from plimsoll.data.loading import Checked, Loaded, Seen, load_rows, rendered, unseen
 from plimsoll.data.pairs import PairColumns, PairRow, margin_of, pair_of
 from plimsoll.data.pieces import Piece, prompt_number, readable
@@ -31,7 +30,7 @@ from plimsoll.data.sources import Row
 from plimsoll.data.steps import labels_of, step_pieces, steps_of
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
-from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample
+from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
 from plimsoll.run.counting import counted
 
 
@@ -75,11 +74,26 @@ def _load_documents(
         return Checked(row, index, "", (template.render_whole(document),), None)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> tuple[Sample, ...]:
-        return cut_document(sequences[0][0], data.max_tokens, column)
+        return _cut_document(sequences[0][0], data.max_tokens, column)
 
     documents = load_rows(data, source, template, check, finish, seen)
     pieces = tuple(itertools.chain.from_iterable(documents.items))
     return Loaded(pieces, documents.bad_rows, cut_rows=0)  # into pieces: nothing is lost
+
+
+def _cut_document(tokens: TokenIds, longest: int, field: str) -> tuple[Sample, ...]:
+    """The samples of a document, none of more than `longest` tokens.
+
+    Each begins with the last token of the one before it, so that every token but the document's
+    first is learned, and none twice: with longest = 3, [a b c d] gives [a b c] and [c d].
+    Raises RowProblem for the field where nothing can be learned.
+    """
+    if min(longest, len(tokens)) < 2:
+        raise RowProblem(
+            field, f"leaves no tokens to learn from within {counted(longest, 'token')}"
+        )
+    pieces = [tokens[i : i + longest] for i in range(0, len(tokens) - 1, longest - 1)]
+    return tuple(Sample(piece, np.arange(len(piece)) > 0) for piece in pieces)
 
 
 def load_pairs(

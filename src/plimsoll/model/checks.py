@@ -53,8 +53,9 @@ def _mend(path: str) -> str:
     )
 
 
-def read_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
-    """config.json as transformers reads it; refuses encoders and models of several parts."""
+def read_model_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """config.json as transformers reads it. Raises ConfigError where none can be read, for encoders
+    and for models of several parts."""
     _check_directory(path)
     with as_config_error(path, "config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(

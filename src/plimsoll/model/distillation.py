@@ -1,10 +1,9 @@
 """What a student's head learns from a teacher's, never holding the whole logits of either.
 
-A chunk of the student's logits and the same rows of the teacher's exist at once. The loss is a sum
-over tokens with weights that are known beforehand, so the gradients of hidden states and head are
-made in the forward pass, where both chunks are there; the backward pass only scales them. That
-takes 4 products with a head for each chunk, where computing the logits again would take 6, and the
-teacher's head is needed in the forward pass alone.
+A chunk of the student's logits and the same rows of the teacher's exist at once. What each token
+weighs is known beforehand, so all gradients are made there, in the forward pass, and scaled in the
+backward pass: 4 products with a head for each chunk, not 6, and the teacher's head is needed in the
+forward pass alone.
 """
 
 from __future__ import annotations

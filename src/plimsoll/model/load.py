@@ -28,21 +28,14 @@ from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
+from plimsoll.model.checks import read_model_config
 from plimsoll.model.cpu.switch import use_cpu_kernels
 from plimsoll.model.frames import check_frame
+from plimsoll.model.fused import fuse_gates, fuse_norms
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.policy import HeadForm, PolicyModel
+from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
-from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.value import ValueModel, initialise_score
-
-
-def read_model_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The model's config.json, without its weights.
-
-    Raises ConfigError when there is no such directory, no readable config.json, or an encoder.
-    """
-    return checks.read_config(path, trust_remote_code)
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -203,9 +196,11 @@ def _load(
 
 
 def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.device) -> int:
-    """How a model's layers compute, whether it was loaded or is traced without weights: by the
-    kernels for its device, checkpointed as the config says; in place. Gives what `use_cpu_kernels`
-    gives. Raises ConfigError as `checkpoint_layers`."""
+    """How a model's layers compute, whether it was loaded or is traced without weights: fused, by
+    the kernels for its device, checkpointed as the config says; in place. Gives what
+    `use_cpu_kernels` gives. Raises ConfigError as `checkpoint_layers`."""
+    fuse_norms(lm)
+    fuse_gates(lm)
     rows = use_cpu_kernels(lm, device)
     checkpoint_layers(lm, config)
     return rows

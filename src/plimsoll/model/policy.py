@@ -1,8 +1,6 @@
-"""The policy: a Hugging Face decoder over a pack, then log-probabilities of the learned tokens.
-
-Also how its weights get their Hugging Face names, and how they are written as a directory that
-transformers and vLLM load.
-"""
+"""The policy: a Hugging Face decoder over a pack, then log-probabilities of the learned tokens; its
+teacher; the names of its weights, and how they are written as a directory that transformers and
+vLLM load."""
 
 from __future__ import annotations
 
@@ -167,6 +165,31 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
     ).last_hidden_state
     states_L_H: Tensor = hidden_1TH[0].index_select(0, pack.predictor_L)
     return states_L_H
+
+
+class TeacherModel(nn.Module):
+    """A causal language model whose own head is never run: its student's head runs both, chunk by
+    chunk (see distillation.py).
+
+    lm: the Hugging Face model, with packed attention. form: how its head's logits are computed.
+    """
+
+    def __init__(self, lm: PreTrainedModel, form: LogitForm) -> None:
+        super().__init__()
+        self.lm = lm
+        self.form = form
+
+    def forward(self, pack: PackTensors) -> Tensor:
+        """The hidden states that predict learned tokens, shape [L, H]."""
+        return predictor_states(self.lm, pack)
+
+    def head_names(self) -> tuple[str, ...]:
+        """The names of the head's weight and, if it has one, its bias; of a tied head, the
+        embedding's."""
+        head = self.lm.get_output_embeddings()
+        names = {id(parameter): name for name, parameter in self.named_parameters()}
+        parts = (head.weight, getattr(head, "bias", None))
+        return tuple(names[id(part)] for part in parts if part is not None)
 
 
 def hf_state_names(model: nn.Module) -> dict[str, str]:

@@ -1,14 +1,12 @@
 """Log-probabilities of given tokens from hidden states, never holding the whole logits.
 
-The logits of `chunk` rows exist at once, in the dtype of the weights; the softmax is computed
-from them in fp32, a few rows at a time. So the head costs chunk * vocabulary * 2 bytes in
-bfloat16, instead of about 16 bytes for every token * vocabulary.
+So the head costs chunk * vocabulary * 2 bytes in bfloat16, instead of about 16 bytes for every
+token * vocabulary (see logit_chunks.py).
 
-A head that learns: the backward pass computes each chunk's logits again, because in policy
-optimisation what a token weighs in the gradient of the head depends on its log-probability. That
-takes 4 products with the head. A frozen head: each token has a hidden state of its own, whose
-gradient is made in the forward pass, where the logits are, and scaled in the backward pass. That
-takes 2 products, not 3.
+A head that learns computes each chunk's logits again in the backward pass, as what a token weighs
+in its gradient depends on the token's log-probability: 4 products with the head. With a frozen head
+the gradient of each token's hidden state is made in the forward pass and scaled in the backward
+pass: 2 products, not 3.
 """
 
 from __future__ import annotations

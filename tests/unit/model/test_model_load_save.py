@@ -36,12 +36,12 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.attention import SDPA, VARLEN
+from plimsoll.model.checks import read_model_config
 from plimsoll.model.load import (
     attention_name,
     load_policy,
     load_tokenizer,
     load_value,
-    read_model_config,
 )
 from plimsoll.model.policy import PackTensors, hf_state_names, save_hf
 from plimsoll.model.tiny import tiny_config, write_tiny_model

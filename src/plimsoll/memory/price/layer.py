@@ -83,12 +83,12 @@ class Layer:
 
     @property
     def fused_norms(self) -> bool:
-        """Whether its norms are those of model/cpu/norms.py."""
+        """Whether its norms are those of model/fused.py."""
         return self.form.fused and self.shape.traits.norms == "rms"
 
     @property
     def fused_gates(self) -> bool:
-        """Whether its gated MLPs are those of model/cpu/gated.py. Gemma's, with GELU, are not."""
+        """Whether its gated MLPs are those of model/fused.py. Gemma's, with GELU, are not."""
         return self.fused_norms and any(self.named(("gate_proj",)))
 
     def normed_at_once(self, elements: int) -> int:

@@ -28,7 +28,7 @@ def aligned_mask_bytes(shape: ModelShape, work: MicroBatch, form: ActivationForm
 
 def repeated_share(shape: ModelShape, work: MicroBatch, form: ActivationForm) -> float:
     """Of the layers, those in which a card's kernel gets keys and values repeated for every head of
-    queries (model/dot_product.py)."""
+    queries (model/attention.py)."""
     if not _by_kernel(shape, form) or shape.heads == shape.kv_heads:
         return 0.0
     return _masked(shape, work) / shape.layers if form.flash else 1.0
