@@ -168,7 +168,6 @@ def _load(
     """
     register_packed_attention()
     attention = attention_name(config, hf_config, device)
-    checks.check_weight_files(config.path)
     check_frame(config, hf_config, auto_class)
     with (
         quiet(),

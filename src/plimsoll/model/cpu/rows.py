@@ -2,7 +2,9 @@
 
 oneDNN, which computes bfloat16 products on CPUs, compiles a kernel for every new shape: 3 to 15 ms
 each, as long as several products of a small model. Hardly two packs are of one size, so their rows
-are filled with zeros up to a multiple; what those rows give is cut off.
+are filled with zeros up to a multiple; what those rows give is cut off. With AMX the products of a
+step of SFT of 28M parameters took 487 instead of 683 ms; an AMD EPYC without it compiles less, and
+the zeros cost 3 % of a step.
 """
 
 from __future__ import annotations
