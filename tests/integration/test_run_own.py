@@ -13,7 +13,7 @@ from commands import PPO, metrics, run, run_here, write_config
 from kto_cases import KTO, SEQUENCES, STEPS, write_labelled
 from kto_cases import PAIRS as PAIRS_FLAGS
 
-from plimsoll.algorithm.metric_names import of_the_run
+from plimsoll.algorithm.choice import of_the_run
 from plimsoll.config.algorithm import FUNCTIONS
 from plimsoll.run.ledger import read_ledger
 

@@ -8,6 +8,7 @@ preference loss that compares with a reference takes it as its second positional
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from numbers import Real
@@ -26,7 +27,6 @@ from plimsoll.algorithm.inputs import (
     RewardLossInputs,
     UnpairedLossInputs,
 )
-from plimsoll.algorithm.metric_names import of_the_run
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
@@ -35,6 +35,21 @@ from plimsoll.spec.choices import needs_reference
 
 Output = TypeVar("Output")
 Shapes = Mapping[str, torch.Size]
+
+_OF_ALL_JOBS = (
+    "step|loss|grad_norm|skipped_steps|learning_rate|tokens|tokens_per_second|"
+    "epoch(/.*)?|(eval|seconds|memory_bytes)/.*"
+)
+_INTERVAL = "accuracy_low|accuracy_high"
+_OF_A_JOB = {
+    "policy_loss": "policy_loss|entropy|kl|kl_loss|kl_coefficient|reward(/.*)?|response_tokens|"
+    "finished|logprob_gap|value_.*|(actor|critic|sync)/.*",
+    "preference_loss": f"preference_loss|nll|{_INTERVAL}",
+    "reward_loss": f"reward_loss|off_centre|calibration_error|{_INTERVAL}",
+    "unpaired_loss": f"accuracy|{_INTERVAL}",
+}
+"""By the package of algorithm/ that holds the job's losses; those of its evaluation, which begin
+with `eval/` there, are among them."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +178,12 @@ class _Held(Generic[Output]):
                     f"this name itself, and one would overwrite the other in metrics.jsonl. Give "
                     f"it another name, such as {_other_name(name)!r}."
                 )
+
+
+def of_the_run(package: str, name: str) -> bool:
+    """Whether a run whose loss is of this package of algorithm/ has a metric of this name, whatever
+    the loss."""
+    return re.fullmatch(f"{_OF_ALL_JOBS}|{_OF_A_JOB[package]}", name) is not None
 
 
 def _other_name(name: str) -> str:

@@ -20,7 +20,7 @@ from plimsoll.commands.found_models import FoundCheckpoint
 from plimsoll.commands.merge import load_plain, write_plain
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import Dtype
-from plimsoll.data.template_text import given_template
+from plimsoll.data.template import given_template
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapter_files import save_adapter

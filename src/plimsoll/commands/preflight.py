@@ -16,8 +16,7 @@ from plimsoll.config.data import SourceConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, conflict, find, refuse, show
 from plimsoll.config.yaml_tree import Origins
-from plimsoll.data.json_array import conversion
-from plimsoll.data.sources import SUFFIXES, is_data
+from plimsoll.data.sources import SUFFIXES, conversion, is_data
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import named_job
 from plimsoll.reward.references import check_references, check_rewards

@@ -28,7 +28,7 @@ from plimsoll.memory.contents.contents import micro_batch
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, Layout, register_packed_attention
 from plimsoll.model.checks import logit_softcap
-from plimsoll.model.layers import prepare_layers
+from plimsoll.model.load import prepare_layers
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
 from plimsoll.model.price.activations import activation_items
@@ -188,16 +188,18 @@ def _module(form: TraceForm, config: PreTrainedConfig) -> PolicyModel | ValueMod
         "attn_implementation": SDPA,
     }
     module: PolicyModel | ValueModel
+    cpu = torch.device("cpu")
     if form.head == "policy":
         lm = AutoModelForCausalLM.from_config(config, **settings)
-        logits = LogitForm(softcap=logit_softcap(config))
+        rows = prepare_layers(lm, form.model, cpu)
+        logits = LogitForm(softcap=logit_softcap(config), rows=rows)
         head = HeadForm(form.model.head_chunk, logits, form.temperature)
         module = PolicyModel(lm, head)
     else:
         config.num_labels = 1
         lm = AutoModelForSequenceClassification.from_config(config, **settings)
+        prepare_layers(lm, form.model, cpu)
         module = ValueModel(lm)
-    prepare_layers(lm, form.model)
     if form.adapter is not None:
         add_adapter(module, form.adapter, form.model.path, seed=0)
     elif not form.trained:

@@ -6,40 +6,31 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
-from plimsoll.data.documents import cut_document
-from plimsoll.data.labels import answer_of, label_of, labelled_columns
-from plimsoll.data.loading import (
-    Checked,
-    Loaded,
-    Seen,
-    load_rows,
-    rendered,
-    source_key,
-    unseen,
-)
-from plimsoll.data.pairs import PairColumns, PairRow, margin_of, pair_columns, pair_of
+from plimsoll.data.loading import Checked, Loaded, Seen, load_rows, rendered, unseen
+from plimsoll.data.pairs import PairColumns, PairRow, margin_of, pair_of
 from plimsoll.data.pieces import Piece, prompt_number, readable
 from plimsoll.data.report import RowProblem
 from plimsoll.data.rows import (
+    answer_of,
     check_answered,
     conversation_of,
-    prompt_columns,
+    label_of,
     prompt_of,
     reference_of,
-    sample_columns,
     text_of,
+    turns_field,
 )
 from plimsoll.data.sources import Row
-from plimsoll.data.steps import labels_of, step_columns, step_pieces, steps_of
+from plimsoll.data.steps import labels_of, step_pieces, steps_of
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
-from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample
+from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
 from plimsoll.run.counting import counted
 
 
@@ -59,20 +50,20 @@ def load_samples(
     """
     if source.text is not None:
         return _load_documents(data, source, template.plain(), source.text, seen)
-    columns = sample_columns(source, source_key(data, source))
+    field = turns_field(source)
 
     def check(row: Row, index: int, template: Template) -> Checked:
-        messages = conversation_of(row, columns)
+        messages = conversation_of(row, source)
         render = template.render_whole
         if learned == "assistant":
-            check_answered(messages, columns)
+            check_answered(messages, field)
             render = template.render_conversation
-        return Checked(row, index, "", (rendered(partial(render, messages), columns.turns),), None)
+        return Checked(row, index, "", (rendered(partial(render, messages), field),), None)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Sample:
-        return _sample(data, columns.turns, sequences[0])
+        return _sample(data, field, sequences[0])
 
-    return load_rows(data, source, template, asdict(columns), check, finish, seen)
+    return load_rows(data, source, template, check, finish, seen)
 
 
 def _load_documents(
@@ -83,18 +74,34 @@ def _load_documents(
         return Checked(row, index, "", (template.render_whole(document),), None)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> tuple[Sample, ...]:
-        return cut_document(sequences[0][0], data.max_tokens, column)
+        return _cut_document(sequences[0][0], data.max_tokens, column)
 
-    documents = load_rows(data, source, template, {"text": column}, check, finish, seen)
+    documents = load_rows(data, source, template, check, finish, seen)
     pieces = tuple(itertools.chain.from_iterable(documents.items))
     return Loaded(pieces, documents.bad_rows, cut_rows=0)  # into pieces: nothing is lost
+
+
+def _cut_document(tokens: TokenIds, longest: int, field: str) -> tuple[Sample, ...]:
+    """The samples of a document, none of more than `longest` tokens.
+
+    Each begins with the last token of the one before it, so that every token but the document's
+    first is learned, and none twice: with longest = 3, [a b c d] gives [a b c] and [c d].
+    Raises RowProblem for the field where nothing can be learned.
+    """
+    if min(longest, len(tokens)) < 2:
+        raise RowProblem(
+            field, f"leaves no tokens to learn from within {counted(longest, 'token')}"
+        )
+    pieces = [tokens[i : i + longest] for i in range(0, len(tokens) - 1, longest - 1)]
+    return tuple(Sample(piece, np.arange(len(piece)) > 0) for piece in pieces)
 
 
 def load_pairs(
     data: DataConfig, source: SourceConfig, template: Template, seen: Seen = unseen
 ) -> Loaded[Pair]:
     """The preference pairs of a source, in the source's order; errors as in `load_samples`."""
-    columns = pair_columns(source, source_key(data, source))
+    assert source.chosen is not None and source.rejected is not None
+    columns = PairColumns(source.prompt, source.chosen, source.rejected)
 
     def check(row: Row, index: int, template: Template) -> Checked:
         pair = pair_of(row, columns, plain=template.jinja is None)
@@ -103,32 +110,33 @@ def load_pairs(
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Pair:
         pair = _pair(data, columns, sequences)
-        margin = margin_of(row.row, columns.margin)
+        margin = margin_of(row.row, source.margin)
         return replace(pair, margin=margin, prompt=prompt_number(row.text))
 
-    return load_rows(data, source, template, asdict(columns), check, finish, seen)
+    return load_rows(data, source, template, check, finish, seen)
 
 
 def load_steps(
     data: DataConfig, source: SourceConfig, template: Template, seen: Seen = unseen
 ) -> Loaded[LabelledSteps]:
     """The labelled steps of a source, in the source's order; errors as in `load_samples`."""
-    columns = step_columns(source, source_key(data, source))
+    steps_column, labels_column = source.steps, source.labels
+    assert steps_column is not None and labels_column is not None
 
     def check(row: Row, index: int, template: Template) -> Checked:
-        prompt, steps = prompt_of(row, columns.of_prompt), steps_of(row, columns)
+        prompt, steps = prompt_of(row, source), steps_of(row, steps_column)
         render = partial(step_pieces, template, prompt, steps, data.step_separator)
-        return Checked(row, index, readable(prompt), (rendered(render, columns.steps),), None)
+        return Checked(row, index, readable(prompt), (rendered(render, steps_column),), None)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledSteps:
-        labels = labels_of(row.row, columns)
+        labels = labels_of(row.row, labels_column, steps_column)
         if int(sequences[0][1].sum()) < len(labels):
-            raise RowProblem(columns.steps, "has a step of which the tokenizer leaves nothing")
-        sample = _sample(data, columns.steps, sequences[0])
+            raise RowProblem(steps_column, "has a step of which the tokenizer leaves nothing")
+        sample = _sample(data, steps_column, sequences[0])
         within = labels[: int(sample.learned.sum())]
         return LabelledSteps(sample, within, prompt=prompt_number(row.text))
 
-    return load_rows(data, source, template, asdict(columns), check, finish, seen)
+    return load_rows(data, source, template, check, finish, seen)
 
 
 def load_responses(
@@ -140,22 +148,21 @@ def load_responses(
         pairs = load_pairs(data, source, template, seen)
         items = itertools.chain.from_iterable(map(_both_labelled, pairs.items))
         return Loaded(tuple(items), pairs.bad_rows, pairs.cut_rows)
-    columns = labelled_columns(source, source_key(data, source))
-    field = columns.turns.turns
+    field, label_column = turns_field(source), source.label
+    assert label_column is not None
 
     def check(row: Row, index: int, template: Template) -> Checked:
-        label_of(row, columns.label)
-        prompt, answer = answer_of(row, columns.turns)
+        label_of(row, label_column)
+        prompt, answer = answer_of(row, source)
         pieces = rendered(partial(template.render_answer, prompt, answer), field)
         return Checked(row, index, readable(prompt), (pieces,), None)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledResponse:
         sample = _sample(data, field, sequences[0])
-        label = label_of(row.row, columns.label)
+        label = label_of(row.row, label_column)
         return LabelledResponse(sample, label, prompt=prompt_number(row.text))
 
-    named = asdict(columns.turns) | {"label": columns.label}
-    return load_rows(data, source, template, named, check, finish, seen)
+    return load_rows(data, source, template, check, finish, seen)
 
 
 def load_prompts(
@@ -169,20 +176,20 @@ def load_prompts(
 
     check_reference: raises DataError for a reference that cannot be used; the row is then bad.
     """
-    columns = prompt_columns(source, source_key(data, source))
+    field = turns_field(source)
 
     def check(row: Row, index: int, template: Template) -> Checked:
-        messages = prompt_of(row, columns)
-        reference = reference_of(row, columns.reference)
-        pieces = rendered(partial(template.render_prompt, messages), columns.turns)
+        messages = prompt_of(row, source)
+        reference = reference_of(row, source.reference)
+        pieces = rendered(partial(template.render_prompt, messages), field)
         if check_reference is not None and reference is not None:
-            rendered(partial(check_reference, reference), columns.reference or "")
+            rendered(partial(check_reference, reference), source.reference or "")
         return Checked(row, index, readable(messages), (pieces,), reference)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Prompt:
-        return _prompt(data, columns.turns, row, sequences[0])
+        return _prompt(data, field, row, sequences[0])
 
-    return load_rows(data, source, template, asdict(columns), check, finish, seen)
+    return load_rows(data, source, template, check, finish, seen)
 
 
 def _both_labelled(pair: Pair) -> tuple[LabelledResponse, LabelledResponse]:

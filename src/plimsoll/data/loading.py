@@ -5,7 +5,7 @@ A part of the rows at a time, so that of a large source only what is made of it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.pieces import Piece
 from plimsoll.data.report import BadRow, BadRows, RowProblem
-from plimsoll.data.rows import check_columns, tools_of
+from plimsoll.data.rows import COLUMNS, check_columns, tools_of
 from plimsoll.data.sources import Row, read_rows
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
@@ -65,16 +65,14 @@ def load_rows(
     data: DataConfig,
     source: SourceConfig,
     template: Template,
-    columns: Mapping[str, str | None],
     check: Check,
     finish: Callable[[Checked, Sequence[Tokenized]], T],
     seen: Seen,
 ) -> Loaded[T]:
     """What comes of a source's rows, the bad ones apart.
 
-    columns: the configured ones by the setting's name, such as `prompt`. check: a row, its place in
-    the source, and the template that knows its tools. finish: a row and its sequences. Both raise
-    RowProblem.
+    check: a row, its place in the source, and the template that knows its tools. finish: a row and
+    its sequences. Both raise RowProblem.
     """
     items: list[T] = []
     bad: list[BadRow] = []
@@ -91,9 +89,9 @@ def load_rows(
         read += len(part)
         seen(len(part))
         if data.on_bad_row == "stop":  # rows without a column are bad: no need to read on
-            check_columns(columns, present, source.path, key)
+            check_columns(source, present, key)
     # Of many rows only some may have tools, so that all are to be seen first.
-    check_columns({**columns, "tools": source.tools}, present, source.path, key)
+    check_columns(source, present, key, (*COLUMNS, "tools"))
     settled = BadRows(source.path, read, tuple(bad)).settle(data.on_bad_row)
     return Loaded(tuple(items), settled, cut)
 

@@ -20,12 +20,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
 
-from plimsoll.config.data import SourceConfig
 from plimsoll.data.pieces import Messages
 from plimsoll.data.report import RowProblem
 from plimsoll.data.rows import kind_of, messages_of, text_of
 from plimsoll.data.sources import Row
-from plimsoll.errors import ConfigError
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
@@ -33,12 +31,11 @@ ASSISTANT = "\n\nAssistant:"
 
 @dataclass(frozen=True)
 class PairColumns:
-    """The columns that hold pairs. margin: by how much the chosen response should be ahead."""
+    """The columns that hold pairs."""
 
     prompt: str | None
     chosen: str
     rejected: str
-    margin: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,17 +45,6 @@ class PairRow:
     prompt: Messages
     chosen: Messages
     rejected: Messages
-
-
-def pair_columns(source: SourceConfig, key: str) -> PairColumns:
-    """The columns of preference pairs; ConfigError when one is missing."""
-    if source.chosen is None or source.rejected is None:
-        missing = "chosen" if source.chosen is None else "rejected"
-        raise ConfigError(
-            f"`{key}.{missing}` is not set: pairs need the columns of both responses, "
-            f"`{key}.chosen` and `{key}.rejected`."
-        )
-    return PairColumns(source.prompt, source.chosen, source.rejected, source.margin)
 
 
 def pair_of(row: Row, columns: PairColumns, *, plain: bool) -> PairRow:

@@ -1,13 +1,13 @@
 """What a row must hold: its columns checked field by field and turned into messages.
 
-Every check raises `RowProblem` with the column's name as it is written in the config.
+Every check raises `RowProblem` with the column's name as it is written in the config. Which columns
+a job reads is settled before (spec/columns.py).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from math import isfinite
 from types import NoneType
 
@@ -18,96 +18,80 @@ from plimsoll.data.sources import Row
 from plimsoll.errors import ConfigError
 
 ROLES = ("system", "user", "assistant", "tool")
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns that a job reads: `turns` is `messages`, or `prompt` (and `response`)."""
-
-    messages: str | None
-    prompt: str | None
-    response: str | None
-    reference: str | None
-
-    @property
-    def turns(self) -> str:
-        """The column that a problem with the whole conversation is reported under."""
-        return self.messages or self.response or self.prompt or ""
-
-
-def sample_columns(source: SourceConfig, key: str) -> Columns:
-    """The columns of SFT; ConfigError when it is not clear which."""
-    _one_of(source, key)
-    if source.prompt is not None and source.response is None:
-        raise ConfigError(
-            f"`{key}.prompt` is set without `{key}.response`: SFT needs the column with the"
-            f" response too."
-        )
-    return Columns(source.messages, source.prompt, source.response, None)
-
-
-def prompt_columns(source: SourceConfig, key: str) -> Columns:
-    """The columns of RL; ConfigError when it is not clear which."""
-    _one_of(source, key)
-    return Columns(source.messages, source.prompt, None, source.reference)
-
-
-def _one_of(source: SourceConfig, key: str) -> None:
-    if (source.messages is None) == (source.prompt is None):
-        both = "both are" if source.messages is not None else "neither is"
-        raise ConfigError(
-            f"Set one of `{key}.messages` and `{key}.prompt` to the column with the text; {both}"
-            f" set."
-        )
+COLUMNS = tuple(
+    name
+    for name in SourceConfig.model_fields
+    if name not in ("path", "name", "split", "limit", "tools")
+)
+"""The settings of a source that name columns which every row has."""
 
 
 def check_columns(
-    columns: Mapping[str, str | None], present: Collection[str], path: str, key: str
+    source: SourceConfig, present: Collection[str], key: str, settings: Collection[str] = COLUMNS
 ) -> None:
     """ConfigError for a column that no row has: that is a wrong setting, not bad rows.
 
-    columns: the configured columns by the setting's name, such as `prompt`. present: those that
-    rows of the source at `path` have.
+    present: the columns that rows of the source have. settings: of which columns, such as `prompt`.
     """
-    for setting, column in columns.items():
+    for setting in settings:
+        column = getattr(source, setting)
         if present and column is not None and column not in present:
             raise ConfigError(
-                f"`{key}.{setting}: {column}`: no row of {path} has a column `{column}`;"
+                f"`{key}.{setting}: {column}`: no row of {source.path} has a column `{column}`;"
                 f" there are {', '.join(f'`{name}`' for name in present)}."
                 f"{nearest(column, present)}"
             )
 
 
-def conversation_of(row: Row, columns: Columns) -> Messages:
+def turns_field(source: SourceConfig) -> str:
+    """The column that a problem with the whole conversation is reported under."""
+    return source.messages or source.response or source.prompt or ""
+
+
+def conversation_of(row: Row, source: SourceConfig) -> Messages:
     """The messages of an SFT row."""
-    if columns.messages is None:
-        assert columns.prompt is not None and columns.response is not None
+    if source.messages is None:
+        assert source.prompt is not None and source.response is not None
         return [
-            {"role": "user", "content": text_of(row.values, columns.prompt)},
-            {"role": "assistant", "content": text_of(row.values, columns.response)},
+            {"role": "user", "content": text_of(row.values, source.prompt)},
+            {"role": "assistant", "content": text_of(row.values, source.response)},
         ]
-    return messages_of(row.values, columns.messages)
+    return messages_of(row.values, source.messages)
 
 
-def check_answered(messages: Messages, columns: Columns) -> None:
+def check_answered(messages: Messages, field: str) -> None:
     """RowProblem for a conversation without a turn of the assistant's."""
     if not any(turn["role"] == "assistant" for turn in messages):
-        raise RowProblem(columns.turns, "has no assistant turn, so nothing to learn from")
+        raise RowProblem(field, "has no assistant turn, so nothing to learn from")
 
 
-def prompt_of(row: Row, columns: Columns) -> Messages:
+def prompt_of(row: Row, source: SourceConfig) -> Messages:
     """The messages of an RL row, the last of them the user's (or a tool's)."""
-    if columns.messages is None:
-        assert columns.prompt is not None
-        return [{"role": "user", "content": text_of(row.values, columns.prompt)}]
-    messages = messages_of(row.values, columns.messages)
+    if source.messages is None:
+        assert source.prompt is not None
+        return [{"role": "user", "content": text_of(row.values, source.prompt)}]
+    messages = messages_of(row.values, source.messages)
     last = messages[-1]["role"]
     if last not in ("user", "tool"):
         raise RowProblem(
-            f"{columns.messages}[{len(messages) - 1}].role",
+            f"{source.messages}[{len(messages) - 1}].role",
             f"is `{last}`, but the last turn of a prompt must be the user's",
         )
     return messages
+
+
+def answer_of(row: Row, source: SourceConfig) -> tuple[Messages, Messages]:
+    """What is asked, and the assistant's turn at the end that is labelled."""
+    messages, field = conversation_of(row, source), turns_field(source)
+    last = messages[-1]["role"]
+    if last != "assistant":
+        raise RowProblem(
+            f"{field}[{len(messages) - 1}].role",
+            f"is `{last}`, but the labelled response must be the assistant's",
+        )
+    if len(messages) == 1:
+        raise RowProblem(field, "has no turn before the response that is labelled")
+    return messages[:-1], messages[-1:]
 
 
 def reference_of(row: Row, column: str | None) -> str | None:
@@ -120,6 +104,18 @@ def reference_of(row: Row, column: str | None) -> str | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return _checked_text(value, column)
+
+
+def label_of(row: Row, column: str) -> bool:
+    """A row's label: true or 1 for a desirable response, false or 0 for an undesirable one. pandas
+    writes such a column as 1.0 and 0.0 where some of its rows have no label."""
+    value = row.values.get(column)
+    if value is None:
+        raise RowProblem(column, "is missing")
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    shown = f" ({value})" if isinstance(value, int | float) else ""
+    raise RowProblem(column, f"must be true, false, 1 or 0, but is {kind_of(value)}{shown}")
 
 
 def messages_of(values: Mapping[str, object], column: str) -> Messages:

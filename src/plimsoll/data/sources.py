@@ -22,7 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.json_array import conversion
 from plimsoll.data.report import BadRow, RowProblem, nearest
 from plimsoll.errors import ConfigError
 
@@ -32,6 +31,13 @@ SUFFIXES = (*LINES, ".parquet")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 SPLIT_WORDS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
 BATCH_ROWS = 1024
+_LOOKED_AT = 2**20
+"""Bytes: what the first row is told from."""
+# ShareGPT's names of turns, to those of messages.
+_MESSAGES = (
+    '[{"role": {"human": "user", "gpt": "assistant"}.get(t["from"], t["from"]), '
+    '"content": t["value"]} for t in r["COLUMN"]]'
+)
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,46 @@ def _read_lines(path: Path) -> Iterator[Row | BadRow]:
         if not content.strip():
             continue
         yield _parse_line(str(path), line, content)
+
+
+def conversion(path: Path) -> str | None:
+    """A command that makes JSON lines of a file with one array, and what to give then; None where
+    the file holds no array, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_LOOKED_AT).removeprefix(codecs.BOM_UTF8).lstrip()
+    except OSError:  # who reads all of it says why
+        return None
+    if not start.startswith(b"["):
+        return None
+    turns = _shared_turns(_first_row(start[1:].decode("utf-8", errors="replace").lstrip()))
+    row = f'r | {{"{turns}": {_MESSAGES.replace("COLUMN", turns)}}}' if turns else "r"
+    made = f"{path.stem}.jsonl"
+    code = f'import json; [print(json.dumps({row})) for r in json.load(open("{path}"))]'
+    named = f" and messages: {turns}" if turns else ""
+    return f"run  python3 -c '{code}' > {made}  and give path: {made}{named}"
+
+
+def _first_row(text: str) -> object:
+    try:
+        return json.JSONDecoder().raw_decode(text)[0]
+    except ValueError:
+        return None
+
+
+def _shared_turns(row: object) -> str:
+    """The column with turns of ShareGPT's form, `from` and `value`; empty where there is none."""
+    if not isinstance(row, dict):
+        return ""
+    return next((name for name, value in row.items() if _are_turns(value)), "")
+
+
+def _are_turns(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in value)
+    )
 
 
 def _raw_lines(path: Path) -> Iterator[bytes]:

@@ -10,62 +10,34 @@ Every check raises `RowProblem` with the column's name as it is written in the c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
 
-from plimsoll.config.data import SourceConfig
 from plimsoll.data.pieces import Messages, Piece
 from plimsoll.data.report import RowProblem
-from plimsoll.data.rows import Columns, kind_of, list_of, prompt_columns, text_of
+from plimsoll.data.rows import kind_of, list_of, text_of
 from plimsoll.data.sources import Row
 from plimsoll.data.template import Template
-from plimsoll.errors import ConfigError, DataError
+from plimsoll.errors import DataError
 from plimsoll.records import Floats
 
 
-@dataclass(frozen=True)
-class StepColumns:
-    """The columns that hold labelled steps; of the prompt: `messages`, or `prompt`."""
-
-    messages: str | None
-    prompt: str | None
-    steps: str
-    labels: str
-
-    @property
-    def of_prompt(self) -> Columns:
-        return Columns(self.messages, self.prompt, None, None)
-
-
-def step_columns(source: SourceConfig, key: str) -> StepColumns:
-    """The columns of labelled steps; ConfigError when one is missing."""
-    prompt = prompt_columns(source, key)
-    if source.steps is None or source.labels is None:
-        missing = "steps" if source.steps is None else "labels"
-        raise ConfigError(
-            f"`{key}.{missing}` is not set: labelled steps need the columns `{key}.steps` and"
-            f" `{key}.labels`."
-        )
-    return StepColumns(prompt.messages, prompt.prompt, source.steps, source.labels)
-
-
-def steps_of(row: Row, columns: StepColumns) -> list[str]:
+def steps_of(row: Row, column: str) -> list[str]:
     """The texts of the steps, at least one, none empty."""
-    steps = list_of(row.values, columns.steps, "texts")
-    return [text_of({place: step}, place) for place, step in _places(columns.steps, steps)]
+    steps = list_of(row.values, column, "texts")
+    return [text_of({place: step}, place) for place, step in _places(column, steps)]
 
 
-def labels_of(row: Row, columns: StepColumns) -> Floats:
+def labels_of(row: Row, column: str, steps_column: str) -> Floats:
     """A label for each step: 0 or 1, or between."""
-    labels = list_of(row.values, columns.labels, "labels")
-    steps = len(list_of(row.values, columns.steps, "texts"))
+    labels = list_of(row.values, column, "labels")
+    steps = len(list_of(row.values, steps_column, "texts"))
     if len(labels) != steps:
         raise RowProblem(
-            columns.labels, f"is of length {len(labels)}, but `{columns.steps}` of length {steps}"
+            column, f"is of length {len(labels)}, but `{steps_column}` of length {steps}"
         )
-    found = [_label(label, place) for place, label in _places(columns.labels, labels)]
+    found = [_label(label, place) for place, label in _places(column, labels)]
     return np.array(found, dtype=np.float32)
 
 

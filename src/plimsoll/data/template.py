@@ -1,10 +1,7 @@
 """Conversations -> text, with a mark on what is to be learned; tokenize.py makes tokens of it.
 
-Text and tokenization are two steps, so that many conversations are tokenized at once: a
-conversation is rendered to `Piece`s (text with learned ranges of characters), and `tokenize`
-turns many of them to tokens.
-
-Where the learned ranges come from:
+A conversation is rendered to `Piece`s, text with learned ranges of characters; many of them are
+tokenized at once. Where the ranges come from:
 - a chat template with `{% generation %}` marks says it itself;
 - any other chat template is rendered turn by turn: an assistant turn is what the text gains
   between the generation prompt before the turn and the end of the turn;
@@ -17,11 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from plimsoll.config.data import DataConfig, template_file
 from plimsoll.data.pieces import (
     Messages,
     Piece,
@@ -36,7 +35,7 @@ from plimsoll.data.pieces import (
     with_end,
     without_tail,
 )
-from plimsoll.data.template_text import template_text
+from plimsoll.data.report import nearest
 from plimsoll.data.tokenize import Tokenized, tokenize
 from plimsoll.errors import ConfigError, DataError
 
@@ -212,7 +211,7 @@ def make_template(
         )
     template = Template(
         tokenizer=tokenizer,
-        jinja=None if plain else template_text(tokenizer, chat_template),
+        jinja=None if plain else _template_text(tokenizer, chat_template),
         system=system,
         begin=_begin(tokenizer) if plain else None,
         specials=tuple(str(t) for t in tokenizer.added_tokens_decoder.values() if t.special),
@@ -220,6 +219,15 @@ def make_template(
     )
     _check_system(template)
     return template
+
+
+def given_template(data: DataConfig) -> str | None:
+    """The Jinja that a config gives; None where it gives none, or where no row is rendered.
+
+    Raises ConfigError where a file cannot be read.
+    """
+    given = data.rendered_by
+    return None if given is None or given == "none" else _given(given)
 
 
 def _check_system(template: Template) -> None:
@@ -241,3 +249,50 @@ def _begin(tokenizer: PreTrainedTokenizerBase) -> int | None:
     bos = tokenizer.bos_token_id
     adds = bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
     return int(bos) if adds else None
+
+
+def _template_text(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
+    """Valid Jinja. configured: Jinja, the path of a file with it, or None for the tokenizer's own.
+
+    Raises ConfigError when there is none, or when it is not valid.
+    """
+    return _compiled(_chat_template(tokenizer, configured))
+
+
+def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
+    if configured is not None:
+        return _given(configured)
+    try:
+        return str(tokenizer.get_chat_template())
+    except ValueError as error:
+        raise ConfigError(
+            f"The tokenizer {tokenizer.name_or_path} brings no chat template to use: set"
+            f" `data.chat_template` to a Jinja template or to the path of one, or to `none` to"
+            f" join prompt and response as plain text."
+        ) from error
+
+
+def _given(configured: str) -> str:
+    file = template_file(configured)
+    return configured if file is None else _read_template(file)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        beside = path.parent.iterdir() if path.parent.is_dir() else ()
+        raise ConfigError(
+            f"`data.chat_template: {path}` is neither a Jinja template nor `none`, and as a file"
+            f" it cannot be read: {error}.{nearest(path.name, (file.name for file in beside))}"
+        ) from error
+
+
+def _compiled(jinja: str) -> str:
+    try:
+        render_jinja_template(conversations=[], chat_template=jinja)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."
+        ) from error
+    return jinja

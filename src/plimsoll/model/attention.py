@@ -15,7 +15,7 @@ of its keys. No mask is ever built for the whole pack.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from inspect import signature
@@ -25,13 +25,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from plimsoll.errors import ConfigError
-from plimsoll.model.cpu.attention import Span, packed_attention, spans
-from plimsoll.model.dot_product import dot_product
-from plimsoll.model.sending import sent
 from plimsoll.records import Ints, leaders
 
 SDPA = "plimsoll_sdpa"
@@ -41,6 +40,43 @@ _GROUPED: dict[str, Any] = (
     {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
 )
 """Torch 2.11 lets its kernel take fewer heads of keys than of queries without being told."""
+
+
+class Span(NamedTuple):
+    """A sequence of a pack: its own tokens, behind those of the first one that it shares."""
+
+    own: slice
+    shared: slice
+
+    @property
+    def queries(self) -> int:
+        return int(self.own.stop - self.own.start)
+
+    @property
+    def before(self) -> int:
+        """Keys before the first query."""
+        return int(self.shared.stop - self.shared.start)
+
+
+def spans(own: Sequence[int], shared: Sequence[int]) -> Iterator[Span]:
+    """The sequences of a pack; own and shared as of `Layout`."""
+    start = first = 0
+    for tokens, before in zip(own, shared, strict=True):
+        first = first if before else start
+        yield Span(slice(start, start + tokens), slice(first, first + before))
+        start += tokens
+
+
+def sent(array: NDArray[Any], device: torch.device) -> Tensor:
+    """A copy of an array (which may be a read-only view of Ray's store) on a device.
+
+    On its way to a card it lies in pinned memory, so that the host does not wait until the card has
+    done all that it was given before: it prepares the next micro-batch meanwhile. PyTorch keeps
+    such memory until the copy is there.
+    """
+    if device.type != "cuda":
+        return torch.tensor(array, device=device)
+    return torch.tensor(array, pin_memory=True).to(device, non_blocking=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +113,7 @@ class Layout:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """Of each sequence, for `packed_attention`."""
+        """Of each sequence."""
         return tuple(spans(self.own, self.shared))
 
     @property
@@ -101,9 +137,10 @@ def _keys(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Ints:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pack:
+class Attended:
     """What one layer attends over: query [1, heads, T, D]; key, value [1, kv heads, T, D].
 
+    T may be more than the pack's tokens; what stands behind them is nobody's.
     window: how many keys a query sees, itself among them.
     """
 
@@ -114,6 +151,14 @@ class _Pack:
     scaling: float | None
     window: int | None
     softcap: float | None
+
+    def window_within(self, keys: int) -> int | None:
+        """Where a sequence of so many keys is longer than it."""
+        return self.window if self.window is not None and keys > self.window else None
+
+
+Kernel = Callable[[Attended], Tensor]
+"""Gives what a layer attends to, [1, T, heads, D]."""
 
 
 class _Sequence(NamedTuple):
@@ -126,16 +171,21 @@ class _Sequence(NamedTuple):
 
 @dataclass(frozen=True)
 class _WindowMask:
-    """What stands for the mask of a layer with a sliding window; see `_Pack.window`."""
+    """What stands for the mask of a layer with a sliding window; see `Attended.window`."""
 
     window: int
 
 
 def register_packed_attention() -> None:
-    """Make both names known to transformers. Calling it again changes nothing."""
-    for name, kernel in ((SDPA, _sdpa), (VARLEN, _varlen)):
-        AttentionInterface.register(name, partial(_attend, kernel))
-        AttentionMaskInterface.register(name, _mask_for)
+    """Make both names known to transformers."""
+    register_kernel(SDPA, sdpa)
+    register_kernel(VARLEN, _varlen)
+
+
+def register_kernel(name: str, kernel: Kernel) -> None:
+    """Make a kernel known to transformers. Calling it again changes nothing."""
+    AttentionInterface.register(name, partial(_attend, kernel))
+    AttentionMaskInterface.register(name, _mask_for)
 
 
 def _mask_for(*_: object, local_size: int | None = None, **__: object) -> _WindowMask | None:
@@ -145,7 +195,7 @@ def _mask_for(*_: object, local_size: int | None = None, **__: object) -> _Windo
 
 
 def _attend(
-    kernel: Callable[[_Pack], Tensor],
+    kernel: Kernel,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -169,17 +219,15 @@ def _attend(
             f"{type(module).__name__} is not told where the sequences of a pack lie: its model "
             "does not hand on what its forward is given. Choose a model of another family."
         )
-    pack = _Pack(query, key, value, layout, scaling, sliding_window, softcap)
+    pack = Attended(query, key, value, layout, scaling, sliding_window, softcap)
     return kernel(pack), None
 
 
-def _sdpa(pack: _Pack) -> Tensor:
-    if _is_plain_on_cpu(pack):
-        scale = pack.query.shape[-1] ** -0.5 if pack.scaling is None else pack.scaling
-        return packed_attention(pack.query, pack.key, pack.value, pack.layout.spans, scale)
+def sdpa(pack: Attended) -> Tensor:
+    """PyTorch's own kernels, a sequence at a time."""
     # split and cat: the backward pass of slices adds every one into a gradient of full size.
     own = pack.layout.own
-    fills = pack.query.shape[2] - sum(own)  # see rows.py
+    fills = pack.query.shape[2] - sum(own)
     parts = (x.split((*own, fills), 2)[:-1] for x in (pack.query, pack.key, pack.value))
     sequences = [_Sequence(*each) for each in zip(*parts, strict=True)]
     first, outputs = sequences[0], []
@@ -192,24 +240,18 @@ def _sdpa(pack: _Pack) -> Tensor:
     return torch.cat(outputs, dim=1)
 
 
-def _is_plain_on_cpu(pack: _Pack) -> bool:
-    """Whether all that a query sees is what comes before it, which `packed_attention` is for."""
-    return (
-        pack.query.is_cpu
-        and pack.softcap is None
-        and _window(pack, pack.layout.most_keys) is None
-        and pack.value.shape[-1] == pack.query.shape[-1]
-    )
-
-
-def _continued(first: _Sequence, own: _Sequence, shared: int, pack: _Pack) -> Tensor:
+def _continued(first: _Sequence, own: _Sequence, shared: int, pack: Attended) -> Tensor:
     """The attention of a sequence's own queries, `shared` tokens of the first one before them."""
     query, key, value = own
     key, value = (
         torch.cat([begin[:, :, :shared], rest], 2)
         for begin, rest in ((first.key, key), (first.value, value))
     )
-    if shared < query.shape[2] and pack.softcap is None and _window(pack, key.shape[2]) is None:
+    if (
+        shared < query.shape[2]
+        and pack.softcap is None
+        and pack.window_within(key.shape[2]) is None
+    ):
         # The kernel's own causal mask passes over what a query does not see, but is for as many
         # queries as keys: those of a short prompt are worth computing again.
         query = torch.cat([first.query[:, :, :shared], query], 2)
@@ -217,9 +259,9 @@ def _continued(first: _Sequence, own: _Sequence, shared: int, pack: _Pack) -> Te
     return _one_sequence(_Sequence(query, key, value), pack)
 
 
-def _one_sequence(sequence: _Sequence, pack: _Pack) -> Tensor:
+def _one_sequence(sequence: _Sequence, pack: Attended) -> Tensor:
     query, key, value = sequence
-    window = _window(pack, key.shape[2])
+    window = pack.window_within(key.shape[2])
     if pack.softcap is None and window is None and query.shape[2] == key.shape[2]:
         return dot_product(query, key, value, None, pack.scaling)
     mask = _mask(pack.layout, query, key.shape[2], window)
@@ -228,9 +270,33 @@ def _one_sequence(sequence: _Sequence, pack: _Pack) -> Tensor:
     return dot_product(query, key, value, mask, pack.scaling)
 
 
-def _window(pack: _Pack, keys: int) -> int | None:
-    """Where the sequence is longer than it."""
-    return pack.window if pack.window is not None and keys > pack.window else None
+def dot_product(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """softmax(scale * query @ key + mask) @ value; causal where there is no mask.
+
+    query [1, heads, Q, D]; key, value [1, kv heads, K, D]; mask [Q, K].
+
+    On CUDA only the flash kernel takes fewer heads of keys than of queries. Where it cannot be had
+    (no bfloat16, a card below compute capability 8.0, a mask), PyTorch would compute grouped heads
+    by plain products, with a score for each query and key (sdp_utils.cpp,
+    check_batch_size_and_num_heads_dense). The memory-efficient kernel serves there, once keys and
+    values are repeated for every head.
+    """
+    causal = mask is None
+    if query.is_cuda and not can_use_flash_attention(
+        SDPAParams(query, key, value, mask, 0.0, causal, True)
+    ):
+        key, value = (repeated(x, query.shape[1]) for x in (key, value))
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
+    )
+
+
+def repeated(keys: Tensor, heads: int) -> Tensor:
+    """Each head of keys or values for all the queries' heads that read it: [1, heads, K, D]."""
+    groups = keys.shape[1]
+    return keys[:, :, None].expand(-1, -1, heads // groups, -1, -1).flatten(1, 2)
 
 
 def _mask(layout: Layout, query: Tensor, keys: int, window: int | None) -> Tensor:
@@ -261,7 +327,7 @@ def _softcapped(
     return output
 
 
-def _varlen(pack: _Pack) -> Tensor:
+def _varlen(pack: Attended) -> Tensor:
     assert pack.softcap is None, "load refuses varlen for a model with softcapped attention"
     layout = pack.layout
     query, key, value = (x[0].transpose(0, 1) for x in (pack.query, pack.key, pack.value))

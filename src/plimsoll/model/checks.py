@@ -2,12 +2,12 @@
 
 Everything here but `check_length` and `check_loaded` runs before a weight is read, and every
 refusal is a ConfigError that says what to do instead. `frames.py` has what the model's classes
-show.
+show; that a directory's files are there is seen before, where a run is checked
+(spec/model_files.py).
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -53,9 +53,9 @@ def _mend(path: str) -> str:
     )
 
 
-def read_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
-    """config.json as transformers reads it; refuses encoders and models of several parts."""
-    _check_directory(path)
+def read_model_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """config.json as transformers reads it. Raises ConfigError where none can be read, for encoders
+    and for models of several parts."""
     with as_config_error(path, "config.json"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             path, trust_remote_code=trust_remote_code
@@ -73,42 +73,12 @@ def read_config(path: str, trust_remote_code: bool) -> PreTrainedConfig:
     return config
 
 
-def _check_directory(path: str) -> None:
-    """Local directories must exist and hold a config.json; anything else may be a hub name."""
-    directory = Path(path)
-    if directory.is_dir():
-        if not (directory / "config.json").is_file():
-            raise ConfigError(
-                f"The model directory {path!r} has no config.json, so it is not a model in "
-                f"Hugging Face format. It holds: {_listing(directory)}."
-            )
-        return
-    if _may_be_hub_name(path):
-        return
-    siblings = [s.name for s in directory.parent.glob("*")] if directory.parent.is_dir() else []
-    near = difflib.get_close_matches(directory.name, siblings, n=1)
-    hint = f"Did you mean {str(directory.parent / near[0])!r}?" if near else "Check the path."
-    raise ConfigError(f"There is no model directory {path!r}. {hint}")
-
-
-def _may_be_hub_name(path: str) -> bool:
-    """`name` or `owner/name`, unless a local parent directory shows that a path is meant."""
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) or path.startswith("."):
-        return False
-    return "/" not in path or not Path(path).parent.is_dir()
-
-
-def _listing(directory: Path) -> str:
-    names = sorted(item.name for item in directory.iterdir())
-    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
-
-
 def check_tokenizer_files(path: str) -> None:
     """A local directory, of a model or of an adapter, must hold a tokenizer, in JSON that can be
     read."""
     directory = Path(path)
     if not directory.is_dir():
-        return _check_directory(path)
+        return
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ConfigError(
             f"The model directory {path!r} has no tokenizer: none of "
@@ -131,31 +101,6 @@ def has_generic_tokenizer(path: str) -> bool:
         return False
     name = json.loads(settings.read_bytes()).get("tokenizer_class")
     return name in ("TokenizersBackend", "PreTrainedTokenizerFast")
-
-
-def check_weight_files(path: str) -> None:
-    """A local directory must hold safetensors, all that its index names."""
-    directory = Path(path)
-    if not directory.is_dir():
-        return
-    if not any(directory.glob("*.safetensors")):
-        pickled = sorted(file.name for file in directory.glob("*.bin"))
-        found = f"only pickled weights ({', '.join(pickled)})" if pickled else "no weights"
-        raise ConfigError(
-            f"The model directory {path!r} has {found}; weights are read from .safetensors only, "
-            "because a pickle can run any code. Where you trust the file, convert it once: "
-            "AutoModelForCausalLM.from_pretrained(DIRECTORY).save_pretrained(NEW_DIRECTORY)."
-        )
-    index = directory / "model.safetensors.index.json"
-    if index.is_file():
-        with as_config_error(path, index.name):
-            shards = set(json.loads(index.read_bytes())["weight_map"].values())
-        absent = sorted(name for name in shards if not (directory / name).is_file())
-        if absent:
-            raise ConfigError(
-                f"The model directory {path!r} lacks {', '.join(absent)}, which its index names. "
-                "Copy or download the model again."
-            )
 
 
 def logit_scale(path: str, config: PreTrainedConfig) -> float:

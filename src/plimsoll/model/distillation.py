@@ -1,10 +1,9 @@
 """What a student's head learns from a teacher's, never holding the whole logits of either.
 
-A chunk of the student's logits and the same rows of the teacher's exist at once. The loss is a sum
-over tokens with weights that are known beforehand, so the gradients of hidden states and head are
-made in the forward pass, where both chunks are there; the backward pass only scales them. That
-takes 4 products with a head for each chunk, where computing the logits again would take 6, and the
-teacher's head is needed in the forward pass alone.
+A chunk of the student's logits and the same rows of the teacher's exist at once. What each token
+weighs is known beforehand, so all gradients are made there, in the forward pass, and scaled in the
+backward pass: 4 products with a head for each chunk, not 6, and the teacher's head is needed in the
+forward pass alone.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
-from plimsoll.model.cpu.rows import filled
 from plimsoll.model.logit_chunks import HeadGradients, LogitForm, blocks, logit_chunks
 
 
@@ -95,7 +93,7 @@ class _Distilled(torch.autograd.Function):
         form: LogitForm,
         learning: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        learned, hidden_L_H = len(hidden_L_H), filled(hidden_L_H)
+        learned, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
         wanted = ctx.needs_input_grad[:3] if learning else (False, False, False)
         gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
         divergence_L = torch.zeros_like(targets_L, dtype=torch.float32)
@@ -103,7 +101,7 @@ class _Distilled(torch.autograd.Function):
         student = logit_chunks(hidden_L_H, weight_VH, bias_V, chunk)
         taught_VH, taught_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
         taught_V = None if taught_V is None else taught_V[: len(weight_VH)]
-        teacher = logit_chunks(filled(lesson.hidden_L_H), taught_VH, taught_V, chunk)
+        teacher = logit_chunks(form.filled(lesson.hidden_L_H), taught_VH, taught_V, chunk)
         for (start, chunk_CV), (_, teacher_CV) in zip(student, teacher, strict=True):
             pairs = zip(
                 blocks(start, chunk_CV, learned), blocks(start, teacher_CV, learned), strict=True

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,22 +26,16 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
+from plimsoll.model.checkpointing import checkpoint_layers
+from plimsoll.model.checks import read_model_config
+from plimsoll.model.cpu.switch import use_cpu_kernels
 from plimsoll.model.frames import check_frame
-from plimsoll.model.layers import prepare_layers
+from plimsoll.model.fused import fuse_gates, fuse_norms
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.policy import HeadForm, PolicyModel
+from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
 from plimsoll.model.price.form import against_varlen
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
-from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.value import ValueModel, initialise_score
-
-
-def read_model_config(path: str, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The model's config.json, without its weights.
-
-    Raises ConfigError when there is no such directory, no readable config.json, or an encoder.
-    """
-    return checks.read_config(path, trust_remote_code)
 
 
 def load_tokenizer(path: str, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -74,9 +69,9 @@ def load_policy(
             "Sample for training with a temperature above 0."
         )
     hf_config = read_model_config(config.path, config.trust_remote_code)
-    form = HeadForm(config.head_chunk, _logit_form(config, hf_config), temperature)
-    lm, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast)
-    return PolicyModel(lm, form)
+    form = _logit_form(config, hf_config)
+    lm, rows, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast)
+    return PolicyModel(lm, HeadForm(config.head_chunk, replace(form, rows=rows), temperature))
 
 
 def load_teacher(config: ModelConfig, device: torch.device) -> TeacherModel:
@@ -84,8 +79,8 @@ def load_teacher(config: ModelConfig, device: torch.device) -> TeacherModel:
     its files. Raises ConfigError as `load_policy`."""
     hf_config = read_model_config(config.path, config.trust_remote_code)
     form = _logit_form(config, hf_config)
-    lm, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast=False)
-    return TeacherModel(lm, form)
+    lm, rows, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast=False)
+    return TeacherModel(lm, replace(form, rows=rows))
 
 
 def load_value(
@@ -101,7 +96,7 @@ def load_value(
     """
     hf_config = read_model_config(config.path, config.trust_remote_code)
     hf_config.num_labels = 1
-    lm, absent = _load(
+    lm, _, absent = _load(
         AutoModelForSequenceClassification,
         hf_config,
         config,
@@ -163,16 +158,16 @@ def _load(
     device: torch.device,
     may_be_new: set[str],
     cast: bool,
-) -> tuple[PreTrainedModel, set[str]]:
+) -> tuple[PreTrainedModel, int, set[str]]:
     """Check a frame without weights, then map them from the checkpoint's files: that costs page
     cache, which all ranks of a machine share. Only a cast copies them into memory.
 
     device: where the model will run.
-    may_be_new: the only names that the checkpoint may lack; gives those that it does lack.
+    may_be_new: the only names that the checkpoint may lack.
+    Gives the model, what `prepare_layers` gives, and the names that the checkpoint does lack.
     """
     register_packed_attention()
     attention = attention_name(config, hf_config, device)
-    checks.check_weight_files(config.path)
     check_frame(config, hf_config, auto_class)
     with (
         quiet(),
@@ -195,8 +190,19 @@ def _load(
     multiply_by_codes(lm)
     if config.quantization != "none" and device.type == "cpu":
         leave_files(lm)
-    prepare_layers(lm, config)
-    return lm.train(), set(report["missing_keys"])
+    rows = prepare_layers(lm, config, device)
+    return lm.train(), rows, set(report["missing_keys"])
+
+
+def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.device) -> int:
+    """How a model's layers compute, whether it was loaded or is traced without weights: fused, by
+    the kernels for its device, checkpointed as the config says; in place. Gives what
+    `use_cpu_kernels` gives. Raises ConfigError as `checkpoint_layers`."""
+    fuse_norms(lm)
+    fuse_gates(lm)
+    rows = use_cpu_kernels(lm, device)
+    checkpoint_layers(lm, config)
+    return rows
 
 
 @contextmanager

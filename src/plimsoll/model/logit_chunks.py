@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 # fp32 elements that the softmax works on at once. On CPU they stay in the cache (measured: the
 # element-wise passes over a chunk are 3 times faster than in one piece); accelerators want more.
@@ -23,6 +24,12 @@ def block_elements(of: Tensor) -> int:
     return BLOCK_ELEMENTS_CPU if of.is_cpu else BLOCK_ELEMENTS_ACCELERATOR
 
 
+def filled(x_N: Tensor, multiple: int) -> Tensor:
+    """Rows, of shape [N] or [N, H], and zeros up to the multiple."""
+    more = -len(x_N) % multiple
+    return pad(x_N, (0, 0) * (x_N.ndim - 1) + (0, more)) if more else x_N
+
+
 @dataclass(frozen=True)
 class LogitForm:
     """How hidden states become logits: cap * tanh(x / cap), then scale * x.
@@ -30,10 +37,16 @@ class LogitForm:
     softcap: Gemma 2 (https://arxiv.org/abs/2408.00118, section 2) caps in the model; samplers
         divide by the temperature afterwards.
     scale: 1 / temperature, times the model's own factor if it has one.
+    rows: what is multiplied with the head is filled up to a multiple of so many rows.
     """
 
     scale: float = 1.0
     softcap: float | None = None
+    rows: int = 1
+
+    def filled(self, hidden_L_H: Tensor) -> Tensor:
+        """Hidden states as they are multiplied with the head."""
+        return filled(hidden_L_H, self.rows)
 
     def cap(self, logits_NV: Tensor) -> Tensor:
         """The logits after the cap, before the scale."""
@@ -70,7 +83,7 @@ def logit_chunks(
 
 def blocks(start: int, logits_CV: Tensor, rows: int) -> Iterator[tuple[slice, Tensor]]:
     """Cut a chunk into a few rows at a time, with the rows' place among all rows; without those
-    that only fill it (see rows.py), which are zeroed."""
+    that only fill it (see `LogitForm`), which are zeroed."""
     real = max(0, rows - start)
     logits_CV[real:] = 0
     size = max(1, block_elements(logits_CV) // logits_CV.shape[1])

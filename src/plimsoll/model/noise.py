@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-
-from plimsoll.model.cpu.rows import filled
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,9 @@ def noisy(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[None]
         return
 
     def add(module: nn.Module, inputs: object, embedded_1TH: Tensor) -> Tensor:
-        drawn_TH = filled(noise.draw(embedded_1TH.shape[-1], embedded_1TH.device))
-        return embedded_1TH + drawn_TH.to(embedded_1TH.dtype)
+        drawn_TH = noise.draw(embedded_1TH.shape[-1], embedded_1TH.device)
+        fills = embedded_1TH.shape[1] - len(drawn_TH)
+        return embedded_1TH + pad(drawn_TH, (0, 0, 0, fills)).to(embedded_1TH.dtype)
 
     hook = embeddings.register_forward_hook(add)
     try:

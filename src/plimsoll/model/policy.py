@@ -1,8 +1,6 @@
-"""The policy: a Hugging Face decoder over a pack, then log-probabilities of the learned tokens.
-
-Also how its weights get their Hugging Face names, and how they are written as a directory that
-transformers and vLLM load.
-"""
+"""The policy: a Hugging Face decoder over a pack, then log-probabilities of the learned tokens; its
+teacher; the names of its weights, and how they are written as a directory that transformers and
+vLLM load."""
 
 from __future__ import annotations
 
@@ -22,14 +20,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from plimsoll.model.attention import Layout
+from plimsoll.model.attention import Layout, sent
 from plimsoll.model.checks import check_length
 from plimsoll.model.companions import write_generation
-from plimsoll.model.cpu.rows import filled
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
-from plimsoll.model.sending import sent
 from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs
 from plimsoll.model.token_nll import Imitation, token_nll
 from plimsoll.records import Pack
@@ -162,13 +158,38 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
     """Run only the decoder, and keep only the hidden states that predict learned tokens, [L, H]."""
     check_length(lm.config, pack.layout.most_keys)
     hidden_1TH = lm.get_decoder()(
-        input_ids=filled(pack.tokens_T)[None],
-        position_ids=filled(pack.positions_T)[None],
+        input_ids=pack.tokens_T[None],
+        position_ids=pack.positions_T[None],
         use_cache=False,
         layout=pack.layout,
     ).last_hidden_state
     states_L_H: Tensor = hidden_1TH[0].index_select(0, pack.predictor_L)
     return states_L_H
+
+
+class TeacherModel(nn.Module):
+    """A causal language model whose own head is never run: its student's head runs both, chunk by
+    chunk (see distillation.py).
+
+    lm: the Hugging Face model, with packed attention. form: how its head's logits are computed.
+    """
+
+    def __init__(self, lm: PreTrainedModel, form: LogitForm) -> None:
+        super().__init__()
+        self.lm = lm
+        self.form = form
+
+    def forward(self, pack: PackTensors) -> Tensor:
+        """The hidden states that predict learned tokens, shape [L, H]."""
+        return predictor_states(self.lm, pack)
+
+    def head_names(self) -> tuple[str, ...]:
+        """The names of the head's weight and, if it has one, its bias; of a tied head, the
+        embedding's."""
+        head = self.lm.get_output_embeddings()
+        names = {id(parameter): name for name, parameter in self.named_parameters()}
+        parts = (head.weight, getattr(head, "bias", None))
+        return tuple(names[id(part)] for part in parts if part is not None)
 
 
 def hf_state_names(model: nn.Module) -> dict[str, str]:

@@ -8,17 +8,11 @@ from typing import Any, Literal
 
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GemmaConfig,
-    LlamaConfig,
-    MistralConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
-    Qwen2Config,
     Qwen2Tokenizer,
-    Qwen3Config,
 )
 
 from plimsoll.model.policy import save_hf
@@ -66,25 +60,18 @@ def tiny_config(
         "layer_types": alternate,
         "sliding_window": window or max_positions,
     }
-    match family:
-        case "llama":
-            return LlamaConfig(**common)
-        case "qwen2" if window is None:
-            return Qwen2Config(**common)
-        case "qwen2":
-            return Qwen2Config(
-                **common, use_sliding_window=True, sliding_window=window, layer_types=alternate
-            )
-        case "qwen3":
-            return Qwen3Config(**common, **head)
-        case "mistral":
-            return MistralConfig(**common, **head, sliding_window=window)
-        case "gemma":
-            return GemmaConfig(**common, **head)
-        case "gemma2":
-            return Gemma2Config(**common, **gemma)
-        case "gemma3":
-            return Gemma3TextConfig(**common, **gemma)
+    sliding = {"use_sliding_window": True, "sliding_window": window, "layer_types": alternate}
+    own: dict[Family, dict[str, Any]] = {
+        "qwen2": {} if window is None else sliding,
+        "qwen3": head,
+        "mistral": {**head, "sliding_window": window},
+        "gemma": head,
+        "gemma2": gemma,
+        "gemma3": gemma,
+    }
+    kind = "gemma3_text" if family == "gemma3" else family
+    config: PreTrainedConfig = AutoConfig.for_model(kind, **common, **own.get(family, {}))
+    return config
 
 
 def write_tiny_model(

@@ -1,14 +1,12 @@
 """Log-probabilities of given tokens from hidden states, never holding the whole logits.
 
-The logits of `chunk` rows exist at once, in the dtype of the weights; the softmax is computed
-from them in fp32, a few rows at a time. So the head costs chunk * vocabulary * 2 bytes in
-bfloat16, instead of about 16 bytes for every token * vocabulary.
+So the head costs chunk * vocabulary * 2 bytes in bfloat16, instead of about 16 bytes for every
+token * vocabulary (see logit_chunks.py).
 
-A head that learns: the backward pass computes each chunk's logits again, because in policy
-optimisation what a token weighs in the gradient of the head depends on its log-probability. That
-takes 4 products with the head. A frozen head: each token has a hidden state of its own, whose
-gradient is made in the forward pass, where the logits are, and scaled in the backward pass. That
-takes 2 products, not 3.
+A head that learns computes each chunk's logits again in the backward pass, as what a token weighs
+in its gradient depends on the token's log-probability: 4 products with the head. With a frozen head
+the gradient of each token's hidden state is made in the forward pass and scaled in the backward
+pass: 2 products, not 3.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from plimsoll.model.cpu.rows import filled
 from plimsoll.model.logit_chunks import (
     HeadGradients,
     LogitForm,
@@ -87,7 +84,7 @@ def differentiate(
     grad_logprobs_L: of the loss. wanted: of hidden, weight, bias.
     """
     hidden_L_H, weight_VH, bias_V, targets_L = of
-    learned, hidden_L_H = len(hidden_L_H), filled(hidden_L_H)
+    learned, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
     gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
     for start, chunk_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, chunk):
         for rows, block_NV in blocks(start, chunk_CV, learned):
@@ -155,7 +152,7 @@ class _LearningHead(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor | None]:
         logprobs_L = torch.empty_like(targets_L, dtype=torch.float32)
         entropy_L = None if entropy == "none" else torch.empty_like(logprobs_L)
-        for start, logits_CV in logit_chunks(filled(hidden_L_H), weight_VH, bias_V, chunk):
+        for start, logits_CV in logit_chunks(form.filled(hidden_L_H), weight_VH, bias_V, chunk):
             for rows, logits_NV in blocks(start, logits_CV, len(targets_L)):
                 logp_NV = form.log_softmax(form.cap(logits_NV.float()))
                 _read(logp_NV, rows, targets_L, TokenLogprobs(logprobs_L, entropy_L))
@@ -173,7 +170,7 @@ class _LearningHead(torch.autograd.Function):
         ctx: Any, grad_logprobs_L: Tensor | None, grad_entropy_L: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden_L_H, weight_VH, bias_V, targets_L, entropy_L = ctx.saved_tensors
-        learned, hidden_L_H = len(hidden_L_H), filled(hidden_L_H)
+        learned, hidden_L_H = len(hidden_L_H), ctx.form.filled(hidden_L_H)
         gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, ctx.needs_input_grad[:3])
         if grad_logprobs_L is None:
             grad_logprobs_L = torch.zeros_like(targets_L, dtype=torch.float32)

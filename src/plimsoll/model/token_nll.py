@@ -1,8 +1,7 @@
 """The mean negative log-likelihood of given tokens, never holding the whole logits.
 
-What each token weighs in a mean is known beforehand, so the gradients of hidden states and head
-are made in the forward pass, where a chunk's logits are; the backward pass only scales them. That
-takes 3 products with the head, where `token_logprobs` computes the logits again and takes 4.
+What each token weighs in a mean is known beforehand, so all gradients are made in the forward pass,
+where a chunk's logits are, and scaled in the backward pass: 3 products with the head, not 4.
 """
 
 from __future__ import annotations

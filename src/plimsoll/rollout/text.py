@@ -10,7 +10,8 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.template import Template
 from plimsoll.errors import ConfigError
-from plimsoll.model.load import load_tokenizer, read_model_config
+from plimsoll.model.checks import read_model_config
+from plimsoll.model.load import load_tokenizer
 from plimsoll.records import Ints
 
 if TYPE_CHECKING:

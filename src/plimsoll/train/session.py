@@ -15,7 +15,7 @@ from typing import Any
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.keys import dump_config
 from plimsoll.data.report import BadRow
-from plimsoll.data.template_text import given_template
+from plimsoll.data.template import given_template
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
 from plimsoll.machine.incident import OutOfMemory

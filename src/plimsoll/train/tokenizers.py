@@ -9,7 +9,8 @@ from pathlib import Path
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
-from plimsoll.model.load import load_tokenizer, read_model_config
+from plimsoll.model.checks import read_model_config
+from plimsoll.model.load import load_tokenizer
 from plimsoll.spec.model_files import has_tokenizer
 from plimsoll.spec.roles import Role
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.algorithm.metric_names import of_the_run
+from plimsoll.algorithm.choice import of_the_run
 
 LOSSES = ("policy_loss", "preference_loss", "reward_loss", "unpaired_loss")
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -18,6 +19,13 @@ from plimsoll.data.dataset import load_prompts, load_samples
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError, DataError
+from plimsoll.spec.columns import (
+    labelled_source,
+    pair_source,
+    rl_source,
+    sft_source,
+    step_source,
+)
 
 GOOD = {"q": "1+1?", "a": "2"}
 USER = {"role": "user", "content": "hi"}
@@ -315,19 +323,25 @@ def test_a_column_that_no_row_has_is_a_wrong_setting(tokenizer: Tokenizer, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("columns", "message"),
+    ("check", "columns", "message"),
     [
-        ({"messages": "m", "prompt": "q"}, "`data.train.prompt` to the column.* both are set"),
-        ({"response": "a"}, "neither is set"),
-        ({"prompt": "q"}, "`data.train.prompt` is set without `data.train.response`"),
+        (sft_source, {"messages": "m", "prompt": "q"}, "data.train.prompt is set too"),
+        (sft_source, {"response": "a"}, "prompt is not given"),
+        (sft_source, {"prompt": "q"}, "response is not given"),
+        (rl_source, {"messages": "m", "prompt": "q"}, "data.train.prompt is set too"),
+        (rl_source, {"reference": "a"}, "no column to take prompts from"),
+        (pair_source, {"chosen": "c"}, "data.train.rejected"),
+        (step_source, {"prompt": "q", "labels": "l"}, "data.train.steps"),
+        (step_source, {"prompt": "q", "steps": "s"}, "data.train.labels"),
+        (labelled_source, {"prompt": "q", "response": "a"}, "data.train.label"),
     ],
 )
 def test_columns_that_do_not_say_what_to_read(
-    tokenizer: Tokenizer, tmp_path: Path, columns: dict[str, str], message: str
+    check: Callable[[str, SourceConfig], Iterator[object]], columns: dict[str, str], message: str
 ) -> None:
-    data = config(tmp_path, **columns)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=message):
-        load_samples(data, source(data), make_template(tokenizer, None, None))
+    """They are refused before any row is read."""
+    [problem] = check("data.train", SourceConfig.model_validate({"path": "x", **columns}))
+    assert message in str(problem)
 
 
 def test_other_keys_of_messages_reach_the_template(tokenizer: Tokenizer, tmp_path: Path) -> None:

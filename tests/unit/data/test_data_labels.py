@@ -128,8 +128,6 @@ def test_bad_messages(
 def test_a_column_that_is_not_there(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"`data\.train\.label: labl`.*Did you mean `label`\?"):
         load(tokenizer, tmp_path, GOOD, prompt="q", response="a", label="labl")
-    with pytest.raises(ConfigError, match=r"`data\.train\.label` is not set"):
-        load(tokenizer, tmp_path, GOOD, prompt="q", response="a")
 
 
 def sample(prompt: str, response: str) -> Sample:

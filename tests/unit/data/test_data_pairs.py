@@ -258,8 +258,6 @@ def test_columns_that_are_not_there(tokenizer: Tokenizer, tmp_path: Path) -> Non
     row = {"good": [USER, YO], "bad": [USER, GO]}
     with pytest.raises(ConfigError, match=r"`data\.train\.rejected: bda`.*Did you mean `bad`\?"):
         load(tokenizer, tmp_path, row, rejected="bda")
-    with pytest.raises(ConfigError, match=r"`data\.train\.rejected` is not set"):
-        load(tokenizer, tmp_path, row, rejected=None)
 
 
 def test_rows_share_a_prompt_whatever_their_responses_begin_with(

@@ -38,8 +38,13 @@ from plimsoll.model.adapters import add_adapter, plain_weight
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel, hf_state_names
-from plimsoll.model.teacher import TeacherModel
+from plimsoll.model.policy import (
+    HeadForm,
+    PackTensors,
+    PolicyModel,
+    TeacherModel,
+    hf_state_names,
+)
 from plimsoll.model.tiny import Family, tiny_config
 from plimsoll.model.value import ValueModel
 from plimsoll.records import BatchCounts, Floats, Pack, Sample

@@ -20,8 +20,7 @@ from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention
-from plimsoll.model.layers import prepare_layers
-from plimsoll.model.load import load_policy
+from plimsoll.model.load import load_policy, prepare_layers
 from plimsoll.model.policy import HeadForm, PolicyModel
 from plimsoll.model.price.activations import activation_items
 from plimsoll.model.price.form import activation_form
@@ -116,7 +115,7 @@ def test_experts_cost_the_same_whichever_are_chosen(
     ).train()
     for layer in lm.model.layers:
         routing(layer.mlp.gate.weight)
-    prepare_layers(lm, model)
+    prepare_layers(lm, model, torch.device("cpu"))
     module = PolicyModel(lm, HeadForm(model.head_chunk))
     predicted, measured = compare(TraceForm(model, None, "policy", trained=True), module)
     assert UNDER * measured < predicted < OVER * measured

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from plimsoll.model.cpu.attention import Span, packed_attention, spans
-from plimsoll.model.cpu.rows import OF_PACKS, filled
+from plimsoll.model.attention import Span, spans
+from plimsoll.model.cpu.attention import packed_attention
+from plimsoll.model.cpu.rows import OF_PACKS
+from plimsoll.model.logit_chunks import LogitForm, filled
 
 SCALE, WIDTH = 0.25, 16
 
@@ -171,11 +173,11 @@ def test_rows_that_fill_are_zero_and_learn_nothing() -> None:
 @pytest.mark.parametrize("width", [None, 3])
 def test_rows_are_filled_to_a_multiple(rows: int, width: int | None) -> None:
     shape = (rows,) if width is None else (rows, width)
-    whole = filled(torch.ones(shape))
+    whole = filled(torch.ones(shape), OF_PACKS)
     assert len(whole) % OF_PACKS == 0 and len(whole) - rows < OF_PACKS
     assert whole.sum() == whole[:rows].sum() == torch.ones(shape).sum()
 
 
-def test_an_accelerator_takes_any_number_of_rows() -> None:
-    rows = torch.ones(5, 3, device="meta")
-    assert filled(rows) is rows
+def test_any_number_of_rows_is_left_as_it_is_where_none_are_asked_for() -> None:
+    rows = torch.ones(5, 3)
+    assert filled(rows, LogitForm().rows) is rows

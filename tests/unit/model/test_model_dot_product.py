@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from plimsoll.model.dot_product import dot_product, repeated
+from plimsoll.model.attention import dot_product, repeated
 
 torch.set_num_threads(1)
 

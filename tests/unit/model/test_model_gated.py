@@ -12,7 +12,7 @@ from transformers import LlamaConfig, PhiConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from plimsoll.model import logit_chunks
-from plimsoll.model.cpu.gated import fuse_gates
+from plimsoll.model.fused import fuse_gates
 from plimsoll.model.tiny import Family, tiny_config
 
 WIDTH, INNER = 16, 40

@@ -36,12 +36,12 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.attention import SDPA, VARLEN
+from plimsoll.model.checks import read_model_config
 from plimsoll.model.load import (
     attention_name,
     load_policy,
     load_tokenizer,
     load_value,
-    read_model_config,
 )
 from plimsoll.model.policy import PackTensors, hf_state_names, save_hf
 from plimsoll.model.tiny import tiny_config, write_tiny_model
@@ -99,18 +99,17 @@ def refusal(path: Path, **changes: Any) -> str:
     return str(caught.value)
 
 
-def test_a_missing_directory_names_the_nearest_sibling(model_path: Path) -> None:
-    with pytest.raises(ConfigError, match="small-model") as caught:
+def test_a_missing_directory_is_told(model_path: Path) -> None:
+    """As where a rank's machine lacks what the controller's has."""
+    with pytest.raises(ConfigError, match=r"There is no directory .*smal-model here"):
         read_model_config(str(model_path.parent / "smal-model"))
-    assert "Did you mean" in str(caught.value) and "smal-model" in str(caught.value)
-    with pytest.raises(ConfigError, match="no model directory"):
+    with pytest.raises(ConfigError, match=r"There is no directory .*smal-model here"):
         load_tokenizer(str(model_path.parent / "smal-model"))
 
 
-def test_a_directory_without_config_says_what_it_holds(model_path: Path) -> None:
+def test_a_directory_without_config(model_path: Path) -> None:
     (model_path / "config.json").unlink()
-    message = refusal(model_path)
-    assert "no config.json" in message and "model.safetensors" in message
+    assert "config.json" in refusal(model_path)
 
 
 def test_a_broken_config(model_path: Path) -> None:
@@ -134,14 +133,16 @@ def test_missing_and_broken_tokenizers(model_path: Path) -> None:
         load_tokenizer(str(model_path))
 
 
-def test_pickled_weights_are_refused_with_the_way_out(model_path: Path) -> None:
+def test_pickled_weights_are_never_read(model_path: Path) -> None:
     (model_path / "model.safetensors").rename(model_path / "pytorch_model.bin")
-    message = refusal(model_path)
-    assert "pytorch_model.bin" in message and "save_pretrained" in message
+    assert "Cannot read the weights" in refusal(model_path)
 
 
 def test_a_shard_that_the_index_names_is_missing(model_path: Path) -> None:
-    index = {"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}
+    (model_path / "model.safetensors").rename(model_path / "model-00001-of-00002.safetensors")
+    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    parts = {"model.embed_tokens.weight": names[0], "model.norm.weight": names[1]}
+    index = {"metadata": {}, "weight_map": parts}
     (model_path / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "model-00002-of-00002.safetensors" in refusal(model_path)
 

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.model import logit_chunks
-from plimsoll.model.cpu.norms import fuse_norms
+from plimsoll.model.fused import fuse_norms
 from plimsoll.model.load import load_policy, load_teacher, load_value
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 

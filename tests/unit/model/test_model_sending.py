@@ -9,8 +9,8 @@ from packed_cases import CPU
 from test_model_shared_prompts import GROUPS, samples_in
 
 from plimsoll.data.packing import pack_one
+from plimsoll.model.attention import sent
 from plimsoll.model.policy import PackTensors
-from plimsoll.model.sending import sent
 
 
 def test_a_copy_is_sent() -> None:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.engine.protocol import Engine
+from plimsoll.model.attention import sent
 from plimsoll.model.policy import PackTensors
-from plimsoll.model.sending import sent
 from plimsoll.records import BatchCounts, Bools, Floats
 
 StreamT = TypeVar("StreamT", contravariant=True)

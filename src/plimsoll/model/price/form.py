@@ -100,10 +100,9 @@ class ActivationForm:
     adapter: None trains all weights; else only the adapter.
     quantized: linear weights are in 4 bits, and one at a time is written out for use.
     inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
-    fused: norms and gated MLPs like Llama's are those of model/cpu/norms.py and
-        model/cpu/gated.py; else transformers' own.
+    fused: norms and gated MLPs like Llama's are those of model/fused.py; else transformers' own.
     flash: with sdpa on a card, its flash kernel serves where there is no mask; others have keys and
-        values repeated for every head (model/dot_product.py).
+        values repeated for every head (model/attention.py).
     kernels: and one of its kernels takes the model's dtype; else the scores of a sequence at a time
         are written out, in fp32.
     """

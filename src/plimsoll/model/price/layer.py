@@ -92,12 +92,12 @@ class Layer:
 
     @property
     def fused_norms(self) -> bool:
-        """Whether its norms are those of model/cpu/norms.py."""
+        """Whether its norms are those of model/fused.py."""
         return self.form.fused and self.shape.traits.norms == "rms"
 
     @property
     def fused_gates(self) -> bool:
-        """Whether its gated MLPs are those of model/cpu/gated.py. Gemma's, with GELU, are not."""
+        """Whether its gated MLPs are those of model/fused.py. Gemma's, with GELU, are not."""
         return self.fused_norms and any(self.named(("gate_proj",)))
 
     def normed_at_once(self, elements: int) -> int:
@@ -157,7 +157,7 @@ class Layer:
     @property
     def _repeated(self) -> float:
         """Of the layers, those in which a card's kernel gets keys and values repeated for every
-        head of queries (model/dot_product.py)."""
+        head of queries (model/attention.py)."""
         if not self._by_kernel or self.shape.heads == self.shape.kv_heads:
             return 0.0
         return self._masked / self.shape.layers if self.form.flash else 1.0

@@ -1,0 +1,168 @@
+"""Llama's norm and gated MLP, each as one function of autograd that keeps less, on any device.
+
+A norm keeps its input as it is and an fp32 number for each row, where transformers' own keeps the
+input in fp32 and again normalised. A gated MLP makes its activation again instead of keeping it.
+Of 24.2 KB that autograd saves for a token and layer (Llama, 512 wide, bfloat16) norms take away
+5.1 and MLPs 2.8. On a CPU a step of SFT takes 6 to 7 % less time, all of it by the norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import silu
+from transformers.activations import SiLUActivation
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+from plimsoll.model.logit_chunks import block_elements
+
+_silu_backward = torch.ops.aten.silu_backward.grad_input
+
+
+def fuse_norms(lm: nn.Module) -> None:
+    """Have every norm that is written as Llama's compute as `rms_norm`; others stay as they are."""
+    for module in lm.modules():
+        if _is_written_as(module, LlamaRMSNorm.forward):
+            _compute_by(_norm, module)
+
+
+def fuse_gates(lm: nn.Module) -> None:
+    """Have every MLP that is written as Llama's, with SiLU, compute by `gated`."""
+    for module in lm.modules():
+        if _is_written_as(module, LlamaMLP.forward) and isinstance(
+            module.act_fn, nn.SiLU | SiLUActivation
+        ):
+            _compute_by(_mlp, module)
+
+
+def _compute_by(forward: Callable[[Any, Tensor], Tensor], module: nn.Module) -> None:
+    """In the module as quantised layers have theirs: class, names and weight stay, by which ZeRO-3,
+    PEFT and transformers know it, and a deep copy's forward is bound to the copy."""
+    module.forward = partial(forward, module)
+
+
+def _is_written_as(module: nn.Module, forward: Callable[..., Any]) -> bool:
+    """Whether a module's class does what that function does: transformers' families have classes of
+    their own, whose forwards are copies of Llama's where they do the same."""
+    code = getattr(type(module).forward, "__code__", None)
+    return code is not None and _does(code) == _does(forward.__code__)
+
+
+def _does(code: Any) -> tuple[Any, ...]:
+    """Without the annotations, in which copies differ."""
+    return code.co_code, code.co_consts, code.co_names
+
+
+def _norm(norm: Any, hidden_states: Tensor) -> Tensor:
+    return rms_norm(hidden_states, norm.weight, norm.variance_epsilon)
+
+
+def _mlp(mlp: Any, x: Tensor) -> Tensor:
+    down: Tensor = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x)))
+    return down
+
+
+def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
+    """w * x / sqrt(mean(x^2) + epsilon) along the last dimension (Zhang & Sennrich 2019,
+    https://arxiv.org/abs/1910.07467, equation 4), rounded as transformers does: normalised in fp32,
+    then in the input's dtype, then multiplied by the weight.
+
+    input_XH: of any number of dimensions, in any floating dtype, as the weight's own. The gradients
+    are computed in fp32, and of the weight none where it is frozen.
+    """
+    output_XH: Tensor = _RmsNorm.apply(input_XH, weight_H, epsilon)
+    return output_XH
+
+
+class _RmsNorm(torch.autograd.Function):
+    """Block of rows by block, so that what is in fp32 stays small, and on CPU in the cache."""
+
+    @staticmethod
+    def forward(ctx: Any, input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
+        input_TH = input_XH.reshape(-1, input_XH.shape[-1])
+        dtype = torch.promote_types(input_XH.dtype, weight_H.dtype)
+        output_TH = input_TH.new_empty(input_TH.shape, dtype=dtype)
+        inverses: list[Tensor] = []
+        for input_NH, output_NH in _row_blocks(input_TH, output_TH):
+            wide_NH = input_NH.float()
+            inverse_N1 = torch.rsqrt(wide_NH.pow(2).mean(-1, keepdim=True) + epsilon)
+            normal_NH = (wide_NH * inverse_N1).to(input_NH.dtype)
+            torch.mul(normal_NH, weight_H, out=output_NH)
+            inverses.append(inverse_N1)
+        ctx.save_for_backward(input_XH, weight_H, torch.cat(inverses))
+        return output_TH.view(input_XH.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_XH: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        input_XH, weight_H, inverse_T1 = ctx.saved_tensors
+        of_input, of_weight, _ = ctx.needs_input_grad
+        input_TH = input_XH.reshape(-1, input_XH.shape[-1])
+        grad_TH = grad_XH.reshape(input_TH.shape)
+        # The gradients; of the input with no columns where it is not wanted.
+        made_TH = input_TH.new_empty(input_TH.shape if of_input else (len(input_TH), 0))
+        wide_H = weight_H.float()
+        made_H = torch.zeros_like(wide_H)
+        for input_NH, grad_NH, inverse_N1, made_NH in _row_blocks(
+            input_TH, grad_TH, inverse_T1, made_TH
+        ):
+            wide_NH, slope_NH = input_NH.float(), grad_NH.float()
+            both_NH = slope_NH * wide_NH
+            if of_weight:
+                made_H.addmv_(both_NH.T, inverse_N1[:, 0])
+            if of_input:
+                # grad * w / rms, less what of it lies along the input
+                along_N1 = (both_NH @ wide_H)[:, None] * inverse_N1.pow(3) / len(wide_H)
+                torch.mul(slope_NH, wide_H, out=both_NH).mul_(inverse_N1)
+                made_NH.copy_(both_NH.addcmul_(wide_NH, along_N1, value=-1))
+        input_grad_XH = made_TH.view(input_XH.shape) if of_input else None
+        return input_grad_XH, made_H.to(weight_H.dtype) if of_weight else None, None
+
+
+def _row_blocks(*tensors_TX: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """A few rows of each at a time, by how many fit of the first."""
+    first_TH = tensors_TX[0]
+    rows = max(1, block_elements(first_TH) // first_TH.shape[1])
+    return zip(*(tensor_TX.split(rows) for tensor_TX in tensors_TX), strict=True)
+
+
+def gated(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
+    """silu(gate) * up (Shazeer 2020, https://arxiv.org/abs/2002.05202, equation 6), rounded as its
+    two operations are; of one shape and dtype. Differentiable once."""
+    product_XI: Tensor = _Gated.apply(gate_XI, up_XI)
+    return product_XI
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate_XI: Tensor, up_XI: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_XI, up_XI)
+        product_XI = torch.empty_like(up_XI, memory_format=torch.contiguous_format)
+        for gate, up, product in _flat_blocks(gate_XI, up_XI, product_XI):
+            torch.mul(silu(gate), up, out=product)
+        return product_XI
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_XI: Tensor) -> tuple[Tensor, Tensor]:
+        gate_XI, up_XI = ctx.saved_tensors
+        grad_gate_XI, grad_up_XI = (
+            torch.empty_like(x, memory_format=torch.contiguous_format) for x in (gate_XI, up_XI)
+        )
+        for gate, up, grad, grad_gate, grad_up in _flat_blocks(
+            gate_XI, up_XI, grad_XI, grad_gate_XI, grad_up_XI
+        ):
+            torch.mul(grad, silu(gate), out=grad_up)
+            _silu_backward(grad * up, gate, grad_input=grad_gate)
+        return grad_gate_XI, grad_up_XI
+
+
+def _flat_blocks(*tensors_XI: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """A part of each at a time, which on CPU stays in the cache."""
+    size = block_elements(tensors_XI[0])
+    return zip(*(x.reshape(-1).split(size) for x in tensors_XI), strict=True)
