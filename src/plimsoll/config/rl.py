@@ -12,14 +12,11 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.job import JobConfig
 from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
-from plimsoll.config.run import RunConfig
 
 
 class PpoConfig(JobConfig):
     """Proximal policy optimisation with actor, critic, reference and rewards."""
 
-    run: RunConfig
-    """The run directory, the length of the run, saving and evaluation."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the roles live."""
     data: DataConfig

@@ -25,8 +25,8 @@ from plimsoll.records import BatchCounts, Sample
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, open_work
-from plimsoll.train.likelihood import measure_likelihood
-from plimsoll.train.loading import load_role
+from plimsoll.train.loading import load_roles
+from plimsoll.train.measure import measure_likelihood
 
 DistillWork = Work[DistillConfig, Sample]
 
@@ -35,15 +35,8 @@ def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     divergence(spec.config.algorithm.divergence)  # a wrong name or option ends the run right here
     with open_work(spec, planned, load_samples) as work:
-        with work.session.phase("load", work.cluster):
-            load_role(work.cluster, work.spec, "actor")
-            load_role(work.cluster, work.spec, "teacher")
-        learn_from_data(
-            work,
-            lambda sample: len(sample.tokens),
-            partial(learn, work),
-            partial(evaluate, work),
-        )
+        load_roles(work)
+        learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
 def learn(work: DistillWork, batch: Sequence[Sample], rate: float) -> list[StepResult]:

@@ -10,7 +10,6 @@ ranks changes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,9 +21,7 @@ from plimsoll.algorithm.calibration import calibrate, sigmoid
 from plimsoll.algorithm.interval import share_interval
 from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.cluster.start import start_cluster
 from plimsoll.data.dataset import load_steps
-from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.jobs.prm import PrmConfig
@@ -33,11 +30,10 @@ from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, open_work
-from plimsoll.train.loading import load_measured
-from plimsoll.train.measure import parts_of
+from plimsoll.train.loading import load_scorer
+from plimsoll.train.measure import CALIBRATION_PICTURE, as_metrics, in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.scoring import load_scorer, show_calibration
-from plimsoll.train.update import Packs, as_metrics, update
+from plimsoll.train.update import pack_rows, update
 
 PrmWork = Work[PrmConfig, LabelledSteps]
 
@@ -45,14 +41,8 @@ PrmWork = Work[PrmConfig, LabelledSteps]
 def run(spec: RunSpec[PrmConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     with open_work(spec, planned, load_steps) as work:
-        with work.session.phase("load", work.cluster):
-            load_scorer(work, [row.sample for row in work.train])
-        learn_from_data(
-            work,
-            lambda row: len(row.sample.tokens),
-            partial(learn, work),
-            partial(evaluate, work),
-        )
+        load_scorer(work)
+        learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
 def learn(work: PrmWork, batch: Sequence[LabelledSteps], rate: float) -> list[StepResult]:
@@ -69,7 +59,7 @@ def learn(work: PrmWork, batch: Sequence[LabelledSteps], rate: float) -> list[St
 def evaluate(work: PrmWork) -> dict[str, float]:
     """The loss on the held-out steps and its metrics, as `process_metrics` tells them; draws the
     calibration."""
-    scores = score_steps(work.spec, work.eval, work.cluster)
+    scores = score_steps(work.spec, work.cluster, work.eval)
     return process_metrics(scores, work.eval, work.session.directory.calibration_path)
 
 
@@ -106,18 +96,12 @@ def solution_metrics(scores: Sequence[Floats], rows: Sequence[LabelledSteps]) ->
 
 
 def score_steps(
-    spec: RunSpec[PrmConfig], rows: Sequence[LabelledSteps], ranks: Cluster
+    spec: RunSpec[PrmConfig], cluster: Cluster, rows: Sequence[LabelledSteps]
 ) -> list[Floats]:
     """The scores of each row's steps."""
-    packs = pack_rows(spec, rows, ranks)
-    found = ranks.each(Worker.values, [("actor", own, at_marks) for own in packs])
+    packs = pack_rows(spec, rows, cluster)
+    found = cluster.each(Worker.values, [("actor", own, at_marks) for own in packs])
     return from_packed(list(chain(*packs)), list(chain(*found)), len(rows))
-
-
-def pack_rows(spec: RunSpec[PrmConfig], rows: Sequence[LabelledSteps], ranks: Cluster) -> Packs:
-    """The packs of each rank."""
-    budget = spec.workload.largest_pack(ranks.ranks)
-    return pack([row.sample for row in rows], ranks.ranks, budget)
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:
@@ -129,10 +113,6 @@ def measure(spec: RunSpec[PrmConfig], directory: Path) -> dict[str, float]:
     """A process reward model's loss on steps and its metrics, and those of whole solutions; draws
     the calibration."""
     loaded = load_held_out(spec, load_steps)
-    scores: list[Floats] = []
-    with closing(start_cluster(spec.cluster, ())) as cluster:
-        load_measured(cluster, spec, "actor")
-        for rows in parts_of(loaded.items, cluster):
-            scores += score_steps(spec, rows, cluster)
-    picture = directory / "eval-calibration.png"
+    scores = [*chain(*in_parts(spec, loaded.items, partial(score_steps, spec), "actor"))]
+    picture = directory / CALIBRATION_PICTURE
     return process_metrics(scores, loaded.items, picture) | row_counts(loaded)

@@ -18,15 +18,15 @@ from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.nll import NllObjective
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import StepResult
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import BatchCounts, Pack, Sample
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, open_work
-from plimsoll.train.likelihood import measure_likelihood
-from plimsoll.train.loading import load_role
+from plimsoll.train.loading import load_roles
+from plimsoll.train.measure import measure_likelihood, summed_nll
 from plimsoll.train.run_data import LoadRows
 from plimsoll.train.update import update
 
@@ -36,14 +36,8 @@ SftWork = Work[SftConfig, Sample]
 def run(spec: RunSpec[SftConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     with open_work(spec, planned, loader(spec)) as work:
-        with work.session.phase("load", work.cluster):
-            load_role(work.cluster, work.spec, "actor")
-        learn_from_data(
-            work,
-            lambda sample: len(sample.tokens),
-            partial(learn, work),
-            partial(evaluate, work),
-        )
+        load_roles(work)
+        learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
 def loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
@@ -75,10 +69,8 @@ def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
 
 def evaluate(work: SftWork) -> dict[str, float]:
     """Mean negative log-likelihood (nats) and perplexity per learned token of the held-out rows."""
-    ranks = work.cluster.ranks
-    packs = pack(work.eval, ranks, work.spec.workload.largest_pack(ranks))
-    total = sum(work.cluster.each(Worker.nll, [("actor", own) for own in packs]))
-    mean = total / sum(int(sample.learned.sum()) for sample in work.eval)
+    total = summed_nll(work.spec, work.cluster, work.eval)
+    mean = total / BatchCounts.of(work.eval).tokens
     return {"loss": mean, "perplexity": perplexity(mean)}
 
 

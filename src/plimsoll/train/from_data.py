@@ -16,10 +16,11 @@ from plimsoll.cluster.start import start_cluster
 from plimsoll.data.order import MixedOrder
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import StepResult
+from plimsoll.records import Row, samples_of
 from plimsoll.run.planned import Planned
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.edited_rows import Sources
+from plimsoll.train.resuming import Sources
 from plimsoll.train.run_data import LoadRows, epoch_metrics, first_state, load_data, repeats
 from plimsoll.train.saving import (
     averaged,
@@ -31,7 +32,7 @@ from plimsoll.train.saving import (
 )
 from plimsoll.train.session import Session, open_session, step_metrics
 
-RowT = TypeVar("RowT")
+RowT = TypeVar("RowT", bound=Row)
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,13 @@ def open_work(
 
 def learn_from_data(
     work: Work[ConfigT, RowT],
-    tokens: Callable[[RowT], int],
     learn: Callable[[Sequence[RowT], float], Sequence[StepResult]],
     evaluate: Callable[[], Mapping[str, float]],
 ) -> None:
     """The loop: draw, learn, evaluate, report, save; then write the model.
 
-    tokens: how many a row holds. learn: one optimizer step on the rows at a learning rate.
-    evaluate: what is seen of the held-out rows, by name; written as `eval/<name>`.
+    learn: one optimizer step on the rows at a learning rate. evaluate: what is seen of the held-out
+    rows, by name; written as `eval/<name>`.
     """
     spec, session, cluster = work.spec, work.session, work.cluster
     restore(session, cluster)
@@ -109,6 +109,7 @@ def learn_from_data(
             with session.phase("eval", cluster), averaged(session, cluster):
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             state = evaluated(session, state, metrics)
-        session.report(state.step, metrics, sum(tokens(row) for row in batch))
+        tokens = sum(len(sample.tokens) for sample in samples_of(batch))
+        session.report(state.step, metrics, tokens)
         save_when_due(session, cluster, state)
     save_model(session, cluster, state)

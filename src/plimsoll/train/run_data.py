@@ -13,20 +13,21 @@ from plimsoll.data.order import MixedOrder, Portion
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
+from plimsoll.records import Prompt, Row
 from plimsoll.run.counting import counted
 from plimsoll.run.state import RunState
 from plimsoll.spec.model_files import read_model_json
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.edited_rows import (
+from plimsoll.train.overlap import learned_and_held_out
+from plimsoll.train.resuming import (
     Sources,
     changed_counts,
     check_rows,
     sources_of,
 )
-from plimsoll.train.overlap import learned_and_held_out
 from plimsoll.train.session import Session
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Row | Prompt)
 
 LoadRows = Callable[[DataConfig, SourceConfig, Template, Seen], Loaded[T]]
 """Reads a source's rows of one kind."""

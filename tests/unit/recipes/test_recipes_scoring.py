@@ -16,7 +16,7 @@ from plimsoll.data.packing import pack_pairs
 from plimsoll.jobs.rm_loop import pairs_of, up_to_end
 from plimsoll.records import Pair, Sample
 from plimsoll.run.reliability import draw_reliability
-from plimsoll.train.scoring import padding_token
+from plimsoll.train.loading import padding_token
 from plimsoll.train.update import in_batch_order
 
 
