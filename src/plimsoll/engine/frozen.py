@@ -1,4 +1,5 @@
-"""The engine of a role that only scores."""
+"""The engines of roles that only score: with a model of their own, or with that of a role that
+learns, its adapter switched off."""
 
 from __future__ import annotations
 
@@ -15,6 +16,8 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.placing import divide, gathered, move_buffers, settle
 from plimsoll.engine.process_group import Place
+from plimsoll.engine.protocol import Engine
+from plimsoll.model.adapters import adapter_off
 
 
 class FrozenEngine:
@@ -91,3 +94,25 @@ def _visit(
     finally:
         for parameter, home in zip(parameters, homes, strict=True):
             parameter.data = home
+
+
+class WithoutAdapter:
+    """An `Engine` that only scores: what the adapted model was before it learned.
+
+    `gathered` gives the adapter's parameters too, as they are.
+    """
+
+    def __init__(self, adapted: Engine) -> None:
+        self._adapted = adapted
+        self.module = adapted.module
+
+    def forward(self, *inputs: object, **options: object) -> Any:
+        return self._adapted.forward(*inputs, **options)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        with self._adapted.scoring(), adapter_off(self.module):
+            yield
+
+    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        return self._adapted.gathered(names)

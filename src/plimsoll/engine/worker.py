@@ -15,19 +15,15 @@ from torch import Tensor
 from plimsoll.algorithm.sequences import sums
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
-from plimsoll.engine.frozen import FrozenEngine
-from plimsoll.engine.meter import read_memory
+from plimsoll.engine.frozen import FrozenEngine, WithoutAdapter
+from plimsoll.engine.meter import read_memory, share_of
 from plimsoll.engine.micro_batches import learn, losses, measure, score
 from plimsoll.engine.objectives.distillation import DistillationObjective
-from plimsoll.engine.objectives.objective import Objective
 from plimsoll.engine.process_group import Place, join, leave
-from plimsoll.engine.protocol import Engine, TrainedEngine
-from plimsoll.engine.shares import share_of
+from plimsoll.engine.protocol import Engine, Objective, TrainedEngine, not_finite
 from plimsoll.engine.shortage import telling_shortage
-from plimsoll.engine.steps import not_finite
 from plimsoll.engine.teaching import Teaching, teach
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
-from plimsoll.engine.without_adapter import WithoutAdapter
 from plimsoll.engine.zero import ZeroEngine
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.model.adapters import add_adapter

@@ -22,7 +22,7 @@ from plimsoll.algorithm.inputs import PairValues, PreferenceLossInputs
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_pairs
-from plimsoll.engine.objectives.preference import PreferenceObjective, PreferenceStream
+from plimsoll.engine.objectives.preference import PreferenceObjective
 from plimsoll.engine.worker import StepResult
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.records import BatchCounts, Floats, Pair, samples_of
@@ -64,10 +64,7 @@ def learn(
     cluster, algorithm = work.cluster, work.config.algorithm
     packs = pack_rows(work.spec, batch, cluster)
     compared = None if reference is None else reference.log_probs(batch, packs, "score")
-    streams = [
-        [PreferenceStream(None if compared is None else compared[p.samples_S]) for p in own]
-        for own in packs
-    ]
+    streams = [[None if compared is None else compared[p.samples_S] for p in own] for own in packs]
     counts = BatchCounts.of(samples_of(batch))
     objective = PreferenceObjective(algorithm.loss, algorithm.nll_weight)
     with work.session.phase("train_actor", cluster):

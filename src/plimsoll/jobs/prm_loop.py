@@ -22,7 +22,7 @@ from plimsoll.algorithm.interval import share_interval
 from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
-from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
+from plimsoll.engine.objectives.process import ProcessObjective
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.model.value import at_marks
@@ -49,7 +49,7 @@ def learn(work: PrmWork, batch: Sequence[LabelledSteps], rate: float) -> list[St
     """One optimizer step on all ranks."""
     packs = pack_rows(work.spec, batch, work.cluster)
     labels = [row.labels for row in batch]
-    streams = [[ProcessStream(to_packed(pack, labels)) for pack in own] for own in packs]
+    streams = [[to_packed(pack, labels) for pack in own] for own in packs]
     with work.session.phase("train_actor", work.cluster):
         return update(
             "actor", work.cluster, packs, streams, counts_of(batch), ProcessObjective(), rate

@@ -27,7 +27,7 @@ from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs
 from plimsoll.data.loading import Loaded, Seen, unseen
 from plimsoll.data.template import Template
-from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
+from plimsoll.engine.objectives.reward import RewardObjective
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.model.value import at_ends
@@ -74,7 +74,7 @@ def learn(work: RmWork, batch: Sequence[Pair], rate: float) -> list[StepResult]:
     cluster, algorithm = work.cluster, work.config.algorithm
     packs = pack_rows(work.spec, batch, cluster)
     margins = margins_of(batch)
-    streams = [[RewardStream(margins[pairs_of(pack)]) for pack in own] for own in packs]
+    streams = [[margins[pairs_of(pack)] for pack in own] for own in packs]
     counts = BatchCounts(2 * len(batch), 2 * len(batch))
     objective = RewardObjective(algorithm.loss, algorithm.centring)
     with work.session.phase("train_actor", cluster):

@@ -9,7 +9,7 @@ import numpy as np
 
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.data.packing import pack, pack_pairs
-from plimsoll.engine.objectives.objective import Objective
+from plimsoll.engine.protocol import Objective
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Row, samples_of
 from plimsoll.spec.roles import RoleName
