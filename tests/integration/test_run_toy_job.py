@@ -58,14 +58,14 @@ from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.nll import NllObjective
 from plimsoll.records import BatchCounts
-from plimsoll.train.from_data import learn_from_data, open_work
+from plimsoll.train.from_data import learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, summed_nll
 from plimsoll.train.update import update
 
 
 def run(spec, planned):
-    with open_work(spec, planned, load_samples) as work:
+    with work_on_rows(spec, planned, load_samples) as work:
         load_roles(work)
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 

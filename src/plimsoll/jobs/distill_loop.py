@@ -24,7 +24,7 @@ from plimsoll.jobs.distill import DistillConfig
 from plimsoll.records import BatchCounts, Sample
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood
 
@@ -34,7 +34,7 @@ DistillWork = Work[DistillConfig, Sample]
 def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     divergence(spec.config.algorithm.divergence)  # a wrong name or option ends the run right here
-    with open_work(spec, planned, load_samples) as work:
+    with work_on_rows(spec, planned, load_samples) as work:
         load_roles(work)
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 

@@ -28,7 +28,7 @@ from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.records import BatchCounts, Floats, Pair, samples_of
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import as_pair_metrics, in_parts
 from plimsoll.train.reference import Reference, load_compared
@@ -45,7 +45,7 @@ there is one: the same from one evaluation to the next."""
 def run(spec: RunSpec[DpoConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     loss = preference_loss(spec.config.algorithm.loss)
-    with open_work(spec, planned, load_pairs) as work:
+    with work_on_rows(spec, planned, load_pairs) as work:
         reference = None
         if loss.needs_reference:
             reference = load_compared(work, work.batches_ahead, spec.config.reference_logprobs)

@@ -32,7 +32,7 @@ from plimsoll.jobs.kto import KtoConfig
 from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Sample, samples_of
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.measure import as_metrics, in_parts
 from plimsoll.train.reference import Reference, ScoringPhase, load_compared
 from plimsoll.train.run_data import load_held_out, row_counts
@@ -49,7 +49,7 @@ Responses = tuple[Scored, Scored]
 def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     unpaired_loss(spec.config.algorithm.loss)
-    with open_work(spec, planned, load_responses) as work:
+    with work_on_rows(spec, planned, load_responses) as work:
         check_labels(work.train)
         reference = load_compared(
             work,

@@ -29,7 +29,7 @@ from plimsoll.model.value import at_marks
 from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import CALIBRATION_PICTURE, as_metrics, in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
@@ -40,7 +40,7 @@ PrmWork = Work[PrmConfig, LabelledSteps]
 
 def run(spec: RunSpec[PrmConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
-    with open_work(spec, planned, load_steps) as work:
+    with work_on_rows(spec, planned, load_steps) as work:
         load_scorer(work)
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 

@@ -34,7 +34,7 @@ from plimsoll.model.value import at_ends
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import CALIBRATION_PICTURE, as_pair_metrics, in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
@@ -46,7 +46,7 @@ RmWork = Work[RmConfig, Pair]
 def run(spec: RunSpec[RmConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     reward_loss(spec.config.algorithm.loss)
-    with open_work(spec, planned, load_scored_pairs) as work:
+    with work_on_rows(spec, planned, load_scored_pairs) as work:
         load_scorer(work)
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 

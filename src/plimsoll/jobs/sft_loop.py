@@ -24,7 +24,7 @@ from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import BatchCounts, Pack, Sample
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, summed_nll
 from plimsoll.train.run_data import LoadRows
@@ -35,7 +35,7 @@ SftWork = Work[SftConfig, Sample]
 
 def run(spec: RunSpec[SftConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
-    with open_work(spec, planned, loader(spec)) as work:
+    with work_on_rows(spec, planned, loader(spec)) as work:
         load_roles(work)
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 

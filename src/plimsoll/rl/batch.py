@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.rl import PpoConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.policy import PolicyStream
+from plimsoll.engine.protocol import Objective
 from plimsoll.engine.worker import Worker
 from plimsoll.records import (
     BatchCounts,
@@ -35,6 +37,10 @@ from plimsoll.records import (
 )
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.session import mean_metrics
+from plimsoll.train.update import update
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -71,10 +77,9 @@ class Batch:
     def schedule(self, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
         """(update number, mini-batch): every epoch in an order of its own."""
         rng = np.random.default_rng([*self.seed, 1])
-        for update, index in enumerate(
-            i for _ in range(epochs) for i in rng.permutation(len(self.minis))
-        ):
-            yield update, self.minis[index]
+        order = (i for _ in range(epochs) for i in rng.permutation(len(self.minis)))
+        for number, index in enumerate(order):
+            yield number, self.minis[index]
 
 
 @dataclass(frozen=True)
@@ -146,24 +151,37 @@ def by_trajectory(
 ) -> list[Floats]:
     """Have all ranks score all packs of the batch; one array per trajectory."""
     group = ranks_of(cluster, role)
-    ranks = range(group.ranks)
-    packs = [[p for mini in batch.minis for p in mini.packs_of(role)[rank]] for rank in ranks]
-    answers = group.each(task, [(role, own) for own in packs])
+    every = zip(*(mini.packs_of(role) for mini in batch.minis), strict=True)
+    packs = [[pack for mini in own for pack in mini] for own in every]
+    answers = [iter(own) for own in group.each(task, [(role, own) for own in packs])]
     found: list[Floats] = [np.zeros(0, dtype=np.float32)] * len(batch.trajectories)
-    starts = [0] * group.ranks
     for mini in batch.minis:
-        flat_packs: list[Pack] = []
-        flat_values: list[Floats] = []
-        for rank in ranks:
-            own = mini.packs_of(role)[rank]
-            count = len(own)
-            flat_packs += own
-            flat_values += answers[rank][starts[rank] : starts[rank] + count]
-            starts[rank] += count
+        by_rank = mini.packs_of(role)
+        flat_packs = [pack for own in by_rank for pack in own]
+        flat_values = [next(i) for i, own in zip(answers, by_rank, strict=True) for _ in own]
         arrays = from_packed(flat_packs, flat_values, len(mini.members))
         for member, array in zip(mini.members, arrays, strict=True):
             found[member] = array
     return found
+
+
+def train_on(
+    batch: Batch,
+    role: RoleName,
+    cluster: Cluster,
+    epochs: int,
+    objective: Objective[S],
+    streams: Callable[[MiniBatch], Sequence[Sequence[S]]],
+    rate: Callable[[int], float],
+) -> dict[str, float]:
+    """All epochs and mini-batches of a role that learns; the means of their metrics. rate: at an
+    update of the step, from 0."""
+    group = ranks_of(cluster, role)
+    results = []
+    for number, mini in batch.schedule(epochs):
+        packs, counts = mini.packs_of(role), mini.counts
+        results.append(update(role, group, packs, streams(mini), counts, objective, rate(number)))
+    return mean_metrics(results)
 
 
 def estimate_advantages(

@@ -10,11 +10,9 @@ from plimsoll.engine.objectives.value import ValueObjective, ValueStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, to_packed
-from plimsoll.rl.batch import Batch, MiniBatch, by_trajectory
+from plimsoll.rl.batch import Batch, MiniBatch, by_trajectory, train_on
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.session import mean_metrics
-from plimsoll.train.update import update
 
 _ROUNDING = 1e-10
 """Of a mean square, what float32 may leave of numbers that are all the same, and more."""
@@ -34,19 +32,16 @@ def train_critic(
     state: RunState,
 ) -> dict[str, float]:
     """All epochs and mini-batches of the critic; the means of their metrics."""
-    optimizer = spec.config.critic.optimizer
-    objective = ValueObjective(spec.config.algorithm.value_clip)
-    updates = spec.workload.updates
-    results = []
-    for number, mini in batch.schedule(spec.config.algorithm.epochs):
-        rate = learning_rate(optimizer, state.step * updates + number, spec.run.steps * updates)
-        streams = value_streams(mini, values, returns)
-        results.append(
-            update(
-                "critic", cluster.critics, mini.critic_packs, streams, mini.counts, objective, rate
-            )
-        )
-    metrics = mean_metrics(results)
+    optimizer, updates = spec.config.critic.optimizer, spec.workload.updates
+    metrics = train_on(
+        batch,
+        "critic",
+        cluster,
+        spec.config.algorithm.epochs,
+        ValueObjective(spec.config.algorithm.value_clip),
+        lambda mini: value_streams(mini, values, returns),
+        lambda n: learning_rate(optimizer, state.step * updates + n, spec.run.steps * updates),
+    )
     return metrics | {
         "value_loss": metrics.pop("loss"),
         "critic/grad_norm": metrics.pop("grad_norm"),

@@ -15,7 +15,7 @@ from plimsoll.records import Sample, samples_of
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import RowT, Work
+from plimsoll.train.from_data import ItemT, RowT, Work
 
 
 def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
@@ -50,8 +50,8 @@ def _load(cluster: Cluster, spec: RunSpec[Any], name: RoleName, settings: Any) -
             group.all(Worker.load_teacher, settings)
 
 
-def load_roles(work: Work[ConfigT, RowT]) -> None:
-    """Load all roles of a run that learns from data."""
+def load_roles(work: Work[ConfigT, ItemT]) -> None:
+    """Load all of a run's roles, one after the other."""
     with work.session.phase("load", work.cluster):
         for name in work.spec.roles:
             load_role(work.cluster, work.spec, name)

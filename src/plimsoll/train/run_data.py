@@ -129,13 +129,13 @@ def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
     return MixedOrder(tuple(portions), seed, data.shuffle)
 
 
-def first_state(session: Session, order: MixedOrder, sources: Sources) -> RunState:
+def first_state(session: Session, data: RunData[T]) -> RunState:
     """What a run begins with or goes on from; rows that have come or gone in between are told."""
-    now = sum(portion.rows for portion in order.portions)
+    now = sum(portion.rows for portion in data.order.portions)
     if session.resumed:
-        for changed in changed_counts(session.state, now, sources):
+        for changed in changed_counts(session.state, now, data.sources):
             session.progress.note(changed)
-    return replace(session.state, data_rows=now, sources=sources)
+    return replace(session.state, data_rows=now, sources=data.sources)
 
 
 def epoch_metrics(order: MixedOrder, position: int) -> dict[str, float]:
