@@ -102,7 +102,7 @@ def step_on_sequences(
     packs, counts = own_packs(place, batch, budget), batch.counts
     if job == "distill":
         worker.teach(packs)
-        return worker.train_taught(packs, counts, DISTILLATION, rate)
+        return worker.train("actor", packs, None, counts, DISTILLATION, rate)
     if job == "prm":
         labels = [(p.targets_L % 2).astype(np.float32) for p in packs]
         return worker.train("actor", packs, labels, counts, ProcessObjective(), rate)

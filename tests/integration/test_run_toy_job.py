@@ -61,7 +61,7 @@ from plimsoll.records import BatchCounts
 from plimsoll.train.from_data import learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, summed_nll
-from plimsoll.train.update import update
+from plimsoll.train.update import Step
 
 
 def run(spec, planned):
@@ -70,17 +70,14 @@ def run(spec, planned):
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work, batch, rate):
+def learn(work, batch):
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
-    streams = [[None for _ in own] for own in packs]
-    counts = BatchCounts.of(batch)
-    with work.session.phase("train_actor", work.cluster):
-        return update("actor", work.cluster, packs, streams, counts, NllObjective(), rate)
+    return Step(packs, BatchCounts.of(batch), NllObjective(), lambda pack: None)
 
 
 def evaluate(work):
-    total = summed_nll(work.spec, work.cluster, work.eval)
-    return {"loss": total / BatchCounts.of(work.eval).tokens}
+    total = summed_nll(work.spec, work.cluster, work.data.eval)
+    return {"loss": total / BatchCounts.of(work.data.eval).tokens}
 
 
 def measure(spec, directory):

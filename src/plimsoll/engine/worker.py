@@ -162,20 +162,21 @@ class Worker:
         self,
         role: RoleName,
         packs: Sequence[Pack],
-        streams: Sequence[S],
+        streams: Sequence[S] | None,
         counts: BatchCounts,
         objective: Objective[S],
         rate: float,
     ) -> StepResult:
-        """One optimizer step of a role on an objective; streams: one per pack. counts: of the
-        step, over all ranks.
+        """One optimizer step of a role on an objective; streams: one per pack; None: what the
+        teacher made of these packs. counts: of the step, over all ranks.
 
         Raises PlimsollError where the gradient was not finite in more steps in a row than the
         settings let pass.
         """
         engine = self._trained(role)
         self._seed_step(role, engine)
-        outputs = losses(engine, packs, streams, counts, objective, self._device)
+        given: Sequence[Any] = self._taught if streams is None else streams
+        outputs = losses(engine, packs, given, counts, objective, self._device)
         metrics, norm = learn(engine, outputs), engine.step(rate)
         source, in_a_row = self._sources[role], engine.steps.in_a_row
         assert isinstance(source, TrainedRole), f"{role} is frozen"
@@ -187,16 +188,6 @@ class Worker:
         """Have the teacher read the packs that the actor is given next."""
         self._taught.clear()
         self._taught = teach(self._engine("teacher"), packs, self._device)
-
-    def train_taught(
-        self,
-        packs: Sequence[Pack],
-        counts: BatchCounts,
-        objective: DistillationObjective,
-        rate: float,
-    ) -> StepResult:
-        """One optimizer step of the actor on what the teacher made of these packs."""
-        return self.train("actor", packs, self._taught, counts, objective, rate)
 
     def measure_taught(
         self, packs: Sequence[Pack], counts: BatchCounts, objective: DistillationObjective

@@ -23,7 +23,6 @@ from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_pairs
 from plimsoll.engine.objectives.preference import PreferenceObjective
-from plimsoll.engine.worker import StepResult
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.records import BatchCounts, Floats, Pair, samples_of
 from plimsoll.run.planned import Planned
@@ -33,7 +32,7 @@ from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import as_pair_metrics, in_parts
 from plimsoll.train.reference import Reference, load_compared
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import Packs, log_probs, pack_rows, update
+from plimsoll.train.update import Packs, Step, log_probs, pack_rows
 
 DpoWork = Work[DpoConfig, Pair]
 
@@ -57,24 +56,22 @@ def run(spec: RunSpec[DpoConfig], planned: Planned) -> None:
         )
 
 
-def learn(
-    work: DpoWork, reference: Reference | None, batch: Sequence[Pair], rate: float
-) -> list[StepResult]:
-    """Score the pairs with the reference, and take one optimizer step on all ranks."""
-    cluster, algorithm = work.cluster, work.config.algorithm
-    packs = pack_rows(work.spec, batch, cluster)
+def learn(work: DpoWork, reference: Reference | None, batch: Sequence[Pair]) -> Step[Floats | None]:
+    """Score the pairs with the reference; what an optimizer step learns of them."""
+    algorithm, packs = work.config.algorithm, pack_rows(work.spec, batch, work.cluster)
     compared = None if reference is None else reference.log_probs(batch, packs, "score")
-    streams = [[None if compared is None else compared[p.samples_S] for p in own] for own in packs]
-    counts = BatchCounts.of(samples_of(batch))
-    objective = PreferenceObjective(algorithm.loss, algorithm.nll_weight)
-    with work.session.phase("train_actor", cluster):
-        return update("actor", cluster, packs, streams, counts, objective, rate)
+    return Step(
+        packs,
+        BatchCounts.of(samples_of(batch)),
+        PreferenceObjective(algorithm.loss, algorithm.nll_weight),
+        lambda pack: None if compared is None else compared[pack.samples_S],
+    )
 
 
 def hold_out(work: DpoWork, reference: Reference | None) -> HeldOut:
     """Pack the held-out pairs and score them with the reference, which does not change."""
-    packs = pack_rows(work.spec, work.eval, work.cluster)
-    return packs, None if reference is None else reference.log_probs(work.eval, packs, "eval")
+    packs = pack_rows(work.spec, work.data.eval, work.cluster)
+    return packs, None if reference is None else reference.log_probs(work.data.eval, packs, "eval")
 
 
 def evaluate(work: DpoWork, loss: PreferenceLoss, held_out: HeldOut | None) -> dict[str, float]:
@@ -82,7 +79,7 @@ def evaluate(work: DpoWork, loss: PreferenceLoss, held_out: HeldOut | None) -> d
     assert held_out is not None, "evaluated without run.eval_every"
     packs, reference = held_out
     logprobs = log_probs("actor", packs, work.cluster)
-    return pair_metrics(work.config, loss, work.eval, logprobs, reference)
+    return pair_metrics(work.config, loss, work.data.eval, logprobs, reference)
 
 
 def pair_metrics(

@@ -26,17 +26,16 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
 from plimsoll.data.mismatched import mismatched
 from plimsoll.engine.objectives.unpaired import UnpairedObjective, UnpairedStream
-from plimsoll.engine.worker import StepResult
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
-from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Sample, samples_of
+from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Pack, Sample, samples_of
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.measure import as_metrics, in_parts
 from plimsoll.train.reference import Reference, ScoringPhase, load_compared
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import Packs, log_probs, pack_rows, update
+from plimsoll.train.update import Packs, Step, log_probs, pack_rows
 
 KtoWork = Work[KtoConfig, LabelledResponse]
 
@@ -50,7 +49,7 @@ def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     unpaired_loss(spec.config.algorithm.loss)
     with work_on_rows(spec, planned, load_responses) as work:
-        check_labels(work.train)
+        check_labels(work.data.train)
         reference = load_compared(
             work,
             lambda: chain.from_iterable(both(spec, rows) for rows in work.batches_ahead()),
@@ -58,7 +57,7 @@ def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
         )
         held_out = None
         if spec.run.eval_every is not None:
-            held_out = score(work, reference, work.eval, "eval")
+            held_out = score(work, reference, work.data.eval, "eval")
         learn_from_data(work, partial(learn, work, reference), partial(evaluate, work, held_out))
 
 
@@ -97,20 +96,20 @@ def score(
 
 
 def learn(
-    work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse], rate: float
-) -> list[StepResult]:
-    """Score the rows, measure the KL, and take one optimizer step on all ranks."""
-    cluster, session = work.cluster, work.session
+    work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse]
+) -> Step[UnpairedStream]:
+    """Score the rows and measure the KL; what an optimizer step learns of them."""
     (packs, reference_S), others = score(work, reference, batch, "score")
-    with session.phase("score", cluster):
+    with work.session.phase("score", work.cluster):
         kl = measured_kl(work, others)
     desirable_S = labels_of(batch)
-    counts = BatchCounts.of(samples_of(batch))
+
+    def stream(pack: Pack) -> UnpairedStream:
+        places = pack.samples_S[pack.samples_S >= 0]  # a filler has none
+        return UnpairedStream(reference_S[places], desirable_S[places])
+
     objective = UnpairedObjective(work.config.algorithm.loss, kl, counts_of(desirable_S))
-    places = [[p.samples_S[p.samples_S >= 0] for p in own] for own in packs]  # a filler has none
-    streams = [[UnpairedStream(reference_S[at], desirable_S[at]) for at in own] for own in places]
-    with session.phase("train_actor", cluster):
-        return update("actor", cluster, packs, streams, counts, objective, rate)
+    return Step(packs, BatchCounts.of(samples_of(batch)), objective, stream)
 
 
 def measured_kl(work: KtoWork, others: Scored) -> float:
@@ -127,7 +126,7 @@ def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
     (packs, reference_S), others = held_out
     kl = measured_kl(work, others)
     logratios_S = log_probs("actor", packs, work.cluster) - reference_S
-    return response_metrics(work.config, work.eval, logratios_S, kl)
+    return response_metrics(work.config, work.data.eval, logratios_S, kl)
 
 
 def response_metrics(

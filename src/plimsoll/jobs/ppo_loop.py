@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -22,20 +23,21 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import PpoConfig
-from plimsoll.engine.objectives.policy import PolicyObjective
+from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Floats, Prompt, Trajectory
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import Scorer, build_rewards
 from plimsoll.rl.batch import (
     Batch,
+    MiniBatch,
     Scores,
     batch_metrics,
     estimate_advantages,
     mean_advantages,
     observed_kl,
     pack_batch,
-    policy_streams,
+    policy_stream,
     score,
     train_on,
 )
@@ -62,6 +64,7 @@ from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out, row_counts
 from plimsoll.train.saving import evaluated, finished, restore, save_model, save_when_due
 from plimsoll.train.session import Session, evaluates_first
+from plimsoll.train.update import Step
 
 PpoWork = Work[PpoConfig, Prompt]
 
@@ -150,7 +153,7 @@ def evaluate_actor(work: PpoWork, scorer: Scorer) -> dict[str, float]:
     """The mean rewards of the held-out prompts."""
     counted = work.session.progress.counted(scorer.of_held_out())
     with work.session.phase("eval", work.cluster):
-        return evaluate(work.cluster, work.spec, work.eval, counted)
+        return evaluate(work.cluster, work.spec, work.data.eval, counted)
 
 
 def train_actor(
@@ -172,20 +175,18 @@ def train_actor(
         state.kl_coefficient if with_reference else 0.0,
         algorithm.entropy_bonus,
     )
-    metrics = train_on(
-        batch,
-        "actor",
-        cluster,
-        algorithm.epochs,
-        objective,
-        lambda mini: policy_streams(mini, scores, advantages, with_reference),
-        lambda number: actor_rate(spec, state.step, number),
-    )
+
+    def step(mini: MiniBatch) -> Step[PolicyStream]:
+        stream = policy_stream(mini, scores, advantages, with_reference)
+        return Step(mini.packs, mini.counts, objective, stream)
+
+    rate = partial(actor_rate, spec, state.step)
+    metrics = train_on(batch, "actor", cluster, algorithm.epochs, step, rate)
     return metrics | {
         "actor/loss": metrics.pop("loss"),
         "actor/grad_norm": metrics.pop("grad_norm"),
         "actor/skipped_steps": metrics.pop("skipped_steps"),
-        "learning_rate": actor_rate(spec, state.step, spec.workload.updates - 1),  # the last one
+        "learning_rate": rate(spec.workload.updates - 1),
     }
 
 

@@ -23,7 +23,7 @@ from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
 from plimsoll.engine.objectives.process import ProcessObjective
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import Worker
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.model.value import at_marks
 from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
@@ -33,7 +33,7 @@ from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import CALIBRATION_PICTURE, as_metrics, in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import pack_rows, update
+from plimsoll.train.update import Step, pack_rows
 
 PrmWork = Work[PrmConfig, LabelledSteps]
 
@@ -45,22 +45,17 @@ def run(spec: RunSpec[PrmConfig], planned: Planned) -> None:
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work: PrmWork, batch: Sequence[LabelledSteps], rate: float) -> list[StepResult]:
-    """One optimizer step on all ranks."""
-    packs = pack_rows(work.spec, batch, work.cluster)
-    labels = [row.labels for row in batch]
-    streams = [[to_packed(pack, labels) for pack in own] for own in packs]
-    with work.session.phase("train_actor", work.cluster):
-        return update(
-            "actor", work.cluster, packs, streams, counts_of(batch), ProcessObjective(), rate
-        )
+def learn(work: PrmWork, batch: Sequence[LabelledSteps]) -> Step[Floats]:
+    """What an optimizer step learns of labelled steps."""
+    packs, labels = pack_rows(work.spec, batch, work.cluster), [row.labels for row in batch]
+    return Step(packs, counts_of(batch), ProcessObjective(), lambda pack: to_packed(pack, labels))
 
 
 def evaluate(work: PrmWork) -> dict[str, float]:
     """The loss on the held-out steps and its metrics, as `process_metrics` tells them; draws the
     calibration."""
-    scores = score_steps(work.spec, work.cluster, work.eval)
-    return process_metrics(scores, work.eval, work.session.directory.calibration_path)
+    scores = score_steps(work.spec, work.cluster, work.data.eval)
+    return process_metrics(scores, work.data.eval, work.session.directory.calibration_path)
 
 
 def process_metrics(

@@ -28,7 +28,7 @@ from plimsoll.data.dataset import load_pairs
 from plimsoll.data.loading import Loaded, Seen, unseen
 from plimsoll.data.template import Template
 from plimsoll.engine.objectives.reward import RewardObjective
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.worker import Worker
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.model.value import at_ends
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
@@ -38,7 +38,7 @@ from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
 from plimsoll.train.measure import CALIBRATION_PICTURE, as_pair_metrics, in_parts, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import in_batch_order, pack_rows, update
+from plimsoll.train.update import Step, in_batch_order, pack_rows
 
 RmWork = Work[RmConfig, Pair]
 
@@ -69,16 +69,15 @@ def up_to_end(sample: Sample) -> Sample:
     return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)
 
 
-def learn(work: RmWork, batch: Sequence[Pair], rate: float) -> list[StepResult]:
-    """One optimizer step on all ranks."""
-    cluster, algorithm = work.cluster, work.config.algorithm
-    packs = pack_rows(work.spec, batch, cluster)
-    margins = margins_of(batch)
-    streams = [[margins[pairs_of(pack)] for pack in own] for own in packs]
-    counts = BatchCounts(2 * len(batch), 2 * len(batch))
-    objective = RewardObjective(algorithm.loss, algorithm.centring)
-    with work.session.phase("train_actor", cluster):
-        return update("actor", cluster, packs, streams, counts, objective, rate)
+def learn(work: RmWork, batch: Sequence[Pair]) -> Step[Floats]:
+    """What an optimizer step learns of pairs."""
+    algorithm, margins = work.config.algorithm, margins_of(batch)
+    return Step(
+        pack_rows(work.spec, batch, work.cluster),
+        BatchCounts(2 * len(batch), 2 * len(batch)),
+        RewardObjective(algorithm.loss, algorithm.centring),
+        lambda pack: margins[pairs_of(pack)],
+    )
 
 
 def margins_of(pairs: Sequence[Pair]) -> Floats:
@@ -93,8 +92,10 @@ def pairs_of(pack: Pack) -> Sequence[int]:
 def evaluate(work: RmWork) -> dict[str, float]:
     """The loss on the held-out pairs and its metrics, with the accuracy's 95 % confidence interval
     and the calibration error; draws the calibration."""
-    scores = score_pairs(work.spec, work.cluster, work.eval)
-    return score_metrics(work.config, scores, work.eval, work.session.directory.calibration_path)
+    scores = score_pairs(work.spec, work.cluster, work.data.eval)
+    return score_metrics(
+        work.config, scores, work.data.eval, work.session.directory.calibration_path
+    )
 
 
 def score_metrics(

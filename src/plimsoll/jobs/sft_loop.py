@@ -18,7 +18,6 @@ from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.nll import NllObjective
-from plimsoll.engine.worker import StepResult
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import BatchCounts, Pack, Sample
@@ -28,7 +27,7 @@ from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
 from plimsoll.train.measure import measure_likelihood, summed_nll
 from plimsoll.train.run_data import LoadRows
-from plimsoll.train.update import update
+from plimsoll.train.update import Step
 
 SftWork = Work[SftConfig, Sample]
 
@@ -45,14 +44,11 @@ def loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
     return partial(load_samples, learned=spec.config.algorithm.learned_tokens)
 
 
-def learn(work: SftWork, batch: Sequence[Sample], rate: float) -> list[StepResult]:
-    """One optimizer step on all ranks."""
+def learn(work: SftWork, batch: Sequence[Sample]) -> Step[EmbeddingNoise | None]:
+    """What an optimizer step learns of conversations."""
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
-    counts = BatchCounts.of(batch)
-    step = work.session.step_under_way
-    streams = [[noise(work.config, step, pack) for pack in own] for own in packs]
-    with work.session.phase("train_actor", work.cluster):
-        return update("actor", work.cluster, packs, streams, counts, NllObjective(), rate)
+    noisy = partial(noise, work.config, work.session.step_under_way)
+    return Step(packs, BatchCounts.of(batch), NllObjective(), noisy)
 
 
 def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
@@ -69,8 +65,8 @@ def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
 
 def evaluate(work: SftWork) -> dict[str, float]:
     """Mean negative log-likelihood (nats) and perplexity per learned token of the held-out rows."""
-    total = summed_nll(work.spec, work.cluster, work.eval)
-    mean = total / BatchCounts.of(work.eval).tokens
+    total = summed_nll(work.spec, work.cluster, work.data.eval)
+    mean = total / BatchCounts.of(work.data.eval).tokens
     return {"loss": mean, "perplexity": perplexity(mean)}
 
 

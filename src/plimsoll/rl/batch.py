@@ -23,7 +23,6 @@ from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.rl import PpoConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.policy import PolicyStream
-from plimsoll.engine.protocol import Objective
 from plimsoll.engine.worker import Worker
 from plimsoll.records import (
     BatchCounts,
@@ -38,7 +37,7 @@ from plimsoll.records import (
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.session import mean_metrics
-from plimsoll.train.update import update
+from plimsoll.train.update import Step, update
 
 S = TypeVar("S")
 
@@ -170,18 +169,14 @@ def train_on(
     role: RoleName,
     cluster: Cluster,
     epochs: int,
-    objective: Objective[S],
-    streams: Callable[[MiniBatch], Sequence[Sequence[S]]],
+    step: Callable[[MiniBatch], Step[S]],
     rate: Callable[[int], float],
 ) -> dict[str, float]:
     """All epochs and mini-batches of a role that learns; the means of their metrics. rate: at an
-    update of the step, from 0."""
+    update of the batch, from 0."""
     group = ranks_of(cluster, role)
-    results = []
-    for number, mini in batch.schedule(epochs):
-        packs, counts = mini.packs_of(role), mini.counts
-        results.append(update(role, group, packs, streams(mini), counts, objective, rate(number)))
-    return mean_metrics(results)
+    updates = batch.schedule(epochs)
+    return mean_metrics([update(role, group, step(mini), rate(n)) for n, mini in updates])
 
 
 def estimate_advantages(
@@ -221,26 +216,22 @@ def estimate_advantages(
     )
 
 
-def policy_streams(
+def policy_stream(
     mini: MiniBatch, scores: Scores, advantages: list[Floats], kl_loss: bool
-) -> list[list[PolicyStream]]:
-    """What the policy loss needs beside the packs of a mini-batch, by rank."""
-    members = mini.members
-    own_advantages = [advantages[i] for i in members]
-    old = [scores.policy[i] for i in members] if scores.recomputed else None
-    use_reference = kl_loss and scores.reference is not None
-    reference = [scores.reference[i] for i in members] if use_reference else None  # type: ignore[index]
-    return [
-        [
-            PolicyStream(
-                advantages_L=to_packed(p, own_advantages),
-                old_logprobs_L=None if old is None else to_packed(p, old),
-                reference_logprobs_L=None if reference is None else to_packed(p, reference),
-            )
-            for p in own
-        ]
-        for own in mini.packs
-    ]
+) -> Callable[[Pack], PolicyStream]:
+    """What the policy loss needs beside each pack of a mini-batch."""
+
+    def own(arrays: list[Floats] | None) -> list[Floats] | None:
+        return None if arrays is None else [arrays[i] for i in mini.members]
+
+    own_advantages = [advantages[i] for i in mini.members]
+    old = own(scores.policy if scores.recomputed else None)
+    reference = own(scores.reference if kl_loss else None)
+    return lambda pack: PolicyStream(
+        advantages_L=to_packed(pack, own_advantages),
+        old_logprobs_L=None if old is None else to_packed(pack, old),
+        reference_logprobs_L=None if reference is None else to_packed(pack, reference),
+    )
 
 
 def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[str, float]:

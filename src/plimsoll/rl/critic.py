@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
@@ -9,10 +11,11 @@ from plimsoll.config.rl import PpoConfig
 from plimsoll.engine.objectives.value import ValueObjective, ValueStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import Worker
-from plimsoll.records import Floats, to_packed
+from plimsoll.records import Floats, Pack, to_packed
 from plimsoll.rl.batch import Batch, MiniBatch, by_trajectory, train_on
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.update import Step
 
 _ROUNDING = 1e-10
 """Of a mean square, what float32 may leave of numbers that are all the same, and more."""
@@ -33,13 +36,18 @@ def train_critic(
 ) -> dict[str, float]:
     """All epochs and mini-batches of the critic; the means of their metrics."""
     optimizer, updates = spec.config.critic.optimizer, spec.workload.updates
+    objective = ValueObjective(spec.config.algorithm.value_clip)
+
+    def step(mini: MiniBatch) -> Step[ValueStream]:
+        stream = value_stream(mini, values, returns)
+        return Step(mini.critic_packs, mini.counts, objective, stream)
+
     metrics = train_on(
         batch,
         "critic",
         cluster,
         spec.config.algorithm.epochs,
-        ValueObjective(spec.config.algorithm.value_clip),
-        lambda mini: value_streams(mini, values, returns),
+        step,
         lambda n: learning_rate(optimizer, state.step * updates + n, spec.run.steps * updates),
     )
     return metrics | {
@@ -49,16 +57,13 @@ def train_critic(
     }
 
 
-def value_streams(
+def value_stream(
     mini: MiniBatch, values: list[Floats], returns: list[Floats]
-) -> list[list[ValueStream]]:
-    """What the value loss needs beside the packs of a mini-batch, by rank."""
+) -> Callable[[Pack], ValueStream]:
+    """What the value loss needs beside each pack of a mini-batch."""
     own_returns = [returns[i] for i in mini.members]
     old = [values[i] for i in mini.members]
-    return [
-        [ValueStream(to_packed(p, own_returns), to_packed(p, old)) for p in own]
-        for own in mini.critic_packs
-    ]
+    return lambda pack: ValueStream(to_packed(pack, own_returns), to_packed(pack, old))
 
 
 def foreseen(returns: list[Floats], values: list[Floats]) -> dict[str, float]:

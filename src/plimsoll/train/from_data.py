@@ -14,7 +14,6 @@ from typing import Generic, TypeVar
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.engine.worker import StepResult
 from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.run.planned import Planned
 from plimsoll.spec.job import ConfigT
@@ -36,9 +35,11 @@ from plimsoll.train.saving import (
     save_when_due,
 )
 from plimsoll.train.session import Session, open_session, step_metrics
+from plimsoll.train.update import Step, update
 
 ItemT = TypeVar("ItemT", bound=Row | Prompt)
 RowT = TypeVar("RowT", bound=Row)
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -55,26 +56,16 @@ class Work(Generic[ConfigT, ItemT]):
         """As it was written."""
         return self.spec.config
 
-    @property
-    def train(self) -> tuple[ItemT, ...]:
-        """What is learned from."""
-        return self.data.train
-
-    @property
-    def eval(self) -> tuple[ItemT, ...]:
-        """What is held out."""
-        return self.data.eval
-
     def batch(self, position: int, rows: int) -> list[ItemT]:
         """The rows from a position of the order on."""
-        return [self.train[row] for row in self.data.order.indices(position, rows)]
+        return [self.data.train[row] for row in self.data.order.indices(position, rows)]
 
     def batches_ahead(self) -> Iterator[Sequence[ItemT]]:
         """The held-out rows, where the run evaluates, and those of each step that is still to be
         done."""
         state, rows = self.session.state, self.spec.workload.units
         if self.spec.run.eval_every is not None:
-            yield self.eval
+            yield self.data.eval
         for step in range(self.spec.run.steps - state.step):
             yield self.batch(state.data_position + step * rows, rows)
 
@@ -112,13 +103,13 @@ def work_on_rows(
 
 def learn_from_data(
     work: Work[ConfigT, RowT],
-    learn: Callable[[Sequence[RowT], float], Sequence[StepResult]],
+    learn: Callable[[Sequence[RowT]], Step[S]],
     evaluate: Callable[[], Mapping[str, float]],
 ) -> None:
     """The loop: draw, learn, evaluate, report, save; then write the model.
 
-    learn: one optimizer step on the rows at a learning rate. evaluate: what is seen of the held-out
-    rows, by name; written as `eval/<name>`.
+    learn: what an optimizer step learns of the rows. evaluate: what is seen of the held-out rows,
+    by name; written as `eval/<name>`.
     """
     spec, session, cluster = work.spec, work.session, work.cluster
     restore(session, cluster)
@@ -129,7 +120,9 @@ def learn_from_data(
     while not finished(session, state):
         batch = work.batch(state.data_position, spec.workload.units)
         rate = learning_rate(spec.actor.optimizer, state.step, spec.run.steps)
-        results = learn(batch, rate)
+        step = learn(batch)
+        with session.phase("train_actor", cluster):
+            results = update("actor", cluster, step, rate)
         state = session.advance(state, len(batch))
         metrics = step_metrics(results, rate) | epoch_metrics(order, state.data_position)
         if session.due(spec.run.eval_every, state.step):

@@ -61,7 +61,7 @@ def load_scorer(work: Work[ConfigT, RowT]) -> None:
     """Load the model that learns to score; its rows are marked where scores are read."""
     with work.session.phase("load", work.cluster):
         load_role(work.cluster, work.spec, "actor")
-        model, samples = work.spec.actor.model, samples_of(work.train)
+        model, samples = work.spec.actor.model, samples_of(work.data.train)
         padding = padding_token(load_tokenizer(model.path, model.trust_remote_code), samples)
         work.cluster.all(Worker.set_padding, "actor", padding)
         if padding is None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
@@ -32,21 +33,25 @@ def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], ranks: Ranks) -> Packs:
     return pack(samples_of(rows), n, budget)
 
 
-def update(
-    role: RoleName,
-    ranks: Ranks,
-    packs: Packs,
-    streams: Sequence[Sequence[S]],
-    counts: BatchCounts,
-    objective: Objective[S],
-    rate: float,
-) -> list[StepResult]:
-    """Train on every rank's packs, with a stream for each; counts: of the step, over all ranks."""
+@dataclass(frozen=True)
+class Step(Generic[S]):
+    """What one optimizer step learns from. counts: over all ranks. stream: what goes with a pack
+    besides its tokens; None: what the teacher has just made of it."""
+
+    packs: Packs
+    counts: BatchCounts
+    objective: Objective[S]
+    stream: Callable[[Pack], S] | None
+
+
+def update(role: RoleName, ranks: Ranks, step: Step[S], rate: float) -> list[StepResult]:
+    """Train on every rank's packs."""
+    stream, rest = step.stream, (step.counts, step.objective, rate)
     return ranks.each(
         Worker.train,
         [
-            (role, own, own_streams, counts, objective, rate)
-            for own, own_streams in zip(packs, streams, strict=True)
+            (role, own, None if stream is None else [stream(pack) for pack in own], *rest)
+            for own in step.packs
         ],
     )
 
