@@ -64,10 +64,8 @@ class FrozenEngine:
             if self._stage == 3:
                 parameter.ds_tensor.data = parameter.ds_tensor.data.new_empty(0)
 
-    @contextmanager
-    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-        with gathered(self.module, names, self._stage) as tensors:
-            yield tensors
+    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        return gathered(self.module, names, self._stage)
 
 
 def _parked(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
