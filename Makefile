@@ -1,4 +1,4 @@
-# The two commands of the README are `make demo` and `make test`: each sets everything up first.
+# The README begins with `make demo` and `make test`: each sets everything up first.
 #
 #   make demo     the whole story on a CPU: SFT, then PPO on Ray, DeepSpeed and vLLM
 #   make test     everything that can be tested on a CPU; it hides GPUs
@@ -8,7 +8,7 @@
 #   make setup    only the virtual environment, .venv
 #   make lock     the lock files anew from pyproject.toml
 #
-# PEAKS=FILE.csv has `make bench` hold the plan against a file of published memory peaks, too.
+# PEAKS=FILE.csv has `make bench` hold the plan against a table of peaks like benchmarks/peaks.csv, too.
 # TEST_WORKERS=1 runs the tests one after the other (2 at a time by default; more need more memory);
 # files go to the workers in their order, the long ones of tests/integration first.
 # BACKEND=gpu installs the CUDA build of vLLM instead of the CPU build; then it stays the default.
@@ -49,7 +49,7 @@ lint: setup
 
 bench: setup
 	for name in head packing shared_prompts memory_runs; do $(BIN)/python benchmarks/$$name.py || exit 1; done
-	$(BIN)/python benchmarks/memory_accuracy.py benchmarks/peaks_of_others.csv $(PEAKS)
+	$(BIN)/python benchmarks/memory_accuracy.py benchmarks/peaks.csv $(PEAKS)
 
 # One at a time: another `make` waits for the one that is setting up.
 setup:

@@ -1,225 +1,264 @@
-"""Predicted against published peaks of GPU memory, row by row and by source.
+"""The plan's formulas against published peaks of GPU memory, by source and row by row.
 
     python benchmarks/memory_accuracy.py [CSV ...] [--rows]
 
-Files default to $PLIMSOLL_DATA/memory/published_peaks.csv; beside this one, peaks_of_others.csv has
-rows of other projects. Each row is modelled as the framework that it was measured with, and
-compared in its own metric. Values that are not known are listed and their rows left out, and so is
-what was read into a value that is silent or may be read in several ways. Exit code 2: no such file,
-or a file without the columns.
+Without a file it reads peaks.csv. README.md, beside it, says what the columns mean. Exit code 2: a
+file that is not there, that has not the columns, or a value that cannot be read.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import csv
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
-from peak_models import allocated_bytes, in_metric
-from peak_others import closed_form, deepspeed_estimate
-from peak_rows import Row, Unknown, read_rows
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.overheads import MIB, Constants
+from plimsoll.machine.hardware import known_card
+from plimsoll.memory.items import Held, Moment
+from plimsoll.memory.price import activation_form as forms
+from plimsoll.memory.price.activations import activation_items, backward_items
+from plimsoll.memory.price.division import Counts, ZeroSizes
+from plimsoll.memory.price.norms import norm_copies
+from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.price.reduction import layers_left
+from plimsoll.memory.price.zero_states import zero_states
+from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.shape import MicroBatch, ModelShape, parameter_tensors
 
-Estimator = Callable[[Row], float]
-TUNED_ON = ("QwenLM/Qwen", "PrimeIntellect-ai/prime-rl")
-LOOKED_AT = (
-    *(
-        "AnswerDotAI/fsdp_qlora",
-        "Lightning-AI/litgpt",
-        "huggingface/peft",
-        "meta-pytorch/torchtune",
-    ),
-    *("modelscope/ms-swift", "pytorch/torchtitan", "foundation-model-stack/fms-acceleration"),
-    *("gist.github.com/chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a", "Anassbzdd/fitcheck"),
-    *("whitecircle/halo", "ljm565/universal-llm-trainer", "ethanyanjiali/Mai", "pytorch/ao"),
-    *("intelligent-machine-learning/dlrover", "hiyouga/LLaMA-Factory", "meta-llama/llama-cookbook"),
-    *("dvlab-research/LongLoRA", "axolotl-ai-cloud/axolotl", "unslothai/unsloth"),
-    *("superkaiba/explore-persona-space", "FelipeMAffonso/research-neutrality-cost"),
-    *("rsoumyadeep/AlignLab-posttraining", "AgileRL/AgileRL", "gpjt/fine-tune-2024-04"),
-    *("philschmid/deep-learning-pytorch-huggingface", "usamec/lowmem_finetuning"),
-    *("ai-learner-1429/peft-examples", "ellisbrown/BDML25SP", "llama-recipes-on-3090"),
-    *("hub.docker.com/u/thecloudgarage", "Lightning-AI/lightning-thunder", "huggingface/trl"),
-    *("StochasticResult/DL_SLM_Gemma2b_LoRA_Fine-Tuning", "Pomilon/LEMA", "OpenRLHF/OpenRLHF"),
-    *("GoogleCloudPlatform/vertex-ai-samples", "jiaweizzhao/GaLore", "NVIDIA-NeMo/Automodel"),
-    *("bharathbattu/LoRA-vs-Full-Fine-Tuning", "YuchenHe985/llm-finetune-lab"),
-    *("qwen3-8b-operation-manual", "Jack31098/llm_training_demo", "hpcaitech/ColossalAI"),
-    *("magazine.sebastianraschka.com", "princeton-nlp/SimPO", "pytorch.org/blog/finetune-llms"),
-    *("teaching-on-testbeds/llm-chi", "jsboige/CoursIA", "hanasobi/self-hosted-llms-tutorial"),
-    "allenai/open-instruct",
-)
-"""Sources whose rows were looked at after a first prediction, which docs/performance.md keeps."""
-GAPS = tuple(n / 100 for n in range(2, 13))
-CONTEXTS = tuple(n * 64 * MIB for n in range(8, 29))  # 0.5 to 1.75 GiB
+PEAKS = Path(__file__).with_name("peaks.csv")
+COLUMNS = ("id", "source", "model", "cards", "sequences", "seq_len", "measured_gb", "metric")
+"""Those that a file must have."""
+LIVES = ("always", "training", "computing", "backward", "reducing", "norming", "stepping")
+"""When what a framework keeps is there (memory/price/lifetimes.py)."""
+UNFUSED = 16  # bytes of a logit in `UnfusedHead`
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A row with its allocated bytes as predicted, which no constant changes."""
+class Row:
+    """A published run: its columns by name, and what they come to."""
 
-    row: Row
-    allocated: int
+    columns: dict[str, str]
 
-    def error(self, constants: Constants) -> float:
-        """Of the prediction, as a share of the peak; below 0 is too low."""
-        assert self.row.peak is not None
-        return in_metric(self.row, self.allocated, constants).metric / self.row.peak - 1
+    def __getitem__(self, column: str) -> str:
+        return self.columns.get(column, "")
+
+    def number(self, column: str, silent: float = 0) -> float:
+        """`silent` where the column is empty."""
+        return float(self[column] or silent)
+
+    def count(self, column: str, silent: int = 0) -> int:
+        return int(self[column] or silent)
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        shape = read_shape(self["model"])
+        return replace(shape, tied=False) if self["tied"] == "no" else shape
+
+    @cached_property
+    def work(self) -> MicroBatch:
+        sequences, longest = self.count("sequences"), self.count("seq_len")
+        return MicroBatch(sequences * longest, sequences, longest, sequences * longest)
+
+    @cached_property
+    def form(self) -> forms.ActivationForm:
+        rank, chunk = self.count("adapter_rank"), self.count("head_chunk")
+        targets, dropout = self["adapter_targets"] or "all-linear", self["adapter_dropout"] == "yes"
+        each = self.count("adapter_bytes", 4)
+        return forms.ActivationForm(
+            element=self.count("activation_bytes", 2),
+            checkpoint_every=1 if self["checkpointing"] else None,
+            attention="eager" if self["attention"] == "eager" else "varlen",
+            head=forms.ChunkedHead(chunk, entropy=True) if chunk else forms.UnfusedHead(),
+            trained=True,
+            adapter=forms.AdapterForm(rank, tuple(targets.split()), each, dropout)
+            if rank
+            else None,
+            quantized=bool(self["quantization"]),
+            inputs_on_host="activations" in self["offload"],
+            selective=self["checkpointing"] == "selective",
+        )
+
+    @cached_property
+    def zero(self) -> tuple[Counts, ZeroSizes]:
+        """DeepSpeed with gradients as wide as weights, as transformers' Trainer sets it up."""
+        element, bucket = 4 if self["dtype"] == "fp32" else 2, self.count("bucket", 500_000_000)
+        tensors = () if self["trained"] else tuple(parameter_tensors(self.shape))
+        largest = max((one.elements for one in tensors), default=0)
+        oversized = sum(one.parameters for one in tensors if one.elements > bucket)
+        trained = self.count("trained", self.shape.parameters)
+        sizes = ZeroSizes(
+            stage=self.count("zero_stage"),
+            ranks=self.count("cards"),
+            accumulate=element,
+            bucket=2 * bucket,  # overlap_comm has two
+            prefetch=self.count("prefetch", 50_000_000),
+            live=1_000_000_000,
+            sub_group=1_000_000_000,
+            offload="optimizer" in self["offload"],
+            offload_weights="weights" in self["offload"],
+        )
+        return Counts(trained, 0, largest, element, oversized=oversized), sizes
+
+    @cached_property
+    def states(self) -> dict[str, float]:
+        """Bytes of each life: those that the table has, and DeepSpeed's."""
+        found = {life: 1e9 * self.number(f"{life}_gb") for life in LIVES}
+        if self["method"] == "deepspeed":
+            for kept in (*zero_states(*self.zero, "cuda"), *norm_copies(*self.zero, "cuda")):
+                life = "always" if kept.life in ("built", "stepped") else kept.life
+                if kept.where == "device" and life in found:
+                    found[life] += kept.bytes
+        return found
+
+    @cached_property
+    def highest(self) -> float:
+        """Activations where they are most."""
+        held = activation_items("actor", self.shape, self.work, self.form, "train_actor")
+        return self.device_bytes(held, self.shape.layers)
+
+    def left(self, layers: int) -> float:
+        """Activations where the last of the first so many layers is undone."""
+        at = Moment("train_actor", "backward")
+        held = backward_items("actor", self.shape, self.work, self.form, at, layers)
+        output = self.number("output_bytes") * self.work.tokens * self.shape.vocabulary
+        return self.device_bytes(held, layers) + output if layers else 0
+
+    def device_bytes(self, held: Iterable[Held], layers: int) -> float:
+        """Logits as wide as this framework's, and what else it keeps."""
+        logit = self.number("logit_bytes", 12) / UNFUSED
+        on_card = (one.item for one in held if one.item.where == "device")
+        priced = sum(one.bytes * (logit if one.name == "logits" else 1) for one in on_card)
+        each = self.number("token_bytes") + layers * self.number("checkpoint_bytes")
+        return priced + self.work.tokens * each
+
+    @property
+    def unreduced(self) -> int:
+        """Layers that are left when gradients are first reduced."""
+        if not self["zero_stage"]:
+            return self.count("layers_at_reduce", self.shape.layers)
+        counts, sizes = self.zero
+        one = replace(sizes, bucket=sizes.bucket // 2)
+        return layers_left(self.shape, counts.trained, one, bool(self["trained"]))
+
+    @property
+    def at_end(self) -> float:
+        """Activations where the first layer is undone, or all checkpoints and their gradients."""
+        if not self["checkpoints"]:
+            return self.left(1)
+        layers = self.shape.layers
+        return self.left(layers) + 2 * self.work.tokens * self.shape.hidden * layers
+
+    @cached_property
+    def allocated(self) -> float:
+        """The most of a step: forward, backward, the first reduction of gradients, the backward's
+        end, the gradients' norm and the optimizer's step."""
+
+        def living(*lives: str) -> float:
+            return sum(self.states[life] for life in ("always", *lives))
+
+        before = () if self["gradients"] else ("training",)
+        late = ("training",) if self["gradients"] == "late" else before
+        early = "optimizer" in self["offload"] and self["zero_stage"] in ("1", "2")
+        return max(
+            living("computing", "backward", *late) + self.highest,
+            living("computing", "backward", *before) + self.left(self.shape.layers),
+            living("computing", "backward", "reducing", *before) + self.left(self.unreduced),
+            living("computing", "backward", "training") + self.at_end,
+            living("norming", *(("computing", "backward", *before) if early else ("training",))),
+            living("training", "stepping"),
+        )
+
+    @property
+    def device(self) -> float:
+        """What the card shows."""
+        constants = Constants()
+        shared = constants.nccl_communicator if self.count("cards") > 1 else 0
+        return self.allocated * (1 + constants.allocator_gap) + constants.cuda_context + shared
+
+    @property
+    def predicted(self) -> float:
+        """In the row's own metric; as the card shows it if none is stated, or if it ran out."""
+        reserved = self.allocated * (1 + Constants().allocator_gap)
+        told = {"allocated": self.allocated, "reserved": reserved} if self["measured_gb"] else {}
+        return told.get(self["metric"], self.device)
+
+    @property
+    def error(self) -> float | None:
+        """As a share of the peak, below 0 where it is too low; None where the run ran out."""
+        measured = 1e9 * self.number("measured_gb")
+        return self.predicted / measured - 1 if measured else None
+
+    @property
+    def refused(self) -> bool | None:
+        """Whether the card is predicted to be too small; None: it is not known."""
+        card = known_card(self["card"])
+        return self.device > card.usable_bytes if card else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, metavar="CSV")
+    parser.add_argument("files", nargs="*", type=Path, metavar="CSV", default=[PEAKS])
     parser.add_argument("--rows", action="store_true", help="list every row")
     arguments = parser.parse_args()
     try:
-        found = [row for file in arguments.files or default_files() for row in read_rows(file)]
-    except (OSError, ConfigError) as error:
+        report([row for file in arguments.files for row in read_rows(file)], arguments.rows)
+    except (OSError, ValueError, ConfigError) as error:
         print(f"memory_accuracy: {error}", file=sys.stderr)
         return 2
-    report(found, every_row=arguments.rows)
     return 0
 
 
-def default_files() -> list[Path]:
-    """The published peaks beside the other test data."""
-    if data := os.environ.get("PLIMSOLL_DATA"):
-        return [Path(data) / "memory" / "published_peaks.csv"]
-    raise ConfigError("no CSV was given, and PLIMSOLL_DATA is not set")
+def read_rows(file: Path) -> list[Row]:
+    """Every row of a table; a column that it lacks is empty in each. ConfigError without those that
+    it must have."""
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    if absent := [one for one in COLUMNS if rows and one not in rows[0]]:
+        raise ConfigError(f"{file} has no column {', '.join(absent)}: see benchmarks/README.md.")
+    return [Row(row) for row in rows]
 
 
-def report(found: Sequence[Row | Unknown], every_row: bool) -> None:
-    unknown = [one for one in found if isinstance(one, Unknown)]
-    rows = [Measured(one, allocated_bytes(one)) for one in found if isinstance(one, Row)]
+def report(rows: Sequence[Row], every_row: bool) -> None:
     if every_row:
-        print_rows(rows)
-    if unknown:
-        print(f"{len(unknown)} rows left out, for a value that is not known:")
-        for one in unknown:
-            print(f"  {one.id}: {one.column} = {one.value!r}")
-    print_readings([one.row for one in rows])
-    if cards := sorted({one.row.gpu for one in rows if one.row.capacity is None}):
-        print(f"Cards that are not known, so that none of theirs is refused or missed: {cards}")
-    print_table(rows)
-    print(f"\nTuned on: {', '.join(TUNED_ON)}.")
-    print(f"Looked at after a first prediction: {', '.join(LOOKED_AT)}.")
-    print("Rows of other sources were never looked at.")
-    print_left_out(rows)
-
-
-def print_readings(rows: Iterable[Row]) -> None:
-    """What was read into values that say nothing, or one of several things."""
-    readings: dict[str, list[str]] = {}
-    for row in rows:
-        for reading in row.readings:
-            readings.setdefault(reading, []).append(row.id)
-    if readings:
-        print("Read into rows that are silent, or may be read in several ways:")
-    for reading, ids in readings.items():
-        print(f"  {reading}: {', '.join(ids[:3])}{f' and {len(ids) - 3} more' if ids[3:] else ''}")
-
-
-def print_rows(rows: Iterable[Measured]) -> None:
-    print(f"{'id':<14}{'measured':>10}{'predicted':>11}{'error':>8}  GB, metric")
-    for one in rows:
-        peak = in_metric(one.row, one.allocated, Constants())
-        if one.row.peak is None:
-            print(f"{one.row.id:<14}{'oom':>10}{peak.device / 1e9:>11.1f}{'':>8}  device")
-            continue
-        error = one.error(Constants())
-        numbers = f"{one.row.peak / 1e9:>10.1f}{peak.metric / 1e9:>11.1f}{error:>+8.1%}"
-        print(f"{one.row.id:<14}{numbers}  {one.row.metric}")
-
-
-def print_table(rows: Sequence[Measured]) -> None:
-    header = f"{'rows':>5}{'median':>8}{'worst under':>13}{'under':>7}{'refused':>9}{'missed':>8}"
-    allocated = {one.row: one.allocated for one in rows}
-
-    def plimsoll(row: Row, device: bool = False) -> float:
-        peak = in_metric(row, allocated[row], Constants())
-        return peak.device if device else peak.metric
-
-    print(f"\n{'':<34}{header}")
-    for title, members in groups(rows):
-        print(title)
-        print(f"  {'Plimsoll':<32}{line(members, plimsoll, lambda r: plimsoll(r, device=True))}")
-        for name, estimate in (
-            ("DeepSpeed's estimator (states)", deepspeed_estimate),
-            ("closed form", closed_form),
-        ):
-            print(f"  {name:<32}{line(members, estimate, estimate)}")
+        for row in rows:
+            sizes = f"{row['measured_gb'] or 'ran out':>14}{row.predicted / 1e9:>9.1f} GB"
+            error = "" if row.error is None else f"{row.error:+.1%}"
+            print(f"{row['id']:<18}{sizes}{error:>9}  {row['metric']}")
+    groups = {k: list(rows) for k, rows in groupby(sorted(rows, key=title), key=title)}
+    groups["all but those of low confidence"] = [r for r in rows if r["confidence"] != "low"]
+    width = max(map(len, groups))
+    print(f"{'':<{width}} rows  median  too low  too high  refused  missed")
+    for name, members in groups.items():
+        print(f"{name:<{width}}{line(members)}")
     print(
-        "median: of the absolute errors. under: share of predictions below the peak. refused: rows"
-        "\npredicted over their card that ran. missed: rows that ran out, predicted to fit."
+        "median: of the absolute errors. too low, too high: the worst. refused: rows that ran,"
+        "\npredicted over their card. missed: rows that ran out, predicted to fit."
     )
 
 
-def groups(rows: Iterable[Measured]) -> Iterable[tuple[str, list[Row]]]:
+def title(row: Row) -> str:
     """By source, metric, whether lengths vary, and whether the row's own figure is trusted."""
-
-    def title(row: Row) -> str:
-        trusted = "" if row.confident else ", of low confidence"
-        varied = ", lengths vary" if row.varied and row.metric != "allocated" else ""
-        return f"{row.source}: {row.metric}{varied}{trusted}"
-
-    ordered = sorted((one.row for one in rows), key=title)
-    return [(name, list(members)) for name, members in groupby(ordered, key=title)]
+    varied = ", lengths vary" if row["lengths"] == "vary" and row["metric"] != "allocated" else ""
+    low = ", of low confidence" if row["confidence"] == "low" else ""
+    return f"{row['source']}: {row['metric']}{varied}{low}"
 
 
-def line(rows: Sequence[Row], metric: Estimator, device: Estimator) -> str:
-    """The numbers of one estimator over some rows."""
-    ran = [row for row in rows if row.peak is not None]
-    errors = [metric(row) / row.peak - 1 for row in ran if row.peak]
-    over = [row for row in rows if row.capacity is not None and device(row) > row.capacity]
-    refused = sum(row.peak is not None for row in over)
-    missed = sum(row.peak is None and row.capacity is not None for row in rows) - (
-        len(over) - refused
-    )
+def line(rows: Sequence[Row]) -> str:
+    """The numbers of some rows."""
+    errors = [row.error for row in rows if row.error is not None]
+    refused = sum(row.refused is True for row in rows if row.error is not None)
+    missed = sum(row.refused is False for row in rows if row.error is None)
     if not errors:
-        return f"{len(rows):>5}{'':>28}{refused:>9}{missed:>8}"
-    median = statistics.median(abs(error) for error in errors)
-    under = sum(error < 0 for error in errors) / len(errors)
-    worst = min([0.0, *errors])
-    return f"{len(rows):>5}{median:>8.1%}{worst:>13.1%}{under:>7.0%}{refused:>9}{missed:>8}"
-
-
-def print_left_out(rows: Sequence[Measured]) -> None:
-    """The two constants fitted on each source alone, and the other sources' errors with them."""
-    trusted = [one for one in rows if one.row.confident and one.row.peak is not None]
-    sources = sorted({one.row.source for one in trusted})
-    if len(sources) < 2:
-        return
-    print("\nFitted on one source alone, judged on the others (low confidence apart):")
-    for source in sources:
-        fitted = fit([one for one in trusted if one.row.source == source])
-        rest = [one.error(fitted) for one in trusted if one.row.source != source]
-        median = statistics.median(abs(error) for error in rest)
-        print(
-            f"  {source}: gap {fitted.allocator_gap:.0%}, context "
-            f"{fitted.cuda_context / 2**30:.2f} GiB; the others' median {median:.1%}, "
-            f"worst under {min(rest):.1%}"
-        )
-
-
-def fit(rows: Sequence[Measured]) -> Constants:
-    """The gap, and the context if any of these rows shows it, with the least median error."""
-    shows_context = any(one.row.metric in ("device", "unstated") for one in rows)
-    contexts = CONTEXTS if shows_context else (Constants().cuda_context,)
-    source = "fitted on published rows"
-    candidates = [
-        Constants().calibrated(source, allocator_gap=gap, cuda_context=context)
-        for gap in GAPS
-        for context in contexts
-    ]
-
-    def median(constants: Constants) -> float:
-        return statistics.median(abs(one.error(constants)) for one in rows)
-
-    return min(candidates, key=median)
+        return f"{len(rows):>5}{'':>27}{refused:>9}{missed:>8}"
+    median = statistics.median(map(abs, errors))
+    low, high = min([0.0, *errors]), max([0.0, *errors])
+    return f"{len(rows):>5}{median:>8.1%}{low:>9.1%}{high:>10.1%}{refused:>9}{missed:>8}"
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from typing import Any
 import yaml
 
 from plimsoll.commands.planning import constants_of, hardware_of, predicted_peaks
+from plimsoll.commands.report.comparison import Comparison, compare
 from plimsoll.config.deepspeed import deepspeed_settings
 from plimsoll.config.job import JobConfig
 from plimsoll.jobs import JOBS
@@ -36,7 +37,6 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.peaks import Use, uses_of
 from plimsoll.memory.price.roles import trained_counts, zero_sizes
-from plimsoll.run.comparison import Comparison, compare
 from plimsoll.run.ledger import read_ledger
 from plimsoll.run.planned import Planned
 from plimsoll.shapes.known_models import read_shape

@@ -123,43 +123,39 @@ class RunCase:
         return common | _JOBS[self.job](self, role, tokens, str(home / "rows.jsonl"))
 
 
+def _learned(case: RunCase, tokens: int, unit: str, **data: Any) -> Tree:
+    """Data of one source, and as many units of a step as fill a micro-batch of each rank, or two
+    where these are sequences."""
+    count = (2 if unit == "sequences" else 1) * case.ranks * tokens // case.longest
+    shared = {"chat_template": "none", "max_tokens": case.longest, "over_long": "truncate"}
+    return {"data": data | shared, "batch": {unit: count, "micro_batch_tokens": tokens}}
+
+
 def _sft(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
     source = {"path": rows, "prompt": "prompt", "response": "response"}
-    return {
-        "data": {"train": source, "chat_template": "none", "max_tokens": case.longest}
-        | {"over_long": "truncate"},
-        "batch": {
-            "sequences": 2 * case.ranks * tokens // case.longest,
-            "micro_batch_tokens": tokens,
-        },
-    }
+    return _learned(case, tokens, "sequences", train=source)
+
+
+def _pairs(rows: str) -> Tree:
+    return {"path": rows, "prompt": "prompt", "chosen": "response", "rejected": "rejected"}
 
 
 def _dpo(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
-    source = {"path": rows, "prompt": "prompt", "chosen": "response", "rejected": "rejected"}
-    return {
-        "data": {"train": source, "chat_template": "none", "max_tokens": case.longest}
-        | {"over_long": "truncate"},
-        "batch": {"pairs": case.ranks * tokens // case.longest, "micro_batch_tokens": tokens},
-    }
+    return _learned(case, tokens, "pairs", train=_pairs(rows))
 
 
 def _kto(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
-    source = {"path": rows, "prompt": "prompt", "chosen": "response", "rejected": "rejected"}
-    learned = _sft(case, role, tokens, rows)
-    return learned | {"data": learned["data"] | {"train": source}}
+    return _learned(case, tokens, "sequences", train=_pairs(rows))
 
 
 def _rm(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
     """Evaluated, and so with a drawing of the calibration."""
-    learned = _dpo(case, role, tokens, rows)
-    return learned | {"data": learned["data"] | {"eval": learned["data"]["train"]}}
+    return _learned(case, tokens, "pairs", train=_pairs(rows), eval=_pairs(rows))
 
 
 def _prm(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:
     source = {"path": rows, "prompt": "prompt", "steps": "steps", "labels": "labels"}
-    learned = _sft(case, role, tokens, rows)
-    return learned | {"data": learned["data"] | {"train": source, "eval": source}}
+    return _learned(case, tokens, "sequences", train=source, eval=source)
 
 
 def _distill(case: RunCase, role: Tree, tokens: int, rows: str) -> Tree:

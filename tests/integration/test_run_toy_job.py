@@ -20,7 +20,7 @@ from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
-from plimsoll.run.panels import both
+from plimsoll.spec.panels import both
 from plimsoll.spec.columns import sft_source
 from plimsoll.spec.job import Evaluation, Job
 from plimsoll.spec.roles import learner

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
 from plimsoll.cli.jobs import run_job
+from plimsoll.cli.methods import told_of
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
@@ -126,6 +127,8 @@ def _dispatch(words: list[str]) -> None:
         _TOOLS[words[0]](words[1:])
     elif words[0] in _jobs():
         run_job(words[0], words[1:])
+    elif told := told_of(words[0]):
+        raise ConfigError(told)
     else:
         commands = list(dict.fromkeys(["demo", *_jobs(), *_TOOLS]))
         what = "option" if words[0].startswith("-") else "command"

@@ -132,7 +132,7 @@ def report(words: list[str]) -> None:
     parser.add_argument("run", help="a run.directory")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.report import report_run
+    from plimsoll.commands.report.report import report_run
 
     show(report_run(Path(options.run)))
 

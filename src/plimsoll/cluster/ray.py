@@ -35,10 +35,10 @@ from plimsoll.errors import PlimsollError
 from plimsoll.machine.incident import OutOfMemory, Sighting
 from plimsoll.machine.meter import read_host
 from plimsoll.machine.node_state import NodeState, read_node
+from plimsoll.machine.stacks import ask_for_stacks, end_processes
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.run.readings import Reading
-from plimsoll.run.stacks import ask_for_stacks, end_processes
 
 R = TypeVar("R")
 

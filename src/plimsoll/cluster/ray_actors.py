@@ -30,10 +30,10 @@ from plimsoll.machine.cgroup import oom_kills
 from plimsoll.machine.heap import preloading
 from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.machine.nvidia import card_order, visible_cards
+from plimsoll.machine.stacks import write_stacks_when_asked
 from plimsoll.machine.threads import waiting
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.run.output import tell
-from plimsoll.run.stacks import write_stacks_when_asked
 
 R = TypeVar("R")
 

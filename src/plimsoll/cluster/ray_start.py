@@ -23,8 +23,8 @@ from plimsoll.cluster.address import knock
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.deepspeed import Device
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.machine.stacks import end_processes
 from plimsoll.run.output import tell
-from plimsoll.run.stacks import end_processes
 
 
 def start_ray(config: ClusterConfig) -> None:

@@ -20,21 +20,20 @@ from rich.console import Console
 from rich.table import Table
 
 from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
-from plimsoll.commands.needs import missing_needs
 from plimsoll.commands.planning import plan_run, refuse_conflicts, surroundings_of
+from plimsoll.commands.report.curves import draw_curves
+from plimsoll.commands.report.metrics import total_seconds
+from plimsoll.commands.report.panels import curve_panels, time_panels
 from plimsoll.commands.run import run
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
-from plimsoll.memory.rules.here import here_rules
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.run.clock import total_seconds
-from plimsoll.run.curves import draw_curves
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
 from plimsoll.run.output import silence
-from plimsoll.run.panels import curve_panels, time_panels
 from plimsoll.run.rows import read_rows
 from plimsoll.spec.load import load_spec
+from plimsoll.spec.rules.machine import here_rules, missing_needs
 
 DIGITS = 2
 TRAINING_PROBLEMS = 3500
@@ -169,20 +168,22 @@ def _accuracy(row: Mapping[str, Any]) -> float:
 
 
 def _answers(run: RunDirectory, step: int, title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
-    for name in ("problem", "answer", "right is", "reward"):
-        table.add_column(name, justify="right" if name in ("right is", "reward") else "left")
+    table = _table(title, ("problem", "answer"), ("right is", "reward"))
     columns = ["prompt", "response", "reference", "reward"]
     for row in parquet.read_table(run.trajectories_path(step), columns=columns).to_pylist()[:4]:
         table.add_row(row["prompt"], row["response"], row["reference"], f"{row['reward']:g}")
     return table
 
 
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2))
+    for name in (*left, *right):
+        table.add_column(name, justify="right" if name in right else "left")
+    return table
+
+
 def _times(jobs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
-    table = Table(title="where the time went", title_justify="left", box=None, padding=(0, 2))
-    table.add_column("job")
-    table.add_column("phase")
-    table.add_column("seconds", justify="right")
+    table = _table("where the time went", ("job", "phase"), ("seconds",))
     for job, rows in jobs.items():
         for phase, total in sorted(total_seconds(rows).items(), key=lambda item: -item[1]):
             table.add_row(job, phase, f"{total:.1f}")

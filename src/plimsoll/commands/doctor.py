@@ -7,19 +7,19 @@ import os
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 
-from plimsoll.commands.doctor_checks import judge
-from plimsoll.commands.doctor_finding import Finding
-from plimsoll.commands.doctor_machine import observe
+from plimsoll.commands.doctor_checks import MACHINE_RULES
+from plimsoll.commands.doctor_machine import Machine, observe
+from plimsoll.config.problems import Problem, Severity, find
 from plimsoll.errors import PlimsollError
 
 _WIDTH = 80
-_COLOURS = {"ok": "32", "warn": "33", "wrong": "31"}
+_STATES: Mapping[Severity, str] = {"ok": "ok", "warning": "warn", "error": "wrong"}
+_COLOURS: Mapping[Severity, str] = {"ok": "32", "warning": "33", "error": "31"}
 
 
-def examine(directory: str, address: str | None) -> list[Finding]:
+def examine(directory: str, address: str | None) -> list[Problem]:
     """Look at this machine; changes nothing.
 
     directory: where runs are to be written. address: a Ray cluster that should answer.
@@ -27,7 +27,12 @@ def examine(directory: str, address: str | None) -> list[Finding]:
     return judge(observe(directory, address))
 
 
-def shown(findings: Sequence[Finding], as_json: bool) -> str:
+def judge(machine: Machine) -> list[Problem]:
+    """What all rules find of a machine, right or wrong."""
+    return list(find(MACHINE_RULES, machine))
+
+
+def shown(findings: Sequence[Problem], as_json: bool) -> str:
     """The table, in colours on a terminal, or JSON."""
     if as_json:
         return json.dumps(report(findings), indent=2)
@@ -35,38 +40,42 @@ def shown(findings: Sequence[Finding], as_json: bool) -> str:
     return "\n".join(table(findings, colour=colour))
 
 
-def refuse_wrong(findings: Sequence[Finding]) -> None:
+def refuse_wrong(findings: Sequence[Problem]) -> None:
     """Raise PlimsollError if anything is wrong."""
-    wrong = [finding.name for finding in findings if finding.state == "wrong"]
+    wrong = [finding.key for finding in findings if finding.severity == "error"]
     if wrong:
         raise PlimsollError(f"this machine is not fit for runs: {', '.join(wrong)}.")
 
 
-def table(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
+def table(findings: Sequence[Problem], *, colour: bool = False) -> list[str]:
     """Lines of at most 80 columns (where no word is longer), the last with the counts."""
-    names = max(len(finding.name) for finding in findings)
+    names = max(len(finding.key) for finding in findings)
     lines = [line for finding in findings for line in _lines(finding, names, colour)]
-    count = Counter(finding.state for finding in findings)
+    count = _counts(findings)
     return [*lines, "", f"{count['wrong']} wrong, {count['warn']} to look at, {count['ok']} ok"]
 
 
-def report(findings: Sequence[Finding]) -> dict[str, object]:
+def report(findings: Sequence[Problem]) -> dict[str, object]:
     """What --json prints."""
-    count = Counter(finding.state for finding in findings)
-    return {
-        "wrong": count["wrong"],
-        "warn": count["warn"],
-        "ok": count["ok"],
-        "findings": [asdict(finding) for finding in findings],
-    }
+    rows = [
+        {"name": one.key, "state": _STATES[one.severity], "seen": one.what}
+        | {"why": one.why, "fix": one.fix}
+        for one in findings
+    ]
+    return {**_counts(findings), "findings": rows}
 
 
-def _lines(finding: Finding, names: int, colour: bool) -> list[str]:
+def _counts(findings: Sequence[Problem]) -> dict[str, int]:
+    found = Counter(finding.severity for finding in findings)
+    return {_STATES[severity]: found[severity] for severity in ("error", "warning", "ok")}
+
+
+def _lines(finding: Problem, names: int, colour: bool) -> list[str]:
     indent = " " * (names + 8)
-    first = f"{finding.state:<6}{finding.name:<{names}}  "
-    lines = _wrap(finding.seen, first, indent)
+    first = f"{_STATES[finding.severity]:<6}{finding.key:<{names}}  "
+    lines = _wrap(finding.what, first, indent)
     if colour:
-        lines[0] = f"\033[{_COLOURS[finding.state]}m{lines[0][:6]}\033[0m{lines[0][6:]}"
+        lines[0] = f"\033[{_COLOURS[finding.severity]}m{lines[0][:6]}\033[0m{lines[0][6:]}"
     if finding.why:
         lines += _wrap(finding.why, indent, indent)
     if finding.fix:

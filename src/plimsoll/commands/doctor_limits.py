@@ -1,15 +1,18 @@
-"""The limits of a machine, container or user, as `plimsoll doctor` judges them."""
+"""The rules of `plimsoll doctor` about what a machine, container or user may fill: memory, cores,
+limits and disks."""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterator
 
-from plimsoll.commands.doctor_finding import Finding, State
-from plimsoll.commands.doctor_machine import Disk
-from plimsoll.machine.host import HostMemory
-from plimsoll.run.numbers import bytes_text
+from plimsoll.commands.doctor_machine import Disk, Machine
+from plimsoll.config.problems import Problem, Severity, checked
+from plimsoll.run.counting import bytes_text
 
 _GIB = 2**30
+_TIGHT_MEMORY = 0.25  # of what this process may fill
 _LEAST_SHARED = _GIB  # Docker gives 64 MiB; NCCL alone takes some tens of MiB a rank
 _RAY_SHARE = 0.3  # of the memory: Ray's object store (ray_constants.py)
 _LONGEST_TEMPORARY = 39  # bytes: below it /ray/session_<date>_<time>_<pid>/sockets/plasma_store
@@ -22,105 +25,135 @@ _LEAST_LOCKED = _GIB
 _OTHER_DIRECTORY = "choose another run.directory"
 
 
-def cores(usable: int, in_all: int) -> Finding:
+def memory(machine: Machine) -> Iterator[Problem]:
+    """Free host memory of what this process may fill."""
+    host = machine.memory
+    what = f"{bytes_text(host.free_bytes)} of {bytes_text(host.capacity_bytes)} free"
+    if host.limit is not None:
+        what += f" (a cgroup allows this much of {bytes_text(host.total_bytes)})"
+    tight = host.free_bytes < _TIGHT_MEMORY * host.capacity_bytes
+    why = "Others hold most of it: a run may not get what its plan counts on."
+    fix = "end what holds it (ps aux --sort=-rss)"
+    yield checked("host memory", "warning" if tight else "ok", what, why, fix)
+
+
+def swap(machine: Machine) -> Iterator[Problem]:
+    """Swap in use."""
+    host = machine.memory
+    what = f"{bytes_text(host.swap_used_bytes)} of {bytes_text(host.swap_bytes)} used"
+    severity: Severity = "warning" if host.swap_used_bytes > _GIB else "ok"
+    why = "Memory ran short before: states that are offloaded to swapped memory are very slow."
+    fix = "end what holds memory (ps aux --sort=-rss)"
+    yield checked("swap", severity, what if host.swap_bytes else "none", why, fix)
+
+
+def cores(machine: Machine) -> Iterator[Problem]:
     """Those that threads can be on: their number is what cluster.threads is by default."""
-    seen = f"{usable:,}"
-    if usable < in_all:
-        seen += f" of {in_all:,} (affinity, or a cgroup's quota)"
-    return Finding("cores", "ok", seen)
+    what = f"{machine.cores:,}"
+    if machine.cores < machine.cores_in_all:
+        what += f" of {machine.cores_in_all:,} (affinity, or a cgroup's quota)"
+    yield checked("cores", "ok", what)
 
 
-def locked_memory(limit: int | None, gpu: bool) -> Finding:
+def locked_memory(machine: Machine) -> Iterator[Problem]:
     """ulimit -l."""
-    seen = "unlimited" if limit is None else bytes_text(limit)
-    if limit is None or limit >= _LEAST_LOCKED or not gpu:
-        return Finding("locked memory", "ok", seen)
+    least = _LEAST_LOCKED if machine.has_gpus else 0
     why = "NCCL over InfiniBand and offload to NVMe lock more host memory than that."
     fix = "ulimit -l unlimited; in a container, docker run --ulimit memlock=-1"
-    return Finding("locked memory", "warn", seen, why, fix)
+    yield _limit("locked memory", machine.locked_bytes, least, bytes_text, why, fix)
 
 
-def address_space(limit: int | None) -> Finding:
+def address_space(machine: Machine) -> Iterator[Problem]:
     """ulimit -v."""
-    if limit is None:
-        return Finding("address space", "ok", "unlimited")
     why = "Ray and CUDA reserve far more addresses than they use memory, and then do not start."
     fix = "ulimit -v unlimited; limit memory by a cgroup instead"
-    return Finding("address space", "warn", bytes_text(limit), why, fix)
+    yield _limit("address space", machine.address_bytes, sys.maxsize, bytes_text, why, fix)
 
 
-def shared_memory(shared: Disk, host: HostMemory, gpu: bool) -> Finding:
-    """/dev/shm, where NCCL's buffers and Ray's object store are."""
-    seen = f"{bytes_text(shared.free_bytes)} of {bytes_text(shared.total_bytes)} free"
-    size = f"docker run --shm-size={max(1, round(_RAY_SHARE * host.capacity_bytes / _GIB))}g"
-    fix = f"{size} (or --ipc=host); delete what is left over in {shared.path}"
-    if gpu and shared.free_bytes < _LEAST_SHARED:
-        why = "NCCL ends with `No space left on device` or a bus error, and Ray goes to the disk."
-        return Finding("shared memory", "wrong", seen, why, fix)
-    if shared.free_bytes < _RAY_SHARE * host.free_bytes:
-        why = "Ray wants 30 % of the memory here; with less its object store is on the disk, slow."
-        return Finding("shared memory", "warn", seen, why, fix)
-    return Finding("shared memory", "ok", seen)
-
-
-def open_files(limit: int) -> Finding:
+def open_files(machine: Machine) -> Iterator[Problem]:
     """ulimit -n."""
-    if limit >= _LEAST_FILES:
-        return Finding("open files", "ok", f"{limit:,}")
     why = "Ray holds sockets to every worker and ends with `Too many open files`."
-    return Finding("open files", "warn", f"{limit:,}", why, "ulimit -n 65536")
+    fix = "ulimit -n 65536"
+    yield _limit("open files", machine.open_files, _LEAST_FILES, "{:,}".format, why, fix)
 
 
-def processes(limit: int | None) -> Finding:
+def processes(machine: Machine) -> Iterator[Problem]:
     """ulimit -u, and the cgroup's."""
-    seen = "unlimited" if limit is None else f"{limit:,} at most, threads included"
-    if limit is None or limit >= _LEAST_PROCESSES:
-        return Finding("processes", "ok", seen)
+    shown = "{:,} at most, threads included".format
     why = "Ray, torch and vLLM start threads for every core, and end with `Resource temporarily "
     why += "unavailable` where there are too many."
     fix = "ulimit -u unlimited; in a container, docker run --pids-limit=-1"
-    return Finding("processes", "warn", seen, why, fix)
+    yield _limit("processes", machine.processes, _LEAST_PROCESSES, shown, why, fix)
 
 
-def run_disk(disk: Disk) -> Finding:
+def _limit(
+    key: str, limit: int | None, least: int, shown: Callable[[int], str], why: str, fix: str
+) -> Problem:
+    """limit: None for none."""
+    if limit is None:
+        return checked(key, "ok", "unlimited")
+    return checked(key, "warning" if limit < least else "ok", shown(limit), why, fix)
+
+
+def shared_memory(machine: Machine) -> Iterator[Problem]:
+    """/dev/shm, where NCCL's buffers and Ray's object store are."""
+    shared, host = machine.shared, machine.memory
+    what = f"{bytes_text(shared.free_bytes)} of {bytes_text(shared.total_bytes)} free"
+    size = f"docker run --shm-size={max(1, round(_RAY_SHARE * host.capacity_bytes / _GIB))}g"
+    fix = f"{size} (or --ipc=host); delete what is left over in {shared.path}"
+    if machine.has_gpus and shared.free_bytes < _LEAST_SHARED:
+        why = "NCCL ends with `No space left on device` or a bus error, and Ray goes to the disk."
+        yield checked("shared memory", "error", what, why, fix)
+    else:
+        tight = shared.free_bytes < _RAY_SHARE * host.free_bytes
+        why = "Ray wants 30 % of the memory here; with less its object store is on the disk, slow."
+        yield checked("shared memory", "warning" if tight else "ok", what, why, fix)
+
+
+def run_disk(machine: Machine) -> Iterator[Problem]:
     """Where runs are written."""
-    seen = f"{bytes_text(disk.free_bytes)} free at {disk.path}"
-    if not disk.writable:
-        why = "Checkpoints, metrics and the model go there."
-        return Finding("run disk", "wrong", _closed(disk), why, _OTHER_DIRECTORY)
-    if disk.free_bytes >= _TIGHT_DISK:
-        return Finding("run disk", "ok", seen)
-    state: State = "wrong" if disk.free_bytes < _LEAST_DISK else "warn"
+    disk, severity = machine.runs, _severity(machine.runs)
     why = "A checkpoint takes about 14 bytes a parameter: 7 GB for a model of 0.5B."
-    return Finding("run disk", state, seen, why, f"make room, or {_OTHER_DIRECTORY}")
+    fix = f"make room, or {_OTHER_DIRECTORY}"
+    if not disk.writable:
+        why, fix = "Checkpoints, metrics and the model go there.", _OTHER_DIRECTORY
+    yield checked("run disk", severity, _shown(disk), why, fix)
 
 
-def temporary_disk(disk: Disk) -> Finding:
+def _severity(disk: Disk) -> Severity:
+    if not disk.writable or disk.free_bytes < _LEAST_DISK:
+        return "error"
+    return "warning" if disk.free_bytes < _TIGHT_DISK else "ok"
+
+
+def temporary_disk(machine: Machine) -> Iterator[Problem]:
     """Where Ray keeps its sessions and spills objects."""
-    seen = f"{bytes_text(disk.free_bytes)} free at {disk.path}"
+    disk = machine.temporary
+    severity: Severity = "error"
+    what, fix = _shown(disk, "/ray"), "make room, or set TMPDIR"
     if disk.free_bytes < _LEAST_TEMPORARY or not disk.writable:
-        seen = seen if disk.writable else f"{disk.path}/ray cannot be written to"
         why = "Ray keeps its logs and sessions there and cannot start."
-        return Finding("temporary disk", "wrong", seen, why, "make room, or set TMPDIR")
-    if len(os.fsencode(disk.path)) > _LONGEST_TEMPORARY:
+    elif len(os.fsencode(disk.path)) > _LONGEST_TEMPORARY:
         why = "Ray's sockets are below it, and their paths are over the system's 107 bytes."
         fix = f"set TMPDIR to a path of at most {_LONGEST_TEMPORARY} bytes"
-        return Finding("temporary disk", "wrong", seen, why, fix)
-    if disk.free_bytes < max(_LEAST_DISK, _RAY_FULL * disk.total_bytes):
+    else:
+        tight = disk.free_bytes < max(_LEAST_DISK, _RAY_FULL * disk.total_bytes)
+        severity = "warning" if tight else "ok"
         why = "Ray puts objects there that memory has no room for, unless it is over 95 % full."
-        return Finding("temporary disk", "warn", seen, why, "make room, or set TMPDIR")
-    return Finding("temporary disk", "ok", seen)
+    yield checked("temporary disk", severity, what, why, fix)
 
 
-def cache_disk(disk: Disk) -> Finding:
+def cache_disk(machine: Machine) -> Iterator[Problem]:
     """Where packages keep what they compile and download, unless variables of theirs say."""
-    if disk.writable and disk.free_bytes >= _LEAST_DISK:
-        return Finding("caches", "ok", f"{bytes_text(disk.free_bytes)} free at {disk.path}")
-    seen = f"{bytes_text(disk.free_bytes)} free at {disk.path}" if disk.writable else _closed(disk)
+    disk = machine.caches
+    enough = disk.writable and disk.free_bytes >= _LEAST_DISK
     why = "Adam for the CPU, Triton's kernels and models of the hub go there, or beside it."
     fix = "set HOME to a directory that can be written to (docker run -e HOME=/workspace)"
-    return Finding("caches", "warn", seen, why, fix)
+    yield checked("caches", "ok" if enough else "warning", _shown(disk), why, fix)
 
 
-def _closed(disk: Disk) -> str:
-    return f"{disk.path} cannot be written to"
+def _shown(disk: Disk, below: str = "") -> str:
+    """below: the folder in it that is written to."""
+    if not disk.writable:
+        return f"{disk.path}{below} cannot be written to"
+    return f"{bytes_text(disk.free_bytes)} free at {disk.path}"

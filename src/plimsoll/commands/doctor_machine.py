@@ -1,4 +1,4 @@
-"""What `plimsoll doctor` looks at; `doctor_checks.py` judges it.
+"""What `plimsoll doctor` looks at; `doctor_checks.py` and `doctor_limits.py` judge it.
 
 torch and Ray are imported in processes of their own, with a time limit: a broken driver or
 library can hang or kill whoever imports it, and must not take the doctor along.
@@ -105,6 +105,11 @@ class Machine:
     caches: Disk
     tools: Mapping[str, str | None]
     ray: RayView
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there are any, though none may be visible or work."""
+        return self.cards_in_all > 0 or bool(self.driver_trouble)
 
 
 def observe(directory: str, address: str | None) -> Machine:

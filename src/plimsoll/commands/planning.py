@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.problems import Problem
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
 from plimsoll.machine.hardware import (
     Hardware,
@@ -32,11 +33,10 @@ from plimsoll.memory.plan.as_text import plan_text, problem_text, verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.plan.svg import draw_svg
 from plimsoll.memory.price.overheads import Constants, read_constants
-from plimsoll.memory.rules.here import here_rules
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.planned import Footprints, Planned
+from plimsoll.spec.rules.machine import here_rules
 from plimsoll.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def surroundings_of(cluster: ClusterConfig) -> Surroundings:
     return here if cluster.address is None else replace(here, free_bytes=())
 
 
-def refuse_conflicts(problems: Iterable[PlanProblem]) -> None:
+def refuse_conflicts(problems: Iterable[Problem]) -> None:
     """Raises SettingsConflict (exit code 4) with every problem that no room would mend."""
     if found := [problem_text(problem) for problem in problems if problem.is_conflict]:
         raise SettingsConflict("\n".join(["what the config asks for cannot work", *found]))
@@ -221,7 +221,7 @@ def _free_disk(run: RunDirectory) -> int:
     return shutil.disk_usage(existing).free + run.saved_bytes()
 
 
-def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[PlanProblem]:
+def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[Problem]:
     """What the config's hardware has and this machine has not."""
     if cluster.device != "cpu" and len(live.cards) < len(given.cards):
         yield _problem(
@@ -241,8 +241,8 @@ def _lacking(given: Node, live: Node, cluster: ClusterConfig) -> Iterator[PlanPr
         )
 
 
-def _problem(what: str) -> PlanProblem:
-    return PlanProblem(
+def _problem(what: str) -> Problem:
+    return Problem(
         "less-than-planned",
         "error",
         f"the config plans for {what}",

@@ -13,6 +13,7 @@ from plimsoll.machine.incident import Incident, OutOfMemory
 from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import explain
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.files import write_whole
 from plimsoll.spec.run_spec import RunSpec
 
 
@@ -26,7 +27,7 @@ def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
             raise
         directory = RunDirectory(Path(spec.run.directory))
         text = f"{error}\n{explanation_of(spec, error.incident, error.incident.phase)}"
-        directory.write_out_of_memory(f"{text}\n")
+        write_whole(directory.out_of_memory_path, f"{text}\n")
         written = f"{text}\nThis is in {directory.out_of_memory_path}, too."
         raise OutOfMemory(written, error.incident) from error
 

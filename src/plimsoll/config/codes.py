@@ -1,78 +1,67 @@
 """The stable code of every rule about settings and plans; docs/rules.md explains each.
 
-A code names what is wrong, whichever file finds it: two files may share one.
+A code names what is wrong, whichever rule finds it: several may share one.
 """
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
-SettingCode = Literal[
+Code = Literal[
     "adamw-8bit-offload",
     "adapter-dropout",
     "adapter-separate",
     "adapter-targets",
     "best-metric",
     "best-without-eval",
+    "bfloat16-card",
     "checkpointing-off",
-    "critic-ranks",
     "critic-ema",
+    "critic-ranks",
     "data-columns",
     "decay-steps",
+    "device-memory",
+    "disk-space",
     "four-bit-dora",
     "four-bit-offload",
+    "four-bit-storage",
     "four-bit-training",
     "gradient-dtype",
+    "host-memory",
+    "idle-cards",
+    "idle-ranks",
     "kl-in-loss",
     "kl-reference",
     "kl-target",
     "kl-unused",
+    "less-than-planned",
     "local-one-process",
+    "lost-updates",
     "micro-batch-tokens",
     "mini-batches",
+    "more-ranks-than-gpus",
     "no-eval-data",
+    "no-gpu",
+    "no-jemalloc",
     "no-reward",
     "nodes-without-cluster",
     "offload-stage",
+    "offload-without-gpu",
     "optimizer-value",
     "package-missing",
+    "package-version",
     "reference-free-loss",
     "reference-logprobs",
     "reward-name",
     "sampling-for-training",
     "sequence-over-positions",
+    "sleep-expandable-segments",
     "sleep-not-shared",
     "state-dtype",
     "tensor-parallel",
-    "transformers-engine",
-    "vllm-head-size",
-    "warmup-too-long",
-    "zero-plus-plus",
-]
-"""Of what a config says, or a config beside its models' config.json."""
-
-PlanCode = Literal[
-    "adapter-targets",
-    "bfloat16-card",
-    "device-memory",
-    "disk-space",
-    "four-bit-storage",
-    "host-memory",
-    "idle-cards",
-    "idle-ranks",
-    "less-than-planned",
-    "lost-updates",
-    "more-ranks-than-gpus",
-    "no-gpu",
-    "no-jemalloc",
-    "nodes-without-cluster",
-    "offload-without-gpu",
-    "package-version",
-    "sequence-over-positions",
-    "sleep-expandable-segments",
-    "tensor-parallel",
     "tensor-parallel-node",
     "text-decoder",
+    "transformers-engine",
     "varlen-attention",
     "vllm-build",
     "vllm-cache",
@@ -81,9 +70,25 @@ PlanCode = Literal[
     "vllm-share-beside-training",
     "vllm-share-not-free",
     "vocabulary",
+    "warmup-too-long",
     "zero-plus-plus",
 ]
-"""Of what a config needs beside its hardware, its models' shapes and the machine at hand."""
 
-CODES: frozenset[str] = frozenset((*get_args(SettingCode), *get_args(PlanCode)))
-"""All of them."""
+CODES: tuple[Code, ...] = get_args(Code)
+
+ROOM: frozenset[Code] = frozenset(
+    {
+        "device-memory",
+        "disk-space",
+        "host-memory",
+        "less-than-planned",
+        "more-ranks-than-gpus",
+        "no-gpu",
+        "tensor-parallel-node",
+        "vllm-cache",
+        "vllm-share",
+        "vllm-share-beside-training",
+        "vllm-share-not-free",
+    }
+)
+"""What other hardware, or less of something, would mend."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from plimsoll.config.base import Settings
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.keys import ANY, Key, below, find_key, keys_of
-from plimsoll.config.problems import Problem, refuse, show
+from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins, Path, Tree, read_tree, written_around
 from plimsoll.errors import ConfigError
 
@@ -107,7 +107,7 @@ def _missing(path: Path, keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]
     if not required:
         instead = "give at least one entry below it" if key.section else f"write {key.kind}"
         instead = f"{_meant(key, path, tree)}{instead}; it has no default"
-        yield Problem(".".join(path), None, f"Missing: {key.doc}", instead)
+        yield invalid(".".join(path), None, f"Missing: {key.doc}", instead)
     for child in required:
         yield from _missing((*path, child.path[-1]), keys, tree)
 
@@ -138,7 +138,7 @@ def _unknown(path: Path, value: object, keys: tuple[Key, ...], tree: Tree) -> Pr
     else:
         instead = f"valid keys here: {', '.join(known)}"
     name = ".".join(path)
-    return Problem(
+    return invalid(
         name, show(value), "There is no such key.", instead, written_around(tree.origins, path)
     )
 
@@ -153,7 +153,7 @@ def _wrong(key: Key, path: Path, value: object, tree: Tree) -> Problem:
         instead = f"did you mean {close[0]}?" if close else f"write such a value{default}"
     if key.kind.startswith("text") and isinstance(value, bool | int | float):
         instead = f'write it in quotes: "{show(value)}" (on a command line: \'"{show(value)}"\')'
-    return Problem(".".join(path), show(value), why, instead, written_around(tree.origins, path))
+    return invalid(".".join(path), show(value), why, instead, written_around(tree.origins, path))
 
 
 def _bools_as_numbers(keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:

@@ -1,47 +1,117 @@
-"""What is wrong with the settings, said in one way and all at once."""
+"""What is wrong, said in one way: with settings, a plan, the inputs of a run, or a machine."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
+from operator import attrgetter
 from types import MappingProxyType
+from typing import Literal, ParamSpec
 
 import yaml
 
-from plimsoll.config.codes import SettingCode
+from plimsoll.config.base import Settings
+from plimsoll.config.codes import ROOM, Code
 from plimsoll.config.yaml_tree import Origins, written_around, written_at
 from plimsoll.errors import ConfigError, SettingsConflict
 
 _LONGEST_VALUE = 120
 _DOTTED_KEY = re.compile(r"\b[a-z_]\w*(?:\.[a-z_]\w*)+")
 
+Severity = Literal["ok", "warning", "error"]
+
+Facts = ParamSpec("Facts")
+
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One thing that is wrong; or of severity `ok`, one that was looked at and is right.
 
-    key: the dotted key. value: as `show` gives it; None where the key is missing.
-    why: what is wrong and why. instead: what to write or do.
-    where: the line or the flag that set it, where known.
-    code: of the rule, where it has one: docs/rules.md says more of it.
-    conflict: True where each setting is right by itself but not beside another one.
+    code: of the rule, where it has one: docs/rules.md says more of it. severity: an `error` does
+    not work. what: what there is: the value of the key as `show` gives it ("" where the key is
+    missing), or the figures. why: what is wrong with it and why. fix: what to write or do instead.
+    key: what that is of, where the figures do not say it: a dotted key, or a part of the machine.
+    where: the line or the flag that set it, where known. invalid: whatever else the config says,
+    the value cannot work (exit code 2).
     """
 
-    key: str
-    value: str | None
-    why: str
-    instead: str
+    code: Code | None
+    severity: Severity
+    what: str
+    why: str = ""
+    fix: str = ""
+    key: str = ""
     where: str = ""
-    code: SettingCode | None = None
-    conflict: bool = False
+    invalid: bool = False
+
+    @property
+    def is_conflict(self) -> bool:
+        """An error that no room mends: settings that cannot work together (exit code 4, not 3)."""
+        mended = self.invalid or self.code is None or self.code in ROOM
+        return self.severity == "error" and not mended
 
     def __str__(self) -> str:
-        setting = self.key if self.value is None else f"{self.key}: {self.value}"
+        """As one of several problems of settings."""
+        setting = f"{self.key}: {self.what}" if self.what else self.key
         place = f"   ({self.where})" if self.where else ""
         code = f"[{self.code}] " if self.code else ""
-        return f"  {setting}{place}\n      {code}{self.why}\n      -> {self.instead}"
+        return f"  {setting}{place}\n      {code}{self.why}\n      -> {self.fix}"
+
+
+def invalid(
+    key: str, value: str | None, why: str, fix: str, where: str = "", code: Code | None = None
+) -> Problem:
+    """Of a setting that can never do, or an input that cannot be used. value: None where it is
+    missing."""
+    return Problem(code, "error", value or "", why, fix, key, where, invalid=True)
+
+
+def conflict(key: str, value: str, why: str, fix: str, code: Code) -> Problem:
+    """Of a setting that is right by itself, but not beside another one."""
+    return Problem(code, "error", value, why, fix, key)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Settings, and the dotted key that they are written under, "" for a whole config: whatever
+    is wrong with one of them is told with its value."""
+
+    key: str
+    settings: Settings
+
+    def invalid(self, name: str, why: str, fix: str, code: Code | None = None) -> Problem:
+        """As `invalid`, of a dotted key in the section."""
+        return invalid(self._full(name), self._value(name), why, fix, code=code)
+
+    def conflict(self, name: str, why: str, fix: str, code: Code) -> Problem:
+        """As `conflict`, of a dotted key in the section."""
+        return conflict(self._full(name), self._value(name) or "", why, fix, code)
+
+    def _full(self, name: str) -> str:
+        return f"{self.key}.{name}" if self.key else name
+
+    def _value(self, name: str) -> str | None:
+        value = attrgetter(name)(self.settings)
+        if isinstance(value, Settings):
+            return "given"
+        return str(value) if isinstance(value, float) else None if value is None else show(value)
+
+
+def checked(key: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Problem:
+    """Of a part of the machine; why and fix are left out where it is `ok`."""
+    if severity == "ok":
+        return Problem(None, severity, what, key=key)
+    return Problem(None, severity, what, why, fix, key)
+
+
+def find(
+    rules: Iterable[Callable[Facts, Iterable[Problem]]], *args: Facts.args, **kwargs: Facts.kwargs
+) -> Iterator[Problem]:
+    """What rules that look at the same find there, in their order."""
+    return chain.from_iterable(rule(*args, **kwargs) for rule in rules)
 
 
 def refuse(problems: Iterable[Problem], origins: Origins = MappingProxyType({})) -> None:
@@ -53,7 +123,7 @@ def refuse(problems: Iterable[Problem], origins: Origins = MappingProxyType({}))
     found = [replace(p, where=p.where or _where(p, origins)) for p in problems]
     if not found:
         return
-    kind = SettingsConflict if all(problem.conflict for problem in found) else ConfigError
+    kind = SettingsConflict if all(problem.is_conflict for problem in found) else ConfigError
     count = "1 problem" if len(found) == 1 else f"{len(found)} problems"
     raise kind("\n".join([f"{count} in the settings", *map(str, found)]))
 
@@ -62,7 +132,7 @@ def _where(problem: Problem, origins: Origins) -> str:
     """Where the first key that the problem names was written. That may be another than its own:
     a default can be wrong only beside something that was written."""
     path = tuple(problem.key.split("."))
-    at = written_around(origins, path) if problem.value is None else written_at(origins, path)
+    at = written_at(origins, path) if problem.what else written_around(origins, path)
     if at:
         return at
     named = [name for name in _DOTTED_KEY.findall(problem.why) if name != problem.key]

@@ -10,7 +10,7 @@ import torch
 
 from plimsoll.errors import FunctionFailed
 from plimsoll.machine.incident import Incident, OutOfMemory
-from plimsoll.run.memory import process_bytes
+from plimsoll.machine.meter import process_bytes
 from plimsoll.run.readings import Footprint, Share
 
 _CPU = re.compile(

@@ -26,6 +26,7 @@ from plimsoll.engine.teaching import Teaching, teach
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
 from plimsoll.engine.zero import ZeroEngine
 from plimsoll.machine.heap import release_free_blocks
+from plimsoll.machine.meter import reset_process_peak
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
@@ -33,7 +34,6 @@ from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
-from plimsoll.run.memory import reset_process_peak
 from plimsoll.run.readings import Reading, Share
 from plimsoll.spec.roles import RoleName
 

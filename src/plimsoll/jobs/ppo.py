@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from plimsoll.config.rl import PpoConfig
 from plimsoll.jobs.figures import measured
-from plimsoll.run.panels import alone, both
 from plimsoll.spec.columns import rl_source
 from plimsoll.spec.job import Evaluation, Job, Sampling
+from plimsoll.spec.panels import alone, both
 from plimsoll.spec.roles import Role, learner, reference_of
 from plimsoll.spec.rules.sampling import sampled
 from plimsoll.spec.workload import Workload

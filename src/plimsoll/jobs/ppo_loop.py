@@ -135,7 +135,9 @@ def train(work: PpoWork, sync: WeightSync, scorer: Scorer) -> RunState:
             state = evaluated(session, state, metrics)
         if spec.run.keep_trajectories:
             means = mean_advantages(learnables)
-            session.directory.write_trajectories(step, batch.trajectories, means)
+            write_trajectories(
+                session.directory.trajectories_path(step), step, batch.trajectories, means
+            )
         session.report(step, metrics, batch.tokens)
         save_when_due(session, cluster, state)
     return state

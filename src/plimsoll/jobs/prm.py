@@ -7,9 +7,9 @@ from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
 from plimsoll.jobs.figures import measured
-from plimsoll.run.panels import both
 from plimsoll.spec.columns import step_source
 from plimsoll.spec.job import Evaluation, Job, Names
+from plimsoll.spec.panels import both
 from plimsoll.spec.roles import learner
 from plimsoll.spec.workload import sequences_of
 

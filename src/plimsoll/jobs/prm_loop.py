@@ -31,7 +31,8 @@ from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
-from plimsoll.train.measure import CALIBRATION_PICTURE, as_metrics, in_parts, show_calibration
+from plimsoll.train.measure import as_metrics, in_parts
+from plimsoll.train.reliability import PICTURE, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import Step, pack_rows
 
@@ -109,5 +110,5 @@ def measure(spec: RunSpec[PrmConfig], directory: Path) -> dict[str, float]:
     the calibration."""
     loaded = load_held_out(spec, load_steps)
     scores = [*chain(*in_parts(spec, loaded.items, partial(score_steps, spec), "actor"))]
-    picture = directory / CALIBRATION_PICTURE
+    picture = directory / PICTURE
     return process_metrics(scores, loaded.items, picture) | row_counts(loaded)

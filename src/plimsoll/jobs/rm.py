@@ -10,10 +10,10 @@ from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
 from plimsoll.jobs.figures import OF_PAIRS
-from plimsoll.run.panels import both
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import pair_source
 from plimsoll.spec.job import Evaluation, Job, Names
+from plimsoll.spec.panels import both
 from plimsoll.spec.roles import learner
 from plimsoll.spec.workload import pairs_of
 

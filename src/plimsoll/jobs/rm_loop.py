@@ -36,7 +36,8 @@ from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer
-from plimsoll.train.measure import CALIBRATION_PICTURE, as_pair_metrics, in_parts, show_calibration
+from plimsoll.train.measure import as_pair_metrics, in_parts
+from plimsoll.train.reliability import PICTURE, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
 from plimsoll.train.update import Step, in_batch_order, pack_rows
 
@@ -125,5 +126,5 @@ def measure(spec: RunSpec[RmConfig], directory: Path) -> dict[str, float]:
     calibration."""
     loaded = load_held_out(spec, load_scored_pairs)
     scores = np.concatenate(in_parts(spec, loaded.items, partial(score_pairs, spec), "actor"))
-    picture = directory / CALIBRATION_PICTURE
+    picture = directory / PICTURE
     return score_metrics(spec.config, scores, loaded.items, picture) | row_counts(loaded)

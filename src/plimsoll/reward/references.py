@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Problem, invalid
 from plimsoll.errors import ConfigError
 from plimsoll.spec.choices import unusable
 
@@ -73,4 +73,4 @@ def check_references(
             parts = " and ".join(f"rewards.{name}" for name in comparing)
             why = f"There is no column of reference answers, and {parts} would compare with them."
             instead = f"{key}.reference: COLUMN, or other rewards"
-            yield Problem(f"{key}.reference", None, why, instead, code="data-columns")
+            yield invalid(f"{key}.reference", None, why, instead, code="data-columns")

@@ -20,14 +20,13 @@ from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
-from plimsoll.machine.meter import read_host
+from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order
 from plimsoll.machine.threads import waiting
 from plimsoll.model.adapter_files import WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
-from plimsoll.run.memory import child_processes
 from plimsoll.run.readings import CardReading, Reading
 
 ENGINE_ENDED = "its vLLM engine process ended"

@@ -21,8 +21,8 @@ from vllm.platforms import current_platform
 
 from plimsoll.engine.meter import read_card
 from plimsoll.engine.weights import SentTensor, split_bytes
+from plimsoll.machine.stacks import write_stacks_when_asked
 from plimsoll.rollout.arrivals import Arrivals
-from plimsoll.run.stacks import write_stacks_when_asked
 
 
 def _without_amx_attention() -> None:

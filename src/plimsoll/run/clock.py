@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
-
-from plimsoll.run.rows import Row
 
 TimedPhase = Literal[
     "data",
@@ -53,15 +51,3 @@ class PhaseClock:
     def reset(self) -> None:
         """Start a new step."""
         self._seconds.clear()
-
-
-def total_seconds(rows: Iterable[Row]) -> dict[str, float]:
-    """Of the rows of metrics: the seconds of each phase together, in the order in which phases
-    first came."""
-    totals: dict[str, float] = {}
-    for row in rows:
-        for name, value in row.items():
-            phase = name.removeprefix("seconds/")
-            if phase != name:
-                totals[phase] = totals.get(phase, 0.0) + value
-    return totals

@@ -1,31 +1,32 @@
-"""The run directory: what is where, and what a run that resumes finds in it.
-
-config.yaml  chat_template.jinja  plan.json  plan.svg  metrics.jsonl  ledger.jsonl  report.html
-bad_rows.jsonl  out-of-memory.txt  reference-logprobs.parquet
-trajectories/step-000001.parquet  checkpoints/step-000010/  tensorboard/  model/  run.lock
-"""
+"""The run directory: what is where, and what a run that resumes finds in it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from plimsoll.config.problems import Problem, refuse, show
+from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import explained, is_temporary, remove_directory, sync, write_whole
 from plimsoll.run.lock import lock_directory
-from plimsoll.run.rows import Row, append_row, append_rows, keep_rows_until, write_rows
-
-if TYPE_CHECKING:
-    from plimsoll.records import Trajectory  # imports NumPy: not for a plan
+from plimsoll.run.rows import keep_rows_until
 
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A file or folder of a run directory."""
+
+    name: str
+
+    def __get__(self, run: RunDirectory, owner: type[RunDirectory]) -> Path:
+        return run.path / self.name
 
 
 @dataclass(frozen=True)
@@ -39,15 +40,38 @@ class RunDirectory:
     path: Path
     lock: TextIO | None = field(default=None, repr=False, compare=False)
 
+    config_path = _Item("config.yaml")
+    """The resolved config."""
+    template_path = _Item("chat_template.jinja")
+    """The chat template that the config gives, as it was when the run began; there only where it
+    gives one."""
+    plan_path = _Item("plan.json")
+    """The plan of memory; not there for a model whose shape is not known."""
+    plan_svg_path = _Item("plan.svg")
+    """The plan's drawing."""
+    metrics_path = _Item("metrics.jsonl")
+    """The metrics, a line per step."""
+    ledger_path = _Item("ledger.jsonl")
+    """Predicted and measured memory, a line per step, phase and process."""
+    out_of_memory_path = _Item("out-of-memory.txt")
+    """Why the run ran out of memory; there only where it did."""
+    report_path = _Item("report.html")
+    """What a run writes at its end, and `plimsoll report`."""
+    calibration_path = _Item("calibration.png")
+    """How well a reward model's predictions came true at the last evaluation."""
+    reference_logprobs_path = _Item("reference-logprobs.parquet")
+    """The reference's log-probs, where they were computed before training."""
+    bad_rows_path = _Item("bad_rows.jsonl")
+    """The rows of data that were skipped."""
+    tensorboard_path = _Item("tensorboard")
+    """The TensorBoard event files."""
+    model_path = _Item("model")
+    """The final model; written whole, at the end of the run."""
+
     def __enter__(self) -> RunDirectory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.lock is not None:
             with suppress(OSError):  # a disk that failed is told by what failed on it
                 # of what ranks write; other commands may write beside it
@@ -58,72 +82,6 @@ class RunDirectory:
         """Let another process write to the directory."""
         if self.lock is not None:
             self.lock.close()
-
-    @property
-    def config_path(self) -> Path:
-        """The resolved config, as YAML."""
-        return self.path / "config.yaml"
-
-    @property
-    def template_path(self) -> Path:
-        """The chat template that the config gives, as it was when the run began; there only where
-        it gives one."""
-        return self.path / "chat_template.jinja"
-
-    @property
-    def plan_path(self) -> Path:
-        """The plan of memory, as JSON; not there for a model whose shape is not known."""
-        return self.path / "plan.json"
-
-    @property
-    def plan_svg_path(self) -> Path:
-        """The plan's drawing."""
-        return self.path / "plan.svg"
-
-    @property
-    def metrics_path(self) -> Path:
-        """The metrics, a JSON line per step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def ledger_path(self) -> Path:
-        """Predicted and measured memory, a JSON line per step, phase and process."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def out_of_memory_path(self) -> Path:
-        """Why the run ran out of memory; there only where it did."""
-        return self.path / "out-of-memory.txt"
-
-    @property
-    def report_path(self) -> Path:
-        """What a run writes at its end, and `plimsoll report`."""
-        return self.path / "report.html"
-
-    @property
-    def calibration_path(self) -> Path:
-        """How well a reward model's predictions came true at the last evaluation, drawn."""
-        return self.path / "calibration.png"
-
-    @property
-    def reference_logprobs_path(self) -> Path:
-        """The reference's log-probs, as Parquet, where they were computed before training."""
-        return self.path / "reference-logprobs.parquet"
-
-    @property
-    def bad_rows_path(self) -> Path:
-        """The rows of data that were skipped, as JSON lines."""
-        return self.path / "bad_rows.jsonl"
-
-    @property
-    def tensorboard_path(self) -> Path:
-        """The directory of the TensorBoard event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def model_path(self) -> Path:
-        """The directory of the final model; written whole, at the end of the run."""
-        return self.path / "model"
 
     def checkpoint_path(self, step: int) -> Path:
         """The directory of the checkpoint after a step; to be made with `whole_directory`."""
@@ -146,18 +104,6 @@ class RunDirectory:
         write_whole(self.plan_path, values)
         write_whole(self.plan_svg_path, picture)
 
-    def write_out_of_memory(self, text: str) -> None:
-        """Write why the run ran out of memory."""
-        write_whole(self.out_of_memory_path, text)
-
-    def write_bad_rows(self, rows: Iterable[Row]) -> None:
-        """Write the rows of data that were skipped."""
-        write_rows(self.bad_rows_path, rows)
-
-    def append_metrics(self, row: Row) -> None:
-        """Add the row of a step; its `step` is the number of the step."""
-        append_row(self.metrics_path, row)
-
     def sync_rows(self) -> None:
         """Have the system put metrics and ledger on the disk. Before a checkpoint: where the power
         fails, it must not outlive the rows of its steps, which nothing would write again."""
@@ -165,22 +111,6 @@ class RunDirectory:
             if path.exists():
                 with explained(path):
                     sync(path)
-
-    def append_ledger(self, rows: Iterable[Row]) -> None:
-        """Add rows to the ledger; their `step` is the number of the step."""
-        append_rows(self.ledger_path, rows)
-
-    def write_trajectories(
-        self,
-        step: int,
-        trajectories: Sequence[Trajectory],
-        advantages_mean: Sequence[float] | None,
-    ) -> None:
-        """Write the trajectories of a step; advantages_mean: each one's mean advantage."""
-        from plimsoll.run.trajectories import write_trajectories  # imports Arrow: not for a plan
-
-        path = self.trajectories_path(step)
-        write_trajectories(path, step, trajectories, advantages_mean)
 
     def latest_checkpoint(self) -> tuple[int, Path] | None:
         """The last step that has a whole checkpoint, and where it is.
@@ -249,14 +179,14 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
     latest = run.latest_checkpoint()
     if config.resume == "never" and run.holds_run():
         state = f"its last checkpoint is of step {latest[0]}" if latest else "without a checkpoint"
-        yield Problem(
+        yield invalid(
             "run.directory",
             shown,
             f"It already holds a run ({state}), and run.resume is never.",
             "run.resume: auto continues it; or choose another run.directory, or remove this one",
         )
     if config.resume == "must" and latest is None:
-        yield Problem(
+        yield invalid(
             "run.directory",
             shown,
             "It holds no checkpoint to resume from, and run.resume is must.",

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from statistics import fmean
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from plimsoll.run.counting import counted
-from plimsoll.run.ledger import LedgerRow, is_node
-from plimsoll.run.numbers import gigabytes_text
+from plimsoll.run.counting import counted, gigabytes_text
+from plimsoll.run.ledger import LedgerRow, grouped, is_node
 from plimsoll.run.readings import Line
 
 Where = Literal["host", "device"]
@@ -117,23 +117,17 @@ class LeakWatch:
     def add(self, rows: Iterable[LedgerRow]) -> list[Leak]:
         """Take the rows of a step; returns the leaks that these show."""
         found: list[Leak] = []
-        by_process: dict[str, list[LedgerRow]] = {}
-        for row in rows:
-            if row.phase != "save":
-                by_process.setdefault(row.process, []).append(row)
+        by_process = grouped((row for row in rows if row.phase != "save"), lambda row: row.process)
         for process, own in by_process.items():
             if is_node(own[0]):
                 continue
             if any(row.phase == "load" for row in own):  # a new part of the run, with new processes
-                self._forget(process)
+                self._histories.pop((process, "host"), None)
+                self._histories.pop((process, "device"), None)
             for where in _places(own):
                 line = (own if where == "device" else by_process[own[-1].node])[-1].line
                 found += self._look(process, where, own, line)
         return found
-
-    def _forget(self, process: str) -> None:
-        for where in ("host", "device"):
-            self._histories.pop((process, where), None)
 
     def _look(
         self, process: str, where: Where, rows: Sequence[LedgerRow], line: Line
@@ -149,6 +143,12 @@ class LeakWatch:
             self._told.add(key)
             left = max(0, int((line.capacity - line.used) / rate))
             yield Leak(process, history.phase_of(rate), where, rate, left)
+
+
+def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
+    """What a `LeakWatch` would have told in the whole run."""
+    watch = LeakWatch()
+    return [leak for _, own in groupby(rows, lambda row: row.step) for leak in watch.add(own)]
 
 
 def _places(rows: Sequence[LedgerRow]) -> list[Where]:

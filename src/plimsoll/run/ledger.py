@@ -7,19 +7,17 @@ of step 0, an evaluation before training; a checkpoint is in the rows of the ste
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from sys import intern
 from typing import Any
 
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.run.numbers import use_text
+from plimsoll.run.counting import use_text
+from plimsoll.run.planned import Footprints
 from plimsoll.run.readings import Footprint, Line, Reading, Share, largest, total
-from plimsoll.run.rows import Row, iter_rows
-
-Predicted = Mapping[str, Mapping[str, Footprint]]
-"""By process (such as `rank 0`) and phase."""
+from plimsoll.run.rows import Row, append_rows, iter_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +25,15 @@ class LedgerRow:
     """One process in one phase of one step.
 
     process: `recipe`, `rank 0`, `critic rank 0`, `engine 0`, or `local` where all is one process;
-    or `node 0`: all processes of a machine that were read, the sum of their peaks. rank: the number
-    among those of its kind. node: the `process` of its machine's row. predicted: None in phases
-    without a plan. measured: at its fullest. held: when the phase ended. line: of its card, or else
-    of its node. seconds: of the phase. shares: what a rank holds of the roles that are divided,
-    once they are loaded; else none.
+    or `node 0`: all processes of a machine that were read, the sum of their peaks. node: the
+    `process` of its machine's row. predicted: None in phases without a plan. measured: at its
+    fullest. held: when the phase ended. line: of its card, or else of its node. seconds: of the
+    phase. shares: what a rank holds of the roles that are divided, once they are loaded; else none.
     """
 
     step: int
     phase: str
     process: str
-    rank: int | None
     node: str
     predicted: Footprint | None
     measured: Footprint
@@ -50,6 +46,16 @@ class LedgerRow:
 def is_node(row: LedgerRow) -> bool:
     """Whether the row is of a node: of all its processes together."""
     return row.process.startswith("node ")
+
+
+def grouped(
+    rows: Iterable[LedgerRow], key: Callable[[LedgerRow], str]
+) -> dict[str, list[LedgerRow]]:
+    """In the order in which keys first came."""
+    groups: dict[str, list[LedgerRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -67,21 +73,20 @@ class MemoryUse:
 
 def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
     """By process, and at the end by node, its largest over the phases."""
-    found: dict[str, MemoryUse] = {}
-    for row in sorted(rows, key=is_node):
-        use = found.get(row.process, MemoryUse(0, None))
-        expected = None if row.predicted is None else row.predicted.fullest
-        known = [size for size in (use.predicted, expected) if size is not None]
-        measured = max(use.measured, row.measured.fullest)
-        found[row.process] = MemoryUse(measured, max(known, default=None))
-    return found
+    together = grouped(sorted(rows, key=is_node), lambda row: row.process)
+    return {name: _use(own) for name, own in together.items()}
+
+
+def _use(rows: Sequence[LedgerRow]) -> MemoryUse:
+    predicted = [row.predicted.fullest for row in rows if row.predicted is not None]
+    return MemoryUse(max(row.measured.fullest for row in rows), max(predicted, default=None))
 
 
 class Ledger:
     """The readings of the step under way, by phase and process. step: the last one that ended; -1
     before step 0, where there is one."""
 
-    def __init__(self, predicted: Predicted, step: int) -> None:
+    def __init__(self, predicted: Mapping[str, Footprints], step: int) -> None:
         self._predicted = predicted
         self.step = step
         self._nodes: dict[str, str] = {}
@@ -112,7 +117,6 @@ class Ledger:
                 step=0,
                 phase=phase,
                 process=name,
-                rank=_number(name),
                 node=self._nodes.setdefault(reading.host.node, f"node {len(self._nodes)}"),
                 predicted=self._predicted.get(name, {}).get(phase),
                 measured=reading.peak,
@@ -149,7 +153,6 @@ def _node_row(rows: Sequence[LedgerRow], line: Line) -> LedgerRow:
     return replace(
         rows[0],
         process=name,
-        rank=_number(name),
         predicted=total(predicted) if len(predicted) == len(rows) else None,
         measured=total([row.measured for row in rows]),
         held=total([row.held for row in rows]),
@@ -177,13 +180,17 @@ def _joined(before: LedgerRow, row: LedgerRow) -> LedgerRow:
     )
 
 
-def ledger_values(row: LedgerRow) -> Row:
-    """The row for ledger.jsonl."""
+def write_ledger(path: Path, rows: Iterable[LedgerRow]) -> None:
+    """Add rows to a ledger.jsonl."""
+    append_rows(path, map(_row_values, rows))
+
+
+def _row_values(row: LedgerRow) -> Row:
     return {
         "step": row.step,
         "phase": row.phase,
         "process": row.process,
-        "rank": row.rank,
+        "rank": _number(row.process),
         "node": row.node,
         "predicted": None if row.predicted is None else _values(row.predicted),
         "measured": _values(row.measured),
@@ -220,7 +227,6 @@ def _parsed(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
             step=row["step"],
             phase=intern(row["phase"]),
             process=intern(row["process"]),
-            rank=row["rank"],
             node=intern(row["node"]),
             predicted=None if row["predicted"] is None else _footprint(row["predicted"]),
             measured=_footprint(row["measured"]),

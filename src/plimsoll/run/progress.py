@@ -13,9 +13,8 @@ from typing import TextIO, TypeVar
 
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counter import Advance
-from plimsoll.run.counting import counted
+from plimsoll.run.counting import counted, duration_text
 from plimsoll.run.displays import display_for
-from plimsoll.run.numbers import duration_text
 from plimsoll.run.standing import BEFORE_STEPS, Figure, Standing, StepReport, headline
 
 Given = TypeVar("Given")

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
+from plimsoll.run.counting import duration_text
 from plimsoll.run.ledger import MemoryUse
-from plimsoll.run.numbers import duration_text
 
 _HEADLINE = re.compile(
     r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|eval/.+"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import Any
 
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import check_choice, positional_parameters
-from plimsoll.config.problems import Problem, show
+from plimsoll.config.problems import Problem, invalid, show
 from plimsoll.errors import ConfigError
+from plimsoll.spec.run_spec import RunSpec
 
 
 def needs_reference(preference_loss: Choice) -> bool:
@@ -27,10 +29,9 @@ def is_own(choice: Choice) -> bool:
     return ":" in choice.name
 
 
-def check_choices(choices: Mapping[str, Choice]) -> Iterator[Problem]:
-    """Those that cannot be used: their names, their options and the options' values; by package
-    of algorithm/."""
-    for package, choice in choices.items():
+def check_choices(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Those that cannot be used: their names, their options and the options' values."""
+    for package, choice in spec.job.choices(spec.config).items():
         function, key = FUNCTIONS[package]
         try:
             check_choice(choice, f"{PACKAGE}.{package}", function)
@@ -41,4 +42,4 @@ def check_choices(choices: Mapping[str, Choice]) -> Iterator[Problem]:
 def unusable(key: str, choice: Choice, error: ConfigError) -> Problem:
     """A choice that is written at `key`, and why it cannot be used."""
     chosen = show(choice.model_dump(include={"name", "options"}))
-    return Problem(key, chosen, str(error), "correct the name or the options")
+    return invalid(key, chosen, str(error), "correct the name or the options")

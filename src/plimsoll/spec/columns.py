@@ -6,168 +6,136 @@ Every function yields the problems of one source; name: its dotted key, such as 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.problems import Problem, show
+from plimsoll.config.problems import Problem, Section
 
 _WHERE = ("path", "name", "split", "limit")
 _COLUMNS = tuple(key for key in SourceConfig.model_fields if key not in _WHERE)
 
 
+@dataclass(frozen=True)
+class _Columns:
+    """Those of the source of a dotted key."""
+
+    name: str
+    source: SourceConfig
+
+    def given(self, *columns: str) -> list[str]:
+        """Which of them the source names."""
+        return [one for one in columns if getattr(self.source, one) is not None]
+
+    def wrong(self, column: str, why: str, fix: str) -> Problem:
+        """What is wrong with a column that is given, or is missing."""
+        return Section(self.name, self.source).invalid(column, why, fix, "data-columns")
+
+    def unread(self, *read: str) -> Iterator[Problem]:
+        """Columns that are given, and that the job does not look at."""
+        why = f"This job does not look at it; of the columns it reads {', '.join(read)}."
+        for column in self.given(*_COLUMNS):
+            if column not in read:
+                yield self.wrong(column, why, f"leave {self.name}.{column} out")
+
+
 def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Conversations: `messages`, or `prompt` with `response`; or documents: `text`."""
-    yield from _unread(name, source, "messages", "prompt", "response", "tools", "text")
+    columns = _Columns(name, source)
+    yield from columns.unread("messages", "prompt", "response", "tools", "text")
+    given = columns.given("prompt", "response")
     if source.text is not None:
-        yield from _only_text(name, source)
-        return
-    columns = {"prompt": source.prompt, "response": source.response}
-    given = [column for column, value in columns.items() if value is not None]
-    if source.messages is not None and given:
-        yield Problem(
-            f"{name}.messages",
-            show(source.messages),
+        why = f"Documents of plain text have no turns, and {name}.text is given."
+        for column in columns.given("messages", "prompt", "response", "tools"):
+            yield columns.wrong(column, why, f"{name}.text alone, or leave it out")
+    elif source.messages is not None and given:
+        yield columns.wrong(
+            "messages",
             f"The rows are given two ways: {name}.{given[0]} is set too.",
             f"{name}.messages alone, or {name}.prompt with {name}.response",
-            code="data-columns",
         )
     elif source.messages is None and len(given) < 2:
-        missing = [column for column in columns if column not in given]
-        yield Problem(
-            f"{name}.{missing[0]}",
-            None,
+        missing = [column for column in ("prompt", "response") if column not in given]
+        yield columns.wrong(
+            missing[0],
             f"SFT needs to know where prompt and response are; {' and '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} not given.",
             f"{name}.messages: COLUMN, or {name}.prompt: COLUMN with {name}.response: COLUMN, or "
             f"for plain text {name}.text: COLUMN",
-            code="data-columns",
         )
-
-
-def _only_text(name: str, source: SourceConfig) -> Iterator[Problem]:
-    columns = {c: getattr(source, c) for c in ("messages", "prompt", "response", "tools")}
-    for column, value in columns.items():
-        if value is not None:
-            yield Problem(
-                f"{name}.{column}",
-                show(value),
-                f"Documents of plain text have no turns, and {name}.text is given.",
-                f"{name}.text alone, or leave it out",
-                code="data-columns",
-            )
-
-
-def _unread(name: str, source: SourceConfig, *read: str) -> Iterator[Problem]:
-    """Columns that are given, and that the job does not look at."""
-    for column in _COLUMNS:
-        value = getattr(source, column)
-        if value is not None and column not in read:
-            yield Problem(
-                f"{name}.{column}",
-                show(value),
-                f"This job does not look at it; of the columns it reads {', '.join(read)}.",
-                f"leave {name}.{column} out",
-                code="data-columns",
-            )
 
 
 def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Prompts: `messages` or `prompt`."""
-    yield from _unread(name, source, "messages", "prompt", "tools", "reference")
-    yield from _prompts(name, source)
+    columns = _Columns(name, source)
+    yield from columns.unread("messages", "prompt", "tools", "reference")
+    yield from _prompts(columns)
 
 
-def _prompts(name: str, source: SourceConfig) -> Iterator[Problem]:
-    if source.messages is not None and source.prompt is not None:
-        yield Problem(
-            f"{name}.messages",
-            show(source.messages),
-            f"The prompts are given two ways: {name}.prompt is set too.",
-            f"one of {name}.messages and {name}.prompt",
-            code="data-columns",
-        )
-    if source.messages is None and source.prompt is None:
-        yield Problem(
-            f"{name}.prompt",
-            None,
-            "There is no column to take prompts from.",
-            f"{name}.prompt: COLUMN, or {name}.messages: COLUMN",
-            code="data-columns",
-        )
+def _prompts(columns: _Columns) -> Iterator[Problem]:
+    name, given = columns.name, columns.given("messages", "prompt")
+    if len(given) == 2:
+        why = f"The prompts are given two ways: {name}.prompt is set too."
+        yield columns.wrong("messages", why, f"one of {name}.messages and {name}.prompt")
+    if not given:
+        fix = f"{name}.prompt: COLUMN, or {name}.messages: COLUMN"
+        yield columns.wrong("prompt", "There is no column to take prompts from.", fix)
 
 
 def pair_source(name: str, source: SourceConfig, *, margin: bool = False) -> Iterator[Problem]:
     """Pairs: `chosen` and `rejected`, with `prompt` or without, and where asked for a `margin`."""
+    columns = _Columns(name, source)
     more = ("margin",) if margin else ()
-    yield from _unread(name, source, "prompt", "tools", "chosen", "rejected", *more)
-    for column, value in (("chosen", source.chosen), ("rejected", source.rejected)):
-        if value is None:
-            yield Problem(
-                f"{name}.{column}",
-                None,
+    yield from columns.unread("prompt", "tools", "chosen", "rejected", *more)
+    for column in ("chosen", "rejected"):
+        if not columns.given(column):
+            yield columns.wrong(
+                column,
                 "Pairs need to know where the better and the worse response are.",
                 f"{name}.chosen: COLUMN with {name}.rejected: COLUMN, and {name}.prompt: COLUMN "
                 f"where the responses do not hold the prompt",
-                code="data-columns",
             )
     if source.chosen is not None and source.chosen == source.rejected:
-        yield Problem(
-            f"{name}.rejected",
-            show(source.rejected),
-            f"It is the same column as {name}.chosen.",
-            "the column with the worse response",
-            code="data-columns",
-        )
+        why = f"It is the same column as {name}.chosen."
+        yield columns.wrong("rejected", why, "the column with the worse response")
 
 
 def labelled_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Labelled responses: `label` beside `messages`, or beside `prompt` and `response`; or pairs,
     whose responses are labelled by being chosen or rejected."""
-    if source.label is None and (source.chosen is not None or source.rejected is not None):
+    columns = _Columns(name, source)
+    labelled = columns.given("chosen", "rejected")
+    if source.label is None and labelled:
         yield from pair_source(name, source)
         return
-    yield from _unread(
-        name, source, "messages", "prompt", "response", "tools", "label", "chosen", "rejected"
-    )
+    read = ("messages", "prompt", "response", "tools", "label", "chosen", "rejected")
+    yield from columns.unread(*read)
     if source.label is None:
-        yield Problem(
-            f"{name}.label",
-            None,
+        yield columns.wrong(
+            "label",
             "There is no column that says which responses are desirable.",
             f"{name}.label: COLUMN, or for pairs {name}.chosen: COLUMN with {name}.rejected: "
             "COLUMN",
-            code="data-columns",
         )
-    given = [c for c in ("messages", "prompt", "response") if getattr(source, c) is not None]
+    given = columns.given("messages", "prompt", "response")
     if given not in (["messages"], ["prompt", "response"]):
-        yield Problem(
-            f"{name}.{given[0]}" if given else f"{name}.prompt",
-            show(getattr(source, given[0])) if given else None,
+        yield columns.wrong(
+            given[0] if given else "prompt",
             f"Labelled responses are read from messages, or from prompt and response; "
             f"{' and '.join(given) or 'none of them'} {'is' if len(given) < 2 else 'are'} given.",
             f"{name}.messages: COLUMN, or {name}.prompt: COLUMN with {name}.response: COLUMN",
-            code="data-columns",
         )
-    for column in ("chosen", "rejected"):
-        if getattr(source, column) is not None:
-            yield Problem(
-                f"{name}.{column}",
-                show(getattr(source, column)),
-                f"Responses are labelled two ways: {name}.label is given too.",
-                f"leave {name}.{column} out, or {name}.label",
-                code="data-columns",
-            )
+    why = f"Responses are labelled two ways: {name}.label is given too."
+    for column in labelled:
+        yield columns.wrong(column, why, f"leave {name}.{column} out, or {name}.label")
 
 
 def step_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Labelled steps: a prompt, `steps` and `labels`."""
-    yield from _unread(name, source, "messages", "prompt", "tools", "steps", "labels")
-    yield from _prompts(name, source)
-    for column, value in (("steps", source.steps), ("labels", source.labels)):
-        if value is None:
-            yield Problem(
-                f"{name}.{column}",
-                None,
-                "A process reward model needs to know where steps and their labels are.",
-                f"{name}.steps: COLUMN with {name}.labels: COLUMN",
-                code="data-columns",
-            )
+    columns = _Columns(name, source)
+    yield from columns.unread("messages", "prompt", "tools", "steps", "labels")
+    yield from _prompts(columns)
+    why = "A process reward model needs to know where steps and their labels are."
+    for column in ("steps", "labels"):
+        if not columns.given(column):
+            fix = f"{name}.steps: COLUMN with {name}.labels: COLUMN"
+            yield columns.wrong(column, why, fix)

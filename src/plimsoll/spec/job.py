@@ -17,7 +17,7 @@ from plimsoll.config.job import JobConfig
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import Goal
-from plimsoll.run.panels import Panel
+from plimsoll.spec.panels import Panel
 from plimsoll.spec.roles import Role
 from plimsoll.spec.workload import Workload
 

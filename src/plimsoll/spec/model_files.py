@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from plimsoll.config.data import DataConfig, template_file
+from plimsoll.config.data import template_file
 from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
-from plimsoll.config.problems import Problem, show
+from plimsoll.config.problems import Problem, invalid, show
 from plimsoll.shapes.hub import Kind, not_on_hub
 from plimsoll.shapes.missing_path import missing_path
 from plimsoll.shapes.no_model import no_model
@@ -37,7 +37,7 @@ def check_model(key: str, given: str, *, tokenizer: bool) -> Iterator[Problem]:
     alone = _no_config(path)  # what is no model at all lacks the rest too
     rest = [_no_weights(path), _no_tokenizer(path) if tokenizer else None]
     for why, instead in filter(None, [alone] if alone else rest):
-        yield Problem(key, show(given), why, instead)
+        yield invalid(key, show(given), why, instead)
 
 
 def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
@@ -46,24 +46,25 @@ def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
     saved_as = "".join(_config_of(path).get("architectures") or [])
     if scores and saved_as.endswith("ForCausalLM"):
         why = f"It is a language model ({saved_as}), which has no head that gives scores."
-        yield Problem(key, show(path), why, "a reward model, such as `plimsoll rm` makes")
+        yield invalid(key, show(path), why, "a reward model, such as `plimsoll rm` makes")
     elif not scores and saved_as.endswith("ForSequenceClassification"):
         why = f"It is a reward model ({saved_as}): its head gives scores."
-        yield Problem(key, show(path), why, "a language model, such as the one that it began as")
+        yield invalid(key, show(path), why, "a language model, such as the one that it began as")
 
 
-def check_template(data: DataConfig, model: ModelConfig) -> Iterator[Problem]:
+def check_template(spec: RunSpec[Any]) -> Iterator[Problem]:
     """A chat template that is needed, and is not there."""
+    data, model = spec.data, spec.actor.model
     given, path = data.chat_template, Path(model.path)
     if given is None:
         bare = path.is_dir() and has_tokenizer(model.path) and not _has_template(path)
         if bare and not data.only_text:
             why = f"The tokenizer of {model.path} brings no chat template."
             instead = "a Jinja template, the path of one, or `none` to join prompt and response"
-            yield Problem("data.chat_template", None, why, f"{instead} as plain text")
+            yield invalid("data.chat_template", None, why, f"{instead} as plain text")
     elif given != "none" and (file := template_file(given)) and not file.is_file():
         why = "It is neither a Jinja template nor `none`, and there is no such file."
-        yield Problem("data.chat_template", show(given), why, "correct the path")
+        yield invalid("data.chat_template", show(given), why, "correct the path")
 
 
 def _has_template(path: Path) -> bool:
@@ -101,7 +102,7 @@ def check_missing(key: str, name: str, kind: Kind) -> Problem | None:
     """The problem of a path that is not here; None where it is a name that the hub has."""
     wanted = "a model directory" if kind == "model" else "a data file or directory"
     found = missing_path(name, wanted) or not_on_hub(name, kind)
-    return None if found is None else Problem(key, show(name), *found)
+    return None if found is None else invalid(key, show(name), *found)
 
 
 def _no_config(path: Path) -> tuple[str, str] | None:

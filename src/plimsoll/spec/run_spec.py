@@ -11,6 +11,7 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.spec.job import ConfigT, Evaluation, Job, Sampling
 from plimsoll.spec.roles import Role, RoleName
@@ -53,6 +54,12 @@ class RunSpec(Generic[ConfigT]):
     @property
     def actor(self) -> TrainedRole:
         return self.config.actor
+
+    @property
+    def vllm(self) -> RolloutConfig | None:
+        """The settings of vLLM's engines; None without such."""
+        rollout = None if self.sampling is None else self.sampling.rollout
+        return rollout if rollout is not None and rollout.engine == "vllm" else None
 
     @cached_property
     def trained(self) -> Mapping[RoleName, TrainedRole]:

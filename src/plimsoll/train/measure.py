@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, TypeVar
 
-from plimsoll.algorithm.calibration import Calibration
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.algorithm.interval import share_interval
 from plimsoll.algorithm.perplexity import perplexity
@@ -17,7 +15,6 @@ from plimsoll.cluster.start import start_cluster
 from plimsoll.engine.worker import Worker
 from plimsoll.records import BatchCounts, Pair, Sample
 from plimsoll.run.counter import counting
-from plimsoll.run.reliability import draw_reliability
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.loading import load_measured
@@ -26,8 +23,6 @@ from plimsoll.train.update import pack_rows
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-CALIBRATION_PICTURE = "eval-calibration.png"
 
 _ROWS = 64
 """That a rank is given at once: so many are done between two signs of life."""
@@ -84,15 +79,3 @@ def as_pair_metrics(output: LossOutput, pairs: Sequence[Pair]) -> dict[str, floa
         low, high = share_interval(output.right_P.numpy(), prompts)
         metrics |= {"accuracy_low": low, "accuracy_high": high}
     return metrics
-
-
-def show_calibration(calibration: Calibration, of_what: str, output_png: Path) -> dict[str, float]:
-    """Draw it; gives the calibration error as a metric."""
-    draw_reliability(
-        calibration.predicted_K,
-        calibration.observed_K,
-        calibration.counts_K,
-        f"{of_what}; calibration error {calibration.error:.3f}",
-        output_png,
-    )
-    return {"calibration_error": calibration.error}

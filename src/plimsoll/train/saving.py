@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.engine.worker import Worker
-from plimsoll.run.best import after_evaluation, is_patience_out
 from plimsoll.run.files import whole_directory
-from plimsoll.run.state import RunState
+from plimsoll.run.state import RunState, after_evaluation, is_patience_out
 from plimsoll.train.how_to_use import trained_text
 from plimsoll.train.resuming import changed_settings
 from plimsoll.train.session import Session, config_text

@@ -19,21 +19,20 @@ from plimsoll.data.template_text import given_template
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import ConfigError, FunctionFailed, Interrupted, WorkerDied
 from plimsoll.machine.incident import OutOfMemory
-from plimsoll.machine.meter import read_host
+from plimsoll.machine.meter import read_host, reset_process_peak
 from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, memory_use
-from plimsoll.run.memory import reset_process_peak
-from plimsoll.run.metrics import MetricsSink
+from plimsoll.run.metrics import MetricsSink, TensorBoardWriter
 from plimsoll.run.planned import Planned
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Reading
+from plimsoll.run.rows import write_rows
 from plimsoll.run.standing import StepReport
 from plimsoll.run.state import RunState
-from plimsoll.run.tensorboard import TensorBoardWriter
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.tokenizers import check_tokenizers
@@ -69,7 +68,7 @@ class Session:
     def note_bad_rows(self, rows: Sequence[BadRow]) -> None:
         """List skipped rows in the run directory."""
         if rows:
-            self.directory.write_bad_rows([asdict(row) for row in rows])
+            write_rows(self.directory.bad_rows_path, [asdict(row) for row in rows])
             self.progress.note(
                 f"skipped {counted(len(rows), 'bad row')}, listed in {self.directory.bad_rows_path}"
             )

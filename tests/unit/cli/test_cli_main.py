@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 
 import plimsoll
 from plimsoll.cli import main
+from plimsoll.config.base import Choice
+from plimsoll.config.choice import check_choice
 from plimsoll.jobs import JOBS
 
 HEAVY = ("torch", "ray", "deepspeed", "vllm", "transformers", "datasets", "numpy", "pyarrow")
@@ -148,6 +150,23 @@ def test_wrong_usage_is_one_block_on_stderr(
     assert said.out == "" and said.err.startswith("error: ") and "Traceback" not in said.err
     assert all(part in said.err for part in parts), said.err
     assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("name", ["grpo", "RLOO", "dapo", "gspo", "reinforce", "reinforce++"])
+def test_a_method_that_is_not_there_yet_is_said_to_be(name: str, capsys: Captured) -> None:
+    assert main([name, "ppo.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert f"does not have {name!r} yet" in said and "`plimsoll ppo CONFIG.yaml`" in said
+    assert "Did you mean" not in said
+
+
+@pytest.mark.parametrize("name", ["orpo", "simpo", "ipo", "cpo"])
+def test_a_loss_typed_as_a_command_is_said_to_be_one_of_dpo(name: str, capsys: Captured) -> None:
+    """And the job takes what is named."""
+    assert main([name, "dpo.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert f"`plimsoll dpo CONFIG.yaml --algorithm.loss.name {name}`" in said
+    check_choice(Choice(name=name), "plimsoll.algorithm.preference_loss", "loss")
 
 
 def test_a_config_of_another_job_names_that_command(capsys: Captured) -> None:

@@ -29,8 +29,8 @@ from plimsoll.jobs.distill import DistillConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine import versions
 from plimsoll.machine.versions import installed_version
-from plimsoll.memory.rules.engines import CPU_HEAD_SIZES
 from plimsoll.spec.load import load_spec
+from plimsoll.spec.rules.heads import CPU_HEAD_SIZES
 
 Check = Callable[..., None]
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from plimsoll.engine.meter import read_card, read_memory
-from plimsoll.machine.meter import read_host
-from plimsoll.run.memory import child_processes, reset_process_peak
+from plimsoll.machine.meter import child_processes, read_host, reset_process_peak
 from plimsoll.run.readings import CardReading
 
 MIB = 2**20

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from plimsoll.commands.planning import hardware_of, plan_job
+from plimsoll.config.problems import Problem
 from plimsoll.config.rl import PpoConfig
 from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.plan.plan import Ground, Plan
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.spec.run_spec import RunSpec
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
@@ -62,7 +62,7 @@ def plan(name: str) -> Plan:
     return plan_job(config(name))
 
 
-def errors(name: str) -> list[PlanProblem]:
+def errors(name: str) -> list[Problem]:
     return [problem for problem in plan(name).problems if problem.severity == "error"]
 
 
@@ -112,13 +112,13 @@ def test_34b_dpo_is_close_to_the_line() -> None:
     [
         ("larger_micro_batch", "--batch.micro_batch_tokens 4096"),
         ("no_checkpointing", "--actor.model.gradient_checkpointing true"),
-        ("reference_on_gpu", "--reference.offload cpu"),
+        ("reference_on_gpu", "--reference_logprobs.precompute true"),
     ],
 )
 def test_the_way_back_to_34b_dpo_is_offered(variant: str, repair: str) -> None:
     verdict, relative = offers(f"1_dpo_34b_{variant}")[repair]
     assert verdict == plan("1_dpo_34b").verdict
-    assert relative > 1
+    assert relative >= 1
 
 
 def test_70b_ppo_shows_the_three_groups_of_280_gb_and_what_the_rule_leaves_out() -> None:

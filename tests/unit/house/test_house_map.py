@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from plimsoll.shapes.known_models import read_shape
 
 PROJECT = Path(__file__).parents[3]
@@ -54,3 +56,57 @@ def test_the_tree_of_the_source() -> None:
         named += [folder + file for file in re.findall(r"\b\w+\.py\b", line)]
     assert len(named) > 12
     assert [name for name in named if not (SOURCE / name).exists()] == []
+
+
+def pages() -> list[Path]:
+    folders = [PROJECT / name for name in ("docs", "examples", "benchmarks")]
+    found = [path for folder in folders for path in folder.rglob("*.md")]
+    return sorted([PROJECT / "README.md", *found])
+
+
+OF_THE_PROJECT = re.compile(r"\b((?:benchmarks|tests|examples)/[\w/]+\.(?:py|csv|yaml|md|sh))\b")
+OTHERS = {"my_module.py", "jobs/NAME.py", "jobs/NAME_loop.py", "tensorboard/", "gpu_worker.py"}
+"""Files that a reader writes, a run makes or vLLM has, and patterns of names."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page for page in pages() if page.parent.name != "history"],
+    ids=lambda path: str(path.relative_to(PROJECT)),
+)
+def test_pages_name_only_files_that_are_there(page: Path) -> None:
+    """Beside the page and in the examples, too; the files of JSON are a run's. Only what is told
+    of the past may name what is no more."""
+    text = page.read_text()
+    named = {name for name in gone(text) if not name.endswith(".json")} - OTHERS
+    elsewhere = (page.parent, *(PROJECT / "examples").iterdir())
+    assert [name for name in named if not any((one / name).exists() for one in elsewhere)] == []
+    assert [file for file in OF_THE_PROJECT.findall(text) if not (PROJECT / file).exists()] == []
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(PROJECT)))
+def test_links_between_pages_hold(page: Path) -> None:
+    broken = []
+    for link in re.findall(r"\]\(((?!https?:)[^)\s]+)\)", without_code(page)):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        anchors = anchors_of(target) if target.suffix == ".md" and target.exists() else {anchor}
+        if not target.exists() or (anchor and anchor not in anchors):
+            broken.append(link)
+    assert broken == []
+
+
+def without_code(page: Path) -> str:
+    return re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+def test_figures_of_performance_are_short_and_their_history_is_kept() -> None:
+    figures = (PROJECT / "docs" / "performance.md").read_text()
+    assert len(figures.split()) <= 2000
+    assert "](history/performance.md)" in figures

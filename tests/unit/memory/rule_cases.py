@@ -8,6 +8,7 @@ from typing import Any
 
 from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
+from plimsoll.config.problems import Problem
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
@@ -15,7 +16,6 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.rules import find_conflicts
 
 QWEN = "Qwen/Qwen2.5-7B"
@@ -48,9 +48,9 @@ def conflicts(
     changes: Mapping[str, Any],
     cluster: str = "8xA100-80GB",
     here: Surroundings | None = None,
-) -> dict[str, PlanProblem]:
+) -> dict[str, Problem]:
     """By code."""
     read = config(job, changes)
     hardware = parse_cluster(cluster, read.cluster.nodes, 10**12)
     found = find_conflicts(make_job(spec_of(read), hardware, Constants()), here)
-    return {problem.code: problem for problem in found}
+    return {problem.code: problem for problem in found if problem.code is not None}

@@ -22,10 +22,10 @@ from plimsoll.memory.advise.advise import Advice, advise, smallest_change
 from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
 from plimsoll.memory.advise.costs import COSTLESS, costs_of, speed_words
 from plimsoll.memory.advise.effects import EFFECTS, effect_of, effect_words
-from plimsoll.memory.advise.moves import faster_moves, filled, grown, saving_moves, with_room
-from plimsoll.memory.advise.search import Site, saving_states
+from plimsoll.memory.advise.moves import faster_moves, filled, grown, saving_moves
+from plimsoll.memory.advise.room import with_room
 from plimsoll.memory.plan.as_json import plan_values
-from plimsoll.memory.plan.plan import Ground, Plan, make_plan
+from plimsoll.memory.plan.plan import Ground, Plan, make_plan, weigh
 from plimsoll.spec.run_spec import RunSpec
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
@@ -112,8 +112,8 @@ def test_suggestions_are_better_sorted_and_true(
     config = sft(ranks, 1, tokens, model, checkpointing, stage)
     plan = replanned(config, cards, 10**11)
     advice = advised(config, parse_cluster(cards, 1, 10**11))
-    speeds = [one.relative_seconds for one in advice.suggestions]
-    assert speeds == sorted(speeds)
+    order = [("machines" in one.effect, one.relative_seconds) for one in advice.suggestions]
+    assert order == sorted(order)
     assert advice.fits == (plan.verdict == "fits")
     for one in advice.suggestions:
         again = changed(config, one.changes)
@@ -130,11 +130,8 @@ def test_every_move_has_words_for_what_it_costs(path: Path) -> None:
     """But more ranks, whose cards the effect names."""
     config = load_any(str(path))
     hardware = named_hardware(config)
-    plan = make_plan(config, Ground(hardware))
-    moves = [
-        *saving_moves(config, plan, hardware),
-        *faster_moves(config, hardware),
-    ]
+    load = weigh(config, Ground(hardware))
+    moves = [*saving_moves(load), *faster_moves(config, hardware)]
     changes = [change for move in moves for change in changes_between(config, move)]
     dear = [change for change in changes if change.after not in COSTLESS]
     assert {one.key for one in dear if len(costs_of(config, [one], 1.0)) == 2} <= {"cluster.ranks"}
@@ -195,7 +192,7 @@ def test_cards_that_are_free_are_taken_before_other_machines() -> None:
     advice = advised(config, parse_cluster("8xA100-80GB", 1, 10**12))
     by_flags = {one.flags: one for one in advice.suggestions}
     one = by_flags["--cluster.ranks 8"]
-    assert (one.verdict, one.effect) == ("fits", "machines")
+    assert (one.verdict, one.effect) == ("fits", "cards")
     assert "what is learned stays the same, on more cards" in one.costs
     cluster = advice.smallest_cluster
     assert cluster is not None and cluster.nodes == 1
@@ -217,17 +214,19 @@ def test_free_cards_are_filled_as_far_as_there_is_work_for_them() -> None:
 
 def test_ranks_without_a_card_get_nodes_or_are_fewer() -> None:
     config = sft(ranks=8)
-    flags = [
-        one.flags for one in advised(config, parse_cluster("4xA100-80GB", 1, None)).suggestions
-    ]
-    assert "--cluster.ranks 4" in flags and "--cluster.nodes 2" in flags
+    advice = advised(config, parse_cluster("4xA100-80GB", 1, None))
+    assert "--cluster.ranks 4" in [one.flags for one in advice.suggestions]
+    assert advice.smallest_cluster is not None
+    assert advice.smallest_cluster.suggestion.flags == "--cluster.nodes 2"
 
 
 def test_an_implicit_reference_is_written_out_where_it_is_changed() -> None:
     config = read("dpo", DPO)
-    site = Site(config, Ground(parse_cluster("2xA100-80GB", 1, 10**12)))
-    found = saving_states(site, site.root, ("none",))
-    offers = [" ".join(change.flag for change in state.changes) for state in found]
+    load = weigh(config, Ground(parse_cluster("2xA100-80GB", 1, 10**12)))
+    offers = [
+        " ".join(change.flag for change in changes_between(config, move))
+        for move in saving_moves(load)
+    ]
     moved = [flags for flags in offers if "reference." in flags]
     assert moved
     for flags in moved:
@@ -240,8 +239,8 @@ def test_narrow_states_are_proposed_where_no_update_is_lost(rate: str, proposed:
     text = SFT.replace("RANKS", "2").replace("NODES", "1").replace("MODEL", "Qwen/Qwen2-7B")
     text = text.replace("TOKENS", "512").replace("STAGE", "2").replace("CHECKPOINTING", "true")
     config = read("sft", f"{text}  optimizer: {{learning_rate: {rate}}}\n")
-    plan = make_plan(config, Ground(hardware := parse_cluster("2xRTX4090", 1, 10**11)))
-    moves = [dict(move) for move in saving_moves(config, plan, hardware)]
+    load = weigh(config, Ground(parse_cluster("2xRTX4090", 1, 10**11)))
+    moves = [dict(move) for move in saving_moves(load)]
     narrow = {"actor.zero.stage": 2, "actor.zero.state_dtype": "bfloat16"}
     assert (narrow in moves) == proposed
 
@@ -255,7 +254,7 @@ def test_the_smallest_change_leaves_training_and_hardware_alone_where_it_can() -
     assert no_host is not None and no_host.effect == "rounding"
     assert "adapter" not in no_host.flags
     small = smallest_change(config, Ground(parse_cluster("4x12GB", 1, 60 * 10**9)))
-    assert small is not None and small.effect == "machines"
+    assert small is not None and small.effect == "method"
 
 
 FULL_RUN = """\
@@ -315,7 +314,10 @@ def test_what_changes_do_to_what_is_learned() -> None:
     assert effect_words((*rounded, more)) == (
         "what is learned stays the same but for rounding, on more machines"
     )
-    assert effect_of((other, more)) == "method"
+    assert effect_of((other, more)) == "method and machines"
+    assert effect_words((other, more)) == "what is learned changes, on more machines"
+    assert effect_of((other, Change("cluster.ranks", 1, 2))) == "method"
+    assert effect_of((Change("cluster.ranks", 1, 2),)) == "cards"
 
 
 def test_what_fits_needs_no_change_and_what_never_fits_has_none() -> None:

@@ -118,6 +118,37 @@ def test_unknown_cards_are_refused_with_what_is_known(written: str, parts: list[
     assert all(part in str(caught.value) for part in parts), caught.value
 
 
+@pytest.mark.parametrize(
+    ("maker", "names"),
+    [
+        (
+            "AMD",
+            "MI300X, mi300a, MI325X, MI355X, MI250, MI250X, MI210, MI100, AMD Instinct MI300X, "
+            "MI300X-192GB, Radeon RX 7900 XTX, RX7900XTX, Radeon PRO W7900, W7900",
+        ),
+        ("Intel", "Gaudi2, gaudi-3, HL-225, Max 1550, Intel Data Center GPU Max 1100, Arc A770"),
+        ("Google", "TPUv4, TPU v5e, v5e-8, v5p, v5litepod-16, v6e, v4-32, Trillium, Ironwood"),
+    ],
+)
+def test_cards_of_other_makers_are_named_as_theirs(maker: str, names: str) -> None:
+    for name in names.split(", "):
+        with pytest.raises(ConfigError) as caught:
+            parse_cluster(f"8x{name}", 1, None)
+        said = str(caught.value)
+        assert said.startswith(f"{name!r} is made by {maker}, and not supported"), said
+        assert "Did you mean" not in said
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
+def test_a_mistyped_card_is_not_taken_for_another_makers(card: Card) -> None:
+    mistyped = (f"{card.name}0", card.name[:-1], card.name[1:], f"NVIDIA {card.name} Max", "Z9")
+    for name in mistyped:
+        try:
+            find_card(name)
+        except ConfigError as error:
+            assert "made by" not in str(error)
+
+
 def test_clusters() -> None:
     eight = parse_cluster("8xA100-80GB", nodes=2, host_memory=10**12)
     assert eight.nodes == (Node((find_card("A100-80GB"),) * 8, 10**12),) * 2

@@ -227,6 +227,15 @@ CASES = [
     ),
     (
         "sft",
+        {"batch.sequences": 3},  # no more ranks than have work
+        "8xH200",
+        "idle-cards",
+        "warning",
+        ["1 of 8 GPUs", "cluster.ranks: 3, or cluster.ranks: 1 to leave"],
+        {"batch.sequences": 1},
+    ),
+    (
+        "sft",
         {"cluster.nodes": 2},
         "8xH200",
         "nodes-without-cluster",

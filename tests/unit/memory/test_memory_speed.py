@@ -163,7 +163,20 @@ def test_sampling_reads_weights_and_cache_for_each_token() -> None:
     assert sampling_seconds(sampler, 8, 20, rates) == pytest.approx(decode)
     assert sequences_at_once(sampler, 5.5 * kv_token * 300, 20) == 5
     assert sequences_at_once(sampler, 1e30, 20) == 8
-    assert sequences_at_once(sampler, -1.0, 20) == 1
+    assert sequences_at_once(sampler, 0.5 * kv_token * 300, 20) == 8  # as with room to start
+    assert sequences_at_once(sampler, -1.0, 20) == 8
+
+
+def test_the_parts_of_an_engine_exchange_what_each_layer_gives() -> None:
+    """A ring sends each byte 2 (n - 1) / n times: of 300 tokens, twice in each layer."""
+    whole, halves = (
+        Sampler(RolloutConfig.model_validate({"tensor_parallel": parallel}), QWEN, 300, 8)
+        for parallel in (1, 2)
+    )
+    slow = replace(ONE, flops=1e30, memory=1e30, link=1.0)
+    assert sampling_seconds(whole, 1, 1, slow) == pytest.approx(0, abs=1)
+    sent = 300 * 2 * QWEN.layers * QWEN.hidden * 2
+    assert sampling_seconds(halves, 1, 1, slow) == pytest.approx(sent)
 
 
 def test_only_sleep_level_1_copies_weights() -> None:

@@ -6,18 +6,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.load import validate
+from plimsoll.config.problems import Problem
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.advise.changes import Change, changed, value_at
-from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.rules.problems import PlanProblem
+from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
+from plimsoll.memory.advise.moves import saving_moves
+from plimsoll.memory.plan.plan import Ground, Plan, make_plan, weigh
 from plimsoll.spec.run_spec import RunSpec
 
 ROWS = {
@@ -54,7 +56,7 @@ def plan(config: RunSpec[Any], cluster: str, host: int = 10**12) -> Plan:
     return make_plan(config, Ground(parse_cluster(cluster, config.cluster.nodes, host)))
 
 
-def lacking(found: Plan) -> list[PlanProblem]:
+def lacking(found: Plan) -> list[Problem]:
     codes = ("device-memory", "host-memory", "vllm-share", "vllm-share-beside-training")
     return [one for one in found.problems if one.severity == "error" and one.code in codes]
 
@@ -71,7 +73,7 @@ def written(config: RunSpec[Any], values: dict[str, Any]) -> RunSpec[Any] | None
     return changed(config, [Change(k, value_at(config, k), v) for k, v in values.items()])
 
 
-def bytes_of(found: Plan, problem: PlanProblem) -> int:
+def bytes_of(found: Plan, problem: Problem) -> int:
     """Of what is too small, in the phase that the problem names."""
     named = re.search(r" in (\w+) \(", problem.what)
     stores = found.hosts if problem.code == "host-memory" else found.devices
@@ -132,6 +134,71 @@ def test_what_is_advised_can_be_written_and_helps(
                 assert not any(one.code == "vllm-share" for one in after.problems), problem
 
 
+ELSEWHERE = ("run.directory", "cluster.hardware", "cluster.device")
+"""What no move can know: a larger disk, other machines."""
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    job=st.sampled_from(sorted(ROWS)),
+    model=st.sampled_from(["Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B"]),
+    stage=st.integers(0, 3),
+    level=st.integers(0, 2),
+    placement=st.sampled_from(["own", "shared"]),
+    engine=st.sampled_from(["vllm", "transformers"]),
+    engines=st.sampled_from([1, 4]),
+    cache=st.sampled_from([0.01, 4, 400]),
+    ranks=st.sampled_from([1, 4, 8]),
+    cluster=st.sampled_from(["4xRTX4090", "8GB", "4xA100-80GB", "cpu"]),
+    host=st.sampled_from([10**9, 3 * 10**10, 10**12]),
+    disk=st.sampled_from([1, 10**14]),
+)
+def test_what_an_error_names_is_among_what_suggestions_try(
+    job: str,
+    model: str,
+    stage: int,
+    level: int,
+    placement: str,
+    engine: str,
+    engines: int,
+    cache: float,
+    ranks: int,
+    cluster: str,
+    host: int,
+    disk: int,
+) -> None:
+    """Every key of a fix is one that some move changes, for this very config."""
+    where = "ray" if ranks > 1 or engine == "vllm" else "local"
+    engines = min(engines, ranks) if placement == "shared" or where == "local" else engines
+    level = level if placement == "shared" and engine == "vllm" else 0
+    further = f"cluster: {{ranks: {ranks}, where: {where}}}\n"
+    if job == "ppo":
+        further += (
+            f"rollout: {{engine: {engine}, engines: {engines}, "
+            f"placement: {placement}, sleep_level: {level}, cpu_kv_cache_gib: {cache}}}\n"
+        )
+    role = f"{{model: {{path: {model}}}, zero: {{stage: {stage}}}}}"
+    config = job_config(job, role, further=further)
+    ground = Ground(parse_cluster(cluster, 1, host), free_disk=disk)
+    moves = [changes_between(config, move) for move in saving_moves(weigh(config, ground))]
+    tried = {change.key for move in moves for change in move}
+    for problem in make_plan(config, ground).problems:
+        if problem.severity == "error" and not problem.is_conflict:
+            for key in named(problem.fix, on_cards=cluster != "cpu"):
+                assert any(f"{one}.".startswith(f"{key}.") for one in tried), (key, problem)
+
+
+def named(fix: str, *, on_cards: bool) -> Iterator[str]:
+    """Keys of a fix, but for lengths, which another search shortens, and those that only another
+    machine has a value for."""
+    fix = re.sub(r"shorter sequences \([^)]*\), and batch.micro_batch_tokens with them", "", fix)
+    if on_cards:
+        fix = re.sub(r"on CPU a smaller rollout.cpu_kv_cache_gib", "", fix)
+    for key in re.findall(r"\b[a-z_]+(?:\.[a-z_]\w*)+", fix):
+        if not key.startswith(ELSEWHERE):
+            yield key
+
+
 def _targets(model: str) -> str:
     return "qkv_proj, o_proj" if "phi" in model else "q_proj, o_proj"
 
@@ -184,3 +251,59 @@ def test_a_model_too_large_for_a_whole_card_is_divided_over_several() -> None:
     found = plan(job_config("ppo", role, further=text), "2xRTX4090")
     [problem] = [one for one in lacking(found) if one.code == "vllm-share"]
     assert problem.fix == "a larger rollout.tensor_parallel (now 1)"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rollout", "fix"),
+    [
+        (4, "engines: 1", "fewer cluster.ranks, rollout.placement: shared, or more cluster.nodes"),
+        (
+            1,
+            "engines: 4",
+            "fewer rollout.engines, rollout.placement: shared, or more cluster.nodes",
+        ),
+        (8, "placement: shared", "fewer cluster.ranks, or more cluster.nodes"),
+        (2, "placement: shared, engines: 4", "fewer rollout.engines, or more cluster.ranks"),
+        (
+            2,
+            "placement: shared, tensor_parallel: 4",
+            "fewer parts of an engine (rollout.tensor_parallel), or more cluster.ranks",
+        ),
+    ],
+)
+def test_of_too_few_cards_only_what_helps_is_named(ranks: int, rollout: str, fix: str) -> None:
+    text = f"cluster: {{ranks: {ranks}}}\nrollout: {{{rollout}}}\n"
+    role = "{model: {path: Qwen/Qwen2.5-0.5B}}"
+    problems = plan(job_config("ppo", role, further=text), "4xA100-80GB").problems
+    assert [one.fix for one in problems if one.code == "more-ranks-than-gpus"] == [fix]
+
+
+def test_an_engine_beside_ranks_may_start_in_smaller_parts() -> None:
+    text = "rollout: {placement: shared, engines: 4, memory_share: 0.4}\ncluster: {ranks: 4}\n"
+    role = "{model: {path: Qwen/Qwen2.5-7B}, adapter: {rank: 16}, zero: {stage: 3}}"
+    found = plan(job_config("ppo", role, further=text), "4xRTX4090")
+    [problem] = [one for one in lacking(found) if one.code == "vllm-share"]
+    larger = ", or a larger rollout.tensor_parallel (now 1)"
+    assert problem.fix == f"rollout.memory_share: 0.69 or more{larger}"
+    alone = plan(job_config("ppo", role, further=text), "RTX4090")
+    [problem] = [one for one in lacking(alone) if one.code == "vllm-share"]
+    assert problem.fix == "rollout.memory_share: 0.69 or more"  # an engine's cards are of one node
+
+
+def test_what_there_is_one_of_cannot_be_fewer() -> None:
+    role = "{model: {path: Qwen/Qwen2.5-0.5B}}"
+    config = job_config("sft", role)
+    for kept, fix in ((1, ""), (2, "fewer run.keep_checkpoints, or ")):
+        run = written(config, {"run.keep_checkpoints": kept})
+        assert run is not None
+        ground = Ground(parse_cluster("H200", 1, 10**12), free_disk=1)
+        [problem] = make_plan(run, ground).problems
+        assert problem.fix == f"{fix}a run.directory on a larger disk"
+
+
+def test_a_run_in_one_process_is_not_told_to_part_its_roles() -> None:
+    text = "cluster: {where: local}\nrollout: {engine: transformers}\n"
+    role = "{model: {path: Qwen/Qwen2.5-7B}, zero: {stage: 2, optimizer_offload: cpu}}"
+    found = plan(job_config("ppo", role, further=text), "H200", host=10**11)
+    [problem] = [one for one in lacking(found) if one.code == "host-memory"]
+    assert "critic_ranks" not in problem.fix

@@ -11,7 +11,7 @@ from plimsoll.commands.calibrate import calibrate
 from plimsoll.errors import ConfigError
 from plimsoll.memory.price.overheads import Constants, constant_values, read_constants
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.ledger import LedgerRow, ledger_values
+from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.readings import Footprint, Line
 
 MB = 10**6
@@ -19,7 +19,7 @@ SHIPPED = Constants()
 
 
 def row(process: str, phase: str, predicted: Footprint | None, measured: Footprint) -> LedgerRow:
-    return LedgerRow(1, phase, process, 0, "node 0", predicted, measured, measured, Line(1, 2), 1.0)
+    return LedgerRow(1, phase, process, "node 0", predicted, measured, measured, Line(1, 2), 1.0)
 
 
 def write_run(
@@ -28,7 +28,7 @@ def write_run(
     run = RunDirectory(path)
     path.mkdir()
     run.write_config(f"rollout: {{engine: {engine}}}")
-    run.append_ledger(map(ledger_values, rows))
+    write_ledger(run.ledger_path, rows)
     run.write_plan(json.dumps({"constants": constant_values(constants)}), "<svg/>")
     return path
 

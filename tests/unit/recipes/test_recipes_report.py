@@ -11,16 +11,18 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from plimsoll.commands.leaving import leave_report
-from plimsoll.commands.report import report_run, table_text
+from plimsoll.commands.report.comparison import Comparison
+from plimsoll.commands.report.report import report_run, table_text
+from plimsoll.commands.run import leave_report
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory
-from plimsoll.run.comparison import Comparison
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
-from plimsoll.run.ledger import LedgerRow, ledger_values
+from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.readings import Footprint, Line
+from plimsoll.run.rows import append_row
 from plimsoll.run.state import RunState
+from plimsoll.run.trajectories import write_trajectories
 
 GB = 10**9
 SVG = "{http://www.w3.org/2000/svg}"
@@ -40,7 +42,6 @@ def row(
         step=step,
         phase=phase,
         process=process,
-        rank=None,
         node="node 0",
         predicted=None if predicted is None else Footprint(predicted),
         measured=held,
@@ -52,7 +53,7 @@ def row(
 
 def run_of(path: Path, *rows: LedgerRow) -> RunDirectory:
     run = RunDirectory(path)
-    run.append_ledger(map(ledger_values, rows))
+    write_ledger(run.ledger_path, rows)
     return run
 
 
@@ -139,7 +140,9 @@ def test_one_process_is_told_once(local: RunDirectory) -> None:
     lines = report_run(local.path).splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["local", "data"], ["local", "load"]]
     assert lines[3] == "" and lines[4].startswith("Nearest the line: local in data, step 1.")
-    local.append_metrics({"step": 1, "memory_bytes/local": 1.0, "memory_bytes/node 0": 1.0})
+    append_row(
+        local.metrics_path, {"step": 1, "memory_bytes/local": 1.0, "memory_bytes/node 0": 1.0}
+    )
     assert "node 0" not in words(page_of(local))
 
 
@@ -150,9 +153,11 @@ def test_the_table_keeps_to_80_columns() -> None:
 
 def test_what_was_learned_comes_first_and_memory_after_it(run: RunDirectory) -> None:
     run.write_config("# ppo\nrun: {steps: 3}\nactor: {model: {path: models/one}}\n")
-    run.append_metrics({"step": 0, "eval/reward": 0.5, "seconds/load": 3.0, "seconds/eval": 1.0})
-    run.append_metrics({"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
-    run.write_trajectories(1, [trajectory(1.0, "1+1=", "2")], None)
+    append_row(
+        run.metrics_path, {"step": 0, "eval/reward": 0.5, "seconds/load": 3.0, "seconds/eval": 1.0}
+    )
+    append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
+    write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "1+1=", "2")], None)
     run.write_plan("{}", "<svg/>")
     page = page_of(run)
     assert headings(page) == [
@@ -199,7 +204,9 @@ def test_held_out_figures_are_numbers_with_their_intervals_and_units(run: RunDir
     run.write_config("# dpo\nrun: {steps: 9, best: {metric: eval/loss}}\n")
     for step, accuracy in ((2, 0.5), (4, 0.75), (6, 0.625)):
         bounds = {"eval/accuracy_low": accuracy - 0.25, "eval/accuracy_high": accuracy + 0.25}
-        run.append_metrics({"step": step, "eval/accuracy": accuracy, "eval/nll": 2.0} | bounds)
+        append_row(
+            run.metrics_path, {"step": step, "eval/accuracy": accuracy, "eval/nll": 2.0} | bounds
+        )
     state = RunState(6, 0, 0, 0, 0.0, 0.0, best=0.75, best_step=4)
     with whole_directory(run.checkpoint_path(6)) as partial:
         state.save(partial / "state.json")
@@ -218,7 +225,7 @@ def test_held_out_figures_are_numbers_with_their_intervals_and_units(run: RunDir
 def test_loading_is_told_beside_the_time_of_the_steps(run: RunDirectory) -> None:
     for step in (1, 2):
         seconds = {"seconds/load": 60.0 / step, "seconds/rollout": 3.0, "seconds/sync": 1.0}
-        run.append_metrics({"step": step, **seconds})
+        append_row(run.metrics_path, {"step": step, **seconds})
     page = page_of(run)
     assert "Before the first step, or on resuming: load 90.0 s." in words(page)
     assert table(page, "time") == [["rollout", "6.0", "75%"], ["sync", "2.0", "25%"]]
@@ -230,8 +237,11 @@ def test_loading_is_told_beside_the_time_of_the_steps(run: RunDirectory) -> None
 def test_texts_of_a_run_are_escaped(run: RunDirectory) -> None:
     attack = "<script>alert('&')</script>"
     run.write_config(f'# ppo\nrun: {{steps: 1}}\nactor: {{model: {{path: "{attack}"}}}}\n')
-    run.append_metrics({"step": 1, f"eval/{attack}": 1.0, f"seconds/{attack}": 1.0, "reward": 1.0})
-    run.write_trajectories(1, [trajectory(0.5, attack, f"{attack} 2")], None)
+    append_row(
+        run.metrics_path,
+        {"step": 1, f"eval/{attack}": 1.0, f"seconds/{attack}": 1.0, "reward": 1.0},
+    )
+    write_trajectories(run.trajectories_path(1), 1, [trajectory(0.5, attack, f"{attack} 2")], None)
     page = page_of(run)
     (response,) = page.findall(".//article")
     assert [words(cell) for cell in response.iter("pre")] == [attack, f"{attack} 2"]
@@ -242,7 +252,7 @@ def test_texts_of_a_run_are_escaped(run: RunDirectory) -> None:
 
 def test_the_page_needs_no_network(run: RunDirectory) -> None:
     run.write_config("# rm\nrun: {steps: 1}\n")
-    run.append_metrics({"step": 1, "loss": 2.0, "seconds/train_actor": 1.0})
+    append_row(run.metrics_path, {"step": 1, "loss": 2.0, "seconds/train_actor": 1.0})
     run.write_plan("{}", "<svg/>")
     run.calibration_path.write_bytes(b"PNG")
     pictures = [image.get("src", "") for image in page_of(run).iter("img")]
@@ -262,12 +272,12 @@ def test_a_run_without_metrics_config_or_plan_is_reported_too(run: RunDirectory)
 
 def test_needs_no_torch(run: RunDirectory) -> None:
     run.write_config("# ppo\nrun: {steps: 1}\n")
-    run.append_metrics({"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
-    run.write_trajectories(1, [trajectory(1.0, "a", "b")], None)
+    append_row(run.metrics_path, {"step": 1, "reward": 1.0, "seconds/train_actor": 1.0})
+    write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "a", "b")], None)
     program = """
 import sys
 from pathlib import Path
-from plimsoll.commands.report import report_run
+from plimsoll.commands.report.report import report_run
 report_run(Path(sys.argv[1]))
 print("torch" in sys.modules)
 """

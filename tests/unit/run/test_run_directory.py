@@ -19,8 +19,8 @@ from plimsoll.records import Prompt, RewardPart, Trajectory
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.lock import LOCK_FILE, lock_directory
-from plimsoll.run.rows import read_rows
-from plimsoll.run.trajectories import SampledResponse, read_some
+from plimsoll.run.rows import append_row, read_rows, write_rows
+from plimsoll.run.trajectories import SampledResponse, read_some, write_trajectories
 
 Resume = Literal["never", "auto", "must"]
 
@@ -91,8 +91,8 @@ def test_resume_has_each_step_once(tmp_path: Path) -> None:
     """Killed in step 7, with the last checkpoint at 4 and one half-written at 6."""
     with open_run(config(tmp_path)) as run:
         for step in range(1, 7):
-            run.append_metrics({"step": step, "part": 1})
-            run.write_trajectories(step, [trajectory(0, 0, [5])], None)
+            append_row(run.metrics_path, {"step": step, "part": 1})
+            write_trajectories(run.trajectories_path(step), step, [trajectory(0, 0, [5])], None)
         save(run, 2)
         save(run, 4)
     (run.path / "checkpoints" / ".step-000006.partial-12345678").mkdir()
@@ -107,7 +107,7 @@ def test_resume_has_each_step_once(tmp_path: Path) -> None:
     with open_run(config(tmp_path, "auto")) as run:
         assert run.latest_checkpoint() == (4, run.checkpoint_path(4))
         for step in range(5, 9):
-            run.append_metrics({"step": step, "part": 2})
+            append_row(run.metrics_path, {"step": step, "part": 2})
         found = [(row["step"], row["part"]) for row in read_rows(run.metrics_path)]
     assert found == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 2), (6, 2), (7, 2), (8, 2)]
     assert sorted(item.name for item in (tmp_path / "trajectories").iterdir()) == [
@@ -122,7 +122,7 @@ def test_resume_has_each_step_once(tmp_path: Path) -> None:
 
 def test_auto_without_a_checkpoint_starts_anew(tmp_path: Path) -> None:
     with open_run(config(tmp_path)) as run:
-        run.append_metrics({"step": 1})
+        append_row(run.metrics_path, {"step": 1})
     with open_run(config(tmp_path, "auto")) as run:
         assert read_rows(run.metrics_path) == []
 
@@ -204,7 +204,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_trajectories_are_read_back_as_they_were(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     given = [trajectory(7, 0, [11, 12]), trajectory(7, 1, []), trajectory(8, 0, [13])]
-    run.write_trajectories(12, given, [0.25, 0.0, -1.0])
+    write_trajectories(run.trajectories_path(12), 12, given, [0.25, 0.0, -1.0])
     table = pq.read_table(tmp_path / "trajectories" / "step-000012.parquet")
     assert table.to_pydict() == {
         "step": [12, 12, 12],
@@ -227,10 +227,10 @@ def test_trajectories_are_read_back_as_they_were(tmp_path: Path) -> None:
 
 def test_missing_advantages_and_references_are_null(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    run.write_trajectories(1, [trajectory(7, 0, [11])], None)
+    write_trajectories(run.trajectories_path(1), 1, [trajectory(7, 0, [11])], None)
     assert pq.read_table(run.trajectories_path(1))["advantage_mean"].to_pylist() == [None]
     with pytest.raises(AssertionError, match="2 advantages, 1 traj"):
-        run.write_trajectories(1, [trajectory(7, 0, [11])], [0.0, 1.0])
+        write_trajectories(run.trajectories_path(1), 1, [trajectory(7, 0, [11])], [0.0, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_some_responses_are_the_best_the_worst_and_some_between(
         )
         for place, reward in enumerate(rewards)
     ]
-    run.write_trajectories(3, given[:1], None)
-    run.write_trajectories(12, given, None)
+    write_trajectories(run.trajectories_path(3), 3, given[:1], None)
+    write_trajectories(run.trajectories_path(12), 12, given, None)
     latest = run.latest_trajectories()
     assert latest == (12, run.trajectories_path(12))
     found = read_some(latest[1], count)
@@ -265,14 +265,18 @@ def test_of_few_responses_each_is_shown_once(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert run.latest_trajectories() is None
     for count in (1, 2):
-        run.write_trajectories(count, [trajectory(i, 0, [1]) for i in range(count)], None)
+        write_trajectories(
+            run.trajectories_path(count), count, [trajectory(i, 0, [1]) for i in range(count)], None
+        )
         found = read_some(run.trajectories_path(count), 5)
         assert [one.reference for one in found] == [str(i) for i in range(count)]
 
 
 def test_bad_rows_are_listed(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    run.write_bad_rows([{"file": "a.jsonl", "line": 3, "field": "prompt", "why": "empty"}])
+    write_rows(
+        run.bad_rows_path, [{"file": "a.jsonl", "line": 3, "field": "prompt", "why": "empty"}]
+    )
     assert run.bad_rows_path.read_text() == (
         '{"file": "a.jsonl", "line": 3, "field": "prompt", "why": "empty"}\n'
     )
@@ -285,7 +289,7 @@ def test_a_run_that_was_refused_before_its_first_step_does_not_block_the_directo
     with open_run(config) as run:
         run.write_config("seed: 0\n")  # then, say, a row of the data was bad
     with open_run(config) as run:
-        run.append_metrics({"step": 1})
+        append_row(run.metrics_path, {"step": 1})
     with pytest.raises(ConfigError, match="already holds a run"):
         open_run(config)
 

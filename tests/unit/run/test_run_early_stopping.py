@@ -9,8 +9,7 @@ import pytest
 
 from plimsoll.config.run import BestConfig
 from plimsoll.errors import ConfigError
-from plimsoll.run.best import after_evaluation, is_patience_out
-from plimsoll.run.state import RunState
+from plimsoll.run.state import RunState, after_evaluation, is_patience_out
 
 START = RunState(
     step=0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.0, seconds=0.0

@@ -70,7 +70,7 @@ def row(step: int, phase: str, process: str, host: int, allocated: int | None = 
     device = None if allocated is None else allocated + GB
     held = Footprint(host, allocated, allocated, device)
     line = Line(8 * GB, 10 * GB)
-    return LedgerRow(step, phase, process, None, "node 0", None, held, held, line, 1.0)
+    return LedgerRow(step, phase, process, "node 0", None, held, held, line, 1.0)
 
 
 def with_node(rows: list[LedgerRow]) -> list[LedgerRow]:

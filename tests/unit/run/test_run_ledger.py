@@ -13,9 +13,9 @@ from plimsoll.run.ledger import (
     Ledger,
     LedgerRow,
     MemoryUse,
-    ledger_values,
     memory_use,
     read_ledger,
+    write_ledger,
 )
 from plimsoll.run.readings import CardReading, Footprint, HostReading, Line, Reading, Share
 from plimsoll.run.rows import keep_rows_until
@@ -45,7 +45,6 @@ def test_a_phase_gives_a_row_for_each_process_and_one_for_its_node() -> None:
         step=3,
         phase="score",
         process="recipe",
-        rank=None,
         node="node 0",
         predicted=Footprint(5),
         measured=Footprint(6),
@@ -53,8 +52,8 @@ def test_a_phase_gives_a_row_for_each_process_and_one_for_its_node() -> None:
         line=Line(532, 1000),  # 510 in use at the end; at their peaks they held 2 and 20 more
         seconds=1.5,
     )
-    assert (rank.process, rank.rank, rank.predicted) == ("rank 0", 0, Footprint(30))
-    assert (node.process, node.rank, node.predicted) == ("node 0", 0, Footprint(35))
+    assert (rank.process, rank.predicted) == ("rank 0", Footprint(30))
+    assert (node.process, node.predicted) == ("node 0", Footprint(35))
     assert (node.measured, node.held) == (Footprint(46), Footprint(24))
     assert ledger.take(4) == []
 
@@ -96,7 +95,7 @@ def test_rows_come_back_from_the_file(tmp_path: Path) -> None:
     ledger.add("sync", readings, 0.25)
     rows = ledger.take(2)
     run = RunDirectory(tmp_path)
-    run.append_ledger(map(ledger_values, rows))
+    write_ledger(run.ledger_path, rows)
     assert read_ledger(run.ledger_path) == rows
     first = json.loads(run.ledger_path.read_text().splitlines()[0])
     assert first == {
@@ -133,7 +132,7 @@ def test_a_resumed_run_drops_the_rows_of_steps_that_are_done_again(tmp_path: Pat
     for step in (1, 2, 3):
         ledger = Ledger({}, 0)
         ledger.add("sync", {"local": on_host(9, 9)}, 1.0)
-        run.append_ledger(map(ledger_values, ledger.take(step)))
+        write_ledger(run.ledger_path, ledger.take(step))
     keep_rows_until(run.ledger_path, 2)
     assert [row.step for row in read_ledger(run.ledger_path)] == [1, 1, 2, 2]
 
@@ -155,7 +154,7 @@ def test_a_broken_line_is_named(tmp_path: Path, line: str, why: str) -> None:
     ledger = Ledger({}, 0)
     ledger.add("sync", {"local": on_host(9, 9)}, 1.0)
     path = tmp_path / "ledger.jsonl"
-    RunDirectory(tmp_path).append_ledger(map(ledger_values, ledger.take(1)))
+    write_ledger(RunDirectory(tmp_path).ledger_path, ledger.take(1))
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(PlimsollError, match=rf"ledger\.jsonl, line 3: {why}"):
         read_ledger(path)
@@ -178,7 +177,7 @@ def test_shares_are_in_the_ranks_row_of_the_load_and_come_back(tmp_path: Path) -
     ledger = Ledger({}, 0)
     for phase in ("load", "score"):
         ledger.add(phase, {"rank 0": reading}, 1.0)
-    RunDirectory(tmp_path).append_ledger(map(ledger_values, ledger.take(1)))
+    write_ledger(RunDirectory(tmp_path).ledger_path, ledger.take(1))
     rows = read_ledger(tmp_path / "ledger.jsonl")
     told = {(row.phase, row.process): row.shares for row in rows if row.shares}
     assert len(rows) == 4 and told == {("load", "rank 0"): (share,)}

@@ -12,12 +12,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from plimsoll.errors import PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ledger import Ledger, MemoryUse
-from plimsoll.run.metrics import MetricsSink, scalars_of
+from plimsoll.run.metrics import MetricsSink, TensorBoardWriter, scalars_of
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import HostReading, Reading
 from plimsoll.run.rows import read_rows
 from plimsoll.run.standing import StepReport
-from plimsoll.run.tensorboard import TensorBoardWriter
 
 USE = {"rank 0": MemoryUse(64, 60)}
 
@@ -109,9 +108,9 @@ def test_tensorboard_keeps_what_it_had_where_the_disk_is_full(tmp_path: Path) ->
 def test_the_whole_room_needs_no_torch() -> None:
     program = """
 import sys
-import plimsoll.run.curves, plimsoll.run.interrupt, plimsoll.run.memory, plimsoll.run.metrics
+import plimsoll.run.interrupt, plimsoll.run.metrics
 import plimsoll.run.state, plimsoll.run.clock, plimsoll.reward.score
-from plimsoll.run.tensorboard import TensorBoardWriter
+from plimsoll.run.metrics import TensorBoardWriter
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

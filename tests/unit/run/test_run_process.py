@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from plimsoll.run.clock import PhaseClock, total_seconds
+from plimsoll.commands.report.metrics import total_seconds
+from plimsoll.machine.meter import process_bytes, process_peak_bytes, reset_process_peak
+from plimsoll.run.clock import PhaseClock
 from plimsoll.run.interrupt import StopRequest
-from plimsoll.run.memory import process_bytes, process_peak_bytes, reset_process_peak
 
 
 def test_the_clock_adds_up_by_phase() -> None:

@@ -15,8 +15,8 @@ from typing import get_args
 import pytest
 
 from plimsoll.run.clock import TimedPhase
+from plimsoll.run.counting import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.ledger import MemoryUse
-from plimsoll.run.numbers import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.progress import Progress
 from plimsoll.run.standing import Figure, StepReport, figures, headline
 

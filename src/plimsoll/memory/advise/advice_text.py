@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from plimsoll.memory.advise.advise import Advice, Suggestion
+from plimsoll.memory.advise.effects import ON_MORE_MACHINES
 from plimsoll.memory.plan.table import WIDTH
 from plimsoll.run.counting import gigabytes
 
@@ -13,7 +14,7 @@ _RANKED = "estimates for ranking, not for timing"
 
 
 def advice_text(advice: Advice) -> str:
-    """Every suggestion, the fastest first; the smallest cluster; the longest sequences that fit."""
+    """Every suggestion, in their order; the smallest cluster; the longest sequences that fit."""
     parts = (_heading, _suggestions, _cluster, _shorter)
     return "\n".join(line for part in parts for line in part(advice))
 
@@ -21,7 +22,9 @@ def advice_text(advice: Advice) -> str:
 def _heading(advice: Advice) -> Iterator[str]:
     if advice.suggestions:
         what = "what is faster and fits too" if advice.fits else "what would fit"
-        yield _filled(f"{what}, the fastest first ({_RANKED}):", "  ")
+        more = {one.effect in ON_MORE_MACHINES for one in advice.suggestions}
+        where = ", on the machines given first" if len(more) > 1 else ""
+        yield _filled(f"{what}{where}, the fastest first ({_RANKED}):", "  ")
     elif advice.fits:
         yield "nothing that was tried is faster and fits too"
     else:

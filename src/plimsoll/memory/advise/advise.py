@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
-from math import log
 from typing import Any
 
 from plimsoll.memory.advise.changes import Change, changes_between
 from plimsoll.memory.advise.costs import costs_of, shorter_costs
-from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
+from plimsoll.memory.advise.effects import EFFECTS, ON_MORE_MACHINES, Effect
+from plimsoll.memory.advise.faster import faster_states
 from plimsoll.memory.advise.lengths import shortened
 from plimsoll.memory.advise.moves import filled, grown
-from plimsoll.memory.advise.search import Site, State, faster_states, in_order, saving_states
+from plimsoll.memory.advise.search import saving_states, smallest_state
+from plimsoll.memory.advise.states import Site, State, in_order
 from plimsoll.memory.contents.stores import VERDICTS, Verdict
 from plimsoll.memory.plan.plan import Ground
 from plimsoll.spec.run_spec import RunSpec
 
 _SHOWN = 8
 _MOST_NODES = 256
-_ALIKE = 1.25
-"""Of two times: between which the number of changes decides, and not the estimate."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +45,6 @@ class Suggestion:
         """To put behind the config on a command line."""
         return " ".join(change.flag for change in self.changes)
 
-    @property
-    def size(self) -> tuple[int, int, int, int, float]:
-        """How much it asks for: first by what it does to what is learned, then by its verdict, its
-        speed (roughly) and the number of its changes."""
-        speed = round(log(self.relative_seconds, _ALIKE))
-        return (
-            EFFECTS.index(self.effect),
-            VERDICTS.index(self.verdict),
-            speed,
-            len(self.changes),
-            self.relative_seconds,
-        )
-
 
 @dataclass(frozen=True)
 class Cluster:
@@ -71,10 +56,10 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Advice:
-    """suggestions: the fastest first. smallest_cluster: on which the config as written fits; None
-    where there is none. shorter: the longest sequences with which it fits as written otherwise;
-    None where it fits, or with none. fits: whether the config as written fits, so that suggestions
-    are faster ones."""
+    """suggestions: those on as many machines as given first, of these the fastest.
+    smallest_cluster: on which the config as written fits; None where there is none. shorter: the
+    longest sequences with which it fits as written otherwise; None where it fits, or with none.
+    fits: whether the config as written fits, so that suggestions are faster ones."""
 
     suggestions: tuple[Suggestion, ...]
     smallest_cluster: Cluster | None
@@ -90,10 +75,11 @@ def advise(spec: RunSpec[Any], ground: Ground) -> Advice:
     site = Site(spec, ground)
     root = site.root
     found = faster_states(site, root) if _fits(root) else saving_states(site, root)
-    by_size = _smallest_first(root, found)
-    if by_size and not _fits(root):
-        by_size[0] = replace(by_size[0], smallest=True)
-    ranked = sorted(_of_each_effect(by_size), key=lambda one: one.relative_seconds)
+    by_size = sorted(found, key=lambda state: state.size(root))
+    made = [_suggestion(root, state) for state in by_size]
+    if made and not _fits(root):
+        made[0] = replace(made[0], smallest=True)
+    ranked = sorted(_of_each_effect(made), key=lambda one: (_on_more(one), one.relative_seconds))
     cluster, shorter = _smallest_cluster(site, root), _shorter(site, root)
     return Advice(tuple(ranked), cluster, shorter, _fits(root))
 
@@ -101,17 +87,17 @@ def advise(spec: RunSpec[Any], ground: Ground) -> Advice:
 def smallest_change(spec: RunSpec[Any], ground: Ground) -> Suggestion | None:
     """The suggestion that asks for least; None where the config fits or nothing would make it fit.
 
-    What leaves what is learned as it is comes before what rounds it, that before more machines, and
-    then what trains something else, among those alike the fastest; and last shorter sequences.
-    Raises as `advise`.
+    What leaves what is learned as it is comes before what rounds it, that before more cards and
+    before what trains something else, and that before other machines; among those alike the
+    fastest; and last shorter sequences. Raises as `advise`.
     """
     site = Site(spec, ground)
     if _fits(site.root):
         return None
-    for effect in EFFECTS:
-        if found := _smallest_first(site.root, saving_states(site, site.root, (effect,))):
-            return replace(found[0], smallest=True)
-    return _shorter(site, site.root)
+    state = smallest_state(site, site.root)
+    if state is None:
+        return _shorter(site, site.root)
+    return replace(_suggestion(site.root, state), smallest=True)
 
 
 def _shorter(site: Site, root: State) -> Suggestion | None:
@@ -122,16 +108,13 @@ def _shorter(site: Site, root: State) -> Suggestion | None:
     return replace(found, costs=shorter_costs(found.changes))
 
 
-def _smallest_first(root: State, states: Iterable[State]) -> list[Suggestion]:
-    return sorted((_suggestion(root, state) for state in states), key=lambda one: one.size)
-
-
-def _of_each_effect(sorted_by_size: list[Suggestion]) -> list[Suggestion]:
+def _of_each_effect(suggestions: list[Suggestion]) -> list[Suggestion]:
     """As many as are shown, by turns of each effect: those with the fewest changes, and what is
     smallest of all."""
+    by_effect = sorted(suggestions, key=lambda one: EFFECTS.index(one.effect))
     turns = [
         (turn, suggestion)
-        for _, alike in groupby(sorted_by_size, key=lambda one: one.effect)
+        for _, alike in groupby(by_effect, key=lambda one: one.effect)
         for turn, suggestion in enumerate(sorted(alike, key=_fewest))
     ]
     return [suggestion for _, suggestion in sorted(turns, key=lambda one: one[0])][:_SHOWN]
@@ -142,15 +125,19 @@ def _fewest(one: Suggestion) -> tuple[bool, int, float]:
     return not one.smallest, more, one.relative_seconds
 
 
+def _on_more(one: Suggestion) -> bool:
+    return one.effect in ON_MORE_MACHINES
+
+
 def _suggestion(root: State, state: State) -> Suggestion:
     relative = state.seconds / root.seconds
     changes = in_order(state.changes)
     return Suggestion(
         changes,
-        effect_of(changes),
-        state.plan.verdict,
-        max((store.peak.bytes for store in state.plan.devices), default=0),
-        max(store.peak.bytes for store in state.plan.hosts),
+        state.effect,
+        state.load.verdict,
+        max((store.peak.bytes for store in state.load.devices), default=0),
+        max(store.peak.bytes for store in state.load.hosts),
         relative,
         costs_of(state.spec, changes, relative),
     )
@@ -191,4 +178,4 @@ def _smallest_cluster(site: Site, root: State) -> Cluster | None:
 
 
 def _fits(state: State) -> bool:
-    return state.plan.verdict == "fits"
+    return state.load.verdict == "fits"

@@ -16,6 +16,8 @@ from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec, resolve
 
 Value = bool | int | float | str | None
+Move = Mapping[str, Value]
+"""Dotted keys and what they become."""
 
 
 @dataclass(frozen=True)

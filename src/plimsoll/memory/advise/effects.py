@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, get_args
 
 from plimsoll.memory.advise.changes import Change
 
-Effect = Literal["none", "rounding", "machines", "method"]
-"""none: the same result on the same machines. rounding: the same training with coarser numbers.
-machines: the same result, on more machines or cards. method: other training, or
-of shorter sequences."""
+Effect = Literal["none", "rounding", "cards", "method", "machines", "method and machines"]
+"""none: the same result on the same cards. rounding: the same training with coarser numbers. cards:
+the same result, with ranks on more cards of the same machines. method: other training, or of
+shorter sequences. machines: the same result, on more of them. method and machines: both."""
 
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 """The least first: the order in which changes are advised."""
+ON_MORE_MACHINES: tuple[Effect, ...] = ("machines", "method and machines")
 
 _TRAINED = ("actor.", "critic.")
 _ROUNDING = ("zero.state_dtype", "zero.gradient_dtype", "optimizer.kind")
 _METHOD = ("adapter.rank", "model.quantization")
 _LENGTHS = (".max_tokens", ".max_new_tokens")
+_PLACES: Mapping[str, Effect] = {"cluster.ranks": "cards", "cluster.nodes": "machines"}
 
 
 def effect_of(changes: Iterable[Change]) -> Effect:
-    """Of all of them together: the largest of any."""
-    return max(map(_effect, changes), key=EFFECTS.index, default="none")
+    """Of all of them together: the largest of any, or both of the largest."""
+    found = set(map(_effect, changes))
+    if found >= {"method", "machines"}:
+        return "method and machines"
+    return max(found, key=EFFECTS.index, default="none")
+
+
+def learned_effect(changes: Iterable[Change]) -> Effect:
+    """Of all of them, wherever they make it run: none, rounding or method."""
+    return effect_of(change for change in changes if change.key not in _PLACES)
+
+
+def within(effect: Effect, most: Effect) -> bool:
+    """Whether changes of one effect are among those that may be tried for another."""
+    if most == "machines" and effect == "method":
+        return False
+    return EFFECTS.index(effect) <= EFFECTS.index(most)
 
 
 def effect_words(changes: Collection[Change]) -> str:
     """What is to be said of all of them together."""
     effects = set(map(_effect, changes))
-    if "method" in effects:
-        return "what is learned changes"
     rounded = " but for rounding" if "rounding" in effects else ""
-    return f"what is learned stays the same{rounded}{_where(changes)}"
-
-
-def _where(changes: Iterable[Change]) -> str:
-    grown = {change.key for change in changes if _effect(change) == "machines"}
-    if "cluster.nodes" in grown:
-        return ", on more machines"
-    return ", on more cards" if grown else ""
+    learned = "changes" if "method" in effects else f"stays the same{rounded}"
+    where = ", on more machines" if "machines" in effects else ""
+    where = where or (", on more cards" if "cards" in effects else "")
+    return f"what is learned {learned}{where}"
 
 
 def _effect(change: Change) -> Effect:
@@ -48,8 +59,8 @@ def _effect(change: Change) -> Effect:
         return "method"
     if learns and change.key.endswith(_ROUNDING):
         return "rounding"
-    if change.key in ("cluster.nodes", "cluster.ranks") and _grows(change):
-        return "machines"
+    if change.key in _PLACES and _grows(change):
+        return _PLACES[change.key]
     return "none"
 
 

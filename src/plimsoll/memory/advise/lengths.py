@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from plimsoll.memory.advise.changes import Value, changes_between, value_at
-from plimsoll.memory.advise.search import Site, State
+from plimsoll.memory.advise.states import Site, State
 from plimsoll.spec.run_spec import RunSpec
 
 _STEP = 64
@@ -23,7 +23,7 @@ def shortened(site: Site) -> State | None:
 
     def at(length: int) -> State | None:
         state = site.tried(frozenset(changes_between(site.spec, _lengths(site.spec, length))))
-        return state if state is not None and state.plan.verdict == "fits" else None
+        return state if state is not None and state.load.verdict == "fits" else None
 
     if at(written) is not None:
         return None

@@ -6,46 +6,23 @@ keeps those after which less is lacking.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.rollout import RolloutConfig
 from plimsoll.machine.hardware import Hardware
-from plimsoll.memory.advise.changes import Value, changed, changes_between
-from plimsoll.memory.contents.layout import lay_out
-from plimsoll.memory.contents.stores import Store, likely_worst
-from plimsoll.memory.items import Item
-from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.rules.engines import largest_share
+from plimsoll.memory.advise.changes import Move, Value, changed, changes_between
+from plimsoll.memory.advise.engine_moves import engine_forms, smaller_engines
+from plimsoll.memory.advise.room import free_cards, with_room
+from plimsoll.memory.contents.stores import judge
+from plimsoll.memory.plan.plan import Load
 from plimsoll.memory.rules.states import LOST_BELOW
 from plimsoll.memory.rules.ways_out import written_reference
 from plimsoll.spec.run_spec import RunSpec
 
-Move = Mapping[str, Value]
-"""Dotted keys and what they become."""
-
 ADAPTER_RANK = 16
 _CHUNK = 256
 """Rows of logits at once: fewer save little more."""
-LARGEST_SHARE = 0.9
-"""Of a card, for vLLM: its own default."""
-
-
-def saving_moves(spec: RunSpec[Any], plan: Plan, hardware: Hardware) -> Iterator[Move]:
-    """Those that need less of something. plan: of the config."""
-    yield from _smaller_micro_batches(spec)
-    for trained in (*_TRAINED, _adapter, _quantised):
-        yield _of_trained(spec, trained)
-    for frozen in _FROZEN:
-        yield _of_frozen(spec, frozen)
-    if spec.may_precompute and "reference" in spec.frozen:
-        yield {"reference_logprobs.precompute": True}
-    if spec.sampling is not None and spec.cluster.where == "ray":
-        yield from _engine_moves(spec, plan, hardware)
-    if spec.cluster.where == "ray":
-        yield from _cluster_moves(spec, hardware)
 
 
 def faster_moves(spec: RunSpec[Any], hardware: Hardware) -> Iterator[Move]:
@@ -63,17 +40,9 @@ def filled(spec: RunSpec[Any], hardware: Hardware) -> Move:
     """Ranks on the cards that the run leaves free, as far as each gets a sequence (or pair); where
     the critic has ranks of its own, none."""
     cluster = spec.cluster
-    work = spec.workload.units
-    ranks = min(cluster.ranks + _free_cards(spec, hardware), work)
+    ranks = min(cluster.ranks + free_cards(spec, hardware), spec.workload.units)
     more = cluster.critic_ranks is None and ranks > cluster.ranks
     return {"cluster.ranks": ranks} if more else {}
-
-
-def _free_cards(spec: RunSpec[Any], hardware: Hardware) -> int:
-    cards = [len(hardware.nodes[0].cards)] * spec.cluster.nodes
-    if spec.cluster.device == "cpu" or not any(cards):
-        return 0
-    return max(0, sum(cards) - lay_out(spec, cards).cards_needed)
 
 
 def grown(spec: RunSpec[Any], hardware: Hardware, steps: int) -> Move:
@@ -82,7 +51,7 @@ def grown(spec: RunSpec[Any], hardware: Hardware, steps: int) -> Move:
     cluster, cards = spec.cluster, len(hardware.nodes[0].cards)
     each = cards or max(1, cluster.ranks // cluster.nodes)
     if cluster.critic_ranks is None:
-        ranks = cluster.ranks + _free_cards(spec, hardware) + steps * each
+        ranks = cluster.ranks + free_cards(spec, hardware) + steps * each
         ranks = ranks if steps > 0 else min(ranks, cluster.ranks)
         return {"cluster.ranks": ranks, "cluster.nodes": cluster.nodes + steps}
     return {
@@ -92,20 +61,8 @@ def grown(spec: RunSpec[Any], hardware: Hardware, steps: int) -> Move:
     }
 
 
-def on_nodes(hardware: Hardware, spec: RunSpec[Any]) -> Hardware:
-    """As many machines of the same kind as the config names."""
-    return replace(hardware, nodes=hardware.nodes[:1] * spec.cluster.nodes)
-
-
-def _smaller_micro_batches(spec: RunSpec[Any]) -> Iterator[Move]:
-    """Half the budget and so on, down to the longest sequence (or pair)."""
-    least = spec.workload.longest * spec.workload.together
-    tokens = spec.workload.budget
-    while tokens > least:
-        tokens = max(tokens // 2, least)
-        yield {"batch.micro_batch_tokens": tokens}
-
-
+Moves = Callable[[Load], Iterator[Move]]
+"""What may be changed in one respect, of the config of a load."""
 TrainedMove = Callable[[TrainedRole], Move]
 FrozenMove = Callable[[FrozenRole], Move]
 
@@ -152,20 +109,22 @@ def _recomputes_all(role: TrainedRole) -> bool:
     return role.model.gradient_checkpointing is True
 
 
-_TRAINED: tuple[TrainedMove, ...] = (
+_DIVIDED: tuple[TrainedMove, ...] = (
     lambda role: {"zero.stage": max(2, role.zero.stage)},
     lambda _: {"zero.stage": 3},
-    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 1},
-    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 2},
+)
+_RECOMPUTED: tuple[TrainedMove, ...] = (
     lambda _: {"model.gradient_checkpointing": "selective", "model.checkpoint_every": 1},
+    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 2},
+    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 1},
     _layer_inputs_on_host,
-    _smaller_chunks,
-    _narrow_gradients,
-    _narrow_states,
-    _moments_in_8_bits,
+)
+_NARROW: tuple[TrainedMove, ...] = (_narrow_gradients, _narrow_states, _moments_in_8_bits)
+_OFFLOADED: tuple[TrainedMove, ...] = (
     lambda role: {"zero.stage": max(1, role.zero.stage), "zero.optimizer_offload": "cpu"},
     lambda _: {"zero.stage": 3, "zero.parameter_offload": "cpu"},
 )
+_ADAPTED: tuple[TrainedMove, ...] = (_adapter, _quantised)
 _FASTER: tuple[TrainedMove, ...] = (
     lambda _: {"zero.optimizer_offload": "none"},
     lambda _: {"zero.parameter_offload": "none"},
@@ -207,82 +166,118 @@ def _of_frozen(spec: RunSpec[Any], move: FrozenMove) -> Move:
     return found
 
 
-def _engine_moves(spec: RunSpec[Any], plan: Plan, hardware: Hardware) -> Iterator[Move]:
-    assert spec.sampling is not None
-    rollout = spec.sampling.rollout
-    if rollout.engine == "vllm" and hardware.nodes[0].cards:
-        yield from _shares(rollout, plan)
-    elif rollout.engine == "vllm":
-        yield from _caches(rollout, plan)
-    other = "own" if rollout.placement == "shared" else "shared"
-    moved: Move = {"rollout.placement": other}
-    if other == "own":
-        moved = {**moved, "rollout.sleep_level": 0}
-    yield with_room(spec, moved, hardware)
+def _smaller_micro_batches(load: Load) -> Iterator[Move]:
+    """Half the budget and so on, down to the longest sequence (or pair)."""
+    spec = load.job.spec
+    least = spec.workload.longest * spec.workload.together
+    tokens = spec.workload.budget
+    while tokens > least:
+        tokens = max(tokens // 2, least)
+        yield {"batch.micro_batch_tokens": tokens}
 
 
-def _shares(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
-    """The shares of a card that the ranks leave, awake and asleep; a larger one where the engine's
-    weights or KV cache lack room."""
-    if any(problem.code == "vllm-share" for problem in plan.problems):
-        yield {"rollout.memory_share": LARGEST_SHARE}
-    if rollout.placement != "shared":
+def _stored_reference(load: Load) -> Iterator[Move]:
+    spec = load.job.spec
+    if spec.may_precompute and "reference" in spec.frozen:
+        yield {"reference_logprobs.precompute": True}
+
+
+def _fewer_checkpoints(load: Load) -> Iterator[Move]:
+    if any(problem.code == "disk-space" for problem in load.problems):
+        yield {"run.keep_checkpoints": 1}
+
+
+def _ranks(load: Load) -> Iterator[Move]:
+    """On cards that are free, or no more than there are cards; fewer where they fill a host; of a
+    run in one process, on all cards of its machine, or of two of them."""
+    spec, hardware = load.job.spec, load.job.hardware
+    if spec.cluster.where == "local":
+        yield from _on_ray(spec, hardware)
         return
-    beside = [store.without(_is_engine) for store in plan.devices if _has_both(store)]
-    for level in (0, 1, 2):
-        shares = (largest_share(store, plan.band, asleep=level > 0) for store in beside)
-        share = min((*shares, LARGEST_SHARE))
-        if share > 0:
-            yield {"rollout.sleep_level": level, "rollout.memory_share": share}
-
-
-def _caches(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
-    """The KV cache for which everything else on the hosts leaves room, in halves of a GiB."""
-    rooms = [
-        store.capacity - likely_worst(store.without(_is_cache).peak, plan.band)
-        for store in plan.hosts
-        if store.capacity is not None and any(_is_cache(one.item) for one in store.held)
-    ]
-    halves = min(rooms, default=0) // (rollout.engines * 2**29)
-    if 0 < halves / 2 < rollout.cpu_kv_cache_gib:
-        yield {"rollout.cpu_kv_cache_gib": halves / 2}
-
-
-def _is_cache(item: Item) -> bool:
-    return (item.role, item.name) == ("rollout", "KV cache")
-
-
-def _has_both(store: Store) -> bool:
-    return {True, False} == {one.item.role == "rollout" for one in store.held}
-
-
-def _is_engine(item: Item) -> bool:
-    return item.role == "rollout"
-
-
-def _cluster_moves(spec: RunSpec[Any], hardware: Hardware) -> Iterator[Move]:
-    """Ranks on cards that are free; more on another node; as many as there are cards; nodes for
-    all; the critic on ranks of its own."""
-    cluster, cards = spec.cluster, len(hardware.nodes[0].cards)
     yield filled(spec, hardware)
-    yield grown(spec, hardware, 1)
-    if not cards:
+    if cards := spec.cluster.nodes * len(hardware.nodes[0].cards):
+        yield _as_many_as_cards(spec, cards)
+    if any(judge(host, load.band) != "fits" for host in load.hosts):
+        yield {"cluster.ranks": max(1, spec.cluster.ranks // 2)}
+
+
+def _on_ray(spec: RunSpec[Any], hardware: Hardware) -> Iterator[Move]:
+    on_ray: Move = {"cluster.where": "ray"}
+    made = changed(spec, changes_between(spec, on_ray))
+    if made is not None:
+        more = (filled(made, hardware), grown(made, hardware, 1))
+        yield from ({**on_ray, **move} for move in more if move)
+
+
+def _as_many_as_cards(spec: RunSpec[Any], cards: int) -> Move:
+    """No more ranks than there are cards, and engines that these have room for."""
+    ranks = min(spec.cluster.ranks, cards)
+    if spec.sampling is None:
+        return {"cluster.ranks": ranks}
+    rollout = spec.sampling.rollout
+    parallel, engines = rollout.tensor_parallel, rollout.engines
+    if rollout.placement == "shared":
+        return {"cluster.ranks": ranks, "rollout.engines": max(1, min(engines, ranks // parallel))}
+    engines = max(1, min(engines, (cards - 1) // parallel))
+    return {
+        "cluster.ranks": max(1, min(ranks, cards - engines * parallel)),
+        "rollout.engines": engines,
+    }
+
+
+def _critic_ranks(load: Load) -> Iterator[Move]:
+    """The critic on ranks of its own; without cards, on a node of its own."""
+    spec, cluster = load.job.spec, load.job.spec.cluster
+    if "critic" not in spec.trained or cluster.critic_ranks or cluster.where == "local":
         return
-    yield {"cluster.ranks": min(cluster.ranks, cluster.nodes * cards)}
-    yield with_room(spec, {}, hardware)
-    if "critic" in spec.trained and cluster.critic_ranks is None:
-        yield with_room(spec, {"cluster.critic_ranks": cluster.ranks}, hardware)
+    own: Move = {"cluster.critic_ranks": cluster.ranks}
+    if _on_cards(load):
+        yield with_room(spec, own, load.job.hardware)
+    else:
+        yield {**own, "cluster.nodes": cluster.nodes + 1}
 
 
-def with_room(spec: RunSpec[Any], move: Move, hardware: Hardware) -> Move:
-    """The move with as many nodes as its processes need; none where even many would not do."""
-    made = changed(spec, changes_between(spec, move))
-    cards = len(hardware.nodes[0].cards)
-    if made is None or not cards:
-        return move if made else {}
-    nodes = made.cluster.nodes
-    needed = -(-lay_out(made, [cards] * nodes).cards_needed // cards)
-    for count in range(nodes, max(nodes, needed) + 2):
-        if not lay_out(made, [cards] * count).homeless:
-            return move if count == nodes else {**move, "cluster.nodes": count}
-    return {}
+def _nodes(load: Load) -> Iterator[Move]:
+    """For all that have no card; one more, or two."""
+    spec, hardware = load.job.spec, load.job.hardware
+    if _on_cards(load):
+        yield with_room(spec, {}, hardware)
+    if spec.cluster.where == "ray":
+        yield from (grown(spec, hardware, steps) for steps in (1, 2))
+
+
+def _on_cards(load: Load) -> bool:
+    return load.job.spec.cluster.where == "ray" and bool(load.job.hardware.nodes[0].cards)
+
+
+def _trained(*moves: TrainedMove) -> Moves:
+    return lambda load: (_of_trained(load.job.spec, move) for move in moves)
+
+
+def _frozen(*moves: FrozenMove) -> Moves:
+    return lambda load: (_of_frozen(load.job.spec, move) for move in moves)
+
+
+SAVING: tuple[Moves, ...] = (
+    _smaller_micro_batches,
+    _trained(_smaller_chunks),
+    _trained(*_DIVIDED),
+    _trained(*_ADAPTED),
+    engine_forms,
+    smaller_engines,
+    _frozen(*_FROZEN),
+    _stored_reference,
+    _trained(*_RECOMPUTED),
+    _trained(*_NARROW),
+    _trained(*_OFFLOADED),
+    _fewer_checkpoints,
+    _ranks,
+    _critic_ranks,
+    _nodes,
+)
+"""All that need less of something: of each, one is made, or none. What takes least time first."""
+
+
+def saving_moves(load: Load) -> Iterator[Move]:
+    """All of them, for the config of this load."""
+    return (move for moves in SAVING for move in moves(load))

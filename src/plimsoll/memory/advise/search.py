@@ -1,254 +1,204 @@
-"""The search for changes that make a config fit, or faster: every single move, then further moves
-on those configs that lack least. A plan is made of each, so its verdict is a plan's.
+"""The search for changes that make a config fit. Each config that is tried is planned, so its
+verdict is a plan's.
+
+It goes down: in one respect after another it makes the move after which least is lacking, until
+nothing is. What is not needed is then taken back. From there it looks for what asks for less: other
+values, and what else would do instead of each change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from math import inf
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
-from plimsoll.machine.hardware import Hardware
-from plimsoll.memory.advise.changes import Change, changed, changes_between
-from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
-from plimsoll.memory.advise.moves import Move, faster_moves, on_nodes, saving_moves
-from plimsoll.memory.advise.speed import step_seconds
-from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.contents.stores import VERDICTS, Band, Store, likely_worst
-from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.memory.advise.alike import undominated
+from plimsoll.memory.advise.changes import Change, Move, changes_between
+from plimsoll.memory.advise.effects import EFFECTS, ON_MORE_MACHINES, Effect, effect_of, within
+from plimsoll.memory.advise.engine_moves import engine_forms
+from plimsoll.memory.advise.moves import SAVING, saving_moves
+from plimsoll.memory.advise.states import Site, Size, State, in_order, part_of
 
-_DEEPEST, _LEAST_DEEP = 5, 2
-"""Moves on top of one another; fewer are tried even where one alone would do."""
-_WIDTH = 10
-"""Configs that are taken further at each depth."""
-_MOST_PLANS, _LEAST_PLANS = 400, 60
-"""Of one search; the more nodes there are the fewer, as a plan of many takes longer."""
-_FEW_NODES = 8
-_FASTER = 0.95
-"""Of the seconds, at most, for a config to count as faster than another one."""
-_LARGER_SHARE = 0.1
-"""Of a card, more: what a further change is worth where the estimate sees no difference."""
-_STORED = ("device-memory", "host-memory", "vllm-share-beside-training")
-_SCALES = ("micro_batch_tokens", "stage", "memory_share", "nodes", "ranks")
+_PASSES = 4
+"""Through all respects: what is made later may make room for what was made before to be less."""
+_LESSENED = 3
+"""Of what else would do, so many that ask for least are followed further."""
 
 
 @dataclass(frozen=True)
-class State:
-    """A config on its way to fit. changes: from the config as written. hardware: of the plan."""
+class Search:
+    """For changes of at most an effect, from a root that does not fit, or is risky."""
 
-    changes: frozenset[Change]
-    spec: RunSpec[Any]
-    hardware: Hardware
-    plan: Plan
+    site: Site
+    root: State
+    effect: Effect
 
-    @cached_property
-    def lacking(self) -> float:
-        """How much every phase of every store lacks, with the plan's band, as shares of their
-        capacities; other errors count 1 each. 0 where it fits."""
-        stores = (*self.plan.devices, *self.plan.hosts)
-        errors = [p for p in self.plan.problems if p.severity == "error" and p.code not in _STORED]
-        return len(errors) + sum(_lacking(store, self.plan.band) for store in stores)
+    def better(self, state: State) -> bool:
+        """Whether it fits better than the config as written."""
+        return state.rank < self.root.rank
 
-    @cached_property
-    def seconds(self) -> float:
-        """Of a step, estimated."""
-        return step_seconds(make_job(self.spec, self.hardware, self.plan.constants))
+    def size(self, state: State) -> Size:
+        """How much it asks for."""
+        return state.size(self.root)
 
-    @property
-    def rank(self) -> int:
-        """Of the verdict: 0 fits."""
-        return VERDICTS.index(self.plan.verdict)
-
-    def has(self, code: str) -> bool:
-        """Whether the plan has such a problem."""
-        return any(problem.code == code for problem in self.plan.problems)
-
-    def idles_beside(self, other: State) -> bool:
-        """Whether it has ranks without work, and the other has none."""
-        return self.has("idle-ranks") and not other.has("idle-ranks")
-
-
-@dataclass(frozen=True)
-class Site:
-    """What is planned, on what; and what was tried already."""
-
-    spec: RunSpec[Any]
-    ground: Ground
-    known: dict[frozenset[Change], State | None] = field(default_factory=dict)
-
-    @property
-    def root(self) -> State:
-        """The config as written."""
-        root = self.tried(frozenset())
-        assert root is not None, "a config whose settings contradict one another"
-        return root
-
-    @property
-    def most_plans(self) -> int:
-        """That a search may make."""
-        return max(_LEAST_PLANS, _MOST_PLANS // -(-self.spec.cluster.nodes // _FEW_NODES))
-
-    def tried(self, changes: frozenset[Change]) -> State | None:
-        """The config with these changes; None where they contradict one another."""
-        if changes not in self.known:
-            self.known[changes] = self._plan(changes)
-        return self.known[changes]
-
-    def _plan(self, changes: frozenset[Change]) -> State | None:
-        spec = changed(self.spec, in_order(changes))
-        if spec is None:
+    def after(self, state: State, move: Move, barred: frozenset[str] = frozenset()) -> State | None:
+        """The state with a move made; None where it contradicts the rest, leaves ranks without
+        work, has another effect, or changes one of the barred keys (of any role)."""
+        so_far = {change.key: change.after for change in state.changes}
+        changes = frozenset(changes_between(self.site.spec, {**so_far, **move}))
+        if not within(effect_of(changes), self.effect) or barred & set(map(part_of, changes)):
             return None
-        hardware = on_nodes(self.ground.hardware, spec)
-        plan = make_plan(spec, replace(self.ground, hardware=hardware))
-        return State(changes, spec, hardware, plan)
+        found = self.site.tried(changes)
+        return None if found is None or found.idles_beside(self.root) else found
 
 
-Measure = Callable[[State], float]
-"""What a search makes smaller, down to 0."""
+def saving_states(site: Site, root: State) -> list[State]:
+    """States that fit better than the config as written, none with a change too many; what asks for
+    least of all is among them.
 
-
-def saving_states(site: Site, root: State, effects: Iterable[Effect] = EFFECTS) -> list[State]:
-    """States that fit better than the config as written, none with a change too many.
-
-    Each effect is searched by itself, with all that have less: what would be learned the same may
-    take several changes, where a single one of another method is enough.
+    Each effect is searched by itself, with those that it includes; other machines only by single
+    moves where these will do.
     """
-
-    def moves(state: State) -> Iterator[Move]:
-        return saving_moves(state.spec, state.plan, state.hardware)
-
-    def lacking(state: State) -> float:
-        return state.lacking
-
-    better = [
-        _trimmed(site, state)
-        for effect in effects
-        for state in _search(site, root, moves, lacking, effect)
-        if state.rank < root.rank
-    ]
-    return _undominated(better)
-
-
-def faster_states(site: Site, root: State) -> list[State]:
-    """States that fit too, and are faster."""
-
-    def measure(state: State) -> float:
-        return state.seconds if state.plan.verdict == "fits" else inf
-
-    def moves(state: State) -> Iterator[Move]:
-        return faster_moves(state.spec, state.hardware)
-
-    found = _search(site, root, moves, measure, "machines")
-    return _undominated([s for s in found if measure(s) < _FASTER * root.seconds])
-
-
-def _search(
-    site: Site,
-    root: State,
-    moves: Callable[[State], Iterator[Move]],
-    measure: Measure,
-    effect: Effect,
-) -> list[State]:
-    """All states that measure less than those that they come from, and have at most that effect:
-    of one move, of two, and of more until some measure 0 or there are too many."""
     found: list[State] = []
-    frontier, seen = [root], {root.changes}
-    for depth in range(1, _DEEPEST + 1):
-        fresh = [
-            state
-            for parent in frontier
-            for state in _next(site, parent, moves(parent), seen, effect)
-            if not state.idles_beside(root) and measure(state) < measure(parent)
-        ]
-        found += fresh
-        done = depth >= _LEAST_DEEP and any(state.rank < root.rank for state in found)
-        if done or len(seen) >= site.most_plans:
-            break
-        frontier = sorted((state for state in fresh if measure(state) > 0), key=measure)[:_WIDTH]
+    for effect in EFFECTS:
+        search = Search(site, root, effect)
+        if not found:
+            found += _smallest(search)
+        elif effect in ON_MORE_MACHINES:
+            found += _singles(search)
+        else:
+            found += _others(search)
+    return undominated(found, root)
+
+
+def smallest_state(site: Site, root: State) -> State | None:
+    """What asks for least of what fits better; None where nothing does."""
+    for effect in EFFECTS:
+        search = Search(site, root, effect)
+        if found := _smallest(search):
+            return min(found, key=search.size)
+    return None
+
+
+def _smallest(search: Search) -> list[State]:
+    """States of this effect, among them the one that asks for least."""
+    found = _first(search)
+    followed: list[State] = []
+    while found and (best := min(found, key=search.size)) not in followed:
+        followed.append(best)
+        found += _lessened(search, best)
+        others = dict.fromkeys(_instead(search, min(found, key=search.size)))
+        found += others
+        for other in sorted(others, key=search.size)[:_LESSENED]:
+            found += _lessened(search, other)
     return found
 
 
-def _next(
-    site: Site,
-    parent: State,
-    moves: Iterable[Move],
-    seen: set[frozenset[Change]],
-    effect: Effect,
-) -> Iterator[State]:
-    """What the moves make of a state, each once."""
-    so_far = {change.key: change.after for change in parent.changes}
-    for move in moves:
-        changes = frozenset(changes_between(site.spec, {**so_far, **move}))
-        if changes in seen or len(seen) >= site.most_plans:
-            continue
-        if EFFECTS.index(effect_of(changes)) > EFFECTS.index(effect):
-            continue
-        seen.add(changes)
-        state = site.tried(changes)
-        if state is not None:
-            yield state
+def _others(search: Search) -> list[State]:
+    """States of this effect, of which not the least is looked for."""
+    found = _first(search)
+    if found:
+        best = min(found, key=search.size)
+        found += [*_lessened(search, best), *_elsewhere(search, best)]
+    return found
 
 
-def _trimmed(site: Site, state: State) -> State:
-    """Without the changes that it does as well without: of all roles together, or of one."""
-    singles = in_order(state.changes)
-    alike = {_of_any_role(change): set[Change]() for change in singles}
-    for change in singles:
-        alike[_of_any_role(change)].add(change)
-    for unwanted in (*alike.values(), *({change} for change in singles)):
-        fewer = site.tried(state.changes - unwanted)
-        if fewer is not None and fewer.rank <= state.rank:
-            state = fewer
+def _first(search: Search) -> list[State]:
+    """The single moves that do, and where the way down ends."""
+    down = _trimmed(search, _down(search, search.root))
+    return [*_singles(search), *([down] if search.better(down) else [])]
+
+
+def _singles(search: Search) -> list[State]:
+    made = (search.after(search.root, move) for move in saving_moves(search.root.load))
+    return [_trimmed(search, one) for one in made if one is not None and search.better(one)]
+
+
+def _down(search: Search, state: State, barred: frozenset[str] = frozenset()) -> State:
+    """From a state to one that lacks nothing, or as little as can be reached; then engines take
+    what is left."""
+    for _ in range(_PASSES):
+        before = state
+        for moves in SAVING:
+            if state.lacking == 0:
+                return _best(search, state, engine_forms(state.load), barred)
+            state = _best(search, state, moves(state.load), barred)
+        if state is before:
+            break
     return state
 
 
-def _of_any_role(change: Change) -> str:
-    return change.key.partition(".")[2]
-
-
-def _undominated(states: Iterable[State]) -> list[State]:
-    """Of states that set the same scales the fastest; and none that changes more than another one
-    which fits as well and is about as fast."""
-    best: dict[object, State] = {}
-    for state in states:
-        kind = (state.rank, _kinds(state))
-        if kind not in best or state.seconds < best[kind].seconds:
-            best[kind] = state
-    kept = list(best.values())
-    return [state for state in kept if not any(_dominates(other, state) for other in kept)]
-
-
-def _kinds(state: State) -> frozenset[object]:
-    return frozenset(
-        change.key if change.key.endswith(_SCALES) else change for change in state.changes
+def _best(search: Search, state: State, moves: Iterable[Move], barred: frozenset[str]) -> State:
+    """What lacks least after one of the moves, or none; of equals what asks for least."""
+    made = (search.after(state, move, barred) for move in moves)
+    return min(
+        (state, *(one for one in made if one is not None)),
+        key=lambda one: (one.lacking, search.size(one)),
     )
 
 
-def _dominates(one: State, other: State) -> bool:
-    return (
-        _kinds(one) < _kinds(other)
-        and one.rank <= other.rank
-        and one.seconds <= other.seconds / _FASTER
-        and _share(one) > _share(other) - _LARGER_SHARE
-    )
+def _lessened(search: Search, state: State) -> Iterator[State]:
+    """States that ask for less and less: each one move from the one before."""
+    while True:
+        made = (search.after(state, move) for move in _near(search, state))
+        asking = (one for one in made if one is not None and search.better(one))
+        asking = (one for one in asking if _as_small(search, one, state))
+        trimmed = (_trimmed(search, one) for one in asking)
+        less = next((one for one in trimmed if search.size(one) < search.size(state)), None)
+        if less is None:
+            return
+        yield less
+        state = less
 
 
-def _share(state: State) -> float:
-    """Of a card, that vLLM has; 0 without."""
+def _near(search: Search, state: State) -> Iterator[Move]:
+    """Other values of what is changed, and further moves."""
+    keys = {change.key for change in state.changes}
+    for move in saving_moves(search.root.load):
+        if keys & set(move):
+            yield move
+    yield from saving_moves(state.load)
+
+
+def _as_small(search: Search, one: State, other: State) -> bool:
+    """But for the number of changes, of which one may have some too many."""
+    return search.size(one)[:5] <= search.size(other)[:5]
+
+
+def _instead(search: Search, state: State) -> Iterator[State]:
+    """Without each of the changes, what else would do; and with the engines elsewhere."""
+    yield from _elsewhere(search, state)
+    for key in sorted(state.parts):
+        kept = frozenset(change for change in state.changes if part_of(change) != key)
+        for start in (search.site.tried(kept), search.root):
+            if start is not None:
+                other = _trimmed(search, _down(search, start, frozenset({key})))
+                if search.better(other):
+                    yield other
+
+
+def _elsewhere(search: Search, state: State) -> Iterator[State]:
+    made = (search.after(search.root, move) for move in engine_forms(search.root.load))
+    others = [one for one in made if one is not None and _placement(one) != _placement(state)]
+    if others:
+        start = min(others, key=lambda one: (one.lacking, search.size(one)))
+        other = _trimmed(search, _down(search, start))
+        if search.better(other):
+            yield other
+
+
+def _placement(state: State) -> str | None:
     sampling = state.spec.sampling
-    return 0.0 if sampling is None else sampling.rollout.memory_share
+    return None if sampling is None else sampling.rollout.placement
 
 
-def _lacking(store: Store, band: Band) -> float:
-    if store.capacity is None:
-        return 0.0
-    over = (likely_worst(use, band) / store.capacity - 1 for use in store.phases)
-    return sum(max(0.0, share) for share in over)
-
-
-def in_order(changes: Iterable[Change]) -> tuple[Change, ...]:
-    """By key."""
-    return tuple(sorted(changes, key=lambda change: change.key))
+def _trimmed(search: Search, state: State) -> State:
+    """Without the changes that it does as well without: of all roles together, or of one."""
+    singles = in_order(state.changes)
+    alike = {part_of(change): set[Change]() for change in singles}
+    for change in singles:
+        alike[part_of(change)].add(change)
+    for unwanted in (*alike.values(), *({change} for change in singles)):
+        fewer = search.site.tried(state.changes - unwanted)
+        if fewer is not None and fewer.rank <= state.rank:
+            state = fewer
+    return state

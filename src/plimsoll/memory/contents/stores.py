@@ -80,7 +80,7 @@ def judge(store: Store, band: Band) -> Verdict:
 
 def likely_worst(use: Use, band: Band) -> float:
     """Bytes of a use where its predictions are as much too low as the band says."""
-    exact = sum(item.bytes for item in use.items if item.role == "rollout")
+    exact = sum(item.bytes for item in use.held if item.role == "rollout")
     return use.bytes + band.share * (use.bytes - exact)
 
 

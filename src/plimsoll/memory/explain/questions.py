@@ -14,7 +14,7 @@ from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.contents.peaks import Use
 from plimsoll.memory.contents.process_peaks import read_as
 from plimsoll.memory.contents.stores import Store
-from plimsoll.run.numbers import gigabytes_text
+from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import Share
 
 _UNEVEN = 1.1

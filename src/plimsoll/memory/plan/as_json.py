@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from plimsoll.memory.contents.layout import Slot
@@ -12,6 +11,8 @@ from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.items import Item
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.price.overheads import constant_values
+
+_OF_PROBLEMS = ("code", "severity", "what", "why", "fix")
 
 
 def plan_values(plan: Plan) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
             *(row for store in (*plan.devices, *plan.hosts) for row in _items(store)),
             *(_item(item, "save", "written", "run directory") for item in plan.disk),
         ],
-        "problems": [asdict(problem) for problem in plan.problems],
+        "problems": [{key: getattr(one, key) for key in _OF_PROBLEMS} for one in plan.problems],
         "constants": constant_values(plan.constants),
     }
 

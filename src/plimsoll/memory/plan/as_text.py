@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import textwrap
 
+from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.stores import Store, judge
 from plimsoll.memory.plan.drawing import draw_bars
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.plan.table import WIDTH, store_table
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.counting import gigabytes
 
 
@@ -43,7 +43,7 @@ def _not_judged(plan: Plan) -> list[str]:
     return [f"host memory: {gigabytes(max(needs))} GB, not judged: give --host-memory"]
 
 
-def problem_text(problem: PlanProblem) -> str:
+def problem_text(problem: Problem) -> str:
     """One problem, as a block."""
     return "\n".join(
         [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
+from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import Hardware
 from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
@@ -14,9 +16,8 @@ from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, judge
 from plimsoll.memory.items import Held, Item
 from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.memory.rules.rules import find_conflicts
-from plimsoll.memory.rules.shortages import find_shortages
+from plimsoll.memory.rules.shortages import find_missing, find_overfull
 from plimsoll.spec.run_spec import RunSpec
 
 BAND = Band(
@@ -43,6 +44,33 @@ class Ground:
 
 
 @dataclass(frozen=True)
+class Load:
+    """What a config puts on its machines, and whether it fits: a plan that does not yet say why a
+    card or host is too small, which takes as long as all the rest.
+
+    devices, hosts: equal ones once. disk: what the run directory holds at most. problems: but
+    those of cards and hosts that hold too much.
+    """
+
+    job: Job
+    band: Band
+    devices: tuple[Store, ...]
+    hosts: tuple[Store, ...]
+    disk: tuple[Item, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def stores(self) -> tuple[Store, ...]:
+        """All cards and hosts."""
+        return (*self.devices, *self.hosts)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """That of the plan."""
+        return _worst(self.stores, self.band, self.problems)
+
+
+@dataclass(frozen=True)
 class Plan:
     """devices, hosts: equal ones once. disk: what the run directory holds at most. free_disk:
     bytes; None unless it is the disk of this machine."""
@@ -52,7 +80,7 @@ class Plan:
     hosts: tuple[Store, ...]
     disk: tuple[Item, ...]
     free_disk: int | None
-    problems: tuple[PlanProblem, ...]
+    problems: tuple[Problem, ...]
     constants: Constants
 
     @property
@@ -63,10 +91,14 @@ class Plan:
     @property
     def verdict(self) -> Verdict:
         """The worst of all cards, hosts and problems."""
-        found: list[Verdict] = [judge(store, self.band) for store in (*self.devices, *self.hosts)]
-        if any(problem.severity == "error" for problem in self.problems):
-            found.append("does not fit")
-        return max(found, key=VERDICTS.index)
+        return _worst((*self.devices, *self.hosts), self.band, self.problems)
+
+
+def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> Verdict:
+    found: list[Verdict] = [judge(store, band) for store in stores]
+    if any(problem.severity == "error" for problem in problems):
+        found.append("does not fit")
+    return max(found, key=VERDICTS.index)
 
 
 def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
@@ -74,16 +106,23 @@ def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
 
     Raises ConfigError for a model whose shape cannot be known.
     """
-    band, free_disk = ground.band, ground.free_disk
+    load = weigh(spec, ground)
+    problems = (*load.problems, *find_overfull(load.job, load.stores, load.band))
+    held = load.devices, load.hosts, load.disk
+    return Plan(load.band, *held, ground.free_disk, problems, ground.constants)
+
+
+def weigh(spec: RunSpec[Any], ground: Ground) -> Load:
+    """As `make_plan`, and raises as it."""
     job = make_job(spec, ground.hardware, ground.constants)
     kinds = {alike(job, process): process for process in job.layout.processes}
     contents = {kind: held_by(job, process) for kind, process in kinds.items()}
     devices = tuple(_stores(job, contents, "device"))
     hosts = tuple(_stores(job, contents, "host"))
     disk = disk_items(job)
-    lacking = find_shortages(job, (*devices, *hosts), disk, free_disk, band)
-    problems = (*find_conflicts(job, ground.here), *lacking)
-    return Plan(band, devices, hosts, disk, free_disk, problems, ground.constants)
+    missing = find_missing(job, disk, ground.free_disk)
+    problems = (*find_conflicts(job, ground.here), *missing)
+    return Load(job, ground.band, devices, hosts, disk, problems)
 
 
 def _stores(

@@ -28,7 +28,7 @@ class ChunkedHead:
 @dataclass(frozen=True)
 class UnfusedHead:
     """Logits of every token at once, and a loss in fp32, as Hugging Face's models have them: none
-    of Plimsoll's, but what others' runs are priced with (benchmarks/peak_models.py)."""
+    of Plimsoll's, but what others' runs are priced with (benchmarks/memory_accuracy.py)."""
 
 
 @dataclass(frozen=True)

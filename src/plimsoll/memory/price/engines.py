@@ -30,6 +30,8 @@ STARTING = Moment("load", "start engines")
 
 _SENDING = Moment("sync", "gather")
 _BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
+_BLOCK = 256
+"""Tokens of the largest blocks that vLLM counts a KV cache in (vllm/platforms/cpu.py)."""
 _OTHER = int(0.3 * GIB)
 _GRAPHS = int(0.8 * GIB)
 _RESIDUE, _RESIDUE_PARALLEL = int(0.8 * GIB), int(4.9 * GIB)
@@ -132,6 +134,11 @@ def least_share(sampler: Sampler, card_bytes: int) -> float:
     share = card_share(sampler, card_bytes)
     needed = share.asked - share.kv_cache + sampler.kv_token * sampler.longest
     return ceil(100 * needed / card_bytes) / 100
+
+
+def least_cpu_cache(sampler: Sampler) -> float:
+    """The KV cache on CPU from which on vLLM starts: GiB, in hundredths rounded up."""
+    return ceil(100 * sampler.kv_token * (sampler.longest + _BLOCK) / GIB) / 100
 
 
 def card_items(

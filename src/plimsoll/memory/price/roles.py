@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from plimsoll.config.adapter import AdapterConfig
@@ -37,6 +38,8 @@ _NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
 _NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them
 EMBEDDINGS = "embed_tokens"
 """The input embedding, as an adapter's target; it is no linear layer."""
+_KEPT = 1024
+"""Prices of roles: a search for what fits makes hundreds of plans, in which roles are alike."""
 _MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32 scales of 256
 
 
@@ -60,6 +63,7 @@ class RoleWork:
     capability: Capability | None = None
 
 
+@lru_cache(_KEPT)
 def trained_role(
     role: TrainedRole,
     own: RoleWork,

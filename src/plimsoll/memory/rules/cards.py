@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.counting import counted
 
 
-def card_rules(job: Job) -> Iterator[PlanProblem]:
+def card_rules(job: Job) -> Iterator[Problem]:
     """What ranks need of cards and of a batch."""
     yield from _bfloat16(job)
     yield from _offload(job)
@@ -19,12 +19,12 @@ def card_rules(job: Job) -> Iterator[PlanProblem]:
     yield from _nodes(job)
 
 
-def _bfloat16(job: Job) -> Iterator[PlanProblem]:
+def _bfloat16(job: Job) -> Iterator[Problem]:
     capability = job.capability
     models = job.spec.models
     narrow = [name for name, model in models.items() if model.dtype == "bfloat16"]
     if narrow and capability is not None and capability < BFLOAT16_UNITS:
-        yield PlanProblem(
+        yield Problem(
             "bfloat16-card",
             "warning",
             f"{', '.join(narrow)}: model.dtype is bfloat16, and a card has compute capability "
@@ -36,7 +36,7 @@ def _bfloat16(job: Job) -> Iterator[PlanProblem]:
         )
 
 
-def _offload(job: Job) -> Iterator[PlanProblem]:
+def _offload(job: Job) -> Iterator[Problem]:
     """Offload where all is in host memory already."""
     asked = [
         f"{job.key(name)}.offload"
@@ -52,7 +52,7 @@ def _offload(job: Job) -> Iterator[PlanProblem]:
         if trained.model.activation_offload == "cpu":
             asked.append(f"{name}.model.activation_offload")
     if asked and job.device == "cpu":
-        yield PlanProblem(
+        yield Problem(
             "offload-without-gpu",
             "warning",
             f"{', '.join(asked)}: cpu, and the run is on the CPU",
@@ -61,13 +61,13 @@ def _offload(job: Job) -> Iterator[PlanProblem]:
         )
 
 
-def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
+def _idle_ranks(job: Job) -> Iterator[Problem]:
     """Packing gives a rank without a sequence a filler, so such a step works, and wastes ranks."""
     work, ranks = job.spec.workload, max(job.ranks(role) for role in job.spec.trained)
     if work.units >= ranks:
         return
     what = "pair" if work.unit == "pair" else "sequence"
-    yield PlanProblem(
+    yield Problem(
         "idle-ranks",
         "warning",
         f"an optimizer step has {counted(work.units, what)}, and there are {ranks} ranks",
@@ -76,27 +76,27 @@ def _idle_ranks(job: Job) -> Iterator[PlanProblem]:
     )
 
 
-def _idle_cards(job: Job) -> Iterator[PlanProblem]:
+def _idle_cards(job: Job) -> Iterator[Problem]:
     """Cards that nobody asked to leave idle: cluster.ranks is at its default."""
     cluster, needed = job.spec.cluster, job.layout.cards_needed
     have = sum(len(node.cards) for node in job.hardware.nodes)
     given = "ranks" in cluster.model_fields_set or cluster.critic_ranks is not None
-    if given or cluster.where == "local" or job.device == "cpu" or needed >= have:
+    more = min(cluster.ranks + have - needed, job.spec.workload.units)
+    if given or cluster.where == "local" or job.device == "cpu" or more <= cluster.ranks:
         return
-    yield PlanProblem(
+    yield Problem(
         "idle-cards",
         "warning",
         f"the run uses {needed} of {have} GPUs",
         f"each rank has one card, and cluster.ranks is not given: it is {cluster.ranks}",
-        f"cluster.ranks: {cluster.ranks + have - needed}, or cluster.ranks: {cluster.ranks} to "
-        "leave the other GPUs alone",
+        f"cluster.ranks: {more}, or cluster.ranks: {cluster.ranks} to leave the other GPUs alone",
     )
 
 
-def _nodes(job: Job) -> Iterator[PlanProblem]:
+def _nodes(job: Job) -> Iterator[Problem]:
     cluster = job.spec.cluster
     if cluster.nodes > 1 and cluster.address is None:
-        yield PlanProblem(
+        yield Problem(
             "nodes-without-cluster",
             "warning",
             f"the plan is for {cluster.nodes} nodes, and cluster.address is not given",

@@ -6,46 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import floor
 
+from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.price.engines import ASLEEP, least_share
 from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.rules.culprit import find_culprit
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.rules.heads import CPU_HEAD_SIZES, against_cpu_heads
 
 _PADDING = 64
 """Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,
 vllm/model_executor/layers/vocab_parallel_embedding.py."""
 _MOST_PARALLEL = 64
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""CPUAttentionBackend.get_supported_head_sizes, vllm/v1/attention/backends/cpu_attn.py, 0.32."""
-
-
-def engine_rules(job: Job) -> Iterator[PlanProblem]:
-    """What vLLM cannot do with the actor's model and the cards."""
-    if job.sampler is None or job.sampler.rollout.engine != "vllm":
-        return
-    yield from _divided(job.sampler.rollout, job.sampler.shape)
-    if job.device == "cuda":
-        yield from _one_node(job, job.sampler.rollout)
-        yield from _bfloat16(job, job.sampler.rollout)
-    elif job.sampler.shape.head_dim not in CPU_HEAD_SIZES:
-        shape = job.sampler.shape
-        yield PlanProblem(
-            "vllm-head-size",
-            "error",
-            f"{shape.name} has attention heads of {shape.head_dim}",
-            against_cpu_heads(),
-            "rollout.engine: transformers, or a model with other heads",
-        )
-
-
-def against_cpu_heads() -> str:
-    """Why others than `CPU_HEAD_SIZES` are refused."""
-    return f"vLLM on CPU has attention only for {', '.join(map(str, CPU_HEAD_SIZES))}"
 
 
 def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
@@ -65,51 +40,58 @@ def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
         yield f"a vocabulary of {rows:,} (padded)"
 
 
-def _divided(rollout: RolloutConfig, shape: ModelShape) -> Iterator[PlanProblem]:
-    parallel = rollout.tensor_parallel
+def divided(job: Job) -> Iterator[Problem]:
+    """The actor's model over the cards of an engine."""
+    if job.spec.vllm is None:
+        return
+    parallel, shape = job.spec.vllm.tensor_parallel, job.shapes["actor"]
     obstacles = list(against_parallel(shape, parallel))
     if obstacles:
         can = [n for n in range(1, _MOST_PARALLEL + 1) if not list(against_parallel(shape, n))]
-        yield PlanProblem(
-            "tensor-parallel",
-            "error",
-            f"rollout.tensor_parallel: {parallel} does not divide {shape.name}",
-            f"each card of an engine takes an equal part, and {parallel} does not go into "
-            f"{', '.join(obstacles)}",
-            f"rollout.tensor_parallel: {', '.join(map(str, can[:-1]))} or {can[-1]}"
-            if len(can) > 1
-            else "rollout.tensor_parallel: 1",
-        )
+        what = f"rollout.tensor_parallel: {parallel} does not divide {shape.name}"
+        why = f"each card of an engine takes an equal part, and {parallel} does not go into "
+        why += ", ".join(obstacles)
+        fix = "rollout.tensor_parallel: 1"
+        if len(can) > 1:
+            fix = f"rollout.tensor_parallel: {', '.join(map(str, can[:-1]))} or {can[-1]}"
+        yield Problem("tensor-parallel", "error", what, why, fix)
 
 
-def _one_node(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
+def one_node(job: Job) -> Iterator[Problem]:
+    """An engine's cards."""
+    parallel = job.spec.vllm.tensor_parallel if job.spec.vllm else 1
     most = max(len(node.cards) for node in job.hardware.nodes)
-    if rollout.tensor_parallel > most:
-        yield PlanProblem(
-            "tensor-parallel-node",
-            "error",
-            f"rollout.tensor_parallel: {rollout.tensor_parallel}, and a node has "
-            f"{counted(most, 'card')}",
-            "the cards of an engine are of one node: its parts exchange activations in every layer",
-            f"rollout.tensor_parallel: at most {most}, and more rollout.engines",
-        )
+    if job.device == "cuda" and parallel > most:
+        what = f"rollout.tensor_parallel: {parallel}, and a node has {counted(most, 'card')}"
+        why = "the cards of an engine are of one node: its parts exchange activations in every "
+        why += "layer"
+        fix = f"rollout.tensor_parallel: at most {most}, and more rollout.engines"
+        yield Problem("tensor-parallel-node", "error", what, why, fix)
 
 
-def _bfloat16(job: Job, rollout: RolloutConfig) -> Iterator[PlanProblem]:
-    capability = job.capability
-    if rollout.dtype == "bfloat16" and capability is not None and capability < BFLOAT16_UNITS:
-        yield PlanProblem(
-            "bfloat16-card",
-            "error",
-            "rollout.dtype is bfloat16, and a card has compute capability {}.{}".format(
-                *capability
-            ),
-            "vLLM does not start: it has bfloat16 from 8.0 on (platforms/cuda.py)",
-            "rollout.dtype: float32, rollout.engine: transformers, or cards from A100 on",
-        )
+def engine_dtype(job: Job) -> Iterator[Problem]:
+    """bfloat16 on old cards."""
+    vllm, capability = job.spec.vllm, job.capability
+    narrow = vllm is not None and vllm.dtype == "bfloat16" and job.device == "cuda"
+    if narrow and capability is not None and capability < BFLOAT16_UNITS:
+        what = "rollout.dtype is bfloat16, and a card has compute capability "
+        what += "{}.{}".format(*capability)
+        why = "vLLM does not start: it has bfloat16 from 8.0 on (platforms/cuda.py)"
+        fix = "rollout.dtype: float32, rollout.engine: transformers, or cards from A100 on"
+        yield Problem("bfloat16-card", "error", what, why, fix)
 
 
-def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[PlanProblem]:
+def cpu_heads(job: Job) -> Iterator[Problem]:
+    """Attention heads of an engine on the CPU."""
+    shape = job.shapes["actor"]
+    on_cpu = job.spec.vllm is not None and job.device == "cpu"
+    if on_cpu and shape.head_dim not in CPU_HEAD_SIZES:
+        what = f"{shape.name} has attention heads of {shape.head_dim}"
+        fix = "rollout.engine: transformers, or a model with other heads"
+        yield Problem("vllm-head-size", "error", what, against_cpu_heads(), fix)
+
+
+def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
     """Where other processes hold what vLLM asks for at its start, before the ranks load.
 
     free_bytes: of the cards of this machine, which is the run's first node.
@@ -123,21 +105,18 @@ def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[PlanProblem]:
             continue
         card, free = job.hardware.nodes[0].cards[slot.card], free_bytes[slot.card]
         if share * card.usable_bytes > free:
-            yield PlanProblem(
-                "vllm-share-not-free",
-                "error",
-                f"card {slot.card} ({card.name}) has {gigabytes(free)} GB free, and vLLM asks for "
-                f"{gigabytes(int(share * card.usable_bytes))} GB "
-                f"(rollout.memory_share {share:g} of {gigabytes(card.usable_bytes)} GB)",
-                "its share is one of the whole card and must be free when it starts; other "
-                "processes hold the rest",
-                "end them (`plimsoll doctor` names them), leave the card out by "
-                "CUDA_VISIBLE_DEVICES, or rollout.memory_share: "
-                f"{floor(100 * free / card.usable_bytes) / 100:.2f}",
-            )
+            what = f"card {slot.card} ({card.name}) has {gigabytes(free)} GB free, and vLLM asks "
+            what += f"for {gigabytes(int(share * card.usable_bytes))} GB "
+            what += f"(rollout.memory_share {share:g} of {gigabytes(card.usable_bytes)} GB)"
+            why = "its share is one of the whole card and must be free when it starts; other "
+            why += "processes hold the rest"
+            fix = "end them (`plimsoll doctor` names them), leave the card out by "
+            fix += "CUDA_VISIBLE_DEVICES, or rollout.memory_share: "
+            fix += f"{floor(100 * free / card.usable_bytes) / 100:.2f}"
+            yield Problem("vllm-share-not-free", "error", what, why, fix)
 
 
-def beside_training(job: Job, store: Store, band: Band) -> PlanProblem | None:
+def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
     """The problem of an overfull card on which vLLM's share and the ranks are too much together;
     None where it is another.
     """
@@ -151,7 +130,7 @@ def beside_training(job: Job, store: Store, band: Band) -> PlanProblem | None:
         return None
     peak = store.peak
     beside = sum(item.bytes for item in peak.items if item.role != "rollout")
-    return PlanProblem(
+    return Problem(
         "vllm-share-beside-training",
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment.phase} "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.price.roles import EMBEDDINGS
 from plimsoll.memory.price.varlen import against_varlen
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.shapes.known_models import has_other_parts
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.spec.roles import RoleName
 
 _ALL_LINEAR = "all-linear"
 _MLP = {"gate_proj", "up_proj", "down_proj"}
@@ -19,74 +18,55 @@ _RENAMED_EXPERTS = ("glm4_moe", "qwen3_moe")
 (peft/utils/transformers_weight_conversion.py, _convert_peft_config_moe)."""
 
 
-def model_rules(job: Job) -> Iterator[PlanProblem]:
-    """Every role's model."""
-    for name, shape in job.shapes.items():
-        yield from _positions(job, name, shape)
-    yield from _other_parts(job)
-    yield from _vocabularies(job)
-    yield from _targets(job)
-    yield from _varlen(job)
+def positions(job: Job) -> Iterator[Problem]:
+    """The longest sequence of each role."""
+    for role, shape in job.shapes.items():
+        longest, written = job.spec.longest_of(role)
+        if longest > shape.positions:
+            what = f"a sequence of the {role} may be {longest:,} tokens long ({written})"
+            why = f"{shape.name} has {shape.positions:,} positions (max_position_embeddings, or "
+            why += "those before its longrope changes); what is beyond them it has never seen, or "
+            why += "would change the rest of its pack"
+            fix = f"lower these lengths, or take a model with more positions as {job.key(role)}"
+            fix += ".model"
+            yield Problem("sequence-over-positions", "error", what, why, fix)
 
 
-def _positions(job: Job, role: RoleName, shape: ModelShape) -> Iterator[PlanProblem]:
-    longest, written = job.spec.longest_of(role)
-    if longest > shape.positions:
-        yield PlanProblem(
-            "sequence-over-positions",
-            "error",
-            f"a sequence of the {role} may be {longest:,} tokens long ({written})",
-            f"{shape.name} has {shape.positions:,} positions (max_position_embeddings, or those "
-            "before its longrope changes); what is beyond them it has never seen, or would change "
-            "the rest of its pack",
-            f"lower these lengths, or take a model with more positions as {job.key(role)}.model",
-        )
-
-
-def _other_parts(job: Job) -> Iterator[PlanProblem]:
+def other_parts(job: Job) -> Iterator[Problem]:
     """A run refuses such models, when it reads their config.json (model/checks.py)."""
     for role, model in job.spec.models.items():
         if has_other_parts(model.path):
-            yield PlanProblem(
-                "text-decoder",
-                "warning",
-                f"the {role}'s model {model.path} has parts beside its text decoder, and the plan "
-                "is for that decoder alone",
-                "Plimsoll trains text decoders, and a run refuses the model as it is published",
-                f"a text-only model, or as {job.key(role)}.model.path a directory with the text "
-                "decoder saved by itself",
-            )
+            what = f"the {role}'s model {model.path} has parts beside its text decoder, and the "
+            what += "plan is for that decoder alone"
+            why = "Plimsoll trains text decoders, and a run refuses the model as it is published"
+            fix = f"a text-only model, or as {job.key(role)}.model.path a directory with the text "
+            fix += "decoder saved by itself"
+            yield Problem("text-decoder", "warning", what, why, fix)
 
 
-def _vocabularies(job: Job) -> Iterator[PlanProblem]:
+def vocabularies(job: Job) -> Iterator[Problem]:
     """All roles read the tokens of the actor's tokenizer; a teacher gives each a probability."""
     actor = job.shapes["actor"]
     for role, shape in job.shapes.items():
         if shape.vocabulary < actor.vocabulary:
-            yield PlanProblem(
-                "vocabulary",
-                "error" if role == "teacher" else "warning",
-                f"the {role} ({shape.name}) has a vocabulary of {shape.vocabulary:,} and the actor "
-                f"({actor.name}) one of {actor.vocabulary:,}",
-                "it reads the tokens that the actor writes, and has no row for the last of them; "
-                "that is harmless only where these are padding of the same tokenizer",
-                f"a model with the actor's tokenizer as {job.key(role)}.model",
-            )
+            what = f"the {role} ({shape.name}) has a vocabulary of {shape.vocabulary:,} and the "
+            what += f"actor ({actor.name}) one of {actor.vocabulary:,}"
+            why = "it reads the tokens that the actor writes, and has no row for the last of them; "
+            why += "that is harmless only where these are padding of the same tokenizer"
+            fix = f"a model with the actor's tokenizer as {job.key(role)}.model"
+            yield Problem("vocabulary", "error" if role == "teacher" else "warning", what, why, fix)
 
 
-def _targets(job: Job) -> Iterator[PlanProblem]:
+def adapter_targets(job: Job) -> Iterator[Problem]:
+    """The layers that get an adapter."""
     for role, trained in job.spec.trained.items():
         shape = job.shapes[role]
         for target in trained.adapter.targets if trained.adapter else ():
             if obstacle := _against_target(shape, target):
-                yield PlanProblem(
-                    "adapter-targets",
-                    "error",
-                    f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
-                    "an adapter",
-                    obstacle,
-                    _instead(shape),
-                )
+                what = f"{role}.adapter.targets: {target} is nothing of {shape.name} that can have "
+                what += "an adapter"
+                fix = _instead(shape)
+                yield Problem("adapter-targets", "error", what, obstacle, fix)
 
 
 def _instead(shape: ModelShape) -> str:
@@ -115,7 +95,7 @@ def _against_target(shape: ModelShape, target: str) -> str:
     return "no linear layer of the decoder has this name (the last part of the module's)"
 
 
-def _varlen(job: Job) -> Iterator[PlanProblem]:
+def varlen(job: Job) -> Iterator[Problem]:
     """model.attention: varlen where it cannot be; auto takes sdpa there."""
     for role, model in job.spec.models.items():
         if model.attention != "varlen":
@@ -125,10 +105,7 @@ def _varlen(job: Job) -> Iterator[PlanProblem]:
             job.device, job.capability, dtype, shape.softcapped, shape.head_dim
         )
         if text := "; ".join(obstacles):
-            yield PlanProblem(
-                "varlen-attention",
-                "error",
-                f"{job.key(role)}.model.attention is varlen, which cannot compute {shape.name}",
-                f"of PyTorch's varlen_attn: {text}",
-                f"{job.key(role)}.model.attention: auto, or sdpa",
-            )
+            what = f"{job.key(role)}.model.attention is varlen, which cannot compute {shape.name}"
+            why = f"of PyTorch's varlen_attn: {text}"
+            fix = f"{job.key(role)}.model.attention: auto, or sdpa"
+            yield Problem("varlen-attention", "error", what, why, fix)

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import ceil
 
-from plimsoll.config.codes import PlanCode
+from plimsoll.config.codes import Code
+from plimsoll.config.problems import Problem
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, judge
 from plimsoll.memory.items import Item
-from plimsoll.memory.price.engines import GIB, card_share, least_share
+from plimsoll.memory.price.engines import GIB, card_share, least_cpu_cache, least_share
 from plimsoll.memory.rules.culprit import Culprit, find_culprit
 from plimsoll.memory.rules.engines import beside_training
-from plimsoll.memory.rules.problems import PlanProblem
 from plimsoll.run.counting import counted, gigabytes
 
-_TOO_SMALL: Mapping[str, PlanCode] = {"device": "device-memory", "host": "host-memory"}
-_BLOCK = 256
-"""Tokens of the largest blocks that vLLM counts a KV cache in (vllm/platforms/cpu.py)."""
+_TOO_SMALL: Mapping[str, Code] = {"device": "device-memory", "host": "host-memory"}
 
 
-def find_shortages(
-    job: Job, stores: Sequence[Store], disk: Sequence[Item], free_disk: int | None, band: Band
-) -> Iterator[PlanProblem]:
-    """All of them, errors and warnings. free_disk: bytes; None where unknown."""
+def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Iterator[Problem]:
+    """Errors but those of cards and hosts that hold too much. free_disk: bytes; None where
+    unknown."""
     yield from _cards(job)
     yield from _engines(job)
     yield from _cpu_cache(job)
+    if free_disk is not None:
+        yield from _disk(job, disk, free_disk)
+
+
+def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Problem]:
+    """An error of each card and host that does not hold its peak, a warning where it may not."""
     for store in stores:
         verdict = judge(store, band)
         if verdict == "does not fit":
@@ -36,15 +39,13 @@ def find_shortages(
             yield shared or _overfull(store, culprit)
         elif verdict == "risky":
             yield _close(store, band)
-    if free_disk is not None:
-        yield from _disk(disk, free_disk)
 
 
-def _cards(job: Job) -> Iterator[PlanProblem]:
+def _cards(job: Job) -> Iterator[Problem]:
     have = sum(len(node.cards) for node in job.hardware.nodes)
     layout, sampled = job.layout, job.sampler is not None
     if job.spec.cluster.device == "cuda" and have == 0:
-        yield PlanProblem(
+        yield Problem(
             "no-gpu",
             "error",
             "cluster.device is cuda, and the hardware has no GPU",
@@ -52,7 +53,7 @@ def _cards(job: Job) -> Iterator[PlanProblem]:
             "cluster.device: cpu, or cluster.hardware: the cards that the run will have",
         )
     if layout.homeless:
-        yield PlanProblem(
+        yield Problem(
             "more-ranks-than-gpus",
             "error",
             f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has {have}: no "
@@ -60,13 +61,33 @@ def _cards(job: Job) -> Iterator[PlanProblem]:
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "
             "of an engine are on one node" * sampled,
-            "fewer cluster.ranks"
-            + " or rollout.engines, rollout.placement: shared" * sampled
-            + ", or more cluster.nodes",
+            _fewer(job, have),
         )
 
 
-def _engines(job: Job) -> Iterator[PlanProblem]:
+def _fewer(job: Job, have: int) -> str:
+    """What there can be less or more of, and engines without cards of their own. have: cards."""
+    cluster, rollout = job.spec.cluster, job.sampler.rollout if job.sampler else None
+    ranks = cluster.ranks + (cluster.critic_ranks or 0)
+    shared = rollout is not None and rollout.placement == "shared"
+    less = ["cluster.ranks"] if ranks > (have if shared else 1) else []
+    if rollout is not None:
+        less += _engines_beyond(rollout, min(ranks, have) if shared else 0)
+    ways = [f"fewer {' or '.join(less)}"] if less else []
+    ways += ["rollout.placement: shared"] if rollout is not None and not shared else []
+    ways += ["more cluster.nodes" if job.layout.cards_needed > have else "more cluster.ranks"]
+    return ", ".join(ways[:-1]) + ", or " * (len(ways) > 1) + ways[-1]
+
+
+def _engines_beyond(rollout: RolloutConfig, cards: int) -> Iterator[str]:
+    """What engines have too many of for so many cards; 0: for cards of their own."""
+    if rollout.engines > 1 and rollout.engines * rollout.tensor_parallel > cards:
+        yield "rollout.engines"
+    if rollout.tensor_parallel > cards > 0:
+        yield "parts of an engine (rollout.tensor_parallel)"
+
+
+def _engines(job: Job) -> Iterator[Problem]:
     """A vLLM that would not start, or not hold one sequence."""
     sampler = job.sampler
     slots = [p.slot for p in job.layout.processes if p.kind == "engine worker"]
@@ -79,7 +100,7 @@ def _engines(job: Job) -> Iterator[PlanProblem]:
         return
     fixed, least = share.asked - share.kv_cache, least_share(sampler, card_bytes)
     beside = job.constants.cuda_context
-    yield PlanProblem(
+    yield Problem(
         "vllm-share",
         "error",
         f"vLLM's share of a card, {sampler.rollout.memory_share:g} of {gigabytes(card_bytes)} GB, "
@@ -87,13 +108,24 @@ def _engines(job: Job) -> Iterator[PlanProblem]:
         f"its weights, profiled peak and CUDA graphs take {gigabytes(fixed)} GB, and the KV cache "
         f"of one sequence of {sampler.longest:,} tokens {gigabytes(needed)} GB; vLLM would not "
         "start",
-        f"rollout.memory_share: {least:.2f} or more"
-        if least * card_bytes + beside <= card_bytes
-        else f"a larger rollout.tensor_parallel (now {sampler.rollout.tensor_parallel})",
+        ", or ".join(_starting(job, least, room=least * card_bytes + beside <= card_bytes)),
     )
 
 
-def _cpu_cache(job: Job) -> Iterator[PlanProblem]:
+def _starting(job: Job, least: float, *, room: bool) -> Iterator[str]:
+    """What vLLM would start with. least: share of a card; room: whether a card has it. On cards
+    that ranks share too, smaller parts of an engine leave them more. Its parts are of one node."""
+    assert job.sampler is not None
+    rollout, cards = job.sampler.rollout, max(len(node.cards) for node in job.hardware.nodes)
+    if room:
+        yield f"rollout.memory_share: {least:.2f} or more"
+    if rollout.tensor_parallel < cards and (rollout.placement == "shared" or not room):
+        yield f"a larger rollout.tensor_parallel (now {rollout.tensor_parallel})"
+    elif not room:
+        yield "a smaller model, or nodes with larger cards or more of them"
+
+
+def _cpu_cache(job: Job) -> Iterator[Problem]:
     """A vLLM on CPU whose cache, which is asked for in GiB, does not hold one sequence."""
     sampler = job.sampler
     if sampler is None or job.device != "cpu" or sampler.rollout.engine != "vllm":
@@ -101,38 +133,38 @@ def _cpu_cache(job: Job) -> Iterator[PlanProblem]:
     asked, needed = sampler.rollout.cpu_kv_cache_gib, sampler.kv_token * sampler.longest
     if asked * GIB >= needed:
         return
-    least = ceil(100 * sampler.kv_token * (sampler.longest + _BLOCK) / GIB) / 100
-    yield PlanProblem(
+    yield Problem(
         "vllm-cache",
         "error",
         f"rollout.cpu_kv_cache_gib is {asked:g}, and the KV cache of one sequence takes "
         f"{needed / GIB:.2g} GiB",
         f"a sequence may be {sampler.longest:,} tokens long; vLLM would not start",
-        f"rollout.cpu_kv_cache_gib: {least:.2f} or more, or shorter sequences",
+        f"rollout.cpu_kv_cache_gib: {least_cpu_cache(sampler):.2f} or more, or shorter sequences",
     )
 
 
-def _disk(disk: Sequence[Item], free: int) -> Iterator[PlanProblem]:
+def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
     needed = sum(item.bytes for item in disk)
     if needed > free:
-        yield PlanProblem(
+        yield Problem(
             "disk-space",
             "error",
             f"checkpoints and model take {gigabytes(needed)} GB of disk, and {gigabytes(free)} GB "
             "are free",
             "; ".join(f"{item.role} {item.name}: {item.formula}" for item in disk),
-            "fewer run.keep_checkpoints, or a run.directory on a larger disk",
+            "fewer run.keep_checkpoints, or " * (job.spec.run.keep_checkpoints > 1)
+            + "a run.directory on a larger disk",
         )
 
 
-def _overfull(store: Store, culprit: Culprit) -> PlanProblem:
+def _overfull(store: Store, culprit: Culprit) -> Problem:
     assert store.capacity is not None
     peak = store.peak
     over = gigabytes(peak.bytes - store.capacity)
     share = gigabytes(culprit.bytes)
     alone = "without them the rest fits" if culprit.alone else "the largest, and not alone in it"
     items = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in culprit.items[:4])
-    return PlanProblem(
+    return Problem(
         _TOO_SMALL[store.where],
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment.phase} "
@@ -142,11 +174,11 @@ def _overfull(store: Store, culprit: Culprit) -> PlanProblem:
     )
 
 
-def _close(store: Store, band: Band) -> PlanProblem:
+def _close(store: Store, band: Band) -> Problem:
     assert store.capacity is not None
     peak = store.peak
     largest = ", ".join(f"{i.role} {i.name} {gigabytes(i.bytes)}" for i in peak.items[:3])
-    return PlanProblem(
+    return Problem(
         _TOO_SMALL[store.where],
         "warning",
         f"{store.name} would hold {gigabytes(peak.bytes)} of {gigabytes(store.capacity)} GB in "

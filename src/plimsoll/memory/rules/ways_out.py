@@ -67,11 +67,15 @@ def _states(role: str, where: Where, spec: RunSpec[Any]) -> Iterator[str]:
             yield f"{zero}.optimizer_offload: cpu{stage}"
         if trained.zero.stage < 3 and (offloaded or spec.cluster.ranks > 1):
             yield f"{zero}.stage: 3"
-    elif "critic" in spec.trained and spec.cluster.critic_ranks is None:
+    elif "critic" in spec.trained and _could_have_own_ranks(spec):
         yield "cluster.critic_ranks, so that actor and critic are on nodes of their own"
     if trained.adapter is None:
         yield f"{role}.adapter"
     yield from _larger(spec, where, divided=trained.zero.stage > 0)
+
+
+def _could_have_own_ranks(spec: RunSpec[Any]) -> bool:
+    return spec.cluster.critic_ranks is None and spec.cluster.where == "ray"
 
 
 def _weights(role: str, spec: RunSpec[Any]) -> Iterator[str]:
@@ -128,8 +132,9 @@ def _engine(where: Where, rollout: RolloutConfig) -> Iterator[str]:
     elif rollout.sleep_level == 1:
         yield "rollout.sleep_level: 2"
     else:
+        fewer = "fewer rollout.engines on a node, " if rollout.engines > 1 else ""
         yield (
-            f"fewer rollout.engines on a node, on CPU a smaller rollout.cpu_kv_cache_gib (now "
+            f"{fewer}on CPU a smaller rollout.cpu_kv_cache_gib (now "
             f"{rollout.cpu_kv_cache_gib:g}), or a smaller rollout.sync.bucket_bytes"
         )
 

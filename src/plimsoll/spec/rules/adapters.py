@@ -5,86 +5,60 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Problem, Section
 from plimsoll.config.rl import PpoConfig
 from plimsoll.spec.run_spec import VLLM_RANKS
 
 
 def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
     """A trained role's adapter and quantisation."""
+    at = Section(name, role)
     if role.model.quantization == "nf4" and role.adapter is None:
-        yield Problem(
-            f"{name}.model.quantization",
-            "nf4",
-            "Weights of 4 bits cannot be trained, and there is no adapter to train instead.",
-            f"an adapter, such as {name}.adapter.rank: 16, or {name}.model.quantization: none",
-            code="four-bit-training",
-            conflict=True,
-        )
+        why = "Weights of 4 bits cannot be trained, and there is no adapter to train instead."
+        fix = f"an adapter, such as {name}.adapter.rank: 16, or {name}.model.quantization: none"
+        yield at.conflict("model.quantization", why, fix, "four-bit-training")
     if role.adapter is None:
         return
     if not role.adapter.targets:
-        yield Problem(
-            f"{name}.adapter.targets",
-            "[]",
-            "No layer would get an adapter, so nothing would be trained.",
-            "[all-linear], or the names of some layers",
-            code="adapter-targets",
-        )
+        why = "No layer would get an adapter, so nothing would be trained."
+        fix = "[all-linear], or the names of some layers"
+        yield at.invalid("adapter.targets", why, fix, "adapter-targets")
     if role.adapter.dora and role.model.quantization == "nf4" and role.zero.stage == 3:
-        yield Problem(
-            f"{name}.adapter.dora",
-            "true",
-            "DoRA reads the base's weights outside of their layers, where ZeRO stage 3 has taken "
-            "4-bit weights apart.",
-            f"{name}.zero.stage: 2, or {name}.model.quantization: none, or {name}.adapter.dora: "
-            "false",
-            code="four-bit-dora",
-            conflict=True,
-        )
+        why = "DoRA reads the base's weights outside of their layers, where ZeRO stage 3 has taken "
+        why += "4-bit weights apart."
+        fix = f"{name}.zero.stage: 2, or {name}.model.quantization: none, or {name}.adapter.dora: "
+        fix += "false"
+        yield at.conflict("adapter.dora", why, fix, "four-bit-dora")
 
 
 def steady(name: str, role: TrainedRole) -> Iterator[Problem]:
     """An adapter whose log-probs are compared with earlier ones of its own."""
+    at = Section(name, role)
     if role.adapter is not None and role.adapter.dropout > 0:
-        yield Problem(
-            f"{name}.adapter.dropout",
-            str(role.adapter.dropout),
-            "Each forward pass would drop other inputs, so the ratio of new to old probabilities "
-            "would be noise.",
-            f"{name}.adapter.dropout: 0; dropout is for sft and dpo",
-            code="adapter-dropout",
-            conflict=True,
-        )
+        why = "Each forward pass would drop other inputs, so the ratio of new to old probabilities "
+        why += "would be noise."
+        fix = f"{name}.adapter.dropout: 0; dropout is for sft and dpo"
+        yield at.conflict("adapter.dropout", why, fix, "adapter-dropout")
 
 
 def frozen(name: str, role: FrozenRole) -> Iterator[Problem]:
     """A frozen role's quantisation."""
+    at = Section(name, role)
     if role.model.quantization == "nf4" and role.offload == "cpu":
-        yield Problem(
-            f"{name}.offload",
-            "cpu",
-            "The scales of 4-bit weights stay on the device, so the weights cannot leave it.",
-            f"{name}.offload: none (4 bits are a quarter of bfloat16), or "
-            f"{name}.model.quantization: none",
-            code="four-bit-offload",
-            conflict=True,
-        )
+        why = "The scales of 4-bit weights stay on the device, so the weights cannot leave it."
+        fix = f"{name}.offload: none (4 bits are a quarter of bfloat16), or "
+        fix += f"{name}.model.quantization: none"
+        yield at.conflict("offload", why, fix, "four-bit-offload")
 
 
 def separate(config: PpoConfig) -> Iterator[Problem]:
     """An adapter that goes to the engines alone."""
+    at = Section("", config)
     if config.rollout.sync.adapter == "merged":
         return
     for obstacle, instead in _against_separate(config):
-        yield Problem(
-            "rollout.sync.adapter",
-            "separate",
-            obstacle,
-            f"rollout.sync.adapter: merged, or {instead}",
-            code="adapter-separate",
-            conflict=True,
-        )
+        fix = f"rollout.sync.adapter: merged, or {instead}"
+        yield at.conflict("rollout.sync.adapter", obstacle, fix, "adapter-separate")
 
 
 def _against_separate(config: PpoConfig) -> Iterator[tuple[str, str]]:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.model import ModelConfig
-from plimsoll.config.problems import Problem
+from plimsoll.config.problems import Problem, Section
 from plimsoll.run.counting import counted
 from plimsoll.spec.run_spec import RunSpec
 
@@ -21,36 +20,21 @@ def memory_levers(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _levers(name: str, role: TrainedRole, ranks: int) -> Iterator[Problem]:
     """ranks: that the role is divided over."""
-    yield from _checkpointing(name, role.model)
+    yield from _checkpointing(name, role)
     for obstacle, instead in _against_narrow_states(name, role):
-        yield Problem(
-            f"{name}.zero.state_dtype",
-            "bfloat16",
-            obstacle,
-            f"{instead}, or {name}.zero.state_dtype: float32",
-            code="state-dtype",
-            conflict=True,
-        )
+        fix = f"{instead}, or {name}.zero.state_dtype: float32"
+        yield Section(name, role).conflict("zero.state_dtype", obstacle, fix, "state-dtype")
     yield from _zero_plus_plus(name, role, ranks)
 
 
-def _checkpointing(name: str, model: ModelConfig) -> Iterator[Problem]:
-    if model.gradient_checkpointing is not False:
+def _checkpointing(name: str, role: TrainedRole) -> Iterator[Problem]:
+    if role.model.gradient_checkpointing is not False:
         return
-    unused = {"checkpoint_every": model.checkpoint_every, "activation_offload": "cpu"}
-    if model.checkpoint_every == 1:
-        del unused["checkpoint_every"]
-    if model.activation_offload == "none":
-        del unused["activation_offload"]
-    for key, value in unused.items():
-        yield Problem(
-            f"{name}.model.{key}",
-            str(value),
-            f"No layer is checkpointed ({name}.model.gradient_checkpointing: false).",
-            f"{name}.model.gradient_checkpointing: true, or leave {name}.model.{key} out",
-            code="checkpointing-off",
-            conflict=True,
-        )
+    for key, unset in (("checkpoint_every", 1), ("activation_offload", "none")):
+        if getattr(role.model, key) != unset:
+            why = f"No layer is checkpointed ({name}.model.gradient_checkpointing: false)."
+            fix = f"{name}.model.gradient_checkpointing: true, or leave {name}.model.{key} out"
+            yield Section(name, role).conflict(f"model.{key}", why, fix, "checkpointing-off")
 
 
 def _against_narrow_states(name: str, role: TrainedRole) -> Iterator[tuple[str, str]]:
@@ -72,41 +56,27 @@ def _against_narrow_states(name: str, role: TrainedRole) -> Iterator[tuple[str, 
 
 
 def _zero_plus_plus(name: str, role: TrainedRole, ranks: int) -> Iterator[Problem]:
+    at = Section(name, role)
     zero, size = role.zero, role.zero.hpz_partition_size
     asked = {
-        "quantized_weights": "true" if zero.quantized_weights else "",
-        "quantized_gradients": "true" if zero.quantized_gradients else "",
-        "hpz_partition_size": str(size) if size > 1 else "",
+        "quantized_weights": zero.quantized_weights,
+        "quantized_gradients": zero.quantized_gradients,
+        "hpz_partition_size": size > 1,
     }
-    for key, value in asked.items():
-        if value and zero.stage != 3:
-            yield Problem(
-                f"{name}.zero.{key}",
-                value,
-                f"ZeRO++ is of stage 3, which exchanges weights; the stage is {zero.stage}.",
-                f"{name}.zero.stage: 3, or leave {name}.zero.{key} out",
-                code="zero-plus-plus",
-                conflict=True,
-            )
+    for key, is_asked in asked.items():
+        if is_asked and zero.stage != 3:
+            why = f"ZeRO++ is of stage 3, which exchanges weights; the stage is {zero.stage}."
+            fix = f"{name}.zero.stage: 3, or leave {name}.zero.{key} out"
+            yield at.conflict(f"zero.{key}", why, fix, "zero-plus-plus")
     if zero.parameter_offload == "cpu" and size > 1:
-        yield Problem(
-            f"{name}.zero.hpz_partition_size",
-            str(size),
-            "The second copy would be in host memory, behind a slower link than the one it spares "
-            f"({name}.zero.parameter_offload: cpu).",
-            f"{name}.zero.parameter_offload: none, or leave {name}.zero.hpz_partition_size out",
-            code="zero-plus-plus",
-            conflict=True,
-        )
+        why = "The second copy would be in host memory, behind a slower link than the one it "
+        why += f"spares ({name}.zero.parameter_offload: cpu)."
+        fix = f"{name}.zero.parameter_offload: none, or leave {name}.zero.hpz_partition_size out"
+        yield at.conflict("zero.hpz_partition_size", why, fix, "zero-plus-plus")
     if zero.stage == 3 and ranks % size:
-        yield Problem(
-            f"{name}.zero.hpz_partition_size",
-            str(size),
-            f"Groups of {size} ranks do not go into {counted(ranks, 'rank')}.",
-            f"a number that divides {ranks}: the ranks of a node",
-            code="zero-plus-plus",
-            conflict=True,
-        )
+        why = f"Groups of {size} ranks do not go into {counted(ranks, 'rank')}."
+        fix = f"a number that divides {ranks}: the ranks of a node"
+        yield at.conflict("zero.hpz_partition_size", why, fix, "zero-plus-plus")
 
 
 def _one_group(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -116,12 +86,8 @@ def _one_group(spec: RunSpec[Any]) -> Iterator[Problem]:
         return
     for name, role in at_3.items():
         if role.zero.hpz_partition_size > 1:
-            yield Problem(
-                f"{name}.zero.hpz_partition_size",
-                str(role.zero.hpz_partition_size),
-                "Actor and critic share their ranks, and DeepSpeed makes such groups once in a "
-                "process, for all that is at stage 3.",
-                f"cluster.critic_ranks, or leave {name}.zero.hpz_partition_size out",
-                code="zero-plus-plus",
-                conflict=True,
-            )
+            why = "Actor and critic share their ranks, and DeepSpeed makes such groups once in a "
+            why += "process, for all that is at stage 3."
+            fix = f"cluster.critic_ranks, or leave {name}.zero.hpz_partition_size out"
+            at = Section(name, role)
+            yield at.conflict("zero.hpz_partition_size", why, fix, "zero-plus-plus")

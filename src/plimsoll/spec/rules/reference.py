@@ -7,7 +7,7 @@ from pathlib import Path
 
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole
-from plimsoll.config.problems import Problem, show
+from plimsoll.config.problems import Problem, Section, conflict
 from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
 
 SUFFIX = ".parquet"
@@ -15,25 +15,17 @@ SUFFIX = ".parquet"
 
 def stored_logprobs(settings: ReferenceLogprobsConfig) -> Iterator[Problem]:
     """A file for the reference's log-probs."""
+    at = Section("reference_logprobs", settings)
     if settings.path is None:
         return
     if not settings.precompute:
-        yield Problem(
-            "reference_logprobs.path",
-            show(settings.path),
-            "It would be neither read nor written: the reference scores batch by batch.",
-            "reference_logprobs.precompute: true, or leave reference_logprobs.path out",
-            code="reference-logprobs",
-            conflict=True,
-        )
+        why = "It would be neither read nor written: the reference scores batch by batch."
+        fix = "reference_logprobs.precompute: true, or leave reference_logprobs.path out"
+        yield at.conflict("path", why, fix, "reference-logprobs")
     if Path(settings.path).suffix != SUFFIX:
-        yield Problem(
-            "reference_logprobs.path",
-            show(settings.path),
-            "The numbers are kept as Parquet, and files of data are told by their names.",
-            f"a name that ends in {SUFFIX}",
-            code="reference-logprobs",
-        )
+        why = "The numbers are kept as Parquet, and files of data are told by their names."
+        fix = f"a name that ends in {SUFFIX}"
+        yield at.invalid("path", why, fix, "reference-logprobs")
 
 
 def unused_reference(
@@ -44,11 +36,6 @@ def unused_reference(
     if logprobs.precompute:
         unused["reference_logprobs.precompute"] = "true"
     for key, value in unused.items():
-        yield Problem(
-            key,
-            value,
-            f"The loss {loss.name} is reference-free: it would not be looked at.",
-            f"leave {key} out, or algorithm.loss.name: dpo",
-            code="reference-free-loss",
-            conflict=True,
-        )
+        why = f"The loss {loss.name} is reference-free: it would not be looked at."
+        fix = f"leave {key} out, or algorithm.loss.name: dpo"
+        yield conflict(key, value, why, fix, code="reference-free-loss")

@@ -6,15 +6,148 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.problems import Problem, refuse, show
+from plimsoll.config.problems import Problem, Section, find, refuse
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.rules.adapters import adapted, frozen
 from plimsoll.spec.rules.memory import memory_levers
 from plimsoll.spec.rules.progress import evaluated, scheduled
 from plimsoll.spec.run_spec import RunSpec
+
+
+def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Keys that every config has, and that this job, or this run, would not look at."""
+    at = Section("", spec.config)
+    separator = DataConfig.model_fields["step_separator"]
+    if spec.data.step_separator != separator.default and not spec.job.has_steps:
+        why = "Only the rows of a process reward model (plimsoll prm) have steps."
+        fix = "leave data.step_separator out"
+        yield at.invalid("data.step_separator", why, fix, "data-columns")
+    if spec.cluster.critic_ranks is not None and "critic" not in spec.trained:
+        why = "This job trains no critic."
+        fix = "leave cluster.critic_ranks out"
+        yield at.conflict("cluster.critic_ranks", why, fix, "critic-ranks")
+    if spec.run.eval_every is not None and spec.data.eval is None:
+        why = "There is nothing to evaluate on: data.eval is not given."
+        fix = "give data.eval.path and its columns, or leave run.eval_every out"
+        yield at.conflict("run.eval_every", why, fix, "no-eval-data")
+
+
+def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
+    cluster = spec.cluster
+    if cluster.where != "local":
+        return
+    found: dict[str, tuple[str, str]] = {}  # why not, and what else to write
+    if cluster.critic_ranks is not None:
+        why = "is this one process, which the critic shares"
+        found["critic_ranks"] = why, "leave cluster.critic_ranks out"
+    if cluster.ranks > 1:
+        found["ranks"] = "is this one process, so there is one rank", "cluster.ranks: 1"
+    if cluster.nodes > 1:
+        found["nodes"] = "is this one process, on this machine", "cluster.nodes: 1"
+    if cluster.address is not None:
+        why = "starts no Ray, so there is no cluster to join"
+        found["address"] = why, "leave cluster.address out"
+    for key, (why, other) in found.items():
+        fix = f"cluster.where: ray, or {other}"
+        at = Section("cluster", cluster)
+        yield at.conflict(key, f"cluster.where: local {why}.", fix, "local-one-process")
+
+
+def _trained(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Roles that learn."""
+    for name, role in spec.trained.items():
+        learning = max(0, spec.run.steps - spec.roles[name].begins)
+        yield from _role(name, role, learning * spec.workload.updates)
+
+
+def _frozen(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Roles that only score."""
+    for role in spec.roles.values():
+        if role.frozen is not None and role.given:
+            yield from frozen(role.key, role.frozen)
+
+
+def _columns(spec: RunSpec[Any]) -> Iterator[Problem]:
+    for key, source in spec.data.sources().items():
+        yield from spec.job.columns(key, source)
+
+
+def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
+    return spec.job.rules(spec.config)
+
+
+def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
+    """One trained role; updates: the optimizer steps of the whole run."""
+    at = Section(name, role)
+    yield from adapted(name, role)
+    yield from scheduled(name, role, updates)
+    yield from _offload(name, role)
+    yield from _gradient_dtype(name, role)
+    for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
+        if value >= 1:
+            why = "Adam's moving averages forget nothing at 1, and grow without bound above it."
+            fix = "a number below 1, such as 0.9"
+            yield at.invalid(f"optimizer.{beta}", why, fix, "optimizer-value")
+
+
+def _offload(name: str, role: TrainedRole) -> Iterator[Problem]:
+    at = Section(name, role)
+    zero = role.zero
+    if zero.parameter_offload == "cpu" and zero.stage != 3:
+        why = f"Only ZeRO stage 3 divides the weights and can move them; the stage is {zero.stage}."
+        fix = f"{name}.zero.stage: 3, or {name}.zero.parameter_offload: none"
+        yield at.conflict("zero.parameter_offload", why, fix, "offload-stage")
+    if zero.optimizer_offload == "cpu" and zero.stage == 0:
+        why = "DeepSpeed offloads the optimizer from ZeRO stage 1 on; the stage is 0."
+        fix = f"{name}.zero.stage: 1 (one rank holds the same with it), "
+        fix += f"or {name}.zero.optimizer_offload: none"
+        yield at.conflict("zero.optimizer_offload", why, fix, "offload-stage")
+    if zero.optimizer_offload == "cpu" and role.optimizer.kind != "adamw":
+        why = "DeepSpeedCPUAdam, which steps on the host, is AdamW alone, and no "
+        why += f"{role.optimizer.kind} ({name}.optimizer.kind)."
+        fix = f"{name}.zero.optimizer_offload: none, or {name}.optimizer.kind: adamw"
+        yield at.conflict("zero.optimizer_offload", why, fix, "adamw-8bit-offload")
+
+
+def _gradient_dtype(name: str, role: TrainedRole) -> Iterator[Problem]:
+    at = Section(name, role)
+    zero = role.zero
+    if zero.gradient_dtype == "float32" and zero.stage == 0 and role.model.dtype == "bfloat16":
+        why = "At stage 0 DeepSpeed adds the gradients of bfloat16 weights in bfloat16."
+        fix = f"{name}.zero.stage: 1 or more, or {name}.zero.gradient_dtype: auto"
+        yield at.conflict("zero.gradient_dtype", why, fix, "gradient-dtype")
+    if zero.gradient_dtype == "bfloat16" and role.model.dtype == "float32":
+        why = f"The weights are float32 ({name}.model.dtype), and so are their gradients."
+        fix = f"{name}.zero.gradient_dtype: auto, or {name}.model.dtype: bfloat16"
+        yield at.conflict("zero.gradient_dtype", why, fix, "gradient-dtype")
+
+
+def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
+    at = Section("", spec.config)
+    work = spec.workload
+    longest, why = work.together * work.longest, work.length_keys
+    if work.unit == "pair":
+        why = f"two sequences of {work.length_keys} each, which stay together"
+    if longest > work.budget:
+        what = "pair" if work.unit == "pair" else "sequence"
+        why = f"A {what} may be {longest} tokens long ({why}) and would fit no micro-batch."
+        fix = f"batch.micro_batch_tokens: {longest}, or shorter sequences"
+        yield at.conflict("batch.micro_batch_tokens", why, fix, "micro-batch-tokens")
+
+
+SETTINGS_RULES = (
+    _cluster,
+    evaluated,
+    memory_levers,
+    _unread,
+    _trained,
+    _frozen,
+    _columns,
+    _of_the_job,
+    _budget,
+)
 
 
 def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
@@ -24,169 +157,4 @@ def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({}))
     Raises ConfigError (exit code 2) for values that can never do; SettingsConflict (4) where
     every problem is between settings that are right by themselves.
     """
-    refuse(settings_rules(spec), origins)
-
-
-def settings_rules(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Of every job, and of the spec's own."""
-    yield from _cluster(spec.cluster)
-    yield from evaluated(spec)
-    yield from memory_levers(spec)
-    yield from _unread(spec)
-    for name, trained in spec.trained.items():
-        learning = max(0, spec.run.steps - spec.roles[name].begins)
-        yield from _role(name, trained, learning * spec.workload.updates)
-    for role in spec.roles.values():
-        if role.frozen is not None and role.given:
-            yield from frozen(role.key, role.frozen)
-    for key, source in spec.data.sources().items():
-        yield from spec.job.columns(key, source)
-    yield from spec.job.rules(spec.config)
-    yield from _budget(spec)
-
-
-def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Keys that every config has, and that this job, or this run, would not look at."""
-    separator = DataConfig.model_fields["step_separator"]
-    if spec.data.step_separator != separator.default and not spec.job.has_steps:
-        yield Problem(
-            "data.step_separator",
-            show(spec.data.step_separator),
-            "Only the rows of a process reward model (plimsoll prm) have steps.",
-            "leave data.step_separator out",
-            code="data-columns",
-        )
-    if spec.cluster.critic_ranks is not None and "critic" not in spec.trained:
-        yield Problem(
-            "cluster.critic_ranks",
-            str(spec.cluster.critic_ranks),
-            "This job trains no critic.",
-            "leave cluster.critic_ranks out",
-            code="critic-ranks",
-            conflict=True,
-        )
-    if spec.run.eval_every is not None and spec.data.eval is None:
-        yield Problem(
-            "run.eval_every",
-            str(spec.run.eval_every),
-            "There is nothing to evaluate on: data.eval is not given.",
-            "give data.eval.path and its columns, or leave run.eval_every out",
-            code="no-eval-data",
-            conflict=True,
-        )
-
-
-def _cluster(cluster: ClusterConfig) -> Iterator[Problem]:
-    if cluster.where != "local":
-        return
-    own, ranks, nodes, address = cluster.critic_ranks, cluster.ranks, cluster.nodes, cluster.address
-    if own is not None:
-        yield _on_ray("critic_ranks", str(own), "is this one process, which the critic shares")
-    if ranks > 1:
-        yield _on_ray("ranks", str(ranks), "is this one process, so there is one rank", "1")
-    if nodes > 1:
-        yield _on_ray("nodes", str(nodes), "is this one process, on this machine", "1")
-    if address is not None:
-        yield _on_ray("address", show(address), "starts no Ray, so there is no cluster to join")
-
-
-def _on_ray(key: str, value: str, why: str, instead: str | None = None) -> Problem:
-    """Of a key of the cluster that one process cannot do."""
-    other = f"leave cluster.{key} out" if instead is None else f"cluster.{key}: {instead}"
-    return Problem(
-        f"cluster.{key}",
-        value,
-        f"cluster.where: local {why}.",
-        f"cluster.where: ray, or {other}",
-        code="local-one-process",
-        conflict=True,
-    )
-
-
-def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
-    """One trained role; updates: the optimizer steps of the whole run."""
-    yield from adapted(name, role)
-    yield from scheduled(name, role, updates)
-    yield from _offload(name, role)
-    yield from _gradient_dtype(name, role)
-    for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
-        if value >= 1:
-            yield Problem(
-                f"{name}.optimizer.{beta}",
-                str(value),
-                "Adam's moving averages forget nothing at 1, and grow without bound above it.",
-                "a number below 1, such as 0.9",
-                code="optimizer-value",
-            )
-
-
-def _offload(name: str, role: TrainedRole) -> Iterator[Problem]:
-    zero = role.zero
-    if zero.parameter_offload == "cpu" and zero.stage != 3:
-        yield Problem(
-            f"{name}.zero.parameter_offload",
-            "cpu",
-            f"Only ZeRO stage 3 divides the weights and can move them; the stage is {zero.stage}.",
-            f"{name}.zero.stage: 3, or {name}.zero.parameter_offload: none",
-            code="offload-stage",
-            conflict=True,
-        )
-    if zero.optimizer_offload == "cpu" and zero.stage == 0:
-        yield Problem(
-            f"{name}.zero.optimizer_offload",
-            "cpu",
-            "DeepSpeed offloads the optimizer from ZeRO stage 1 on; the stage is 0.",
-            f"{name}.zero.stage: 1 (one rank holds the same with it), "
-            f"or {name}.zero.optimizer_offload: none",
-            code="offload-stage",
-            conflict=True,
-        )
-    if zero.optimizer_offload == "cpu" and role.optimizer.kind != "adamw":
-        yield Problem(
-            f"{name}.zero.optimizer_offload",
-            "cpu",
-            f"DeepSpeedCPUAdam, which steps on the host, is AdamW alone, and no "
-            f"{role.optimizer.kind} ({name}.optimizer.kind).",
-            f"{name}.zero.optimizer_offload: none, or {name}.optimizer.kind: adamw",
-            code="adamw-8bit-offload",
-            conflict=True,
-        )
-
-
-def _gradient_dtype(name: str, role: TrainedRole) -> Iterator[Problem]:
-    zero = role.zero
-    if zero.gradient_dtype == "float32" and zero.stage == 0 and role.model.dtype == "bfloat16":
-        yield Problem(
-            f"{name}.zero.gradient_dtype",
-            "float32",
-            "At stage 0 DeepSpeed adds the gradients of bfloat16 weights in bfloat16.",
-            f"{name}.zero.stage: 1 or more, or {name}.zero.gradient_dtype: auto",
-            code="gradient-dtype",
-            conflict=True,
-        )
-    if zero.gradient_dtype == "bfloat16" and role.model.dtype == "float32":
-        yield Problem(
-            f"{name}.zero.gradient_dtype",
-            "bfloat16",
-            f"The weights are float32 ({name}.model.dtype), and so are their gradients.",
-            f"{name}.zero.gradient_dtype: auto, or {name}.model.dtype: bfloat16",
-            code="gradient-dtype",
-            conflict=True,
-        )
-
-
-def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
-    work = spec.workload
-    longest, why = work.together * work.longest, work.length_keys
-    if work.unit == "pair":
-        why = f"two sequences of {work.length_keys} each, which stay together"
-    if longest > work.budget:
-        what = "pair" if work.unit == "pair" else "sequence"
-        yield Problem(
-            "batch.micro_batch_tokens",
-            str(work.budget),
-            f"A {what} may be {longest} tokens long ({why}) and would fit no micro-batch.",
-            f"batch.micro_batch_tokens: {longest}, or shorter sequences",
-            code="micro-batch-tokens",
-            conflict=True,
-        )
+    refuse(find(SETTINGS_RULES, spec), origins)

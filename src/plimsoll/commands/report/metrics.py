@@ -1,0 +1,59 @@
+"""What the rows of metrics.jsonl say of a whole run: its evaluations, and where its time went."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import isnan, nan
+
+from plimsoll.run.rows import Row
+from plimsoll.run.standing import Figure, figures
+
+
+def metric_names(rows: Iterable[Row], prefix: str) -> list[str]:
+    """Those that begin so, in the order in which they first came."""
+    found = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in found if name.startswith(prefix)]
+
+
+def total_seconds(rows: Iterable[Row]) -> dict[str, float]:
+    """The seconds of each phase together, in the order in which phases first came."""
+    totals: dict[str, float] = {}
+    for row in rows:
+        for name in metric_names([row], "seconds/"):
+            phase = name.removeprefix("seconds/")
+            totals[phase] = totals.get(phase, 0.0) + row[name]
+    return totals
+
+
+def evaluations(rows: Iterable[Row], best_step: int | None) -> dict[str, Row]:
+    """The first evaluation, that of the best step if there is one, and the last, by what they are;
+    none twice."""
+    found = {row["step"]: row for row in rows if metric_names([row], "eval/")}
+    if len(found) < 2:
+        return {f"step {step}": row for step, row in found.items()}
+    steps = {"first": min(found), "best": best_step, "last": max(found)}
+    shown = sorted({step for step in steps.values() if step in found})
+    names = [" and ".join(name for name in steps if steps[name] == step) for step in shown]
+    return {f"{name}, step {step}": found[step] for name, step in zip(names, shown, strict=True)}
+
+
+def held_out_figures(shown: Collection[Row]) -> dict[str, list[Figure | None]]:
+    """By metric: its figure in each of the evaluations, None in those that do not have it."""
+    found = [
+        figures({n: nan if row[n] is None else row[n] for n in metric_names([row], "eval/")})
+        for row in shown
+    ]
+    names = dict.fromkeys(name for own in found for name in own)
+    return {name: [own.get(name) for own in found] for name in names}
+
+
+def number_text(figure: Figure) -> str:
+    """Such as `0.83`."""
+    return "NaN" if isnan(figure.value) else f"{figure.value:.4g}"
+
+
+def bounds_text(figure: Figure) -> str:
+    """Such as `0.79 to 0.87`; empty where a figure has no interval."""
+    if figure.interval is None or any(map(isnan, figure.interval)):
+        return ""
+    return "{:.3g} to {:.3g}".format(*figure.interval)

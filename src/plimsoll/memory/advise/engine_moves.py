@@ -1,0 +1,154 @@
+"""What may be changed about the engines so that they, and what is beside them, have room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.memory.advise.changes import Move
+from plimsoll.memory.advise.room import with_room
+from plimsoll.memory.contents.stores import Store, judge, likely_worst
+from plimsoll.memory.items import Item
+from plimsoll.memory.plan.plan import Load
+from plimsoll.memory.price.engines import least_cpu_cache, least_share
+from plimsoll.memory.rules.engines import against_parallel, largest_share
+
+LARGEST_SHARE = 0.9
+"""Of a card, for vLLM: its own default."""
+_PARALLEL = (1, 2, 4, 8)
+_BUCKET = 64 * 2**20
+"""Bytes of weights at once: less saves little more."""
+
+
+def engine_forms(load: Load) -> Iterator[Move]:
+    """Where engines are, over how many cards each, and what they take of a card."""
+    spec = load.job.spec
+    if spec.sampling is None or spec.cluster.where == "local":
+        return
+    rollout = spec.sampling.rollout
+    if rollout.engine == "vllm" and load.job.device == "cuda":
+        yield from _shared(rollout, load)
+        yield from _own(rollout, load)
+    else:
+        other = "own" if rollout.placement == "shared" else "shared"
+        yield with_room(spec, {"rollout.placement": other}, load.job.hardware)
+
+
+def smaller_engines(load: Load) -> Iterator[Move]:
+    """Of engines that take no share of a card, and of those on a host that is too small."""
+    spec = load.job.spec
+    if spec.sampling is None:
+        return
+    rollout = spec.sampling.rollout
+    if rollout.engine == "transformers":
+        yield from _fewer_sequences(rollout)
+    elif load.job.device == "cpu":
+        yield from _other_cache(rollout, load)
+    if any(judge(host, load.band) != "fits" for host in load.hosts):
+        if rollout.sleep_level == 1:
+            yield {"rollout.sleep_level": 2}
+        yield {"rollout.engines": max(1, rollout.engines // 2)}
+        yield {"rollout.sync.bucket_bytes": min(_BUCKET, rollout.sync.bucket_bytes)}
+
+
+def _fewer_sequences(rollout: RolloutConfig) -> Iterator[Move]:
+    """Half as many at once, and so on."""
+    sequences = rollout.max_sequences
+    while sequences > 1:
+        sequences //= 2
+        yield {"rollout.max_sequences": sequences}
+
+
+def _shared(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
+    """On the ranks' cards, with the largest share that leaves the ranks their room, awake and
+    asleep; with the least that an engine starts with, where they leave less."""
+    cluster = load.job.spec.cluster
+    ranks = cluster.ranks + (cluster.critic_ranks or 0)
+    beside = [store.without(_is_engine) for store in load.devices if _has_ranks(store)]
+    cards = len(load.job.hardware.nodes[0].cards) * cluster.nodes
+    covered = min(rollout.engines * rollout.tensor_parallel, ranks, cards)
+    for parallel in _parallels(load):
+        engines = max(1, covered // parallel)
+        if engines * parallel > ranks:
+            continue
+        least = _least(load, parallel)
+        homes: Move = {"cluster.ranks": cards} if cluster.ranks > cards else {}
+        for level in (0, 1, 2):
+            room = min(largest_share(one, load.band, asleep=level > 0) for one in beside)
+            yield {
+                **homes,
+                "rollout.placement": "shared",
+                "rollout.engines": engines,
+                "rollout.tensor_parallel": parallel,
+                "rollout.sleep_level": level,
+                "rollout.memory_share": min(LARGEST_SHARE, max(least, room)),
+            }
+
+
+def _own(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
+    """On cards of their own, with fewer ranks or more nodes where cards lack."""
+    cluster = load.job.spec.cluster
+    cards = len(load.job.hardware.nodes[0].cards) * cluster.nodes
+    for parallel in _parallels(load):
+        engines = max(1, rollout.engines * rollout.tensor_parallel // parallel)
+        least = _least(load, parallel)
+        share = rollout.memory_share if least <= rollout.memory_share else LARGEST_SHARE
+        move: Move = {
+            "rollout.placement": "own",
+            "rollout.engines": engines,
+            "rollout.tensor_parallel": parallel,
+            "rollout.sleep_level": 0,
+            "rollout.memory_share": share,
+        }
+        left = cards - engines * parallel
+        if least <= share:
+            if 0 < left < cluster.ranks and cluster.critic_ranks is None:
+                yield {**move, "cluster.ranks": left}
+            yield with_room(load.job.spec, move, load.job.hardware)
+
+
+def _parallels(load: Load) -> list[int]:
+    """Over how many cards of a node an engine may be divided."""
+    sampler = load.job.sampler
+    assert sampler is not None
+    most = len(load.job.hardware.nodes[0].cards)
+    each = sorted({*_PARALLEL, sampler.rollout.tensor_parallel})
+    return [n for n in each if n <= most and not list(against_parallel(sampler.shape, n))]
+
+
+def _least(load: Load, parallel: int) -> float:
+    """The share of a card with which vLLM starts."""
+    sampler = load.job.sampler
+    assert sampler is not None
+    rollout = sampler.rollout.model_copy(update={"tensor_parallel": parallel})
+    card = load.job.hardware.nodes[0].cards[0]
+    return least_share(replace(sampler, rollout=rollout), card.usable_bytes)
+
+
+def _other_cache(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
+    """The KV cache on CPU for which everything else on the hosts leaves room, in halves of a GiB,
+    and the least that vLLM starts with."""
+    sampler, asked = load.job.sampler, rollout.cpu_kv_cache_gib
+    assert sampler is not None
+    rooms = [
+        store.capacity - likely_worst(store.without(_is_cache).peak, load.band)
+        for store in load.hosts
+        if store.capacity is not None and any(_is_cache(one.item) for one in store.held)
+    ]
+    halves = min(rooms, default=0) // (rollout.engines * 2**29)
+    if 0 < halves / 2 < asked:
+        yield {"rollout.cpu_kv_cache_gib": halves / 2}
+    yield {"rollout.cpu_kv_cache_gib": least_cpu_cache(sampler)}
+
+
+def _is_cache(item: Item) -> bool:
+    return (item.role, item.name) == ("rollout", "KV cache")
+
+
+def _has_ranks(store: Store) -> bool:
+    return any(one.item.role in ("actor", "critic") for one in store.held)
+
+
+def _is_engine(item: Item) -> bool:
+    return item.role == "rollout"

