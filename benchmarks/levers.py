@@ -19,8 +19,8 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.speed import step_seconds
 from plimsoll.memory.contents.contents import make_job
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan.plan import Ground, make_plan
-from plimsoll.memory.price.overheads import Constants
 
 CARDS, NODES, HOST = "8xA100-80GB", 2, 1_000_000_000_000
 BASE = {

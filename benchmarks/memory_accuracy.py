@@ -18,18 +18,17 @@ from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 
+from plimsoll.engine.zero.price import layers_left, norm_copies
+from plimsoll.engine.zero.sizes import Counts, ZeroSizes
+from plimsoll.engine.zero.states import zero_states
 from plimsoll.errors import ConfigError
 from plimsoll.machine.hardware import known_card
-from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.price import activation_form as forms
-from plimsoll.memory.price.activations import activation_items, backward_items
-from plimsoll.memory.price.division import Counts, ZeroSizes
-from plimsoll.memory.price.norms import norm_copies
-from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.price.reduction import layers_left
-from plimsoll.memory.price.zero_states import zero_states
+from plimsoll.memory.contents.overheads import Constants
+from plimsoll.model.price import form as forms
+from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape, parameter_tensors
+from plimsoll.timeline.items import Held, Moment
 
 PEAKS = Path(__file__).with_name("peaks.csv")
 COLUMNS = ("id", "source", "model", "cards", "sequences", "seq_len", "measured_gb", "metric")

@@ -30,13 +30,13 @@ import yaml
 
 from plimsoll.commands.planning import constants_of, hardware_of, predicted_peaks
 from plimsoll.commands.report.comparison import Comparison, compare
-from plimsoll.config.deepspeed import deepspeed_settings
 from plimsoll.config.job import JobConfig
+from plimsoll.engine.zero.settings import deepspeed_settings
+from plimsoll.engine.zero.sizes import trained_counts, zero_sizes
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.memory.contents.contents import held_by, make_job
-from plimsoll.memory.contents.peaks import Use, uses_of
-from plimsoll.memory.price.roles import trained_counts, zero_sizes
+from plimsoll.memory.contents.stores import Use, uses_of
 from plimsoll.run.ledger import read_ledger
 from plimsoll.run.planned import Planned
 from plimsoll.shapes.known_models import read_shape
@@ -190,7 +190,7 @@ def _untouched(config: JobConfig) -> int:
 
 def _count_tensors(case: RunCase, home: Path) -> int:
     """Of a run in this process. Tensors without storages of their own (views) count nothing."""
-    from plimsoll.memory.trace import LiveBytes
+    from plimsoll.commands.trace import LiveBytes
 
     config = _validated(case, home)
     directory = f"{config.run.directory}-tensors"

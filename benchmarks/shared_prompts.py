@@ -24,9 +24,9 @@ from torch.nn.functional import logsigmoid
 from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.sequences import sums
 from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.trace import measure
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_pairs
-from plimsoll.memory.trace import measure
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model

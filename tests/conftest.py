@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -19,3 +24,37 @@ def _torchs_own_linear() -> Iterator[None]:
     yield
     if torch := sys.modules.get("torch"):
         torch.nn.functional.linear = torch._C._nn.linear
+
+
+_FAKES = Path(__file__).parent / "fakes"
+_FIELDS = (
+    "index", "uuid", "name", "memory.total", "memory.reserved", "memory.used", "compute_cap",
+    "driver_version", "mig.mode.current",
+)  # fmt: skip
+
+
+@pytest.fixture
+def tell_cards(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have NVML tell of made-up cards, in this process and in those that it starts.
+
+    Takes a line for each card, as nvidia-smi writes its fields, with what else there is of it as
+    (line, {"processes": ..., "parts": ...}); or why the driver fails.
+    """
+    spec = spec_from_file_location("pynvml", _FAKES / "pynvml.py")
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def tell(*cards: str | tuple[str, dict[str, Any]], trouble: str | None = None) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        path = os.environ.get("PYTHONPATH")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(_FAKES), path))))
+        monkeypatch.setenv("SAID_CARDS", json.dumps(trouble or [*map(_card, cards)]))
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    return tell
+
+
+def _card(told: str | tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    line, more = (told, {}) if isinstance(told, str) else told
+    return dict(zip(_FIELDS, line.split(", "), strict=True)) | more

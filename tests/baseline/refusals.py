@@ -24,6 +24,8 @@ _CARD = {
     "memory.used": "500", "compute_cap": "8.0", "driver_version": "580.65.06",
     "mig.mode.current": "Disabled", "index": "0", "uuid": "GPU-0",
 }  # fmt: skip
+_PART = _CARD | {"uuid": "MIG-0", "memory.total": "[N/A]"}
+# What said so before NVML did, for recordings of older sources.
 _SMI = """\
 #!/usr/bin/env python3
 import json, os, sys
@@ -216,7 +218,11 @@ def _machine(fakes: Path, settings: Mapping[str, str]) -> dict[str, str]:
         other["mig.mode.current"] = settings.get("MIG", "Disabled")
         numbers = range(int(more["SAID_CARDS"]))
         cards = [_CARD | other | {"index": str(i), "uuid": f"GPU-{i}"} for i in numbers]
-        more |= {"SAID_CARDS": json.dumps(cards), "PATH": f"{fakes / 'cards'}:{os.environ['PATH']}"}
+        more |= {
+            "SAID_CARDS": json.dumps([{**card, "parts": [_PART]} for card in cards]),
+            "PATH": f"{fakes / 'cards'}:{os.environ['PATH']}",
+            "PYTHONPATH": str(Path(__file__).parents[1] / "fakes"),
+        }
     return more or {"RECORDED": "1"}
 
 

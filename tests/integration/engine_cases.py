@@ -13,7 +13,7 @@ import numpy as np
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
-from plimsoll.config.deepspeed import Device, zero_settings
+from plimsoll.config.cluster import Device
 from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
@@ -22,6 +22,7 @@ from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
 from plimsoll.engine.objectives.value import ValueObjective, ValueStream
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.zero.settings import zero_settings
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import BatchCounts, Floats, Pack, Sample, to_packed
 
@@ -216,7 +217,7 @@ def train_sft_gathering(
     def settings(zero: ZeroConfig, device: Device) -> dict[str, object]:
         return zero_settings(zero, device) | few
 
-    with patch("plimsoll.config.deepspeed.zero_settings", settings):
+    with patch("plimsoll.engine.zero.settings.zero_settings", settings):
         return train_sft(place, model, setting, batches, out)
 
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from torch import multiprocessing
 
-from plimsoll.config.deepspeed import Device
+from plimsoll.config.cluster import Device
 from plimsoll.engine.process_group import Place, free_port, leave
 
 P = ParamSpec("P")

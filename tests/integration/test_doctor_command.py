@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 
 ENGINES = ("torch", "ray", "deepspeed", "vllm", "transformers")
 
 
-def doctor(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, which must import no engine; path: goes before PATH."""
+def doctor(*words: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, which must import no engine."""
     script = (
         "import sys, plimsoll.cli as cli\n"
         f"code = cli.main(['doctor', *{list(words)!r}])\n"
@@ -21,8 +21,6 @@ def doctor(*words: str, path: Path | None = None) -> subprocess.CompletedProcess
     )
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     env.pop("CUDA_VISIBLE_DEVICES", None)
-    if path is not None:
-        env["PATH"] = f"{path}{os.pathsep}{env['PATH']}"
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
 
 
@@ -36,16 +34,10 @@ def test_what_this_machine_has_is_told() -> None:
     assert "ray import" not in states  # it works here: the tests need it
 
 
-def test_a_busy_card_and_a_lost_cluster_end_with_code_1(tmp_path: Path) -> None:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(
-        "#!/bin/sh\n"
-        'case "$1" in --query-gpu=*)\n'
-        'echo "0, GPU-a, NVIDIA A10, 23028, 400, 21000, 8.6, 570.1, [N/A]";;\n'
-        '*) echo "GPU-a, 4242, python, 20900";; esac\n'
-    )
-    smi.chmod(0o755)
-    done = doctor("--address", "127.0.0.1:1", path=tmp_path)
+def test_a_busy_card_and_a_lost_cluster_end_with_code_1(tell_cards: Callable[..., None]) -> None:
+    busy = {"processes": [(4242, "python", 20900)]}
+    tell_cards(("0, GPU-a, NVIDIA A10, 23028, 400, 21000, 8.6, 570.1, [N/A]", busy))
+    done = doctor("--address", "127.0.0.1:1")
     assert done.returncode == 1
     assert "kill 4242" in done.stdout and "127.0.0.1:1: no answer" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -12,11 +12,11 @@ from engine_cases import BATCHES, RATES, Setting, sft_step, train_sft, zero_stag
 from engine_reference import plain_policy, plain_run, saved_weights, sft_loss, whole_distance
 from ranks import RankProcesses
 
-from plimsoll.config.deepspeed import deepspeed_settings
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
+from plimsoll.engine.zero.settings import deepspeed_settings
+from plimsoll.engine.zero.sizes import trained_counts, zero_sizes
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.roles import trained_counts, zero_sizes
 from plimsoll.shapes.known_models import read_shape
 
 pytestmark = pytest.mark.slow

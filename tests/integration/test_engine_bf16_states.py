@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
-from plimsoll.engine.zero import ZeroEngine
+from plimsoll.engine.zero.engine import ZeroEngine
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from plimsoll.engine.process_group import Place, join
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import WeightBucket, plan_buckets, read_bucket
 from plimsoll.engine.worker import Worker
-from plimsoll.engine.zero import ZeroEngine
+from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
 from plimsoll.run.readings import Share

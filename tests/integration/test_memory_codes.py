@@ -10,12 +10,13 @@ from engine_cases import VOCAB, Setting, make_batch, sft_step, zero_stage
 from ranks import RankProcesses
 
 from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.trace import LiveBytes
 from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.deepspeed import Device, zero_settings
+from plimsoll.config.cluster import Device
 from plimsoll.config.engine import ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
-from plimsoll.memory.trace import LiveBytes
+from plimsoll.engine.zero.settings import zero_settings
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -42,7 +43,7 @@ def held_after_the_decoder(place: Place, model: Path) -> tuple[int, int]:
         quantization="nf4",
     )
     worker = Worker(place)
-    with patch("plimsoll.config.deepspeed.zero_settings", settings):
+    with patch("plimsoll.engine.zero.settings.zero_settings", settings):
         worker.load_policy("actor", setting.role(model), temperature=1.0)
     lm = worker._policy("actor").lm
     held: list[int] = []

@@ -11,17 +11,16 @@ import pytest
 import torch
 from torch import Tensor, UntypedStorage, nn
 
-from plimsoll.config.deepspeed import deepspeed_settings
+from plimsoll.commands.trace import LiveBytes
 from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
-from plimsoll.engine.zero import ZeroEngine
-from plimsoll.memory.price.division import Counts
-from plimsoll.memory.price.lifetimes import Life
-from plimsoll.memory.price.norms import norm_copies
-from plimsoll.memory.price.roles import moment_bytes, zero_sizes
-from plimsoll.memory.price.states import kept_bytes
-from plimsoll.memory.price.zero_states import zero_states
-from plimsoll.memory.trace import LiveBytes
+from plimsoll.engine.zero.engine import ZeroEngine
+from plimsoll.engine.zero.price import norm_copies
+from plimsoll.engine.zero.settings import deepspeed_settings
+from plimsoll.engine.zero.sizes import Counts, moment_bytes, zero_sizes
+from plimsoll.engine.zero.states import zero_states
+from plimsoll.timeline.lifetimes import Life
+from plimsoll.timeline.tensors import kept_bytes
 
 pytestmark = pytest.mark.slow
 

@@ -70,25 +70,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _prepare(words, debug)
     try:
         _dispatch([word for word in words if word != "--debug"])
-    except PlimsollError as error:
+    except (PlimsollError, UnicodeEncodeError, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
-        asked = isinstance(error, Interrupted)
-        print(error if asked else f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except UnicodeEncodeError as error:
-        if debug:
-            traceback.print_exc()
-        print(f"error: {_without_utf8(error)}", file=sys.stderr)
-        return ConfigError.exit_code
-    except KeyboardInterrupt:
-        if debug:
-            traceback.print_exc()
-        print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        text, code = _told(error)
+        print(text, file=sys.stderr)
+        return code
     except ReaderGone:
         return _READER_GONE
     return 0
+
+
+def _told(error: PlimsollError | UnicodeEncodeError | KeyboardInterrupt) -> tuple[str, int]:
+    """What is said of an error, and the exit code."""
+    match error:
+        case Interrupted():
+            return str(error), error.exit_code
+        case PlimsollError():
+            return f"error: {error}", error.exit_code
+        case UnicodeEncodeError():
+            return f"error: {_without_utf8(error)}", ConfigError.exit_code
+    return "interrupted", _INTERRUPTED
 
 
 def _prepare(words: list[str], debug: bool) -> None:

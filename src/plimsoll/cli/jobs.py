@@ -69,7 +69,7 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
 
 
 def _job_options(name: str, model: type[Settings], words: list[str]) -> argparse.Namespace:
-    parser = Parser(prog=f"plimsoll {name}", add_help=False, allow_abbrev=False)
+    parser = Parser(name, add_help=False)
     parser.add_argument("config", nargs="?")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--force", action="store_true")
@@ -98,7 +98,7 @@ def _unknown_option(name: str, model: type[Settings], word: str) -> str:
 
 
 def _job_help(name: str, model: type[Settings], section: str) -> str:
-    from plimsoll.config.describe import describe_keys
+    from plimsoll.config.keys import describe_keys
 
     width = min(shutil.get_terminal_size().columns, 100)
     keys = describe_keys(model, section, width)
@@ -117,7 +117,7 @@ def _job_help(name: str, model: type[Settings], section: str) -> str:
 def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
     from plimsoll.commands.placement import placement
     from plimsoll.commands.planning import shown_plan
-    from plimsoll.config.describe import dump_config
+    from plimsoll.config.keys import dump_config
 
     memory = plan if isinstance(plan, str) else shown_plan(plan)
     return (

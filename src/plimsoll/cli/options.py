@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.output import silence
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are Plimsoll's."""
+    """An argument parser of a command, whose errors are Plimsoll's. more: as argparse takes it."""
+
+    def __init__(self, command: str, **more: Any) -> None:
+        super().__init__(prog=f"plimsoll {command}", allow_abbrev=False, **more)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}. `{self.prog} --help` shows what there is.")

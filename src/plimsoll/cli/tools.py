@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 def demo(words: list[str]) -> None:
     parser = Parser(
-        prog="plimsoll demo",
+        "demo",
         description="Make a small task and model, SFT it, improve it by PPO, and show how well.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--directory",
@@ -40,12 +39,11 @@ def demo(words: list[str]) -> None:
 
 def _plan_parser() -> Parser:
     parser = Parser(
-        prog="plimsoll plan",
+        "plan",
         usage="plimsoll plan CONFIG.yaml [--section.key VALUE ...] [options]",
         description="Say what a run would weigh on every card and host, by role, phase and item, "
         "and whether it fits. Needs no GPU, no weights and no data. Ends with code 3 where it does "
         "not fit.",
-        allow_abbrev=False,
     )
     parser.add_argument("config", help="the config of a job, which its first line names: # ppo")
     parser.add_argument("--cluster", help="the cards of each machine, such as 8xA100-80GB, or cpu")
@@ -124,10 +122,9 @@ def _traced(spec: RunSpec[Any]) -> dict[str, TracedRole]:
 
 def report(words: list[str]) -> None:
     parser = Parser(
-        prog="plimsoll report",
+        "report",
         description="Predicted against measured memory of a run, by process and phase; writes "
         "RUN/report.html with the same, the curves, the plan and the config.",
-        allow_abbrev=False,
     )
     parser.add_argument("run", help="a run.directory")
     options = parser.parse_args(words)
@@ -139,11 +136,10 @@ def report(words: list[str]) -> None:
 
 def calibrate(words: list[str]) -> None:
     parser = Parser(
-        prog="plimsoll calibrate",
+        "calibrate",
         description="Fit the few constants of the plan that depend on versions and machine (the "
         "size of processes, CUDA's context, the allocator's gap) to what runs measured. Use it "
         "where the runs ran. Formulas are never fitted.",
-        allow_abbrev=False,
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run.directory")
     parser.add_argument(
@@ -161,10 +157,9 @@ def calibrate(words: list[str]) -> None:
 
 def doctor(words: list[str]) -> None:
     parser = Parser(
-        prog="plimsoll doctor",
+        "doctor",
         description="Check this machine: versions, CUDA, GPUs and what sits on them, memory, "
         "limits, disks, compilers, Ray. Says how to mend what is wrong, and then ends with code 1.",
-        allow_abbrev=False,
     )
     parser.add_argument("--directory", default="runs", help="where runs go (%(default)s)")
     parser.add_argument("--address", help="host:port of a Ray cluster that should answer")
@@ -180,10 +175,9 @@ def doctor(words: list[str]) -> None:
 
 def merge(words: list[str]) -> None:
     parser = Parser(
-        prog="plimsoll merge",
+        "merge",
         description="Merge an adapter into its base, out of place: writes a plain model that "
         "transformers and vLLM load.",
-        allow_abbrev=False,
     )
     parser.add_argument("adapter", help="the adapter's directory, such as runs/NAME/model")
     parser.add_argument("--out", type=expanduser, required=True, help="the directory to write")
@@ -222,10 +216,9 @@ def merge(words: list[str]) -> None:
 
 def export(words: list[str]) -> None:
     parser = Parser(
-        prog="plimsoll export",
+        "export",
         description="Write the actor of a run's checkpoint, of any ZeRO stage and number of ranks, "
         "as a directory that transformers and vLLM load; an adapter as PEFT does.",
-        allow_abbrev=False,
     )
     parser.add_argument("source", metavar="RUN|CHECKPOINT", help="a run.directory, or a checkpoint")
     parser.add_argument(
@@ -258,13 +251,12 @@ def export(words: list[str]) -> None:
 
 def evaluate(words: list[str]) -> None:
     parser = Parser(
-        prog="plimsoll eval",
+        "eval",
         usage="plimsoll eval CONFIG|RUN [--section.key VALUE ...] [options]",
         description="Measure a model on data.eval as the config's job does: likelihood (sft, "
         "distill), preference accuracy (dpo, kto), accuracy and calibration of scores (rm, prm), "
         "or the rewards of sampled answers (ppo). Writes eval.json, and eval-calibration.png (rm, "
         "prm) or the answers to eval-answers.parquet (ppo).",
-        allow_abbrev=False,
     )
     parser.add_argument("source", metavar="CONFIG|RUN", help="a config, or a run.directory")
     parser.add_argument(

@@ -28,8 +28,7 @@ from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended
 from plimsoll.cluster.start import run_device
 from plimsoll.cluster.vigil import Hang
-from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.deepspeed import Device
+from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.incident import OutOfMemory, Sighting

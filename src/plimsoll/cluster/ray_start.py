@@ -20,8 +20,7 @@ from ray._private.authentication.authentication_token_setup import (
 )
 
 from plimsoll.cluster.address import knock
-from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.deepspeed import Device
+from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.stacks import end_processes
 from plimsoll.run.output import tell

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.deepspeed import Device
+from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import choose_device
 from plimsoll.machine.host import usable_cores
 from plimsoll.machine.threads import most_at_once

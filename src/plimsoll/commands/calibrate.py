@@ -20,7 +20,7 @@ import yaml
 from plimsoll.commands.report.comparison import Comparison, compare
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
-from plimsoll.memory.price.overheads import Constants, read_plan_constants, write_constants
+from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants
 from plimsoll.run.counting import counted, gigabytes_text
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ledger import read_ledger

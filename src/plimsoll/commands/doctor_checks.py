@@ -25,7 +25,7 @@ from plimsoll.config.problems import Problem, Severity, checked
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
 from plimsoll.machine.versions import judge_version
-from plimsoll.memory.price.varlen import BFLOAT16_UNITS
+from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import bytes_text, counted
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
@@ -116,7 +116,7 @@ def _cuda(machine: Machine) -> Iterator[Problem]:
         fix = "install torch again (make setup), and see what `python -c 'import torch'` says"
     elif machine.driver_trouble:
         what, why = "no working driver", machine.driver_trouble
-        fix = "make `nvidia-smi` work first; without GPUs, take it off the PATH"
+        fix = "make `nvidia-smi` work first; without GPUs, remove the driver"
     elif not in_all and torch.available:
         what = f"torch for CUDA {torch.cuda}, no nvidia-smi"
         why = "torch sees a GPU, and there is no nvidia-smi: plans are made without it."
@@ -158,8 +158,8 @@ def _gpu_memory(card: LiveCard) -> Problem:
     key = f"gpu {card.index}"
     if card.instances:
         what = f"{card.name}, cut by MIG into {counted(len(card.instances), 'instance')}"
-        why = "What each of them has is not told here: `plimsoll plan` cannot see it."
-        fix = "cluster.hardware: the bytes of one, such as 9.5GiB; a run uses one of them"
+        why = "Which of them a run would get is not told here: `plimsoll plan` cannot see it."
+        fix = "CUDA_VISIBLE_DEVICES: its UUID; or cluster.hardware: its bytes, such as 9.5GiB"
         return checked(key, "warning", what, why, fix)
     if not card.total_bytes:
         why = "The driver does not tell its bytes, as of one that shares the host's memory: "

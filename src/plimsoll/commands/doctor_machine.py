@@ -80,7 +80,7 @@ class Machine:
 
     versions: of each of `versions.PACKAGES`, None where not installed. shadowed: installed packages
     that PYTHONPATH has, too, which then are imported from there. cards: those that
-    CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why nvidia-smi fails.
+    CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why the driver fails.
     locked_bytes, address_bytes, processes: None for no limit. caches: where packages keep what they
     compile and download. tools: as `system_tools` finds them.
     """

@@ -27,12 +27,12 @@ from plimsoll.memory.advise.advice_json import advice_values
 from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.contents.contents import make_job
+from plimsoll.memory.contents.overheads import Constants, read_constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import plan_text, problem_text, verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.plan.svg import draw_svg
-from plimsoll.memory.price.overheads import Constants, read_constants
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.planned import Footprints, Planned

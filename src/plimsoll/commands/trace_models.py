@@ -20,19 +20,19 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from plimsoll.commands.trace import Traced, trace
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.activations import activation_items
-from plimsoll.memory.price.computing import activation_form
-from plimsoll.memory.price.work import micro_batch
-from plimsoll.memory.trace import Traced, trace
+from plimsoll.memory.contents.contents import micro_batch
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, Layout, register_packed_attention
 from plimsoll.model.checks import logit_softcap
 from plimsoll.model.layers import prepare_layers
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
+from plimsoll.model.price.activations import activation_items
+from plimsoll.model.price.form import activation_form
 from plimsoll.model.token_logprobs import Entropy
 from plimsoll.model.token_nll import Imitation
 from plimsoll.model.value import ValueModel

@@ -6,6 +6,8 @@ from typing import Literal
 
 from plimsoll.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Settings, WrittenPath
 
+Device = Literal["cpu", "cuda"]
+
 
 class ClusterConfig(Settings):
     """One process on a laptop, one node, or many."""

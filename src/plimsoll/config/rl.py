@@ -1,17 +1,35 @@
-"""The config of PPO."""
+"""The config of PPO, and what a response is worth."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from plimsoll.config.algorithm import PpoAlgorithm
+from plimsoll.config.base import Choice, Settings
 from plimsoll.config.batch import PpoBatch
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.job import JobConfig
-from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+
+
+class RewardConfig(Choice):
+    """One part of the reward: a rule of Plimsoll's (`math_answer`, `pattern`, ...) or a Python
+    function by import path, with its weight."""
+
+    weight: float = 1.0
+    """The part's weight in the sum."""
+
+
+class RewardModelConfig(Settings):
+    """A trained reward model that scores whole responses: a sequence classifier with one label and
+    the actor's tokenizer."""
+
+    role: FrozenRole
+    """The model, and how it is kept."""
+    weight: float = 1.0
+    """The score's weight in the sum."""
 
 
 class PpoConfig(JobConfig):

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from plimsoll.engine.form import broken
 from plimsoll.engine.masters import Part
+from plimsoll.engine.price.transfers import CHECKPOINT_FILE
 from plimsoll.engine.weights import hash_bytes
-from plimsoll.memory.price.kept_beside import CHECKPOINT_FILE
 from plimsoll.run.files import explained
 
 Rows = Mapping[str, Sequence[Tensor]]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from torch import Tensor
 
+from plimsoll.engine.price.transfers import SAVE_BUCKET
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import plain_weights, plan_buckets
-from plimsoll.memory.price.transfers import SAVE_BUCKET
 from plimsoll.model.adapter_files import adapter_bytes, save_adapter
 from plimsoll.model.companions import Companions
 from plimsoll.model.policy import PolicyModel, save_hf

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from plimsoll.config.deepspeed import frozen_settings
 from plimsoll.config.engine import FrozenRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.placing import divide, gathered, move_buffers, settle
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.protocol import Engine
+from plimsoll.engine.zero.settings import frozen_settings
 from plimsoll.model.adapters import adapter_off
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.protocol import Engine
-from plimsoll.engine.zero import ZeroEngine
+from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.machine.meter import read_host
 from plimsoll.run.readings import CardReading, Reading, Share
 

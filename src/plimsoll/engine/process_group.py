@@ -13,7 +13,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from plimsoll.config.deepspeed import Device
+from plimsoll.config.cluster import Device
 from plimsoll.errors import ConfigError
 from plimsoll.machine.heap import keep_large_blocks
 from plimsoll.machine.nvidia import own_cards

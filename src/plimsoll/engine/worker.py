@@ -24,7 +24,7 @@ from plimsoll.engine.protocol import Engine, Objective, TrainedEngine, not_finit
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.teaching import Teaching, teach
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
-from plimsoll.engine.zero import ZeroEngine
+from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.meter import reset_process_peak
 from plimsoll.model.adapters import add_adapter

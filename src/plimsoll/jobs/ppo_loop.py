@@ -12,6 +12,7 @@ the old log-probs are then the ones being differentiated and are not computed ag
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -235,9 +236,10 @@ def measure(spec: RunSpec[PpoConfig], directory: Path) -> dict[str, float]:
         if "reward" in spec.roles:
             load_measured(cluster, spec, "reward")
 
-        def score(trajectory: Trajectory) -> Trajectory:
-            scored = scorer(trajectory)
-            advance(1)
+        def score(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+            scored = scorer(trajectories)
+            for _ in scored:
+                advance(1)
             return scored
 
         found = answer_held_out(cluster, spec, loaded.items, score)

@@ -239,8 +239,8 @@ def live_machine() -> Node:
     """This machine: the GPUs that CUDA programs of this process may use, and the memory that the
     process may fill (a cgroup's limit counts).
 
-    Raises ConfigError where MIG has cut one of them, or the driver does not tell its bytes,
-    PlimsollError when nvidia-smi is there and fails.
+    Raises ConfigError where MIG has cut one of them into several, or the driver does not tell its
+    bytes, PlimsollError when the driver is there and fails.
     """
     cards = own_cards()
     cut = next((card for card in cards if card.instances), None)
@@ -262,7 +262,8 @@ def live_machine() -> Node:
 
 
 def found_here() -> Node:
-    """As `live_machine`; of a card that MIG has cut, the whole; 0 bytes where none are told."""
+    """As `live_machine`; of a card that MIG has cut into several, the whole; 0 bytes where none
+    are told."""
     return _node(own_cards())
 
 
@@ -303,5 +304,5 @@ def _from_driver(live: LiveCard) -> Card:
         name=live.name,
         usable_bytes=live.usable_bytes,
         compute_capability=live.compute_capability or card.compute_capability,
-        source="nvidia-smi: memory.total - memory.reserved",
+        source="NVML: total - reserved",
     )

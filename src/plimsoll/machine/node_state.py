@@ -49,7 +49,7 @@ class NodeState:
 def read_node(run: Collection[int]) -> NodeState:
     """This node, now. run: ids of the run's processes here; those below them count too.
 
-    Raises PlimsollError when nvidia-smi is there and fails.
+    Raises PlimsollError when NVIDIA's driver is there and fails.
     """
     own = _with_children(run)
     holders = list(_holders())

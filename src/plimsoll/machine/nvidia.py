@@ -1,23 +1,17 @@
-"""The GPUs of this machine and what sits on them, as nvidia-smi tells."""
+"""The GPUs of this machine and what sits on them, as NVML tells, NVIDIA's management library."""
 
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from threading import Thread
+from typing import Any
 
 from plimsoll.errors import PlimsollError
 
-_MIB = 2**20
-_CARD_FIELDS = (
-    "index,uuid,name,memory.total,memory.reserved,memory.used,compute_cap,driver_version,"
-    "mig.mode.current"
-)
-_PROCESS_FIELDS = "gpu_uuid,pid,process_name,used_memory"
-_PATIENCE = 30.0  # seconds; a sick driver lets nvidia-smi hang
+_PATIENCE = 30.0  # seconds; a sick driver lets NVML hang
 
 
 @dataclass(frozen=True)
@@ -31,13 +25,12 @@ class CardProcess:
 
 @dataclass(frozen=True)
 class LiveCard:
-    """A card as it is now.
+    """A card as it is now, or an instance that MIG has cut from one.
 
     total_bytes: all of the card, 0 where the driver does not say: of one that has no memory of its
     own and shares the host's (GB10). reserved_bytes: what the driver keeps of it, 0 where it is too
     old to say; used_bytes: what processes hold. In a container the processes may be hidden.
-    instances: the UUIDs of the parts that MIG has cut it into; a process uses one of them, whose
-    bytes are not told.
+    instances: what MIG has cut it into, with the card's index; a process uses one of them.
     """
 
     index: int
@@ -49,7 +42,7 @@ class LiveCard:
     compute_capability: tuple[int, int] | None
     driver: str
     processes: tuple[CardProcess, ...]
-    instances: tuple[str, ...] = ()
+    instances: tuple[LiveCard, ...] = ()
 
     @property
     def usable_bytes(self) -> int:
@@ -71,30 +64,44 @@ def card_order() -> dict[str, str]:
 
 
 def live_cards() -> tuple[LiveCard, ...]:
-    """All cards of this machine; () where there is no nvidia-smi.
+    """All cards of this machine; () where NVIDIA's driver is not installed.
 
-    Raises PlimsollError when nvidia-smi fails: a driver that does not work.
+    Raises PlimsollError when NVML is there and fails: a driver that does not work.
     """
-    if shutil.which("nvidia-smi") is None:
+    import pynvml  # not before a machine is looked at: it is a large file
+
+    found: Future[tuple[LiveCard, ...]] = Future()
+
+    def read() -> None:
+        try:
+            found.set_result(_read(pynvml))
+        except BaseException as error:  # noqa: BLE001 (handed over)
+            found.set_exception(error)
+
+    Thread(target=read, daemon=True).start()  # which does not keep a process from its end
+    try:
+        return found.result(_PATIENCE)
+    except TimeoutError as error:
+        raise _failed(f"no answer within {_PATIENCE:g} s") from error
+    except pynvml.NVMLError_LibraryNotFound:
         return ()
-    processes = [_process(row) for row in _query("compute-apps", _PROCESS_FIELDS)]
-    rows = _query("gpu", _CARD_FIELDS)
-    instances = _instances() if any(row[-1] == "Enabled" for row in rows) else {}
-    return tuple(_card(row, processes, instances) for row in rows)
+    except pynvml.NVMLError as error:
+        raise _failed(str(error)) from error
 
 
 def visible_cards(cards: Sequence[LiveCard], visible: str | None) -> tuple[LiveCard, ...]:
     """Those that CUDA_VISIBLE_DEVICES lets a process see; all where it is None.
 
     As CUDA does, a list of indices or UUIDs (or their beginnings), of cards or of MIG's instances
-    of them, counts up to its first wrong entry. Indices are nvidia-smi's; see `card_order`.
+    of them, counts up to its first wrong entry. Indices are nvidia-smi's; see `card_order`. An
+    instance stands for its card where it is named, or the only one, and its bytes are told.
     """
     if visible is None:
-        return tuple(cards)
+        return tuple(_cut(card, card.instances) for card in cards)
     seen: list[LiveCard] = []
     for entry in visible.split(","):
         word = entry.strip()
-        match = [c for c in cards if _is_meant(c, word)]
+        match = [found for card in cards if (found := _meant(card, word)) is not None]
         if len(match) != 1:
             break
         seen.append(match[0])
@@ -106,39 +113,17 @@ def own_cards() -> tuple[LiveCard, ...]:
     return visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _is_meant(card: LiveCard, word: str) -> bool:
-    names = (card.uuid, *card.instances)
-    return word == str(card.index) or (word != "" and any(n.startswith(word) for n in names))
+def _meant(card: LiveCard, word: str) -> LiveCard | None:
+    """The card, or the instance of it, that an entry of CUDA_VISIBLE_DEVICES means."""
+    if word == str(card.index) or (word and card.uuid.startswith(word)):
+        return _cut(card, card.instances)
+    named = [one for one in card.instances if word and one.uuid.startswith(word)]
+    return _cut(card, named) if named else None
 
 
-def _query(what: str, fields: str) -> list[list[str]]:
-    rows = _ask(f"--query-{what}={fields}", "--format=csv,noheader,nounits")
-    return [[cell.strip() for cell in row.split(", ")] for row in rows if row]
-
-
-def _instances() -> dict[str, tuple[str, ...]]:
-    """The UUIDs of MIG's instances of each card, by the card's."""
-    found: dict[str, tuple[str, ...]] = {}
-    card = ""
-    for uuid in re.findall(r"\(UUID: ([^)]+)\)", "\n".join(_ask("-L"))):
-        if uuid.startswith("MIG-"):
-            found[card] = (*found.get(card, ()), uuid)
-        else:
-            card = uuid
-    return found
-
-
-def _ask(*words: str) -> list[str]:
-    """The lines that nvidia-smi answers."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", *words], capture_output=True, text=True, timeout=_PATIENCE
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _failed(str(error)) from error
-    if done.returncode:
-        raise _failed(done.stdout.strip() or done.stderr.strip())
-    return done.stdout.splitlines()
+def _cut(card: LiveCard, instances: Sequence[LiveCard]) -> LiveCard:
+    """The instance, where it is the only one and its bytes are told; else the card."""
+    return instances[0] if len(instances) == 1 and instances[0].total_bytes else card
 
 
 def _failed(why: str) -> PlimsollError:
@@ -148,32 +133,73 @@ def _failed(why: str) -> PlimsollError:
     )
 
 
-def _card(
-    row: list[str],
-    processes: list[tuple[str, CardProcess]],
-    instances: dict[str, tuple[str, ...]],
-) -> LiveCard:
-    index, uuid, name, total, reserved, used, capability, driver, _ = row
-    major, _, minor = capability.partition(".")
+def _read(nvml: Any) -> tuple[LiveCard, ...]:
+    nvml.nvmlInit()
+    try:
+        driver = nvml.nvmlSystemGetDriverVersion()
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        return tuple(_card(nvml, handle, index, driver) for index, handle in enumerate(handles))
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _card(nvml: Any, handle: Any, index: int, driver: str) -> LiveCard:
+    whole = _device(nvml, handle, index, driver)
+    capability = _told(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    parts = (
+        replace(_device(nvml, part, index, driver), compute_capability=capability)
+        for part in _parts(nvml, handle)
+    )
+    return replace(whole, compute_capability=capability, instances=tuple(parts))
+
+
+def _parts(nvml: Any, handle: Any) -> Iterator[Any]:
+    """The handles of the instances that MIG has cut a card into."""
+    if (_told(nvml, nvml.nvmlDeviceGetMigMode, handle) or [0])[0]:
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            part = _told(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+            if part is not None:
+                yield part
+
+
+def _device(nvml: Any, handle: Any, index: int, driver: str) -> LiveCard:
+    """A card, or an instance of one."""
+    ask = nvml.nvmlDeviceGetMemoryInfo
+    # Drivers before 510 know the first form alone, which does not tell what they keep.
+    memory = _told(nvml, ask, handle, nvml.nvmlMemory_v2) or _told(nvml, ask, handle)
+    total, free = (memory.total, memory.free) if memory is not None else (0, 0)
+    reserved = getattr(memory, "reserved", 0)
+    running = _told(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     return LiveCard(
-        index=int(index),
-        uuid=uuid,
-        name=name,
-        total_bytes=_bytes(total) or 0,
-        reserved_bytes=_bytes(reserved) or 0,
-        used_bytes=_bytes(used) or 0,
-        compute_capability=(int(major), int(minor)) if minor else None,
+        index=index,
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        name=nvml.nvmlDeviceGetName(handle),
+        total_bytes=total,
+        reserved_bytes=reserved,
+        used_bytes=total - reserved - free,
+        compute_capability=None,
         driver=driver,
-        processes=tuple(process for card, process in processes if card == uuid),
-        instances=instances.get(uuid, ()),
+        processes=tuple(_process(nvml, one.pid, one.usedGpuMemory) for one in running),
     )
 
 
-def _process(row: list[str]) -> tuple[str, CardProcess]:
-    """The card's UUID and the process; a name may hold the separator."""
-    return row[0], CardProcess(int(row[1]), ", ".join(row[2:-1]), _bytes(row[-1]))
+def _process(nvml: Any, pid: int, held: int | None) -> CardProcess:
+    try:
+        name = _told(nvml, nvml.nvmlSystemGetProcessName, pid)
+    except UnicodeDecodeError:
+        name = None
+    return CardProcess(pid, name or "[Not Found]", held)  # which is what nvidia-smi says
 
 
-def _bytes(mib: str) -> int | None:
-    """None for [N/A] and [Not Supported]."""
-    return int(mib) * _MIB if mib.isdigit() else None
+def _told(nvml: Any, ask: Callable[..., Any], *given: Any) -> Any:
+    """The answer; None where the card, the driver or the process's rights do not allow one."""
+    try:
+        return ask(*given)
+    except (
+        nvml.NVMLError_NotSupported,
+        nvml.NVMLError_NotFound,
+        nvml.NVMLError_NoPermission,
+        nvml.NVMLError_FunctionNotFound,
+        nvml.NVMLError_ArgumentVersionMismatch,
+    ):
+        return None

@@ -31,7 +31,7 @@ class Surroundings:
 
 
 def read_surroundings() -> Surroundings:
-    """As this process finds them. Raises PlimsollError when nvidia-smi is there and fails."""
+    """As this process finds them. Raises PlimsollError when NVIDIA's driver is there and fails."""
     found = {package.name: installed_version(package.name) for package in PACKAGES}
     cards = own_cards()
     return Surroundings(

@@ -23,13 +23,13 @@ from transformers.utils import logging
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.varlen import against_varlen
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.frames import check_frame
 from plimsoll.model.layers import prepare_layers
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel
+from plimsoll.model.price.form import against_varlen
 from plimsoll.model.quantization import leave_files, multiply_by_codes, quantization_settings
 from plimsoll.model.teacher import TeacherModel
 from plimsoll.model.value import ValueModel, initialise_score

@@ -1,4 +1,4 @@
-r"""Whether two mathematical answers are equal, asked of a process of its own (math_worker.py).
+r"""Whether two mathematical answers are equal, asked of processes of its own (math_worker.py).
 
 Why a process: a policy can write `9^{9^{9^9}}`, and sympy would compute it, in C, where neither
 an exception nor math-verify's own alarm (which needs the main thread) ends it. The kernel can.
@@ -11,10 +11,11 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from enum import StrEnum
+from queue import LifoQueue
 
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.host import usable_cores
 
 CPU_SECONDS = 1.0
 """How long one comparison may take."""
@@ -23,7 +24,7 @@ READY = "ready"
 
 # What an answer can do to the process: run out of time, of stack, of memory.
 _ENDED_BY_ANSWER = {-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT}
-_turn = threading.Lock()
+_MOST_PROCESSES = 8  # each holds some 100 MB
 
 
 class Verdict(StrEnum):
@@ -36,17 +37,21 @@ class Verdict(StrEnum):
 
 
 def judge(reference: str, answer: str) -> Verdict:
-    """Compare two answers by value. Any thread may ask; questions take turns.
+    """Compare two answers by value. Any thread may ask; as many at once as there are cores.
 
-    Raises PlimsollError where the process cannot be started, or was killed by someone else.
+    Raises PlimsollError where a process cannot be started, or was killed by someone else.
     """
     question = json.dumps([reference, answer]) + "\n"
-    with _turn:
-        process = _process()
+    places = _places()
+    process, kept = places.get(), None
+    try:
+        process = process or _started()
         if reply := _ask(process, question):
+            kept = process
             return Verdict(reply)
-        _process.cache_clear()
         process.communicate()  # closes the pipes
+    finally:
+        places.put(kept)
     code = process.returncode
     if code not in _ENDED_BY_ANSWER:
         raise PlimsollError(
@@ -54,6 +59,16 @@ def judge(reference: str, answer: str) -> Verdict:
             f"code is a signal; -9 is often the system's, when host memory runs out."
         )
     return Verdict.UNDECIDED
+
+
+@functools.cache
+def _places() -> LifoQueue[subprocess.Popen[str] | None]:
+    """The processes that wait for a question, and None for each that may yet be started. The last
+    that answered is the next: who asks one question after another starts no second process."""
+    places: LifoQueue[subprocess.Popen[str] | None] = LifoQueue()
+    for _ in range(min(usable_cores(), _MOST_PROCESSES)):
+        places.put(None)
+    return places
 
 
 def _ask(process: subprocess.Popen[str], question: str) -> str:
@@ -67,8 +82,7 @@ def _ask(process: subprocess.Popen[str], question: str) -> str:
     return process.stdout.readline().strip()
 
 
-@functools.cache
-def _process() -> subprocess.Popen[str]:
+def _started() -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "plimsoll.reward.math_worker"],
         stdin=subprocess.PIPE,

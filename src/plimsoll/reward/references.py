@@ -1,4 +1,4 @@
-"""What a reward says of a reference answer before anything is sampled.
+"""What a reward says of itself, and of a reference answer before anything is sampled.
 
 A reward that compares with references brings a function that looks at one. It is called for
 every reference while the rows are read, so that one that nothing could equal is a bad row.
@@ -24,6 +24,7 @@ Check = Callable[[str], object]
 """Looks at a reference; raises ValueError, saying what is wrong with it."""
 
 _ATTRIBUTE = "check_reference"
+_AT_ONCE = "at_once"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
 
@@ -39,6 +40,17 @@ def checks_references(check: Callable[..., object]) -> Callable[[_Reward], _Rewa
         return reward
 
     return mark
+
+
+def answers_at_once(reward: _Reward) -> _Reward:
+    """Mark a reward that several threads may call at once, and gain: it waits for processes."""
+    setattr(reward, _AT_ONCE, True)
+    return reward
+
+
+def is_answered_at_once(reward: partial[Any]) -> bool:
+    """Whether a reward is marked so."""
+    return getattr(reward.func, _AT_ONCE, False)
 
 
 def reference_check(reward: partial[Any]) -> Check | None:

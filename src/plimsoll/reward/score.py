@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import SupportsFloat
 
 from plimsoll.algorithm.failure import failure
 from plimsoll.config.choice import resolve_choice
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
+from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory
-from plimsoll.reward.references import Check, reference_check
+from plimsoll.reward.references import Check, is_answered_at_once, reference_check
 
 _SHOWN_CHARACTERS = 200
+_LEAST_PER_THREAD = 32  # a process for fewer takes longer to start than it saves
 
 
 @dataclass(frozen=True)
 class _Rule:
     """choice: what the config says the function is, such as `my_rewards:short`. check: what it
-    brings to look at references, if anything."""
+    brings to look at references, if anything. at_once: whether several threads may call it."""
 
     name: str
     choice: str
     weight: float
     function: Callable[[Trajectory], object]
     check: Check | None
+    at_once: bool
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """Gives a trajectory its reward parts, in the order of the config. source: of its prompt, as
-    the config calls it."""
+    """Gives trajectories their reward parts, in the order of the config. source: of their prompts,
+    as the config calls it."""
 
     rules: tuple[_Rule, ...]
     source: str = "data.train"
@@ -41,14 +46,25 @@ class Scorer:
         """The same for prompts of `data.eval`."""
         return replace(self, source="data.eval")
 
-    def __call__(self, trajectory: Trajectory) -> Trajectory:
-        """A new trajectory with the parts.
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """New trajectories with the parts. Rules that may be called at once are, by threads; the
+        others one after another.
 
         Raises PlimsollError, naming rule, row, prompt and response, where a rule fails or gives
         something else than a finite number.
         """
-        parts = (_part(rule, trajectory, self.source) for rule in self.rules)
-        return replace(trajectory, rewards=tuple(parts))
+        threads = min(usable_cores(), len(trajectories) // _LEAST_PER_THREAD)
+        pool = ThreadPoolExecutor(max(1, threads))
+        try:
+            asked = [
+                (t, [(rule, _ask(rule, t, pool)) for rule in self.rules]) for t in trajectories
+            ]
+            return [
+                replace(t, rewards=tuple(_part(*call, t, self.source) for call in calls))
+                for t, calls in asked
+            ]
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def check_reference(self, reference: str) -> None:
         """Have every rule that compares with references look at one, before anything is sampled.
@@ -74,7 +90,8 @@ def _rule(name: str, config: RewardConfig) -> _Rule:
         function = resolve_choice(config, "plimsoll.reward", "reward")
     except ConfigError as error:
         raise ConfigError(f"rewards.{name}: {error}") from error
-    return _Rule(name, config.name, config.weight, function, reference_check(function))
+    check, at_once = reference_check(function), is_answered_at_once(function)
+    return _Rule(name, config.name, config.weight, function, check, at_once)
 
 
 def _check(rule: _Rule, check: Check, reference: str) -> None:
@@ -89,10 +106,19 @@ def _check(rule: _Rule, check: Check, reference: str) -> None:
         raise failure(where, error, f"The reference{_cut(reference)}.") from error
 
 
-def _part(rule: _Rule, trajectory: Trajectory, source: str) -> RewardPart:
+def _ask(rule: _Rule, trajectory: Trajectory, pool: ThreadPoolExecutor) -> Callable[[], object]:
+    """What gives the rule's value: when called, or already at work on it."""
+    if rule.at_once:
+        return pool.submit(rule.function, trajectory).result
+    return partial(rule.function, trajectory)
+
+
+def _part(
+    rule: _Rule, ask: Callable[[], object], trajectory: Trajectory, source: str
+) -> RewardPart:
     where = _where(rule, trajectory, source)
     try:
-        value = rule.function(trajectory)
+        value = ask()
     except PlimsollError as error:
         raise type(error)(f"{where}: {error}") from error
     except KeyboardInterrupt:  # Ctrl-C

@@ -16,7 +16,7 @@ from plimsoll.rl.reward_model import judge
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec
 
-Scorer = Callable[[Trajectory], Trajectory]
+Scorer = Callable[[Sequence[Trajectory]], list[Trajectory]]
 
 _EVAL_SEED = 2**31 - 1
 
@@ -85,5 +85,5 @@ def _answers(
     parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
     seeds = derive_seeds(seed, len(parts))
     requests = [Request(p, responses, sampling, s) for p, s in zip(parts, seeds, strict=True)]
-    found = {place: [scorer(t) for t in done] for place, done in cluster.generate(requests)}
+    found = {place: scorer(done) for place, done in cluster.generate(requests)}
     return [trajectory for place in sorted(found) for trajectory in found[place]]

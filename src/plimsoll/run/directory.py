@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING
 
 from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
@@ -15,6 +15,9 @@ from plimsoll.errors import ConfigError
 from plimsoll.run.files import explained, is_temporary, remove_directory, sync, write_whole
 from plimsoll.run.lock import lock_directory
 from plimsoll.run.rows import keep_rows_until
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")
 
@@ -38,7 +41,7 @@ class RunDirectory:
     """
 
     path: Path
-    lock: TextIO | None = field(default=None, repr=False, compare=False)
+    lock: FileLock | None = field(default=None, repr=False, compare=False)
 
     config_path = _Item("config.yaml")
     """The resolved config."""
@@ -81,7 +84,7 @@ class RunDirectory:
     def close(self) -> None:
         """Let another process write to the directory."""
         if self.lock is not None:
-            self.lock.close()
+            self.lock.release()
 
     def checkpoint_path(self, step: int) -> Path:
         """The directory of the checkpoint after a step; to be made with `whole_directory`."""
@@ -162,7 +165,7 @@ def open_run(config: RunConfig) -> RunDirectory:
     return run
 
 
-def _locked(path: Path) -> TextIO:
+def _locked(path: Path) -> FileLock:
     try:
         path.mkdir(parents=True, exist_ok=True)
         return lock_directory(path)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import TextIO, TypeVar
 
 from plimsoll.run.clock import TimedPhase
@@ -56,12 +55,7 @@ class Progress:
         self.note(f"{self._job}: {counted(self._steps, 'step')}, written to {self._directory}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._phase = None
         self._display.close()
 

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from plimsoll.errors import ConfigError
-from plimsoll.shapes import dense_families as dense
-from plimsoll.shapes import moe_families as moe
-from plimsoll.shapes import sliding_windows as windows
+from plimsoll.shapes import decoders
 from plimsoll.shapes.config_fields import (
     COUNT,
     LENGTH,
@@ -17,8 +15,58 @@ from plimsoll.shapes.config_fields import (
     Fields,
     longrope_positions,
 )
-from plimsoll.shapes.decoder_blocks import Decoder, Sizes
+from plimsoll.shapes.decoders import Decoder, Sizes
 from plimsoll.shapes.shape import ModelShape
+
+# Of so many layers, those that attend to a sliding window only. Each rule is asked only where
+# config.json gives a window, and follows models/<family>/configuration_<family>.py of transformers.
+
+
+def nowhere(fields: Fields, layers: int) -> int:
+    """Attention is full, whatever the file says."""
+    return 0
+
+
+def everywhere(fields: Fields, layers: int) -> int:
+    """In every layer."""
+    return layers
+
+
+def if_used(fields: Fields, layers: int) -> int:
+    """In every layer, or none."""
+    return layers if fields.flag("use_sliding_window") else 0
+
+
+def on_top(fields: Fields, layers: int) -> int:
+    """In the layers above the first max_window_layers."""
+    if not fields.flag("use_sliding_window"):
+        return 0
+    full = fields.size("max_window_layers", COUNT, least=0)
+    return _by_type(fields, max(0, layers - full))
+
+
+def every_second_below(fields: Fields, layers: int) -> int:
+    """In every second of the first max_window_layers."""
+    if not fields.flag("use_sliding_window"):
+        return 0
+    below = min(layers, fields.size("max_window_layers", COUNT, least=0))
+    return _by_type(fields, (below + 1) // 2)
+
+
+def every_second(fields: Fields, layers: int) -> int:
+    """In the first layer, the third, and so on."""
+    return _by_type(fields, (layers + 1) // 2)
+
+
+def but_every_nth(fields: Fields, layers: int) -> int:
+    """In all but each layer that ends a pattern."""
+    pattern = fields.size("sliding_window_pattern", COUNT)
+    return _by_type(fields, layers - layers // pattern)
+
+
+def _by_type(fields: Fields, otherwise: int) -> int:
+    types = fields.list_or_none("layer_types")
+    return otherwise if types is None else types.count("sliding_attention")
 
 
 @dataclass(frozen=True)
@@ -32,7 +80,7 @@ class Family:
 
     decoder: Callable[[Fields, Sizes], Decoder]
     defaults: Mapping[str, object]
-    sliding: Callable[[Fields, int], int] = windows.nowhere
+    sliding: Callable[[Fields, int], int] = nowhere
     widths: int = 1
 
 
@@ -60,22 +108,22 @@ _SIZES = (
 _GLM4 = {"attention_bias": False, "use_qk_norm": False}
 
 FAMILIES: Mapping[str, Family] = {
-    "llama": Family(dense.llama, {**_HEADS, **_NO_BIAS}),
-    "mistral": Family(dense.mistral, {"sliding_window": 4096}, windows.everywhere),
-    "mixtral": Family(moe.mixtral, {}, windows.everywhere),
-    "qwen": Family(dense.qwen, {"no_bias": True}, widths=2),
-    "qwen2": Family(dense.qwen2, _QWEN, windows.on_top),
+    "llama": Family(decoders.llama, {**_HEADS, **_NO_BIAS}),
+    "mistral": Family(decoders.mistral, {"sliding_window": 4096}, everywhere),
+    "mixtral": Family(decoders.mixtral, {}, everywhere),
+    "qwen": Family(decoders.qwen, {"no_bias": True}, widths=2),
+    "qwen2": Family(decoders.qwen2, _QWEN, on_top),
     "qwen2_moe": Family(
-        moe.qwen2_moe, {"qkv_bias": True, **_MOE, **_QWEN}, windows.every_second_below
+        decoders.qwen2_moe, {"qkv_bias": True, **_MOE, **_QWEN}, every_second_below
     ),
-    "qwen3": Family(dense.qwen3, {**_NO_BIAS, **_QWEN, "head_dim": 128}, windows.on_top),
-    "qwen3_moe": Family(moe.qwen3_moe, {**_NO_BIAS, **_MOE, **_QWEN}, windows.if_used),
-    "gemma": Family(dense.gemma, _GEMMA),
-    "gemma2": Family(dense.gemma2, {**_GEMMA, **_WINDOW, **_GEMMA2}, windows.every_second),
-    "gemma3_text": Family(dense.gemma3, {**_GEMMA, **_WINDOW, **_GEMMA3}, windows.but_every_nth),
-    "glm4_moe": Family(moe.glm4_moe, _GLM4),
-    "phi": Family(dense.phi, {**_HEADS, "qk_layernorm": False}),
-    "phi3": Family(dense.phi3, _HEADS, windows.everywhere),
+    "qwen3": Family(decoders.qwen3, {**_NO_BIAS, **_QWEN, "head_dim": 128}, on_top),
+    "qwen3_moe": Family(decoders.qwen3_moe, {**_NO_BIAS, **_MOE, **_QWEN}, if_used),
+    "gemma": Family(decoders.gemma, _GEMMA),
+    "gemma2": Family(decoders.gemma2, {**_GEMMA, **_WINDOW, **_GEMMA2}, every_second),
+    "gemma3_text": Family(decoders.gemma3, {**_GEMMA, **_WINDOW, **_GEMMA3}, but_every_nth),
+    "glm4_moe": Family(decoders.glm4_moe, _GLM4),
+    "phi": Family(decoders.phi, {**_HEADS, "qk_layernorm": False}),
+    "phi3": Family(decoders.phi3, _HEADS, everywhere),
 }
 
 

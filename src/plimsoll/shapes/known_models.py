@@ -17,8 +17,7 @@ from typing import Any
 
 from plimsoll.errors import ConfigError
 from plimsoll.shapes.families import shape_from_config
-from plimsoll.shapes.missing_path import missing_path, near_path
-from plimsoll.shapes.no_model import no_model
+from plimsoll.shapes.missing_path import missing_path, near_path, no_model
 from plimsoll.shapes.shape import ModelShape
 
 

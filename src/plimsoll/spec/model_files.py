@@ -11,8 +11,7 @@ from plimsoll.config.data import template_file
 from plimsoll.config.model import TOKENIZER_FILES, ModelConfig
 from plimsoll.config.problems import Problem, invalid, show
 from plimsoll.shapes.hub import Kind, not_on_hub
-from plimsoll.shapes.missing_path import missing_path
-from plimsoll.shapes.no_model import no_model
+from plimsoll.shapes.missing_path import missing_path, no_model
 from plimsoll.spec.run_spec import RunSpec
 
 _INDEX = "model.safetensors.index.json"

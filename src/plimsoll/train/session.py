@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
-from plimsoll.config.describe import dump_config
+from plimsoll.config.keys import dump_config
 from plimsoll.data.report import BadRow
 from plimsoll.data.template_text import given_template
 from plimsoll.engine.worker import StepResult, Worker

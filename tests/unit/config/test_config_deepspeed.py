@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from plimsoll.config.deepspeed import deepspeed_settings, frozen_settings
 from plimsoll.config.engine import FrozenRole, OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.process_group import choose_device, free_port
+from plimsoll.engine.zero.settings import deepspeed_settings, frozen_settings
 from plimsoll.errors import ConfigError
 
 STAGES = (0, 1, 2, 3)
@@ -37,7 +36,7 @@ def values_of(settings: Any) -> list[object]:
 
 
 def test_it_needs_no_torch() -> None:
-    script = "import sys, plimsoll.config.deepspeed; print('torch' in sys.modules)"
+    script = "import sys, plimsoll.engine.zero.settings; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
 
@@ -129,15 +128,10 @@ def test_the_device() -> None:
 
 
 def test_a_gpu_that_torch_cannot_use_is_told_and_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A driver's tool that shows a card, and a torch that sees none."""
-    tool = tmp_path / "nvidia-smi"
-    card = "0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 561, 4, 9.0, 550.54.15, Disabled"
-    tool.write_text(f'#!/bin/sh\ncase "$1" in --query-gpu=*) echo "{card}";; esac\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    """A driver that shows a card, and a torch that sees none."""
+    tell_cards("0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 561, 4, 9.0, 550.54.15, Disabled")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"H100.*550\.54\.15.*doctor.*cluster\.device: cpu"):
         choose_device("auto")
@@ -147,10 +141,10 @@ def test_a_gpu_that_torch_cannot_use_is_told_and_not_passed_over(
 
 
 def test_a_gpu_that_only_torch_sees_is_not_planned_as_a_cpu(
-    monkeypatch: pytest.MonkeyPatch,
+    tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container without the driver's tools."""
-    monkeypatch.setenv("PATH", "nowhere")
+    tell_cards()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"nvidia-smi.*compute,utility.*cluster\.device: cpu"):
         choose_device("auto")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from plimsoll.config.algorithm import PpoAlgorithm
 from plimsoll.config.base import Choice
-from plimsoll.config.describe import describe_keys, dump_config
-from plimsoll.config.keys import ANY, keys_of
+from plimsoll.config.keys import ANY, describe_keys, dump_config, keys_of
 from plimsoll.config.load import validate
 from plimsoll.config.rl import PpoConfig
 from plimsoll.config.yaml_tree import Tree, read_tree

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.data import SourceConfig, WeightedSource
-from plimsoll.config.describe import describe_keys, dump_config
 from plimsoll.config.job import JobConfig
+from plimsoll.config.keys import describe_keys, dump_config
 from plimsoll.config.rl import PpoConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.describe import dump_config
+from plimsoll.config.keys import dump_config
 from plimsoll.config.rl import PpoConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.dpo import DpoConfig

@@ -48,7 +48,8 @@ def scored(response: str, reference: str = "1900") -> dict[str, float]:
     prompt = Prompt(0, nothing, "", reference)
     logprobs = np.zeros(0, dtype=np.float32)
     trajectory = Trajectory(prompt, 0, nothing, logprobs, response, "stop", 0)
-    return {part.name: part.value for part in build_rewards(config.rewards)(trajectory).rewards}
+    (scored,) = build_rewards(config.rewards)([trajectory])
+    return {part.name: part.value for part in scored.rewards}
 
 
 def test_rows_become_prompt_response_and_plain_number(

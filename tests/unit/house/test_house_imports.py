@@ -25,7 +25,7 @@ def test_imports_point_downwards_and_engines_stay_in_their_rooms() -> None:
     "module",
     [
         "plimsoll.config.load",
-        "plimsoll.config.describe",
+        "plimsoll.config.keys",
         "plimsoll.cli",
         "plimsoll.records",
         "plimsoll.commands.preflight",

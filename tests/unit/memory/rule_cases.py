@@ -15,7 +15,7 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.rules.rules import find_conflicts
 
 QWEN = "Qwen/Qwen2.5-7B"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.memory.items import Moment
-from plimsoll.memory.price.activation_form import (
+from plimsoll.model.price.activations import activation_items, backward_items
+from plimsoll.model.price.form import (
     ActivationForm,
     AdapterForm,
     Attention,
@@ -18,11 +18,12 @@ from plimsoll.memory.price.activation_form import (
     UnfusedHead,
     ValueHead,
 )
-from plimsoll.memory.price.activations import activation_items, backward_items
-from plimsoll.memory.price.layer_steps import layer_steps
+from plimsoll.model.price.layer import Layer
+from plimsoll.model.price.layer_steps import layer_steps
 from plimsoll.shapes.families import shape_from_config
 from plimsoll.shapes.known_models import known_models, read_shape
 from plimsoll.shapes.shape import MicroBatch
+from plimsoll.timeline.items import Moment
 
 LLAMA = read_shape("meta-llama/Llama-2-7b-hf")
 WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, learned=2000)
@@ -82,7 +83,7 @@ def test_fused_norms_save_their_inputs_and_fused_mlps_no_activation() -> None:
 def test_fused_norms_go_back_in_blocks_of_fp32(device: Literal["cuda", "cpu"]) -> None:
     """Beside the gradients of output and input; the output that was saved is gone."""
     form = replace(FULL, fused=True, device=device)
-    first = layer_steps(LLAMA, WORK, form)[0]
+    first = layer_steps(Layer(LLAMA, WORK, form))[0]
     block = {"cuda": 4096 * 4096, "cpu": 64 * 4096}[device]
     assert first.scratch == 2 * STREAM + 3 * 4 * block - STREAM
 
@@ -156,7 +157,7 @@ def test_a_card_without_the_flash_kernel_keeps_keys_and_values_for_every_head() 
     flash, other = (_bytes(x, name=grouped)["device activations"] for x in (form, bare))
     assert other - flash == 32 * more
     assert _bytes(form) == _bytes(bare)
-    steps = layer_steps(read_shape(grouped), SHARED, form)
+    steps = layer_steps(Layer(read_shape(grouped), SHARED, form))
     (masked,) = (step for step in steps if step.part == "attention")
     output, sums, masks = 2 * 4096 * 4096, 4 * 4096 * 32, 2 * 4096 * 1024
     gathered = 2 * 4096 * (2 * 32 + 1.5 * 32) * 128  # of 32 heads, keys, values and queries
@@ -174,7 +175,7 @@ def test_written_scores_by_hand(
     """Kept are the softmax in fp32, and narrowed if need be. At its backward the softmax is left,
     with its gradient, that of the scores, and on CUDA the product of the first two (SoftMax.cu)."""
     form = replace(FULL, attention="eager", element=element, device=device)
-    (scores,) = (x for x in layer_steps(LLAMA, WORK, form) if x.part == "attention scores")
+    (scores,) = (x for x in layer_steps(Layer(LLAMA, WORK, form)) if x.part == "attention scores")
     outputs = 3 * element * 4096 * 4096
     assert scores.saved == kept * SCORES + outputs
     assert scores.saved + scores.scratch == (4 + 4 + 4 + product) * SCORES + outputs
@@ -185,7 +186,7 @@ def test_a_card_without_any_kernel_writes_the_scores_out() -> None:
     all heads, of which "queries, keys, values" has 2 bytes."""
     grouped = read_shape("meta-llama/Meta-Llama-3-8B")
     form = replace(FULL, attention="sdpa", flash=False, kernels=False)
-    (scores,) = (x for x in layer_steps(grouped, WORK, form) if x.part == "attention scores")
+    (scores,) = (x for x in layer_steps(Layer(grouped, WORK, form)) if x.part == "attention scores")
     joined, read = 2 * 4096 * 4096, 3 * 4096 * 4096
     assert scores.saved == 4 * SCORES + 2 * read + joined
     one = 32 * 1024**2  # of one sequence: gradients of both, and on CUDA a product
@@ -198,7 +199,7 @@ def test_softcapped_scores_take_a_product_more_on_cuda() -> None:
     gemma = read_shape("google/gemma-2-2b")
     found = {}
     for device in ("cuda", "cpu"):
-        steps = layer_steps(gemma, WORK, replace(FULL, attention="sdpa", device=device))
+        steps = layer_steps(Layer(gemma, WORK, replace(FULL, attention="sdpa", device=device)))
         found[device] = next(x.scratch for x in steps if x.part == "attention scores")
     assert found["cuda"] - found["cpu"] == 4 * 8 * 1024**2  # one sequence's, of 8 heads
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.price.division import ZeroSizes
-from plimsoll.memory.price.lifetimes import job_moments
-from plimsoll.memory.price.reduction import layers_left
-from plimsoll.memory.price.roles import RoleWork, trained_role
+from plimsoll.engine.price.roles import RoleWork, trained_role
+from plimsoll.engine.zero.price import layers_left
+from plimsoll.engine.zero.sizes import ZeroSizes
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
+from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.lifetimes import job_moments
 
 READ = Moment("load", "read actor")
 SHAPE = read_shape("Qwen/Qwen2.5-7B")

@@ -11,9 +11,9 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.items import Held, Item, Moment
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.rules.culprit import find_culprit
+from plimsoll.timeline.items import Held, Item, Kind, Moment
 
 DPO = """\
 run: {directory: out, steps: 10}
@@ -139,10 +139,12 @@ def test_a_host_that_cannot_hold_both_is_told_to_part_them() -> None:
 def test_where_nothing_would_do_alone_the_largest_is_named() -> None:
     when = frozenset({Moment("train_actor", "step")})
 
-    def held(name: str, size: int) -> Held:
-        return Held(Item("actor", name, "device", "allocated", size, "by hand", "a test"), when)
+    def held(kind: Kind, size: int) -> Held:
+        return Held(
+            Item("actor", kind, kind, "device", "allocated", size, "by hand", "a test"), when
+        )
 
-    items = (held("weights", 50), held("gradients", 40), held("moments", 60))
+    items = (held("weights", 50), held("gradients", 40), held("optimizer states", 60))
     config = validate(JOBS["sft"].config, read_tree(SFT.replace("ADAM", "none"), "sft.yaml"))
     store = Store("device", (Slot(0, 0),), "card", 30, items, 0.0)
     culprit = find_culprit(store, spec_of(config))

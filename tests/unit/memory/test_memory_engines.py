@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.price.engines import (
+from plimsoll.rollout.price import STARTING, Sampler, transformers_items
+from plimsoll.rollout.vllm_price import (
     GIB,
-    STARTING,
-    Sampler,
     card_items,
     card_share,
     cpu_items,
 )
-from plimsoll.memory.price.lifetimes import job_moments
-from plimsoll.memory.price.transformers_engine import transformers_items
 from plimsoll.shapes.known_models import read_shape
+from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.lifetimes import job_moments
 
 QWEN = read_shape("Qwen/Qwen2.5-1.5B")
 PARAMETERS = 1_543_714_304
@@ -35,7 +34,7 @@ def sampler(**settings: object) -> Sampler:
     return Sampler(rollout, QWEN, longest=1024, sequences=64)
 
 
-def held_at(held: tuple[Held, ...], moment: Moment) -> dict[str, int]:
+def held_at(held: Iterable[Held], moment: Moment) -> dict[str, int]:
     return {one.item.name: one.item.bytes for one in held if moment in one.moments}
 
 
@@ -56,9 +55,9 @@ def test_an_engine_takes_its_share_of_the_card_and_no_more() -> None:
     share = card_share(sampler(), CARD)
     forward = 2048 * 2 * (4 * 1536 + 3 * 8960)
     logits = 256 * 151_936 * (2 + 3 * 4)
-    assert share.profile_peak == max(forward, logits)
-    assert share.token_counts == 256 * (151_936 * 4 + 151_936 // 8)
-    rest = int(0.3 * GIB) + int(0.8 * GIB) + share.profile_peak + share.token_counts
+    assert sampler().profile_peak == max(forward, logits)
+    assert sampler().token_counts == 256 * (151_936 * 4 + 151_936 // 8)
+    rest = int(0.3 * GIB) + int(0.8 * GIB) + sampler().profile_peak + sampler().token_counts
     assert held_at(items, TRAINING)["KV cache"] == CARD // 2 - 2 * PARAMETERS - rest
     assert share.kv_cache == held_at(items, TRAINING)["KV cache"]
 

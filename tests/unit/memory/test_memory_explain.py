@@ -18,11 +18,11 @@ from plimsoll.machine.incident import Incident, Sighting
 from plimsoll.machine.node_state import Holder, NodeState
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import make_job
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import Explanation, explain, role_of, room_needed, scene_of
 from plimsoll.memory.explain.questions import Answer, Scene, four_answers
-from plimsoll.memory.price.overheads import Constants
 from plimsoll.run.readings import Footprint, HostReading, Reading, Share
 
 GB = 10**9

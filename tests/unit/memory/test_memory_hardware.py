@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -214,33 +213,13 @@ def test_what_is_no_amount_is_refused(text: str) -> None:
     assert repr(text) in str(caught.value) and "512GiB" in str(caught.value)
 
 
-def install_nvidia_smi(
-    folder: Path, cards: str, processes: str = "", code: int = 0, parts: str = ""
-) -> None:
-    """A driver's tool that answers the questions as nvidia-smi does."""
-    tool = folder / "nvidia-smi"
-    tool.write_text(
-        "#!/bin/sh\n"
-        f'case "$1" in --query-gpu=*) printf "%b" "{cards}";; -L) printf "%b" "{parts}";;\n'
-        f'*) printf "%b" "{processes}";; esac\n'
-        f"exit {code}\n"
-    )
-    tool.chmod(0o755)
+Tell = Callable[..., None]
 
 
-@pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder at the head of the PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return tmp_path
-
-
-def test_the_live_machine_is_what_the_driver_says(driver: Path) -> None:
-    install_nvidia_smi(
-        driver,
-        "0, GPU-a, NVIDIA GeForce RTX 4090, 24564, 480, 300, 8.9, 580.1, [N/A]\\n"
-        "1, GPU-b, NVIDIA Nonesuch, 10000, [N/A], 0, [N/A], 580.1, [N/A]\\n",
+def test_the_live_machine_is_what_the_driver_says(tell_cards: Tell) -> None:
+    tell_cards(
+        "0, GPU-a, NVIDIA GeForce RTX 4090, 24564, 480, 300, 8.9, 580.1, [N/A]",
+        "1, GPU-b, NVIDIA Nonesuch, 10000, [N/A], 0, [N/A], 580.1, [N/A]",
     )
     known, unknown = live_machine().cards
     assert known.usable_bytes == (24564 - 480) * 2**20
@@ -251,38 +230,63 @@ def test_the_live_machine_is_what_the_driver_says(driver: Path) -> None:
 
 
 def test_hidden_cards_are_no_part_of_the_machine(
-    driver: Path, monkeypatch: pytest.MonkeyPatch
+    tell_cards: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_nvidia_smi(driver, "0, GPU-a, Tesla T4, 15360, 450, 0, 7.5, 1, [N/A]\\n")
+    tell_cards("0, GPU-a, Tesla T4, 15360, 450, 0, 7.5, 1, [N/A]")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert live_machine().cards == ()
 
 
 def test_a_card_that_mig_has_cut_is_not_taken_for_a_whole_one(
-    driver: Path, monkeypatch: pytest.MonkeyPatch
+    tell_cards: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install_nvidia_smi(
-        driver,
-        "0, GPU-a, NVIDIA A100-SXM4-40GB, 40960, 580, 0, 8.0, 580.1, Enabled\\n"
-        "1, GPU-b, NVIDIA A100-SXM4-40GB, 40960, 580, 0, 8.0, 580.1, Disabled\\n",
-        parts="GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-a)\\n"
-        "  MIG 3g.20gb     Device  0: (UUID: MIG-c7)\\n"
-        "  MIG 1g.5gb      Device  1: (UUID: MIG-d8)\\n"
-        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-b)\\n",
+    parts = [
+        _part("MIG-c7", "3g.20gb", "19968"),
+        _part("MIG-d8", "1g.5gb", "4864"),
+        _part("MIG-d9", "1g.5gb", "[N/A]"),
+    ]
+    tell_cards(
+        (
+            "0, GPU-a, NVIDIA A100-SXM4-40GB, 40960, 580, 0, 8.0, 580.1, Enabled",
+            {"parts": parts},
+        ),
+        "1, GPU-b, NVIDIA A100-SXM4-40GB, 40960, 580, 0, 8.0, 580.1, Disabled",
     )
-    for visible in ("0,1", "MIG-d8"):
+    for visible in ("0,1", "MIG-d9", "MIG-d", "GPU-a"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        with pytest.raises(ConfigError, match="GPU 0 is cut by MIG into 2 instances"):
+        with pytest.raises(ConfigError, match="GPU 0 is cut by MIG into 3 instances"):
             live_machine()
     assert len(found_here().cards) == 1  # so that what is given by hand can be held against it
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert live_machine().cards == found_here().cards != ()
 
 
-def test_a_card_whose_bytes_are_not_told_is_no_card_of_none(driver: Path) -> None:
+def test_an_instance_that_is_named_or_the_only_one_is_the_card_of_a_run(
+    tell_cards: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = "0, GPU-a, NVIDIA A100-SXM4-40GB, 40960, 580, 0, 8.0, 580.1, Enabled"
+    parts = [_part("MIG-c7", "3g.20gb", "19968"), _part("MIG-d8", "1g.5gb", "4864")]
+    tell_cards((card, {"parts": parts}))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-d8")
+    (named,) = live_machine().cards
+    assert named.usable_bytes == 4864 * 2**20 and named.compute_capability == (8, 0)
+    tell_cards((card, {"parts": parts[:1]}))
+    for visible in ("0", "GPU-a", "MIG-c7", None):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        (only,) = live_machine().cards
+        assert (only.name, only.usable_bytes) == ("A100 MIG 3g.20gb", 19968 * 2**20)
+
+
+def _part(uuid: str, size: str, mib: str) -> dict[str, object]:
+    memory = {"memory.total": mib, "memory.reserved": "0", "memory.used": "12"}
+    return {"uuid": uuid, "name": f"A100 MIG {size}", **memory}
+
+
+def test_a_card_whose_bytes_are_not_told_is_no_card_of_none(tell_cards: Tell) -> None:
     """A GB10 has no memory of its own; nvidia-smi says [N/A]."""
-    row = "0, GPU-a, NVIDIA GB10, [N/A], [N/A], [N/A], 12.1, 580.95.05, [N/A]\\n"
-    install_nvidia_smi(driver, row)
+    tell_cards("0, GPU-a, NVIDIA GB10, [N/A], [N/A], [N/A], 12.1, 580.95.05, [N/A]")
     with pytest.raises(ConfigError, match=r"the bytes of GPU 0 \(NVIDIA GB10\).*90GiB"):
         live_machine()
     assert found_here().cards[0].compute_capability == (12, 1)
@@ -290,8 +294,8 @@ def test_a_card_whose_bytes_are_not_told_is_no_card_of_none(driver: Path) -> Non
     assert 0 < free <= live_host().capacity_bytes
 
 
-def test_a_driver_that_fails_is_an_error_and_no_empty_machine(driver: Path) -> None:
+def test_a_driver_that_fails_is_an_error_and_no_empty_machine(tell_cards: Tell) -> None:
     said = "Driver/library version mismatch"
-    install_nvidia_smi(driver, said, said, code=18)
+    tell_cards(trouble=said)
     with pytest.raises(PlimsollError, match=said):
         live_machine()

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from plimsoll.machine import host
+from plimsoll.errors import PlimsollError
+from plimsoll.machine import host, nvidia
 from plimsoll.machine.cgroup import Limit, core_quota, memory_limit, process_limit
 from plimsoll.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.machine.nvidia import (
@@ -113,28 +118,21 @@ def test_this_machine_has_memory() -> None:
     assert here.total_bytes == pytest.approx(pages, rel=0.01)
 
 
-def test_cards_and_the_processes_on_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nvidia-smi").write_text(
-        "#!/bin/sh\n"
-        'case "$1" in\n'
-        "--query-gpu=index,uuid,name,memory.total,memory.reserved,memory.used,compute_cap,"
-        "driver_version,mig.mode.current) "
-        'echo "0, GPU-a, NVIDIA A100-SXM4-80GB, 81920, 768, 30000, 8.0, 570.1, Disabled"\n'
-        '  echo "1, GPU-b, NVIDIA A100-SXM4-80GB, 81920, 768, 4, 8.0, 570.1, Disabled";;\n'
-        "--query-compute-apps=gpu_uuid,pid,process_name,used_memory)\n"
-        '  echo "GPU-a, 77, python train.py, now, 29000"; echo "GPU-a, 78, [x], [N/A]";;\n'
-        "*) exit 9;;\n"
-        "esac\n"
-        '[ "$2" = "--format=csv,noheader,nounits" ]\n'
+def test_cards_and_the_processes_on_them(tell_cards: Callable[..., None]) -> None:
+    held = [(77, "python train.py, now", 29000), (78, None, None)]
+    tell_cards(
+        (
+            "0, GPU-a, NVIDIA A100-SXM4-80GB, 81920, 768, 30000, 8.0, 570.1, Disabled",
+            {"processes": held},
+        ),
+        "1, GPU-b, NVIDIA A100-SXM4-80GB, 81920, 768, 4, 8.0, 570.1, Disabled",
     )
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     busy, idle = live_cards()
     assert busy.usable_bytes == 81152 * MIB and busy.free_bytes == 51152 * MIB
     assert (busy.compute_capability, busy.driver) == ((8, 0), "570.1")
     assert busy.processes == (
         CardProcess(77, "python train.py, now", 29000 * MIB),
-        CardProcess(78, "[x]", None),
+        CardProcess(78, "[Not Found]", None),
     )
     assert idle.index == 1 and idle.processes == ()
 
@@ -146,9 +144,19 @@ def test_cards_are_numbered_as_the_driver_does(monkeypatch: pytest.MonkeyPatch) 
     assert card_order() == {}
 
 
-def test_no_driver_no_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a driver")
+def test_no_driver_no_cards() -> None:
     assert live_cards() == ()
+
+
+def test_a_driver_that_hangs_is_told(
+    tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_cards()
+    monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", lambda: time.sleep(5))
+    monkeypatch.setattr(nvidia, "_PATIENCE", 0.1)
+    with pytest.raises(PlimsollError, match=r"nvidia-smi does not work: no answer within 0\.1 s"):
+        live_cards()
 
 
 @pytest.mark.parametrize(
@@ -166,9 +174,14 @@ def test_no_driver_no_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_visible_devices_are_read_as_cuda_reads_them(visible: str | None, seen: list[int]) -> None:
-    parts = ((), (), ("MIG-c3", "MIG-c4"))
+    cut = tuple(card_of(2, uuid) for uuid in ("MIG-c3", "MIG-c4"))
+    parts = ((), (), cut)
     cards = [
-        LiveCard(index, uuid, "T4", 1, 0, 0, (7, 5), "1", (), parts[index])
+        replace(card_of(index, uuid), instances=parts[index])
         for index, uuid in enumerate(("GPU-a0", "GPU-b1", "GPU-c2"))
     ]
     assert [card.index for card in visible_cards(cards, visible)] == seen
+
+
+def card_of(index: int, uuid: str) -> LiveCard:
+    return LiveCard(index, uuid, "T4", 1, 0, 0, (7, 5), "1", ())

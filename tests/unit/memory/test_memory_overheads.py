@@ -9,8 +9,13 @@ import pytest
 
 from plimsoll.errors import ConfigError
 from plimsoll.memory.contents.layout import Process, ProcessKind, Slot
-from plimsoll.memory.contents.process_items import process_items
-from plimsoll.memory.price.overheads import NUMBERS, Constants, read_constants, write_constants
+from plimsoll.memory.contents.overheads import (
+    NUMBERS,
+    Constants,
+    process_items,
+    read_constants,
+    write_constants,
+)
 
 
 def test_every_number_has_a_source() -> None:

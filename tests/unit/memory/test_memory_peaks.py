@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.memory.contents.layout import Slot
-from plimsoll.memory.contents.peaks import phase_peaks, uses_of
-from plimsoll.memory.contents.stores import Band, Store, judge, slots_text
-from plimsoll.memory.items import Held, Item, Level, Moment
+from plimsoll.memory.contents.stores import Band, Store, judge, phase_peaks, slots_text, uses_of
 from plimsoll.spec.run_spec import PHASES
+from plimsoll.timeline.items import Held, Item, Level, Moment
 
 STEP = Moment("train_actor", "step")
 BACKWARD = Moment("train_actor", "forward_backward")
@@ -17,7 +16,7 @@ SCORE = Moment("score", "forward")
 
 
 def item(name: str, size: int, level: Level = "allocated", role: str = "actor") -> Item:
-    return Item(role, name, "device", level, size, f"{size} bytes", "by hand")
+    return Item(role, "weights", name, "device", level, size, f"{size} bytes", "by hand")
 
 
 WEIGHTS = Held(item("weights", 100), frozenset({STEP, BACKWARD, SCORE}))

@@ -18,13 +18,13 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.advice_json import advice_values
 from plimsoll.memory.contents.contents import held_by, make_job
-from plimsoll.memory.items import Moment
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.price.overheads import Constants
 from plimsoll.run.counting import gigabytes
 from plimsoll.shapes.known_models import read_shape
+from plimsoll.timeline.items import Moment
 
 SFT = """\
 run: {directory: out, steps: 10}

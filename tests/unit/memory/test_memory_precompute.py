@@ -11,8 +11,8 @@ from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.advise import advise
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.price.overheads import Constants
 
 BASE = """\
 run: {directory: out, steps: 10}

@@ -14,9 +14,9 @@ from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.contents import held_by, make_job
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.plan.plan import Ground, make_plan
-from plimsoll.memory.price.overheads import Constants
 
 MODEL = {"model": {"path": "Qwen/Qwen2.5-0.5B"}, "optimizer": {"learning_rate": 1e-5}}
 SOURCE = {"path": "rows.jsonl", "prompt": "prompt", "response": "response"}

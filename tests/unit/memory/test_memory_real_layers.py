@@ -14,17 +14,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM, MixtralConfig
 
+from plimsoll.commands.trace import measure
 from plimsoll.commands.trace_models import MicroBatchStep, TraceForm
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.memory.price.activations import activation_items
-from plimsoll.memory.price.computing import activation_form
-from plimsoll.memory.trace import measure
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention
 from plimsoll.model.layers import prepare_layers
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import HeadForm, PolicyModel
+from plimsoll.model.price.activations import activation_items
+from plimsoll.model.price.form import activation_form
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch

@@ -10,7 +10,7 @@ from test_memory_plan import config, plan, sizes
 from plimsoll.commands.placement import placement
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.jobs.which import spec_of
-from plimsoll.memory.price.work import micro_batch
+from plimsoll.memory.contents.contents import micro_batch
 from plimsoll.shapes.known_models import read_shape
 
 NAME = "Qwen/Qwen2.5-7B"

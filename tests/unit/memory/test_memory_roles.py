@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.deepspeed import Device
+from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
-from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.price.computing import activation_form, attention_of
-from plimsoll.memory.price.lifetimes import job_moments
-from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
-from plimsoll.memory.price.varlen import Capability
+from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
+from plimsoll.engine.zero.sizes import adapter_tensors
+from plimsoll.model.price.form import Capability, activation_form, attention_of
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
+from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.lifetimes import job_moments
 
 MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512

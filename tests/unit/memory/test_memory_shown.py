@@ -5,23 +5,26 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 import pytest
+from rule_cases import config
 
-from plimsoll.memory.contents.kinds import KINDS, kind_of
+from plimsoll.jobs.which import spec_of
+from plimsoll.machine.hardware import parse_cluster
+from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.layout import Slot
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.items import Held, Item, Moment
-from plimsoll.memory.plan.drawing import draw_bars
+from plimsoll.memory.plan.as_text import draw_bars, store_table
 from plimsoll.memory.plan.svg import draw_svg
-from plimsoll.memory.plan.table import store_table
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import PHASES
+from plimsoll.timeline.items import KINDS, Held, Item, Kind, Moment
 
 GB = 10**9
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def item(role: str, name: str, size: int) -> Item:
-    return Item(role, name, "device", "allocated", size, "by hand", "a test")
+def item(role: str, name: str, size: int, kind: Kind = "weights") -> Item:
+    return Item(role, kind, name, "device", "allocated", size, "by hand", "a test")
 
 
 def store(capacity: int | None) -> Store:
@@ -31,8 +34,8 @@ def store(capacity: int | None) -> Store:
         Held(
             item("actor", "weights of a name that is far too long for any column", 20 * GB), always
         ),
-        Held(item("process", "CUDA context", GB), always),
-        Held(item("actor", "moments", 40 * GB), step),
+        Held(item("process", "CUDA context", GB, "processes"), always),
+        Held(item("actor", "moments", 40 * GB, "optimizer states"), step),
         Held(item("actor", "crumbs", 10**6), step),
         Held(item("critic", "crumbs", 10**6), step),
     )
@@ -90,16 +93,30 @@ def test_the_picture_is_svg_with_a_bar_for_every_stack_and_the_line() -> None:
 
 
 def test_every_item_has_a_kind() -> None:
-    assert kind_of(item("rollout", "KV cache", 1)) == "rollout engines"
-    assert kind_of(item("process", "allocator gap", 1)) == "processes"
-    assert kind_of(item("actor", "attention masks", 1)) == "activations"
-    assert kind_of(item("actor", "checkpoint file", 1)) == "buffers"
-    for name in ("gradients in flight", "embedding gradients in flight", "widened gradient"):
-        assert kind_of(item("actor", name, 1)) == "gradients"
-    assert kind_of(item("actor", "accumulated gradients", 1)) == "gradients"
-    assert kind_of(item("actor", "fp32 masters", 1)) == "optimizer states"
-    assert kind_of(item("actor", "reduce bucket", 1)) == "buffers"
-    assert kind_of(item("actor", "4-bit weights", 1)) == "weights"
-    assert kind_of(item("reference", "frozen weights", 1)) == "frozen models"
-    assert kind_of(item("actor", "copy while loading", 1)) == "buffers"
-    assert len(KINDS) == len(set(KINDS)) == 8
+    """Of whole runs: all that a role holds, the engines and the processes."""
+    split = {"cluster.ranks": 4, "rollout.sleep_level": 1, "rollout.placement": "shared"}
+    adapted = {"actor.adapter.rank": 8, "critic.zero.stage": 0, "actor.ema.decay": 0.9}
+    jobs = [config("ppo", split | {"rollout.engines": 4}), config("ppo", adapted)]
+    hardware = parse_cluster("8xA100-80GB", 1, 10**12)
+    kinds: dict[tuple[str, str], Kind] = {}
+    for job in [make_job(spec_of(one), hardware, Constants()) for one in jobs]:
+        for process in job.layout.processes:
+            for one in held_by(job, process):
+                kinds[one.item.role, one.item.name] = one.item.kind
+    roles = {"rollout": "rollout engines", "process": "processes"}
+    of_role = {name: {kind for (role, _), kind in kinds.items() if role == name} for name in roles}
+    assert of_role == {name: {kind} for name, kind in roles.items()}
+    assert kinds["reference", "frozen weights"] == "frozen models"
+    names: dict[Kind, tuple[str, ...]] = {
+        "activations": ("activations", "input ids and rotary tables", "logits chunk"),
+        "buffers": ("reduce bucket", "copy while loading", "checkpoint file", "model to save"),
+        "gradients": ("accumulated gradients", "widened gradient", "fp32 gradients"),
+        "optimizer states": ("fp32 masters", "moments", "moving average of masters"),
+        "weights": ("weights", "frozen weights"),
+    }
+    trained = [(name, kind) for (role, name), kind in kinds.items() if role in ("actor", "critic")]
+    for expected, items in names.items():
+        assert {(name, kind) for name, kind in trained if name in items} == {
+            (name, expected) for name in items
+        }
+    assert {*kinds.values()} == {*KINDS} and len(KINDS) == 8

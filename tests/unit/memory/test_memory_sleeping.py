@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.memory.items import Moment
-from plimsoll.memory.price.engines import STARTING, Sampler
-from plimsoll.memory.price.sleeping import pinned_copy, sleep_items
+from plimsoll.rollout.price import STARTING, Sampler
+from plimsoll.rollout.vllm_price import pinned_copy, sleep_items
 from plimsoll.shapes.known_models import known_models, read_shape
+from plimsoll.timeline.items import Moment
 
 MIB = 2**20
 ASLEEP = Moment("train_actor", "step")
@@ -64,4 +64,4 @@ def test_only_level_1_keeps_a_copy_and_only_after_the_first_sleep() -> None:
     (held,) = sleep_items(one, MOMENTS)
     assert held.item.bytes == pinned_copy(one) and held.item.where == "host"
     assert held.moments == {ASLEEP}
-    assert sleep_items(sampler("Qwen/Qwen2.5-1.5B", sleep_level=2), MOMENTS) == ()
+    assert not [*sleep_items(sampler("Qwen/Qwen2.5-1.5B", sleep_level=2), MOMENTS)]

@@ -37,8 +37,8 @@ from plimsoll.memory.advise.speed import (
     weights_offload_seconds,
 )
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.price.engines import Sampler
-from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.contents.overheads import Constants
+from plimsoll.rollout.price import Sampler
 from plimsoll.shapes.known_models import read_shape
 
 QWEN = read_shape("Qwen/Qwen2-7B")

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.memory.items import Moment
-from plimsoll.memory.price.division import Counts, ZeroSizes
-from plimsoll.memory.price.lifetimes import job_moments, lifetime
-from plimsoll.memory.price.states import Kept, StateForm, kept_bytes, pinned_block, state_items
-from plimsoll.memory.price.zero_states import zero_states
+from plimsoll.engine.zero.sizes import Counts, ZeroSizes
+from plimsoll.engine.zero.states import zero_states
+from plimsoll.timeline.items import Moment
+from plimsoll.timeline.lifetimes import job_moments, lifetime
+from plimsoll.timeline.tensors import Kept, kept_bytes, pinned_block, state_items
 
 MOMENTS = job_moments(
     ("actor", "critic", "reference"),
@@ -23,7 +23,7 @@ def textbook(parameters: int, ranks: int, stage: int) -> float:
     """GB of weights, gradients and states in mixed precision."""
     divisors = [ranks if stage >= least else 1 for least in (3, 2, 1)]
     kept = [
-        Kept(name, "parameters", parameters, each, "ZeRO, table 1", divisor)
+        Kept("weights", name, "parameters", parameters, each, "ZeRO, table 1", divisor)
         for name, each, divisor in zip(
             ("weights", "gradients", "states"), (2, 2, 12), divisors, strict=True
         )
@@ -73,8 +73,9 @@ def test_what_is_widened_is_a_rank_s_share(stage: int, elements: int) -> None:
 
 def test_moments_come_with_the_first_step() -> None:
     counts = Counts(trained=1000, frozen=0, largest=10, element=2)
-    form = StateForm(zero_states(counts, SIZES, "cuda"), "train_actor", MOMENTS)
-    held = {one.item.name: one.moments for one in state_items("actor", form)}
+    kept = zero_states(counts, SIZES, "cuda")
+    items = state_items("actor", kept, "train_actor", MOMENTS)
+    held = {one.item.name: one.moments for one in items}
     assert held["moments"] == {m for m in MOMENTS if m.phase != "load"}
     assert Moment("load", "build actor") in held["fp32 masters"]
     assert Moment("load", "read actor") not in held["fp32 masters"]
@@ -83,8 +84,9 @@ def test_moments_come_with_the_first_step() -> None:
 
 def test_gradients_exist_in_their_own_phase_only() -> None:
     counts = Counts(trained=1000, frozen=0, largest=10, element=2)
-    form = StateForm(zero_states(counts, SIZES, "cuda"), "train_critic", MOMENTS)
-    held = {one.item.name: one.moments for one in state_items("critic", form)}
+    kept = zero_states(counts, SIZES, "cuda")
+    items = state_items("critic", kept, "train_critic", MOMENTS)
+    held = {one.item.name: one.moments for one in items}
     instants = ("forward_backward", "backward", "reduce", "norm", "step")
     own = {Moment("train_critic", i) for i in instants}
     assert held["fp32 gradients"] == own
@@ -140,7 +142,7 @@ def test_on_a_cpu_everything_is_in_plain_host_memory() -> None:
 
 
 def test_pinned_blocks_are_rounded_one_by_one() -> None:
-    one = Kept("masters", "parameters", 2500, 4, "", where="host", pinned=1000)
+    one = Kept("optimizer states", "masters", "parameters", 2500, 4, "", where="host", pinned=1000)
     assert one.bytes == 2 * 4096 + 2048  # 4,000 and 4,000 and 2,000 bytes
     assert "powers of two" in one.formula
 
@@ -158,11 +160,11 @@ def test_an_empty_block_takes_nothing() -> None:
 
 @given(st.integers(1, 10**12), st.integers(1, 4096))
 def test_shares_cover_the_whole(elements: int, ranks: int) -> None:
-    one = Kept("weights", "parameters", elements, 2, "", ranks)
+    one = Kept("weights", "weights", "parameters", elements, 2, "", ranks)
     assert 0 <= ranks * one.bytes - 2 * elements < 2 * ranks
 
 
 def test_a_formula_has_its_numbers() -> None:
-    one = Kept("weights", "trained parameters", 7_615_616_512, 2, "", 8)
+    one = Kept("weights", "weights", "trained parameters", 7_615_616_512, 2, "", 8)
     assert one.formula == "2 bytes x 7,615,616,512 trained parameters / 8 ranks"
     assert one.bytes == 1_903_904_128

@@ -10,8 +10,8 @@ from rule_cases import conflicts
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.contents import held_by, make_job
-from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.price.overheads import Constants
+from plimsoll.memory.contents.overheads import Constants
+from plimsoll.timeline.items import Held, Moment
 
 STUDENT, TEACHER = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B"
 LEARNING = Moment("train_actor", "forward_backward")

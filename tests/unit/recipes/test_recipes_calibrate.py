@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll.commands.calibrate import calibrate
 from plimsoll.errors import ConfigError
-from plimsoll.memory.price.overheads import Constants, constant_values, read_constants
+from plimsoll.memory.contents.overheads import Constants, constant_values, read_constants
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.readings import Footprint, Line

@@ -3,9 +3,8 @@ broken: an import that crashes, a driver that has a card."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -122,7 +121,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("cuda", replace(SOUND, cards=(), cards_in_all=0), "error", "compute,utility"),
         ("gpu 0", with_card(used_bytes=61 * GIB, processes=TRAINER), "error", "kill 77"),
         ("gpu 0", with_card(used_bytes=3 * GIB), "warning", "hidden"),
-        ("gpu 0", with_card(instances=("MIG-a", "MIG-b")), "warning", "cluster.hardware"),
+        ("gpu 0", with_card(instances=(CARD, CARD)), "warning", "cluster.hardware"),
         (
             "gpu 0",
             with_card(total_bytes=0, reserved_bytes=0),
@@ -293,25 +292,17 @@ def test_the_report_counts_and_only_what_is_wrong_is_refused() -> None:
 
 
 def test_a_crashing_import_and_a_busy_card_are_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tell_cards: Callable[..., None]
 ) -> None:
     (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
     (tmp_path / "ray.py").write_text("raise ImportError('no libprotobuf')\n")
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(
-        "#!/bin/sh\n"
-        'case "$1" in --query-gpu=*)\n'
-        'echo "0, GPU-a, Tesla T4, 15360, 450, 9000, 7.5, 570.1, [N/A]";;\n'
-        '*) echo "GPU-a, 4242, python, 8900";; esac\n'
-    )
-    smi.chmod(0o755)
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy" / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    busy = {"processes": [(4242, "python", 8900)]}
+    tell_cards(("0, GPU-a, Tesla T4, 15360, 450, 9000, 7.5, 570.1, [N/A]", busy))
     machine = observe(str(tmp_path / "not" / "yet"), "127.0.0.1:nothing")
     assert machine.torch == TorchView(False, None, False, (), "the import was ended by signal 11")
     assert machine.ray.trouble == "ImportError: no libprotobuf" and machine.ray.silence

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.config.reward import RewardConfig
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import PpoConfig, RewardConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.errors import ConfigError, DataError, Interrupted
 from plimsoll.jobs.ppo_loop import measure

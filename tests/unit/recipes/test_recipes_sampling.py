@@ -67,9 +67,11 @@ def config(responses: int) -> RunSpec[PpoConfig]:
     return spec_of(found)
 
 
-def scored(trajectory: Trajectory) -> Trajectory:
-    reward = RewardPart("r", float(trajectory.prompt.index + trajectory.sample_index), weight=2.0)
-    return replace(trajectory, rewards=(reward,))
+def scored(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    return [
+        replace(t, rewards=(RewardPart("r", float(t.prompt.index + t.sample_index), weight=2.0),))
+        for t in trajectories
+    ]
 
 
 def ask(cluster: PlainCluster, responses: int, asked: list[Prompt], step: int) -> list[Trajectory]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory
 from plimsoll.reward import exact_match, length, math_answer, math_judge, pattern
@@ -107,7 +107,9 @@ def test_answers_are_checked_in_any_thread() -> None:
 
 def test_a_process_that_someone_else_killed_is_an_error() -> None:
     assert math_judge.judge("1", "1") is math_judge.Verdict.EQUAL
-    math_judge._process().kill()
+    process = math_judge._places().queue[-1]
+    assert process is not None
+    process.kill()
     with pytest.raises(PlimsollError, match="ended with code -9"):
         math_judge.judge("1", "1")
     assert math_judge.judge("1", "1") is math_judge.Verdict.EQUAL

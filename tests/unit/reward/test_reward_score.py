@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import ConfigError, DataError, FunctionFailed, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.reward import score
 from plimsoll.reward.score import build_rewards
 
 MODULE = """
@@ -91,7 +92,7 @@ def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) ->
         }
     )
     before = trajectory("#### 72")
-    after = scorer(before)
+    (after,) = scorer([before])
     assert after.rewards == (
         RewardPart("right", 1.0, 2.0),
         RewardPart("form", 1.0, 0.5),
@@ -100,7 +101,7 @@ def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) ->
     )
     assert after.reward == 2.0 + 0.5 - 0.5 + 1.0
     assert before.rewards == ()
-    assert scorer(after).rewards == after.rewards  # scored anew, not twice
+    assert scorer([after])[0].rewards == after.rewards  # scored anew, not twice
 
 
 @pytest.mark.parametrize(
@@ -123,7 +124,7 @@ def test_a_rule_that_fails_names_itself_row_prompt_and_response(
 ) -> None:
     scorer = build_rewards({"mine": config(f"{module}:{function}")})
     with pytest.raises(PlimsollError) as caught:
-        scorer(trajectory("a" * 300 + "b"))
+        scorer([trajectory("a" * 300 + "b")])
     message = str(caught.value)
     row = "row 41 (from 0) of data.train"
     assert f"The reward 'mine' ({module}:{function}), at {row} {why}" in message
@@ -136,13 +137,13 @@ def test_a_rule_that_fails_names_itself_row_prompt_and_response(
 def test_a_held_out_row_is_told_as_such(module: str, function: str) -> None:
     scorer = build_rewards({"mine": config(f"{module}:{function}")}).of_held_out()
     with pytest.raises(PlimsollError, match=r", at row 41 \(from 0\) of data\.eval "):
-        scorer(trajectory("a"))
+        scorer([trajectory("a")])
 
 
 def test_a_rule_that_raises_shows_its_line(module: str) -> None:
     scorer = build_rewards({"mine": config(f"{module}:fails")})
     with pytest.raises(FunctionFailed, match=r'\n  File "\S+my_rewards.py", line 10, in fails\n'):
-        scorer(trajectory("a"))
+        scorer([trajectory("a")])
 
 
 def test_a_rule_looks_at_references_with_its_own_options(module: str) -> None:
@@ -164,7 +165,7 @@ def test_the_pages_reward_looks_at_references(
     (tmp_path / "page_rewards.py").write_text(section.split("```python\n")[1].split("```")[0])
     monkeypatch.syspath_prepend(tmp_path)
     scorer = build_rewards({"letter": config("page_rewards:picks", lenient=True)})
-    assert scorer(trajectory("b", reference="B")).rewards[0].value == 1.0
+    assert scorer([trajectory("b", reference="B")])[0].rewards[0].value == 1.0
     scorer.check_reference("B")
     with pytest.raises(DataError, match="'BC' is none of ABCD"):
         scorer.check_reference("BC")
@@ -190,19 +191,19 @@ def test_a_check_of_references_that_fails_is_told_with_the_reference(module: str
 
 def test_ctrl_c_in_a_rule_is_no_failure_of_it(module: str) -> None:
     with pytest.raises(KeyboardInterrupt):
-        build_rewards({"mine": config(f"{module}:is_interrupted")})(trajectory("a"))
+        build_rewards({"mine": config(f"{module}:is_interrupted")})([trajectory("a")])
 
 
 def test_one_number_of_torch_or_numpy_is_a_reward(module: str) -> None:
     names = ("gives_one_of_torch", "gives_one_of_numpy")
     scorer = build_rewards({name: config(f"{module}:{name}") for name in names})
-    assert [part.value for part in scorer(trajectory("a")).rewards] == [0.5, 1.0]
+    assert [part.value for part in scorer([trajectory("a")])[0].rewards] == [0.5, 1.0]
 
 
 def test_a_known_error_keeps_its_kind_and_gains_the_row() -> None:
     scorer = build_rewards({"right": config("math_answer")})
     with pytest.raises(DataError, match=r", at row 41 \(from 0\) of data\.train: the prompt"):
-        scorer(trajectory("#### 72", reference=None))
+        scorer([trajectory("#### 72", reference=None)])
 
 
 @pytest.mark.parametrize(
@@ -228,5 +229,23 @@ def test_the_reward_is_the_weighted_sum(weights: list[float], finish: str) -> No
     scorer = build_rewards(
         {f"part {i}": config("pattern", w, pattern="x") for i, w in enumerate(weights)}
     )
-    assert scorer(trajectory("x")).reward == pytest.approx(sum(weights))
-    assert scorer(trajectory("y")).reward == 0.0
+    assert scorer([trajectory("x")])[0].reward == pytest.approx(sum(weights))
+    assert scorer([trajectory("y")])[0].reward == 0.0
+
+
+def test_answers_that_are_judged_at_once_keep_their_order_and_one_that_ends_a_process_only_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(score, "usable_cores", lambda: 3)
+    scorer = build_rewards({"right": config("math_answer"), "cut": config("length")})
+    answers = ["#### 72", "#### 73", "#### $9^{9^{9^9}}$"] + ["#### 72", "#### 7"] * 48
+    scored = scorer([trajectory(answer) for answer in answers])
+    assert [t.response_text for t in scored] == answers
+    assert [t.rewards[0].value for t in scored] == [1.0, 0.0, 0.0] + [1.0, 0.0] * 48
+
+
+def test_the_first_trajectory_that_fails_is_told(module: str) -> None:
+    """Whichever rule is asked first, and however many are asked at once."""
+    parts = {"right": config("math_answer"), "mine": config(f"{module}:fails")}
+    with pytest.raises(PlimsollError, match=f"The reward 'mine' .{module}:fails., at row 41"):
+        build_rewards(parts)([trajectory("#### 1"), trajectory("#### 1", reference="none at all")])

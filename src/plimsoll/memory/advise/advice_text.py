@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from plimsoll.memory.advise.advise import Advice, Suggestion
 from plimsoll.memory.advise.effects import ON_MORE_MACHINES
-from plimsoll.memory.plan.table import WIDTH
+from plimsoll.memory.plan.as_text import WIDTH
 from plimsoll.run.counting import gigabytes
 
 _RANKED = "estimates for ranking, not for timing"

@@ -9,10 +9,10 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.advise.changes import Move
 from plimsoll.memory.advise.room import with_room
 from plimsoll.memory.contents.stores import Store, judge, likely_worst
-from plimsoll.memory.items import Item
 from plimsoll.memory.plan.plan import Load
-from plimsoll.memory.price.engines import least_cpu_cache, least_share
 from plimsoll.memory.rules.engines import against_parallel, largest_share
+from plimsoll.rollout.vllm_price import least_cpu_cache, least_share
+from plimsoll.timeline.items import Item
 
 LARGEST_SHARE = 0.9
 """Of a card, for vLLM: its own default."""
@@ -143,7 +143,7 @@ def _other_cache(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
 
 
 def _is_cache(item: Item) -> bool:
-    return (item.role, item.name) == ("rollout", "KV cache")
+    return item.cache
 
 
 def _has_ranks(store: Store) -> bool:

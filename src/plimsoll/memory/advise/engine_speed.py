@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from plimsoll.memory.advise.rates import Rates
-from plimsoll.memory.price.engines import Sampler
+from plimsoll.rollout.price import Sampler
 
 
 def sampling_seconds(sampler: Sampler, at_once: int, sequences: int, rates: Rates) -> float:

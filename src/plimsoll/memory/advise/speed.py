@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.zero.sizes import adapter_parameters
 from plimsoll.machine.hardware import Node
 from plimsoll.memory.advise.engine_speed import (
     sampling_seconds,
@@ -21,8 +22,7 @@ from plimsoll.memory.advise.engine_speed import (
 from plimsoll.memory.advise.rates import Rates, rates_of
 from plimsoll.memory.advise.recompute import recomputed
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.price.engines import card_share
-from plimsoll.memory.price.roles import adapter_tensors
+from plimsoll.rollout.vllm_price import card_share
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import RoleName
 
@@ -122,7 +122,7 @@ def trained_parameters(role: TrainedRole, shape: ModelShape) -> int:
     """Of the whole model, or of its adapter."""
     if role.adapter is None:
         return shape.parameters
-    return sum(count * elements for count, elements in adapter_tensors(shape, role.adapter))
+    return adapter_parameters(shape, role.adapter)
 
 
 def weight_bytes(role: TrainedRole | FrozenRole, work: Pass) -> float:

@@ -6,45 +6,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll.config.deepspeed import Device
+from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole
+from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
+from plimsoll.engine.price.transfers import teaching_items
+from plimsoll.engine.zero.sizes import adapter_parameters
 from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, lay_out
-from plimsoll.memory.contents.process_items import (
-    computing_items,
-    drawing_items,
-    process_items,
-    writing_items,
-)
-from plimsoll.memory.items import Held, Moment
-from plimsoll.memory.price.activation_form import TaughtHead
-from plimsoll.memory.price.engines import (
-    STARTING,
-    Sampler,
-    card_items,
-    cpu_items,
-    receiving_items,
-)
-from plimsoll.memory.price.lifetimes import TrainPhase, job_moments
-from plimsoll.memory.price.overheads import Constants
-from plimsoll.memory.price.roles import RoleWork, adapter_tensors, frozen_role, trained_role
-from plimsoll.memory.price.sleeping import sleep_items
-from plimsoll.memory.price.teaching import teaching_items
-from plimsoll.memory.price.transformers_engine import transformers_items
-from plimsoll.memory.price.varlen import Capability
-from plimsoll.memory.price.work import bucket_bytes, micro_batch
+from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
+from plimsoll.model.price.form import Capability, TaughtHead
+from plimsoll.rollout.price import STARTING, Sampler, transformers_items
+from plimsoll.rollout.vllm_price import card_items, cpu_items, receiving_items, sleep_items
 from plimsoll.shapes.known_models import read_shape
-from plimsoll.shapes.shape import ModelShape
+from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.spec.workload import Workload
+from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.lifetimes import TrainPhase, job_moments
 
 _SCORING = Moment("score", "forward")
 _SAVING = Moment("save", "gather")
 _WRITING = Moment("save", "write")
-_COLLECTED = ("bucket of weights", "model to save")
-"""Items of a group's first rank alone, which collects the weights that leave."""
-_LEAVING = (*_COLLECTED, "gathered weights")
-"""Items of the actor alone: no other role's weights leave."""
 
 
 @dataclass(frozen=True)
@@ -135,9 +118,8 @@ def held_by(job: Job, process: Process) -> tuple[Held, ...]:
 def _contents(job: Job, process: Process) -> Iterator[Held]:
     yield from _process(job, process)
     if process.kind in ("local", "rank", "critic rank"):
-        unwanted = () if process.index == 0 else _COLLECTED
-        held = [one for name in hosted(job, process) for one in _role(job, name)]
-        held = [one for one in held if one.item.name not in unwanted]
+        first = process.index == 0
+        held = [one for name in hosted(job, process) for one in _role(job, name, first)]
         held = list(_one_at_a_time(held, _SCORING))
         yield from _one_at_a_time(held, _WRITING)
     if process.kind in ("local", "engine", "engine worker"):
@@ -155,19 +137,25 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     cuda_build = job.hardware.nodes[process.slot.node].cuda_build
     for item in process_items(process, job.device, group, vllm, adapted, cuda_build, job.constants):
         yield Held(item, job.moments)
-    computing = frozenset(moment for moment in job.moments if moment.phase != "load")
-    narrow = any(model.dtype == "bfloat16" for model in job.spec.models.values())
-    for item in computing_items(process, job.device, narrow, job.constants):
-        yield Held(item, computing)
-    if job.spec.job.draws_calibration:
-        for item in drawing_items(process, job.constants):
-            yield Held(item, job.moments)
-    if sampler is not None:
-        for item in writing_items(process, job.constants):
-            yield Held(item, computing)
+    for name, moments in _besides(job, process):
+        yield Held(constant_item(name, job.constants), moments)
     if process.kind == "ray" and sampler is not None:
         bucket = _sync_bucket(job)
         yield from receiving_items("bucket in the object store", bucket, job.moments)
+
+
+def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
+    """The constants of what it holds for what it does, and when. Kernels of 16 bits are prepared by
+    shape, from the first forward on, and kept; products of fp32 are not."""
+    computing = frozenset(moment for moment in job.moments if moment.phase != "load")
+    narrow = any(model.dtype == "bfloat16" for model in job.spec.models.values())
+    if job.device == "cpu" and narrow and process.kind not in ("recipe", "ray"):
+        yield "kernel_cache", computing
+    if process.kind in ("local", "recipe"):
+        if job.spec.job.draws_calibration:
+            yield "drawing_libraries", job.moments
+        if job.sampler is not None:  # it writes trajectories, from the first ones on
+            yield "trajectory_libraries", computing
 
 
 def _has_adapter(job: Job, process: Process) -> bool:
@@ -186,14 +174,8 @@ def hosted(job: Job, process: Process) -> Iterator[RoleName]:
             yield name
 
 
-def _role(job: Job, name: RoleName) -> Iterator[Held]:
-    """On the first rank of its group."""
-    for one in _priced(job, name):
-        if name == "actor" or one.item.name not in _LEAVING:
-            yield one
-
-
-def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
+def _role(job: Job, name: RoleName, first: bool) -> tuple[Held, ...]:
+    """On a rank of its group; first: that collects the actor's weights when they leave."""
     spec, shape, ranks = job.spec, job.shapes[name], job.ranks(name)
     sampling = spec.sampling
     own = RoleWork(
@@ -206,6 +188,7 @@ def _priced(job: Job, name: RoleName) -> tuple[Held, ...]:
         moments=job.moments,
         scaled=sampling is not None and sampling.rollout.sampling.temperature != 1,
         capability=job.capability,
+        first=first,
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, own)
@@ -227,9 +210,30 @@ def _sync_bucket(job: Job) -> int:
     goes in one piece (cluster/route.py)."""
     actor, shape, sampling = job.spec.actor, job.shapes["actor"], job.spec.sampling
     if sampling and actor.adapter and sampling.rollout.sync.adapter == "separate":
-        numbers = sum(count * each for count, each in adapter_tensors(shape, actor.adapter))
-        return numbers * actor.model.element
-    return bucket_bytes(job.spec, shape)
+        return adapter_parameters(shape, actor.adapter) * actor.model.element
+    return _bucket_bytes(job.spec, shape)
+
+
+def _bucket_bytes(spec: RunSpec[Any], shape: ModelShape) -> int:
+    """One tensor may be larger than a bucket is meant to be, and a tied head is sent beside the
+    embedding. 0 without engines."""
+    if spec.sampling is None:
+        return 0
+    element = spec.actor.model.element
+    tied = element * shape.embedding_parameters if shape.tied else 0
+    largest = element * shape.largest_parameter
+    whole = element * shape.parameters
+    return min(max(spec.sampling.rollout.sync.bucket_bytes, largest), whole) + tied
+
+
+def micro_batch(work: Workload, ranks: int) -> MicroBatch:
+    """The largest pack of a rank. Where prompts are shared, a response may be a token long, and its
+    prompt almost all of a micro-batch."""
+    tokens = work.largest_pack(ranks)
+    sequences = -(-tokens // work.longest)
+    learned = sequences if work.ends_only else tokens
+    shared = tokens if work.shares_prompts else 0
+    return MicroBatch(tokens, sequences, min(work.longest, tokens), learned, shared)
 
 
 def _taught(job: Job, teacher: FrozenRole) -> Iterator[Held]:

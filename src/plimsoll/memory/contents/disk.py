@@ -7,11 +7,10 @@ from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.model import ELEMENT_BYTES
+from plimsoll.engine.zero.sizes import moment_bytes, trained_parameters
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.items import Item
-from plimsoll.memory.price.roles import adapter_tensors, moment_bytes
-from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Item
 
 _STORED_LOGPROB = 20
 
@@ -19,18 +18,16 @@ _STORED_LOGPROB = 20
 def disk_items(job: Job) -> tuple[Item, ...]:
     """At most: the checkpoints that are kept, the best one among them, the one that is being
     written, the final model."""
-    roles = job.spec.trained
-    run = job.spec.run
+    roles, run = job.spec.trained, job.spec.run
     count = run.keep_checkpoints + 1 + (run.best is not None)
-    actor, saved = roles["actor"], _saved_parameters(job, "actor", roles["actor"])
-    element = actor.model.element
-    model = _item(
-        "actor", "final model", element * saved, f"{element} bytes x {saved:,} parameters"
-    )
-    checkpoints = (
-        _checkpoints(name, role, _saved_parameters(job, name, role), count)
+    saved = {
+        name: trained_parameters(role, job.shapes[name], job.spec.roles[name].head)
         for name, role in roles.items()
-    )
+    }
+    element, parameters = roles["actor"].model.element, saved["actor"]
+    words = f"{element} bytes x {parameters:,} parameters"
+    model = _item("actor", "final model", element * parameters, words)
+    checkpoints = (_checkpoints(name, role, saved[name], count) for name, role in roles.items())
     return (*checkpoints, model, *_reference_logprobs(job.spec))
 
 
@@ -41,6 +38,7 @@ def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
         rows = work.scored_with * steps * work.sequences
         yield Item(
             "reference",
+            "frozen models",
             "log-probs",
             "disk",
             "allocated",
@@ -48,16 +46,6 @@ def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
             f"{_STORED_LOGPROB} bytes x {rows:,} sequences of {steps:,} steps",
             "run/stored_logprobs.py: a hash of 16 bytes and a float32",
         )
-
-
-def _saved_parameters(job: Job, name: RoleName, role: TrainedRole) -> int:
-    """All, or the adapter's alone."""
-    shape = job.shapes[name]
-    scores = job.spec.roles[name].head == "value"
-    value = shape.hidden if scores else 0
-    if role.adapter is not None:
-        return value + sum(count * size for count, size in adapter_tensors(shape, role.adapter))
-    return shape.value_parameters if scores else shape.parameters
 
 
 def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> Item:
@@ -76,4 +64,4 @@ def _checkpoints(name: str, role: TrainedRole, parameters: int, count: int) -> I
 
 def _item(role: str, name: str, size: int, formula: str) -> Item:
     source = "engine/checkpoint.py; engine/export.py"
-    return Item(role, name, "disk", "allocated", size, formula, source)
+    return Item(role, "weights", name, "disk", "allocated", size, formula, source)

@@ -8,11 +8,11 @@ from itertools import groupby
 
 from plimsoll.memory.contents.contents import Job, held_by
 from plimsoll.memory.contents.layout import Process, Slot
-from plimsoll.memory.contents.peaks import Use, uses_of
-from plimsoll.memory.items import Held, Where
+from plimsoll.memory.contents.stores import Use, uses_of
 from plimsoll.run.planned import Footprints
 from plimsoll.run.readings import Footprint
 from plimsoll.spec.run_spec import Phase
+from plimsoll.timeline.items import Held, Where
 
 
 def process_peaks(job: Job) -> dict[str, Footprints]:

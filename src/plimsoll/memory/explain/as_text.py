@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from plimsoll.memory.advise.advice_text import change_lines
 from plimsoll.memory.explain.explain import Explanation
-from plimsoll.memory.plan.table import WIDTH
+from plimsoll.memory.plan.as_text import WIDTH
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import Footprint
 

@@ -10,15 +10,14 @@ from plimsoll.machine.incident import Incident
 from plimsoll.memory.advise.advise import Suggestion, smallest_change
 from plimsoll.memory.contents.contents import Job, make_job
 from plimsoll.memory.contents.layout import Process, Slot
-from plimsoll.memory.contents.peaks import Use, fullest
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks, read_as
-from plimsoll.memory.contents.stores import Store
+from plimsoll.memory.contents.stores import Store, Use, fullest
 from plimsoll.memory.explain.questions import Answer, Scene, four_answers, models_of, room_of
-from plimsoll.memory.items import Item, Where
 from plimsoll.memory.plan.plan import Ground, make_plan
-from plimsoll.memory.price.overheads import Constants
 from plimsoll.run.readings import Footprint
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Item, Where
 
 _SHOWN = 6
 _ROLES = {

@@ -11,9 +11,8 @@ from plimsoll.machine.node_state import NodeState
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.memory.contents.contents import Job, hosted
 from plimsoll.memory.contents.layout import Process
-from plimsoll.memory.contents.peaks import Use
 from plimsoll.memory.contents.process_peaks import read_as
-from plimsoll.memory.contents.stores import Store
+from plimsoll.memory.contents.stores import Store, Use
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import Share
 

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from plimsoll.memory.contents.layout import Slot
-from plimsoll.memory.contents.peaks import Use
-from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.items import Item
+from plimsoll.memory.contents.overheads import constant_values
+from plimsoll.memory.contents.stores import Store, Use
 from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.price.overheads import constant_values
+from plimsoll.timeline.items import Item
 
 _OF_PROBLEMS = ("code", "severity", "what", "why", "fix")
 

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 
 from plimsoll.config.problems import Problem
-from plimsoll.memory.contents.stores import Store, judge
-from plimsoll.memory.plan.drawing import draw_bars
+from plimsoll.memory.contents.stores import Store, Use, judge
 from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.plan.table import WIDTH, store_table
 from plimsoll.run.counting import gigabytes
+from plimsoll.spec.run_spec import Phase
+from plimsoll.timeline.items import KINDS, Kind
+
+WIDTH = 80
+_COLUMN = 7
+_SMALL = 0.004
+"""Items that are less than this share of the peak in every phase are shown together."""
+
+_SHORT: Mapping[Phase, str] = {
+    "precompute": "before",
+    "rollout": "roll",
+    "train_critic": "critic",
+    "train_actor": "actor",
+}
+"""Names of phases in a narrow column."""
+
+_Row = tuple[str, Mapping[Phase, int]]
+
+_BAR = 56
+_UNICODE = "█▓▒░▞▤▪·"
+_ASCII = "#=+-%*o."
 
 
 def plan_text(plan: Plan, *, unicode: bool) -> str:
@@ -64,3 +84,81 @@ def _store_verdict(store: Store, plan: Plan) -> str:
 
 def _wrap(text: str, indent: str) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def store_table(store: Store) -> str:
+    """Rows: items, the largest first. Columns: phases, each at its fullest instant; GB."""
+    uses = store.phases
+    phases = [use.moment.phase for use in uses]
+    totals = {use.moment.phase: use.bytes for use in uses}
+    label = min(44, WIDTH - _COLUMN * len(phases))
+    head = "".join(f"{_SHORT.get(phase, phase):>{_COLUMN}}" for phase in phases)
+    lines = [store.name, f"{'  GB, at its fullest':<{label}}{head}"]
+    lines += [_line(name, sizes, phases, label) for name, sizes in _rows(uses, store.peak.bytes)]
+    lines.append(" " * label + " ------" * len(phases))
+    lines.append(_line("in all", totals, phases, label))
+    if store.capacity is not None:
+        capacity = dict.fromkeys(phases, store.capacity)
+        lines.append(_line("load line", capacity, phases, label))
+    return "\n".join(lines)
+
+
+def _rows(uses: Sequence[Use], peak: int) -> Iterable[_Row]:
+    sizes: dict[str, dict[Phase, int]] = {}
+    for use in uses:
+        for item in use.items:
+            name = item.name if item.role == "process" else f"{item.role} {item.name}"
+            of_item = sizes.setdefault(name, {})
+            of_item[use.moment.phase] = of_item.get(use.moment.phase, 0) + item.bytes
+    large = {name: row for name, row in sizes.items() if max(row.values()) >= _SMALL * peak}
+    yield from sorted(large.items(), key=lambda row: -max(row[1].values()))
+    small = [row for name, row in sizes.items() if name not in large]
+    if small:
+        phases = dict.fromkeys(phase for row in small for phase in row)
+        rest = {phase: sum(row.get(phase, 0) for row in small) for phase in phases}
+        yield f"{len(small)} smaller item{'s' * (len(small) > 1)}", rest
+
+
+def _line(name: str, sizes: Mapping[Phase, int], phases: Sequence[Phase], label: int) -> str:
+    cells = [gigabytes(sizes[phase]) if sizes.get(phase) else "" for phase in phases]
+    room = label - 2
+    cut = name if len(name) <= room else name[: room - 1] + "~"
+    return (f"  {cut:<{room}}" + "".join(f"{cell:>{_COLUMN}}" for cell in cells)).rstrip()
+
+
+def draw_bars(store: Store, *, unicode: bool) -> str:
+    """One bar a phase, with the load line where the store is full; 80 columns.
+
+    unicode: draw with blocks; else with what every terminal has.
+    """
+    signs = dict(zip(KINDS, _UNICODE if unicode else _ASCII, strict=True))
+    largest = max(store.peak.bytes, store.capacity or 0)
+    limit = None if store.capacity is None else round(_BAR * store.capacity / largest)
+    line = "│" if unicode else "|"
+    bars = [_draw_bar(use, signs, largest, limit, line) for use in store.phases]
+    used = {item.kind for use in store.phases for item in use.items}
+    return "\n".join([store.name, *bars, *_legend([kind for kind in KINDS if kind in used], signs)])
+
+
+def _draw_bar(use: Use, signs: dict[Kind, str], largest: int, limit: int | None, line: str) -> str:
+    cells, filled, drawn = "", 0, 0
+    for kind, size in use.stacks.items():
+        filled += size
+        width = round(_BAR * filled / largest)
+        cells += signs[kind] * (width - drawn)
+        drawn = width
+    cells = f"{cells:<{_BAR}}"
+    if limit is not None:
+        cells = cells[:limit] + line + cells[limit:]
+    phase = _SHORT.get(use.moment.phase, use.moment.phase)
+    return f"  {phase:<8}{cells}{gigabytes(use.bytes):>9}"
+
+
+def _legend(kinds: list[Kind], signs: dict[Kind, str]) -> list[str]:
+    entries = [f"{signs[kind]} {kind}" for kind in kinds]
+    lines = ["         "]
+    for entry in entries:
+        if len(lines[-1]) + len(entry) > 76:
+            lines.append("         ")
+        lines[-1] += f" {entry} "
+    return [line.rstrip() for line in lines]

@@ -13,12 +13,12 @@ from plimsoll.machine.surroundings import Surroundings
 from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
 from plimsoll.memory.contents.disk import disk_items
 from plimsoll.memory.contents.layout import Process, Slot
+from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, judge
-from plimsoll.memory.items import Held, Item
-from plimsoll.memory.price.overheads import Constants
 from plimsoll.memory.rules.rules import find_conflicts
 from plimsoll.memory.rules.shortages import find_missing, find_overfull
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Held, Item
 
 BAND = Band(
     0.10,

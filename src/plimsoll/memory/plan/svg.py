@@ -6,11 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import floor, log10
 
-from plimsoll.memory.contents.kinds import KINDS, Kind
-from plimsoll.memory.contents.peaks import Use
-from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.plan.drawing import stacks
+from plimsoll.memory.contents.stores import Store, Use
 from plimsoll.run.counting import gigabytes
+from plimsoll.timeline.items import KINDS, Kind
 
 _WIDTH, _PANEL = 900, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 680, 60, 330
@@ -81,7 +79,7 @@ def _ticks(top: float) -> list[float]:
 
 def _bar(use: Use, middle: float, width: float, top: float) -> Iterator[str]:
     filled = 0
-    for kind, size in stacks(use).items():
+    for kind, size in use.stacks.items():
         if size:
             y, below = _y(filled + size, top), _y(filled, top)
             note = escape(f"{kind}: {gigabytes(size)} GB")
@@ -106,7 +104,7 @@ def _load_line(capacity: int, top: float) -> Iterator[str]:
 
 def _legend(peak: Use) -> Iterator[str]:
     yield _text(_RIGHT + 18, _LEGEND, f"at the peak, in {peak.moment.phase}:", size=12)
-    shown = [(kind, size) for kind, size in stacks(peak).items() if size]
+    shown = [(kind, size) for kind, size in peak.stacks.items() if size]
     for i, (kind, size) in enumerate(reversed(shown)):
         y = _LEGEND + 20 + 17 * i
         yield (

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.price.varlen import BFLOAT16_UNITS
+from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import counted
 
 

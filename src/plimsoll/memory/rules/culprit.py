@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll.memory.contents.kinds import Kind, kind_of
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.items import Item
 from plimsoll.memory.rules.ways_out import states_way_out, way_out
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Item, Kind
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,10 @@ def find_culprit(store: Store, spec: RunSpec[Any]) -> Culprit:
 
 def _kinds(store: Store, spec: RunSpec[Any]) -> Iterator[Culprit]:
     """Each role's items of one kind."""
-    for role, kind in dict.fromkeys((item.role, kind_of(item)) for item in store.peak.items):
+    for role, kind in dict.fromkeys((item.role, item.kind) for item in store.peak.items):
 
         def chosen(item: Item, role: str = role, kind: Kind = kind) -> bool:
-            return item.role == role and kind_of(item) == kind
+            return item.role == role and item.kind == kind
 
         fix = way_out(role, kind, store.where, spec)
         yield _culprit(store, _words(role, kind), kind, chosen, fix)

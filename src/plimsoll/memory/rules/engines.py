@@ -10,9 +10,9 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
-from plimsoll.memory.price.engines import ASLEEP, least_share
-from plimsoll.memory.price.varlen import BFLOAT16_UNITS
 from plimsoll.memory.rules.culprit import find_culprit
+from plimsoll.model.price.form import BFLOAT16_UNITS
+from plimsoll.rollout.vllm_price import ASLEEP, least_share
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.rules.heads import CPU_HEAD_SIZES, against_cpu_heads

@@ -9,11 +9,11 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, judge
-from plimsoll.memory.items import Item
-from plimsoll.memory.price.engines import GIB, card_share, least_cpu_cache, least_share
 from plimsoll.memory.rules.culprit import Culprit, find_culprit
 from plimsoll.memory.rules.engines import beside_training
+from plimsoll.rollout.vllm_price import GIB, card_share, least_cpu_cache, least_share
 from plimsoll.run.counting import counted, gigabytes
+from plimsoll.timeline.items import Item
 
 _TOO_SMALL: Mapping[str, Code] = {"device": "device-memory", "host": "host-memory"}
 

@@ -12,9 +12,9 @@ from typing import Any, Literal, cast
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import show
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.memory.contents.kinds import Kind
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.timeline.items import Kind
 
 Where = Literal["device", "host"]
 

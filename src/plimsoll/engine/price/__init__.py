@@ -1,0 +1,1 @@
+"""What a role holds on one training rank, reckoned without torch."""

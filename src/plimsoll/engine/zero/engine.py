@@ -1,0 +1,177 @@
+"""The engine on DeepSpeed ZeRO: stages 0 to 3, offload, fp32 masters, clipping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from plimsoll.config.engine import TrainedRole
+from plimsoll.engine.average import Average
+from plimsoll.engine.checkpoint import read_blocks, read_rows, write_blocks, write_rows
+from plimsoll.engine.form import Form, check_shapes, read_form, write_form, write_shapes
+from plimsoll.engine.masters import Masters, find_masters
+from plimsoll.engine.optimizer import (
+    begin_moments,
+    forget_dry_step,
+    forget_gradients,
+    make_optimizer,
+    moment_rows,
+)
+from plimsoll.engine.placing import divide, gathered, settle
+from plimsoll.engine.process_group import Place
+from plimsoll.engine.protocol import Steps
+from plimsoll.engine.zero.settings import deepspeed_settings
+
+
+class ZeroEngine:
+    """A trained role, divided by DeepSpeed as its `zero` settings say."""
+
+    def __init__(self, module: nn.Module, role: TrainedRole, place: Place) -> None:
+        import deepspeed
+
+        self._role = role
+        self._place = place
+        settings = deepspeed_settings(role, place.device, place.ranks)
+        optimizer = make_optimizer(module, role)  # groups by shapes, so before dividing
+        if role.zero.stage == 3:
+            divide(module, role.model, settings, place)
+        else:
+            settle(module, role.model, place.torch_device)
+        self._engine: Any = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=settings, dist_init_required=False
+        )[0]
+        self.module = module
+        forget_dry_step(self._engine.optimizer)
+        self._masters = self._find_masters()
+        self.steps = Steps()
+        self._average: Average | None = None
+        if role.ema is not None:
+            self._average = Average(self._masters.flat(), role.ema.decay)
+
+    def forward(self, *inputs: object, **options: object) -> Any:
+        return self._engine(*inputs, **options)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        self._engine.eval()
+        with torch.no_grad():
+            yield
+        self._engine.train()
+        if self._role.zero.stage == 3:
+            # After training, DeepSpeed keeps up to stage3_max_reuse_distance weights whole for a
+            # backward pass, which scoring has none of.
+            self._engine.optimizer.empty_partition_cache()
+
+    def backward(self, loss: Tensor) -> None:
+        # DeepSpeed averages gradients over the ranks; shares of a global mean must be added.
+        self._engine.backward(loss * self._place.ranks, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> float:
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = self._update()
+        self.steps = self.steps.after(math.isfinite(norm))
+        if self._average is not None and math.isfinite(norm):
+            self._average.add(self._masters.flat(), self.steps.taken)
+        return norm
+
+    def _update(self) -> float:
+        """The gradient's norm, the same on all ranks; weights and moments stay as they are where it
+        is not finite."""
+        norm = self._plain_norm()
+        if norm is None:  # then DeepSpeed takes it, and leaves out a step that is not finite
+            self._engine.step()
+            norm = float(self._engine.get_global_grad_norm())
+            if not math.isfinite(norm):
+                forget_gradients(self._engine.optimizer)
+            return norm
+        if math.isfinite(norm):
+            self._engine.step()
+        else:
+            self.module.zero_grad()
+        return norm
+
+    def masters(self) -> list[Tensor]:
+        """What this rank's optimizer updates: at stages 1 to 3 its share, in fp32."""
+        return list(self._masters.tensors)
+
+    def _find_masters(self) -> Masters:
+        stage, rank = self._role.zero.stage, self._place.rank
+        return find_masters(self.module, self._engine.optimizer, stage, rank)
+
+    def _plain_norm(self) -> float | None:
+        """The gradient norm at stage 0 in fp32, where DeepSpeed leaves the optimizer as it is and
+        reports none: taken once the gradients are reduced, just before the update.
+        """
+        if self._role.zero.stage > 0 or self._role.model.dtype != "float32":
+            return None
+        # Not allreduce_gradients(), which reduces only while DeepSpeed's own step() runs.
+        self._engine.buffered_allreduce_fallback()
+        self._engine.enable_backward_allreduce = False  # step() must not reduce once more
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
+
+    @contextmanager
+    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+        with gathered(self.module, names, self._role.zero.stage) as tensors:
+            yield tensors
+
+    @torch.no_grad()
+    def swap_average(self) -> None:
+        if self._average is not None:
+            self._average.swap(self._masters.flat())
+            self._masters.spread()
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        if self._place.rank == 0:
+            write_form(self._form(), self.steps, directory)
+            write_shapes(self.module, directory)
+        if self._place.rank > 0 and self._role.zero.stage == 0:
+            return  # all ranks hold the same
+        masters = self._masters
+        rows = self._rows() | moment_rows(masters.optimizer, masters.tensors)
+        write_rows(rows, masters.parts, directory, self._place.rank)
+        if self._in_blocks:
+            states = [masters.optimizer.state[master] for master in masters.tensors]
+            write_blocks(states, directory, self._place.rank)
+
+    @torch.no_grad()
+    def restore(self, directory: Path) -> None:
+        self.steps = read_form(self._form(), directory)
+        check_shapes(self.module, directory)
+        masters = self._masters
+        rows = self._rows()
+        if self._in_blocks:
+            self._restore_blocks(directory)
+        else:
+            rows |= begin_moments(masters.optimizer, masters.tensors, self.steps.taken)
+        read_rows(rows, masters.parts, directory)
+        masters.spread()
+
+    def _form(self) -> Form:
+        return Form.of(self._role, self._place.ranks)
+
+    def _rows(self) -> dict[str, Sequence[Tensor]]:
+        rows: dict[str, Sequence[Tensor]] = {"master": self._masters.flat()}
+        return rows if self._average is None else rows | {"average": self._average.rows}
+
+    @property
+    def _in_blocks(self) -> bool:
+        """Whether moments are in 8 bits, with scales of blocks."""
+        return self._role.optimizer.kind == "adamw_8bit"
+
+    def _restore_blocks(self, directory: Path) -> None:
+        states = read_blocks(directory, self._place.rank if self._role.zero.stage > 0 else 0)
+        for number, master in enumerate(self._masters.tensors):
+            state = self._masters.optimizer.state[master]
+            state.clear()
+            if number in states:
+                state |= {name: t.to(master.device) for name, t in states[number].items()}
+                state["step"] = self.steps.taken

@@ -1,0 +1,183 @@
+"""What ZeRO's prices are made of: a role's parameters in numbers, and the sizes of its settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.model import ModelConfig
+from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameters
+from plimsoll.spec.roles import HeadKind
+
+EMBEDDINGS = "embed_tokens"
+"""The input embedding, as an adapter's target; it is no linear layer."""
+_NF4 = 4 / 64  # bytes of fp32 scales a parameter, in blocks of 64
+_NF4_DOUBLE = 1 / 64 + 4 / (64 * 256)  # 8-bit scales, and fp32 ones of blocks of 256 of them
+_MOMENTS = {"adamw": 8.0, "adamw_8bit": 2 * (1 + 4 / 256)}  # both; 8 bits: fp32 scales of 256
+
+
+@dataclass(frozen=True)
+class ZeroSizes:
+    """The settings of a role's engine that memory depends on, elements where not said otherwise.
+
+    offload, offload_weights: of the optimizer, and of the weights (stage 3), to pinned or plain
+    host memory. accumulate: bytes of an accumulated gradient. master: of a master, and of the
+    gradient that its optimizer reads.
+    """
+
+    stage: int
+    ranks: int
+    accumulate: int
+    bucket: int
+    prefetch: int = 0
+    live: int = 0
+    persistence: int = 0
+    sub_group: int = 0
+    offload: bool = False
+    offload_weights: bool = False
+    pinned: bool = False
+    master: int = 4
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Elements of one role's parameters, and their bytes.
+
+    trained, frozen: with and without gradients; not what is in 4 bits. quantized: in 4 bits.
+    scales: bytes of quantisation scales per such parameter. small: in tensors below the
+    persistence threshold. largest: of the largest trained tensor. oversized: in trained tensors
+    larger than a bucket. element: bytes of a weight. moments: bytes of both Adam moments.
+    """
+
+    trained: int
+    frozen: int
+    largest: int
+    element: int
+    moments: float = 8.0
+    quantized: int = 0
+    scales: float = 0.0
+    small: int = 0
+    oversized: int = 0
+
+    @property
+    def stored(self) -> int:
+        """Elements in which all weights are stored, those in 4 bits too."""
+        return self.trained + self.frozen + self.quantized // 2 // self.element
+
+
+def zero_sizes(settings: dict[str, Any], ranks: int) -> ZeroSizes:
+    """What memory depends on of DeepSpeed's settings."""
+    zero = settings["zero_optimization"]
+    optimizer, parameter = zero.get("offload_optimizer"), zero.get("offload_param")
+    narrow = settings.get("data_types", {}).get("grad_accum_dtype") == "bf16"
+    return ZeroSizes(
+        stage=zero["stage"],
+        ranks=ranks,
+        accumulate=2 if narrow else 4,
+        bucket=zero["reduce_bucket_size"],
+        prefetch=zero.get("stage3_prefetch_bucket_size", 0),
+        live=zero.get("stage3_max_live_parameters", 0),
+        persistence=zero.get("stage3_param_persistence_threshold", 0),
+        sub_group=zero.get("sub_group_size", 0),
+        offload=optimizer is not None,
+        offload_weights=parameter is not None,
+        pinned=any(o is not None and o["pin_memory"] for o in (optimizer, parameter)),
+        master=2 if settings["bf16"].get("bf16_master_weights_and_grads") else 4,
+    )
+
+
+def moment_bytes(role: TrainedRole) -> float:
+    """Of both Adam moments of a trained parameter."""
+    narrow = role.optimizer.kind == "adamw" and role.zero.state_dtype == "bfloat16"
+    return 4.0 if narrow else _MOMENTS[role.optimizer.kind]
+
+
+def trained_counts(
+    role: TrainedRole, shape: ModelShape, head: HeadKind, sizes: ZeroSizes
+) -> Counts:
+    """Elements with and without gradients, in 16 and in 4 bits."""
+    base = replace(frozen_counts(role.model, shape, head, sizes), moments=moment_bytes(role))
+    if role.adapter is None:
+        tensors = parameter_tensors(shape, head == "value")
+        return replace(
+            base,
+            trained=base.frozen,
+            frozen=0,
+            largest=shape.largest_parameter,
+            oversized=sum(t.parameters for t in tensors if t.elements > sizes.bucket),
+        )
+    pairs = adapter_tensors(shape, role.adapter)
+    return replace(
+        base,
+        trained=trained_parameters(role, shape, head),
+        frozen=base.frozen - (shape.hidden if head == "value" else 0),
+        largest=max((elements for _, elements in pairs), default=0),  # a wrong target wraps nothing
+        small=base.small + sum(c * e for c, e in pairs if e <= sizes.persistence),
+    )
+
+
+def trained_parameters(role: TrainedRole, shape: ModelShape, head: HeadKind) -> int:
+    """All, or an adapter's, and with it those of a value head."""
+    if role.adapter is None:
+        return shape.value_parameters if head == "value" else shape.parameters
+    return adapter_parameters(shape, role.adapter) + (shape.hidden if head == "value" else 0)
+
+
+def adapter_parameters(shape: ModelShape, adapter: AdapterConfig) -> int:
+    """Of all its matrices, and DoRA's magnitudes."""
+    return sum(count * elements for count, elements in adapter_tensors(shape, adapter))
+
+
+def adapter_tensors(shape: ModelShape, adapter: AdapterConfig) -> list[tuple[int, int]]:
+    """(how many, elements of each) of an adapter's matrices and DoRA's magnitudes."""
+    tensors = []
+    for linear in shape.linears:
+        if linear.stacked == 1 and ({linear.name, "all-linear"} & {*adapter.targets}):
+            sides = [linear.inputs, linear.outputs]
+            tensors += [(linear.count, adapter.rank * side) for side in sides]
+            tensors += [(linear.count, linear.outputs)] if adapter.dora else []
+    if EMBEDDINGS in adapter.targets:
+        tensors += [(1, adapter.rank * side) for side in (shape.vocabulary, shape.hidden)]
+        tensors += [(1, shape.hidden)] if adapter.dora else []
+    return tensors
+
+
+def frozen_counts(
+    model: ModelConfig, shape: ModelShape, head: HeadKind, sizes: ZeroSizes
+) -> Counts:
+    """Of a model that only scores. Stage 3 keeps small tensors whole."""
+    value, nf4 = head == "value", model.quantization == "nf4"
+    whole = shape.value_parameters if value else shape.parameters
+    plain = (linear for linear in shape.linears if linear.stacked == 1)
+    quantized = sum(x.count * x.inputs * x.outputs for x in plain) if nf4 else 0
+    codes = 2 * model.element if nf4 else 1  # 4-bit codes that are stored as one element
+    small = small_parameters(shape, sizes.persistence, codes, value) if sizes.stage == 3 else 0
+    return Counts(
+        trained=0,
+        frozen=whole - quantized,
+        largest=0,
+        element=model.element,
+        quantized=quantized,
+        scales=_NF4_DOUBLE if model.double_quantization else _NF4,
+        small=small,
+    )
+
+
+def is_bf16_optimizer(counts: Counts, sizes: ZeroSizes) -> bool:
+    """Whether DeepSpeed takes that one (runtime/engine.py, _do_optimizer_sanity_check)."""
+    wide = counts.element == 2 and sizes.accumulate == 4
+    return sizes.stage == 1 and wide and not sizes.offload
+
+
+def is_compact(counts: Counts, sizes: ZeroSizes) -> bool:
+    """Whether a rank's gradients are added up in fp32 (_use_compact_grad_partition_buffer)."""
+    return counts.element == 2 and sizes.accumulate == 4
+
+
+def largest_share(counts: Counts, sizes: ZeroSizes) -> int:
+    """Elements that a rank gets of the largest gradient: all gradients are divided together, so
+    that it may get one whole; at stage 3 each is."""
+    divided = counts.largest if sizes.stage == 3 else counts.trained
+    return min(counts.largest, -(-divided // sizes.ranks))

@@ -1,0 +1,239 @@
+"""What a process holds besides tensors: interpreter and libraries, CUDA context, communicators,
+Ray; and the allocator's gap. These depend on versions and machines, and are all that a calibration
+may change.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from plimsoll.config.cluster import Device
+from plimsoll.errors import ConfigError
+from plimsoll.memory.contents.layout import Process
+from plimsoll.run.files import write_whole
+from plimsoll.timeline.items import Item, Where
+
+MIB = 2**20
+
+_HERE = "measured: Linux, Python 3.11, torch 2.13 (CPU build), DeepSpeed 0.19.8, Ray 2.60"
+
+_SOURCES = {
+    "cuda_context": "published: 0.5 to 1.8 GiB with kernels loaded; the middle",
+    "nccl_communicator": "published: 0.5 to 0.7 GB a communicator",
+    "allocator_gap": "published: reserved over allocated bytes, 5 to 7 %",
+    "worker_process": f"{_HERE}: resident beside tensors once its first engine is made, 491 MB",
+    "cuda_libraries": "published: host memory of a process with a CUDA context, 2 to 3 GB",
+    "cuda_build": "measured: torch 2.13 for CUDA 13.0, with transformers and DeepSpeed: 721 MiB "
+    "resident instead of 357 with its CPU build",
+    "controller_process": f"{_HERE}: with torch, transformers and Ray, 457 to 515 MiB",
+    "kernel_cache": f"{_HERE}: what is resident beside tensors later on, 580 MB of SFT after 60 "
+    "steps, 600 of DPO and 585 of PPO (657 with trajectory_libraries) after 8, less worker_process",
+    "adapter_libraries": f"{_HERE}: what importing PEFT 0.21 adds, 55 MB",
+    "trajectory_libraries": f"{_HERE}: what the first Parquet file adds, 40 MiB and 29 of code",
+    "drawing_libraries": f"{_HERE}: what importing matplotlib 3.10 adds, 26 MB",
+    "vllm_process": "measured: vLLM 0.32 (CPU build), after three batches and without KV cache and "
+    "weights: front 554 MB, core 635 MB",
+    "ray_actor": f"{_HERE}: what Ray adds to a worker, 33 MiB, and its own pages",
+    "ray_node": f"{_HERE}: gcs_server, raylet, agents and idle workers, 600 MiB",
+}
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Bytes, but for a share.
+
+    cuda_context: of a process on a card, kernels loaded. nccl_communicator: on a card, of each
+    communicator of more than one rank. allocator_gap: reserved over allocated device bytes, as a
+    share of the latter. worker_process: resident memory of a training rank without tensors.
+    cuda_libraries: what CUDA adds to that; cuda_build: what torch's build for CUDA adds to each
+    process that uses no card. controller_process: the same of the process that runs
+    the recipe. kernel_cache: of a process that computes on CPU: the kernels that it keeps
+    (`kernel_limits` in engine/process_group.py).
+    adapter_libraries: what PEFT, and bitsandbytes with it, add to a process that trains an adapter.
+    trajectory_libraries: pandas, which pyarrow imports to make a table, in the process that writes
+    the trajectories.
+    drawing_libraries: matplotlib, in the process that draws a reward model's calibration.
+    vllm_process: of an engine's front, of its core, and of each worker besides, without weights and
+    KV cache. ray_actor: what Ray adds to
+    each worker. ray_node: Ray's own processes on a node, without the object store's contents.
+    sources: where each is from, by name.
+    """
+
+    cuda_context: int = 1_180 * MIB
+    nccl_communicator: int = 570 * MIB
+    allocator_gap: float = 0.05
+    worker_process: int = 468 * MIB
+    cuda_libraries: int = 2_300 * MIB
+    cuda_build: int = 364 * MIB
+    controller_process: int = 480 * MIB
+    kernel_cache: int = 95 * MIB
+    adapter_libraries: int = 52 * MIB
+    trajectory_libraries: int = 69 * MIB
+    drawing_libraries: int = 25 * MIB
+    vllm_process: int = 570 * MIB
+    ray_actor: int = 40 * MIB
+    ray_node: int = 600 * MIB
+    sources: Mapping[str, str] = field(
+        default_factory=lambda: MappingProxyType(_SOURCES), hash=False
+    )
+
+    def calibrated(self, source: str, **values: float) -> Constants:
+        """With measured values; `source` says where and on what they were measured."""
+        merged = dict(self.sources) | dict.fromkeys(values, source)
+        return replace(self, **values, sources=MappingProxyType(merged))  # type: ignore[arg-type]
+
+    def calibrations(self) -> dict[str, list[str]]:
+        """The numbers that are not the shipped ones, by where they are from."""
+        found: dict[str, list[str]] = {}
+        for name in NUMBERS:
+            if self.sources[name] != _SOURCES[name]:
+                found.setdefault(self.sources[name], []).append(name)
+        return found
+
+
+NUMBERS = tuple(one.name for one in fields(Constants) if one.name != "sources")
+
+
+def read_constants(path: Path) -> Constants:
+    """A calibration that `write_constants` wrote.
+
+    Raises ConfigError with path and reason where it cannot be read, is no such file, or holds
+    values that cannot be.
+    """
+    try:
+        return _constants(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is no calibration: {error!r}. Write one with `plimsoll calibrate`, or do "
+            "without: then the shipped constants count."
+        ) from error
+
+
+def read_plan_constants(path: Path) -> Constants:
+    """The constants that a plan.json was made with.
+
+    Raises ConfigError with path and reason where they cannot be read.
+    """
+    try:
+        return _constants(json.loads(path.read_text(encoding="utf-8"))["constants"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} does not tell with which constants the run was planned: {error!r}. Give runs "
+            "that have been planned, by this version."
+        ) from error
+
+
+def _constants(stored: Mapping[str, Any]) -> Constants:
+    values = {name: _number(name, entry["value"]) for name, entry in stored.items()}
+    sources = {name: str(entry["source"]) for name, entry in stored.items()}
+    merged = MappingProxyType(_SOURCES | sources)
+    return replace(Constants(), **values, sources=merged)  # type: ignore[arg-type]
+
+
+def write_constants(constants: Constants, path: Path) -> None:
+    """Each number that is not the shipped one, with its source, as JSON; written whole or not at
+    all."""
+    values = constant_values(constants)
+    calibrated = {name: values[name] for own in constants.calibrations().values() for name in own}
+    write_whole(path, json.dumps(calibrated, indent=2) + "\n")
+
+
+def constant_values(constants: Constants) -> dict[str, dict[str, float | str]]:
+    """Each number with its source, by name."""
+    return {
+        name: {"value": getattr(constants, name), "source": constants.sources[name]}
+        for name in NUMBERS
+    }
+
+
+def _number(name: str, value: object) -> float:
+    if name not in NUMBERS:
+        raise ValueError(f"{name} is none of {', '.join(NUMBERS)}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{name} is {value!r}, not a number")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} is {value}, which no memory can be")
+    return value if name == "allocator_gap" else int(value)
+
+
+_NAMES: Mapping[str, str] = {
+    "worker_process": "interpreter and libraries",
+    "controller_process": "interpreter and libraries",
+    "vllm_process": "interpreter and vLLM",
+    "ray_actor": "Ray in each process",
+    "ray_node": "Ray's own processes",
+    "cuda_build": "torch's CUDA build",
+    "cuda_libraries": "CUDA libraries",
+    "cuda_context": "CUDA context",
+    "nccl_communicator": "NCCL communicator",
+    "adapter_libraries": "PEFT and bitsandbytes",
+    "kernel_cache": "prepared kernels",
+    "trajectory_libraries": "pyarrow and pandas",
+    "drawing_libraries": "matplotlib",
+}
+_ON_DEVICE = ("cuda_context", "nccl_communicator")
+
+
+def process_items(
+    process: Process,
+    device: Device,
+    group: int,
+    vllm: bool,
+    adapted: bool,
+    cuda_build: bool,
+    constants: Constants,
+) -> Iterator[Item]:
+    """group: how many processes its communicator joins; of an engine's front, its workers'. vllm:
+    whether engines run vLLM. adapted: whether it trains an adapter. cuda_build: as of `Node`."""
+    vllm_processes = _with_core(process, device, group)
+    for name in _resident(process, vllm):
+        count = vllm_processes if name == "vllm_process" else 1
+        yield constant_item(name, constants, count)
+    if cuda_build and device == "cpu" and process.kind != "ray":
+        yield constant_item("cuda_build", constants, vllm_processes if vllm else 1)
+    if adapted:
+        yield constant_item("adapter_libraries", constants)
+    if device == "cpu" or process.slot.card is None:
+        return
+    yield constant_item("cuda_libraries", constants)
+    yield constant_item("cuda_context", constants)
+    if group > 1:
+        yield constant_item("nccl_communicator", constants)
+
+
+def _with_core(process: Process, device: Device, group: int) -> int:
+    """An engine's front has its core beside it: the worker's own process, where there is one card
+    (vLLM: v1/executor/uniproc_executor.py)."""
+    return 2 if process.kind == "engine" and (device == "cpu" or group > 1) else 1
+
+
+def _resident(process: Process, vllm: bool) -> tuple[str, ...]:
+    """The constants of what is there whatever the process does."""
+    match process.kind:
+        case "local":
+            return ("worker_process",)
+        case "recipe":
+            return ("controller_process",)
+        case "ray":
+            return ("ray_node",)
+        case "engine worker":
+            return ("vllm_process",)
+        case "engine" if vllm:
+            return ("vllm_process", "ray_actor")
+        case "rank" | "critic rank" | "engine":
+            return ("worker_process", "ray_actor")
+
+
+def constant_item(constant: str, constants: Constants, processes: int = 1) -> Item:
+    """What a constant says that so many processes hold."""
+    each: int = getattr(constants, constant)
+    where: Where = "device" if constant in _ON_DEVICE else "host"
+    words = f"{each:,} bytes a process" + (f" x {processes} processes" if processes > 1 else "")
+    size, source = processes * each, constants.sources[constant]
+    return Item("process", "processes", _NAMES[constant], where, "process", size, words, source)

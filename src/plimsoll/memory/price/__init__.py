@@ -1,1 +1,0 @@
-"""What each thing weighs, and when it exists: states, activations, engines."""

@@ -1,0 +1,1 @@
+"""What a forward and backward of a model holds, reckoned without torch."""

@@ -1,0 +1,243 @@
+"""What one micro-batch holds beside weights and gradients: saved tensors, working sets, logits.
+
+A forward and backward has three heights, and the highest of them counts: the head, with all layers
+behind it and none undone; the last layer's backward; and, where the embedding is trained, the
+embedding's gradient at the very end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from plimsoll.model.price.checkpoints import CheckpointedLayers, Part
+from plimsoll.model.price.form import (
+    BLOCK_ELEMENTS,
+    ActivationForm,
+    ChunkedHead,
+    NoHead,
+    TaughtHead,
+    UnfusedHead,
+    ValueHead,
+)
+from plimsoll.model.price.layer import FP32, Layer, Step, saved_bytes, summit
+from plimsoll.model.price.layer_steps import (
+    final_norm,
+    layer_steps,
+    recomputed_steps,
+    scoring_summit,
+)
+from plimsoll.shapes.shape import MicroBatch, ModelShape
+from plimsoll.spec.run_spec import Phase
+from plimsoll.timeline.items import Held, Moment
+
+_INT64 = 8
+_TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the heads' test
+
+
+def activation_items(
+    role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, phase: Phase
+) -> tuple[Held, ...]:
+    """What the largest forward (and backward) of a phase holds at its highest point.
+
+    Held at the instant `forward_backward` where the form is trained, else at `forward`.
+    """
+    moment = Moment(phase, "forward_backward" if form.trained else "forward")
+    heights = _Heights(Layer(shape, work, form))
+    return _held(role, moment, (heights.masks(), *heights.highest()))
+
+
+def backward_items(
+    role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, at: Moment, left: int
+) -> tuple[Held, ...]:
+    """What is held of it where the last of the first `left` layers is undone."""
+    if left == 0:
+        return ()
+    lower = _Heights(Layer(_lower(shape, left), work, form))
+    masks = _Heights(Layer(shape, work, form)).masks()
+    return _held(role, at, (masks, *lower.at_layer()))
+
+
+def _held(role: str, moment: Moment, parts: tuple[Part, ...]) -> tuple[Held, ...]:
+    """Those that are not empty, as a role's items."""
+    return tuple(Held(part.item(role), frozenset({moment})) for part in parts if part.bytes)
+
+
+def _lower(shape: ModelShape, layers: int) -> ModelShape:
+    """The first so many layers of it."""
+
+    def share(count: int) -> int:
+        return count * layers // shape.layers
+
+    return replace(
+        shape,
+        layers=layers,
+        sliding_layers=share(shape.sliding_layers),
+        linears=tuple(replace(linear, count=share(linear.count)) for linear in shape.linears),
+    )
+
+
+@dataclass(frozen=True)
+class _Heights:
+    """The heights of one micro-batch; each is all that lives at that point."""
+
+    layer: Layer
+
+    def masks(self) -> Part:
+        """Theirs all the time."""
+        tokens, longest = self.layer.tokens, self.layer.work.longest
+        words = f"masks of {tokens:,} queries x {longest:,} keys, for all layers"
+        return Part("attention masks", self.layer.mask_bytes, words, "model/attention.py")
+
+    def highest(self) -> tuple[Part, ...]:
+        """All else, where it is most."""
+        if self.layer.form.trained:
+            heights = (self._at_head(), self.at_layer(), self._at_embedding())
+            return max(heights, key=_device_bytes)
+        top = scoring_summit(self.layer)
+        working = Part("working set", top.bytes, f"{top.bytes:,} bytes in {top.where}")
+        positions = self._positions()
+        return max((positions, working), (positions, *self._head()), key=_device_bytes)
+
+    def _at_head(self) -> tuple[Part, ...]:
+        last, steps = final_norm(self.layer).saved, layer_steps(self.layer)
+        words = f"{last:,} of the last norm"
+        whole = self._layers.whole
+        if whole:
+            words = f"{self._saved_words(whole, steps)} + {words}"
+        kept = Part("activations", whole * saved_bytes(steps) + last, words)
+        return (self._positions(), *self._layers.kept(undoing=False), kept, *self._head())
+
+    def at_layer(self) -> tuple[Part, ...]:
+        """Where the last layer is whole, no checkpointed one is higher: it has the former below."""
+        steps, again = layer_steps(self.layer), self._layers.last_is_checkpointed
+        top = summit(recomputed_steps(self.layer) if again else steps)
+        others = self._layers.whole if again else self._layers.whole - 1
+        saved = Part(
+            "recomputed activations" if again else "activations",
+            others * saved_bytes(steps) + top.saved,
+            f"{self._saved_words(others, steps)} + {top.saved:,} of the last layer",
+        )
+        words = f"{top.scratch:,} bytes in {top.where} + {self._stream_words}"
+        working = Part("working set", top.scratch + self._stream, words)
+        waiting = self._tables(1 if self._tied else 0, "held for the tied embedding")
+        words = f"{top.gradient:,} bytes of a weight"
+        flight = Part("gradients in flight", top.gradient, words, kind="gradients")
+        kept = self._layers.kept(undoing=True)
+        return (self._positions(), *kept, saved, working, flight, waiting)
+
+    @property
+    def _layers(self) -> CheckpointedLayers:
+        return CheckpointedLayers(self.layer)
+
+    def _at_embedding(self) -> tuple[Part, ...]:
+        """Autograd adds the embedding's gradient and a tied head's into a third tensor."""
+        if self.layer.form.adapter is not None:
+            return ()
+        if self._tied:
+            return (self._tables(3, "of the tied embedding, at the end"),)
+        stream = Part("working set", self._stream, self._stream_words)
+        return (stream, self._tables(1, "of the embedding, at the end"))
+
+    @property
+    def _tied(self) -> bool:
+        return self.layer.shape.tied and not isinstance(self.layer.form.head, ValueHead)
+
+    @property
+    def _stream(self) -> int:
+        """Hidden states of all tokens, or their gradient; bytes."""
+        return self.layer.element * self.layer.tokens * self.layer.shape.hidden
+
+    @property
+    def _stream_words(self) -> str:
+        element, tokens, hidden = self.layer.element, self.layer.tokens, self.layer.shape.hidden
+        return f"{element} bytes x {tokens:,} tokens x {hidden:,}"
+
+    def _saved_words(self, count: int, steps: tuple[Step, ...]) -> str:
+        """In words: what they save, by part."""
+        parts: dict[str, int] = {}
+        for step in steps:
+            parts[step.part] = parts.get(step.part, 0) + step.saved
+        each = ", ".join(
+            f"{part} {saved / self.layer.tokens:,.0f}" for part, saved in parts.items() if saved
+        )
+        return f"{count} layers x {self.layer.tokens:,} tokens x ({each}) bytes"
+
+    def _positions(self) -> Part:
+        tokens, element = self.layer.tokens, self.layer.element
+        wide = 2 * self.layer.shape.traits.rotary_tables * element * self.layer.shape.head_dim
+        numbers = 2 * _INT64 * (tokens + self.layer.work.learned)
+        words = f"{tokens:,} tokens x {wide:,} bytes + {numbers:,} of token ids and positions"
+        return Part("input ids and rotary tables", tokens * wide + numbers, words)
+
+    def _tables(self, count: int, what: str) -> Part:
+        """Gradients as large as the embedding."""
+        element, shape = self.layer.element, self.layer.shape
+        vocabulary, hidden = shape.vocabulary, shape.hidden
+        if self.layer.form.adapter is not None:
+            count = 0
+        words = f"{count} x {element} bytes x {vocabulary:,} x {hidden:,} {what}"
+        table = element * vocabulary * hidden
+        return Part("embedding gradients in flight", count * table, words, kind="gradients")
+
+    def _head(self) -> tuple[Part, ...]:
+        """From the last hidden states to the loss, and back where it is trained."""
+        layer, learned = self.layer, self.layer.work.learned
+        inputs = self._head_inputs(learned, layer.element)
+        gradient = self._tables(1 if layer.form.trained else 0, "of the head")
+        match layer.form.head:
+            case ChunkedHead() as head:
+                return (inputs, self._chunk(head), gradient)
+            case UnfusedHead():
+                inputs = self._head_inputs(layer.tokens, layer.element)
+                return (inputs, self._all_logits(), gradient)
+            case TaughtHead() as head:
+                return (inputs, *self._taught(head), gradient)
+            case ValueHead():
+                return (self._head_inputs(learned, FP32),)
+            case NoHead():
+                return (inputs,)
+
+    def _head_inputs(self, rows: int, element: int) -> Part:
+        both, hidden = 2 if self.layer.form.trained else 1, self.layer.shape.hidden
+        words = f"{both} x {element} bytes x {rows:,} tokens x {hidden:,}"
+        return Part("head inputs", both * element * rows * hidden, words)
+
+    def _chunk(self, head: ChunkedHead) -> Part:
+        blocks = 2 + head.entropy + 2 * self.layer.shape.logits_softcapped + head.scaled
+        logits, words = self._logits(head.rows, "rows", self.layer.element, blocks)
+        return Part("logits chunk", logits, words, "model/token_logprobs.py")
+
+    def _taught(self, head: TaughtHead) -> tuple[Part, Part]:
+        """The gradients are made where the logits are, so both chunks and both inputs are there."""
+        element, blocks = head.element, _TAUGHT_BLOCKS + self.layer.shape.logits_softcapped
+        both = self.layer.element + element
+        logits, words = self._logits(head.rows, "rows of both", both, blocks)
+        source, learned = "model/distillation.py", self.layer.work.learned
+        inputs = f"{element} bytes x {learned:,} tokens x {head.hidden:,}"
+        return (
+            Part("logits chunks", logits, words, source),
+            Part("teacher's head inputs", element * learned * head.hidden, inputs, source),
+        )
+
+    def _logits(self, most: int, of: str, element: int, blocks: int) -> tuple[int, str]:
+        """Of at most so many rows at once, with blocks of them in fp32: bytes, and in words."""
+        vocabulary = self.layer.shape.vocabulary
+        rows = min(most, self.layer.work.learned)
+        block = min(rows, max(1, BLOCK_ELEMENTS[self.layer.form.device] // vocabulary))
+        words = (
+            f"({element} bytes x {rows:,} {of} + {blocks} x {FP32} bytes x {block:,} rows)"
+            f" x {vocabulary:,} of the vocabulary"
+        )
+        return (element * rows + blocks * FP32 * block) * vocabulary, words
+
+    def _all_logits(self) -> Part:
+        """Trained: logits, their fp32 copy, log-softmax, its gradient, the logits' gradient."""
+        tokens, vocabulary = self.layer.tokens, self.layer.shape.vocabulary
+        each = 16 if self.layer.form.trained else self.layer.element + 2 * FP32
+        words = f"{each} bytes x {tokens:,} tokens x {vocabulary:,} of the vocabulary"
+        source = "transformers' ForCausalLMLoss; 14.6-17.4 bytes by published rows"
+        return Part("logits", each * tokens * vocabulary, words, source)
+
+
+def _device_bytes(parts: tuple[Part, ...]) -> int:
+    return sum(part.bytes for part in parts if part.where == "device")

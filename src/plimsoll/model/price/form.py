@@ -1,0 +1,219 @@
+"""How a forward and backward is computed, as far as its memory depends on it; and where PyTorch's
+varlen_attn, the flash attention of packed sequences, is to be had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.cluster import Device
+from plimsoll.config.model import ModelConfig
+from plimsoll.shapes.shape import ModelShape
+from plimsoll.spec.roles import HeadKind
+
+Attention = Literal["varlen", "sdpa", "eager"]
+"""varlen: one flash kernel for the pack (FlashAttention-2 too). sdpa: a kernel per sequence.
+eager: the scores are written out."""
+
+BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
+"""In fp32 at once: of softmaxes and of fused norms, as in model/logit_chunks.py."""
+
+Capability = tuple[int, int]
+BFLOAT16_UNITS: Capability = (8, 0)
+"""The compute capability from which on cards have units for bfloat16, and flash attention runs."""
+WIDEST_HEAD = 256
+"""FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
+_HEAD_STEP = 8
+"""As WIDEST_HEAD; scaled_dot_product_attention pads other heads, varlen_attn does not."""
+
+
+@dataclass(frozen=True)
+class ChunkedHead:
+    """`token_logprobs`: logits of `rows` learned tokens at once.
+
+    entropy: it is computed too. scaled: the logits are divided by a temperature that is not 1.
+    """
+
+    rows: int
+    entropy: bool = False
+    scaled: bool = False
+
+
+@dataclass(frozen=True)
+class UnfusedHead:
+    """Logits of every token at once, and a loss in fp32, as Hugging Face's models have them: none
+    of Plimsoll's, but what others' runs are priced with (benchmarks/peak_models.py)."""
+
+
+@dataclass(frozen=True)
+class ValueHead:
+    """One number for each learned token, in fp32."""
+
+
+@dataclass(frozen=True)
+class TaughtHead:
+    """`distil`: logits of `rows` learned tokens at once, and the same of a teacher's.
+
+    hidden: the teacher's hidden size. element: bytes of its weights.
+    """
+
+    rows: int
+    hidden: int
+    element: int
+
+
+@dataclass(frozen=True)
+class NoHead:
+    """Hidden states alone: a teacher's, whose head is run with its student's."""
+
+
+Head = ChunkedHead | UnfusedHead | ValueHead | TaughtHead | NoHead
+
+
+@dataclass(frozen=True)
+class AdapterForm:
+    """A low-rank adapter.
+
+    targets: last parts of module names, or ("all-linear",). element: bytes of its weights; where
+    they are wider than the model's, each adapted linear casts its input to them. dropout: on its
+    input. dora: magnitudes are learned too.
+    """
+
+    rank: int
+    targets: tuple[str, ...]
+    element: int
+    dropout: bool = False
+    dora: bool = False
+
+
+@dataclass(frozen=True)
+class ActivationForm:
+    """How a forward and backward is computed.
+
+    element: bytes of a weight and of an activation (2 in bfloat16).
+    checkpoint_every: None keeps all activations; k checkpoints the first of every k layers: of it
+        the input is kept, and the rest computed again.
+    selective: of checkpointed layers the results of matrix products and attention are kept too.
+    trained: forward and backward; else forward only, without autograd.
+    adapter: None trains all weights; else only the adapter.
+    quantized: linear weights are in 4 bits, and one at a time is written out for use.
+    inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
+    fused: norms and gated MLPs like Llama's are those of model/cpu/norms.py and
+        model/cpu/gated.py; else transformers' own.
+    flash: with sdpa on a card, its flash kernel serves where there is no mask; others have keys and
+        values repeated for every head (model/dot_product.py).
+    kernels: and one of its kernels takes the model's dtype; else the scores of a sequence at a time
+        are written out, in fp32.
+    """
+
+    element: int
+    checkpoint_every: int | None
+    attention: Attention
+    head: Head
+    trained: bool
+    adapter: AdapterForm | None = None
+    quantized: bool = False
+    selective: bool = False
+    inputs_on_host: bool = False
+    device: Literal["cuda", "cpu"] = "cuda"
+    fused: bool = False
+    flash: bool = True
+    kernels: bool = True
+
+    @property
+    def written(self) -> bool:
+        """Whether attention's scores are, for want of a kernel."""
+        return self.attention == "sdpa" and self.device != "cpu" and not self.kernels
+
+    def adapts(self, linear: str) -> bool:
+        """Whether a linear layer of that name has an adapter."""
+        targets = self.adapter.targets if self.adapter else ()
+        return linear in targets or "all-linear" in targets
+
+
+def activation_form(
+    model: ModelConfig,
+    adapter: AdapterConfig | None,
+    shape: ModelShape,
+    head: HeadKind,
+    device: Device,
+    entropy: bool,
+    scaled: bool,
+    capability: Capability | None = None,
+) -> ActivationForm:
+    """How a role's model is trained; parameters as those of `roles.trained_role` and `RoleWork`."""
+    pair = None
+    if adapter is not None:
+        dropout = adapter.dropout > 0
+        pair = AdapterForm(adapter.rank, adapter.targets, model.element, dropout, adapter.dora)
+    return ActivationForm(
+        element=model.element,
+        checkpoint_every=model.checkpoint_every if model.gradient_checkpointing else None,
+        attention=attention_of(model, shape, device, capability),
+        head=_head(head, ChunkedHead(model.head_chunk, entropy, scaled)),
+        trained=True,
+        adapter=pair,
+        quantized=model.quantization != "none",
+        selective=model.gradient_checkpointing == "selective",
+        inputs_on_host=model.activation_offload == "cpu" and device == "cuda",
+        device=device,
+        fused=True,
+        flash=not any(against_varlen(device, capability, model.dtype, False, shape.head_dim)),
+        kernels=has_kernels(capability, model.dtype),
+    )
+
+
+def _head(kind: HeadKind, policy: ChunkedHead) -> Head:
+    match kind:
+        case "policy":
+            return policy
+        case "value":
+            return ValueHead()
+        case "states":
+            return NoHead()
+
+
+def attention_of(
+    model: ModelConfig, shape: ModelShape, device: Device, capability: Capability | None
+) -> Attention:
+    """With `auto` resolved, as model/load.py resolves it.
+
+    capability: the lowest of the run's cards; None where it is not known.
+    """
+    if model.attention != "auto":
+        return model.attention
+    obstacles = against_varlen(device, capability, model.dtype, shape.softcapped, shape.head_dim)
+    return "sdpa" if any(obstacles) else "varlen"
+
+
+def has_kernels(capability: Capability | None, dtype: str) -> bool:
+    """Whether a card has one of PyTorch's kernels of attention; sdp_utils.cpp takes float16 and
+    float32 alone where there are no units for bfloat16 (`less_than_sm80_mem_efficient_dtypes`).
+
+    Parameters as those of `against_varlen`.
+    """
+    return dtype != "bfloat16" or capability is None or capability >= BFLOAT16_UNITS
+
+
+def against_varlen(
+    device: str, capability: Capability | None, dtype: str, softcapped: bool, head_dim: int
+) -> Iterator[str]:
+    """Every reason for which varlen_attn cannot compute a model.
+
+    device: cuda or another. capability: of the card; None where unknown. dtype: of the model.
+    softcapped: the family bounds its attention scores. head_dim: of one head; 0 where unknown.
+    """
+    if device != "cuda":
+        yield f"it runs on CUDA, and this is {device}"
+    elif capability is not None and capability < BFLOAT16_UNITS:
+        yield "it needs compute capability 8.0, and the card has {}.{}".format(*capability)
+    if dtype != "bfloat16":
+        yield f"it computes in bfloat16, and model.dtype is {dtype}"
+    if softcapped:
+        yield "the model caps its attention scores (attn_logit_softcapping), which it cannot"
+    if head_dim > WIDEST_HEAD:
+        yield f"it has heads of at most {WIDEST_HEAD} dimensions, not {head_dim}"
+    if head_dim % _HEAD_STEP:
+        yield f"it has heads of a multiple of {_HEAD_STEP} dimensions, not {head_dim}"

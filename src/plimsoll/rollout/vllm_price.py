@@ -1,0 +1,218 @@
+"""What the engines on vLLM hold, on cards and on CPU, awake and asleep; and the weight sync.
+
+Read in vLLM 0.32 (v1/worker/gpu_worker.py, v1/worker/utils.py, utils/mem_utils.py): a worker makes
+its CUDA context and communicators first, then asks for `gpu_memory_utilization` of the card's
+*total* memory, which must be free at that moment; what weights, the peak of a profiled forward and
+the CUDA graphs leave of it becomes the KV cache. So a worker takes its share whole, whatever the
+model: only the KV cache says how well it is used.
+
+Asleep at level 1, its weights are in pinned host memory: vLLM copies each segment of its allocator
+by itself (device_allocator/cumem.py, `sleep`), and PyTorch makes every pinned block a power of two.
+A segment (c10/core/AllocatorConfig.h) is one tensor from 10 MiB on, in whole steps of 2 MiB;
+smaller tensors share segments of 20 MiB, and those of up to 1 MiB of 2 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from plimsoll.model.price.layer import GATES, QUERIES, UPS
+from plimsoll.rollout.price import BATCHED_TOKENS, Sampler
+from plimsoll.shapes.shape import Linear, Tensors, parameter_tensors
+from plimsoll.spec.run_spec import Phase
+from plimsoll.timeline.items import Held, Item, Level, Moment, Where
+from plimsoll.timeline.tensors import pinned_block
+
+GIB = 2**30
+
+ASLEEP: tuple[Phase, ...] = ("score", "train_critic", "train_actor")
+"""The phases through which engines with a sleep level sleep; their KV cache comes back only when
+the new weights are all there, and then a forward of the actor proves them beside it."""
+
+_SENDING = Moment("sync", "gather")
+_BLOCK = 256
+"""Tokens of the largest blocks that vLLM counts a KV cache in (vllm/platforms/cpu.py)."""
+_OTHER = int(0.3 * GIB)
+_GRAPHS = int(0.8 * GIB)
+_RESIDUE, _RESIDUE_PARALLEL = int(0.8 * GIB), int(4.9 * GIB)
+_MIB = 2**20
+_STEP, _SHARED = 2 * _MIB, 20 * _MIB
+_SOURCE = "vLLM 0.32: gpu_worker.determine_available_memory"
+
+
+@dataclass(frozen=True)
+class CardShare:
+    """How a vLLM worker divides what it asks for; bytes. fixed: what is neither weights nor KV
+    cache. kv_cache below 0: vLLM does not start."""
+
+    asked: int
+    weights: int
+    fixed: int
+
+    @property
+    def kv_cache(self) -> int:
+        return self.asked - self.weights - self.fixed
+
+
+def card_share(sampler: Sampler, card_bytes: int) -> CardShare:
+    """card_bytes: the card's whole memory, as CUDA reports it."""
+    fixed = sampler.profile_peak + sampler.token_counts + sampler.adapter_room + _OTHER + _GRAPHS
+    return CardShare(int(card_bytes * sampler.rollout.memory_share), sampler.weights, fixed)
+
+
+def least_share(sampler: Sampler, card_bytes: int) -> float:
+    """The share of a card, in hundredths rounded up, from which on vLLM starts: with a KV cache for
+    one sequence at its longest."""
+    share = card_share(sampler, card_bytes)
+    needed = share.weights + share.fixed + sampler.kv_token * sampler.longest
+    return ceil(100 * needed / card_bytes) / 100
+
+
+def least_cpu_cache(sampler: Sampler) -> float:
+    """The KV cache on CPU from which on vLLM starts: GiB, in hundredths rounded up."""
+    return ceil(100 * sampler.kv_token * (sampler.longest + _BLOCK) / GIB) / 100
+
+
+def card_items(
+    sampler: Sampler, card_bytes: int, context: int, moments: frozenset[Moment]
+) -> tuple[Held, ...]:
+    """A vLLM worker on a card.
+
+    context: bytes of its CUDA context, which is counted elsewhere and is part of what a sleeping
+    engine leaves. moments: all of the job's.
+    """
+    sleeps = sampler.rollout.sleep_level > 0
+    asleep = frozenset(m for m in moments if sleeps and m.phase in ASLEEP)
+    awake = moments - asleep
+    with_cache = awake - {_SENDING} if asleep else awake
+    *others, cache = _share_items(sampler, card_share(sampler, card_bytes), card_bytes)
+    held = [*(Held(item, awake) for item in others), Held(cache, with_cache)]
+    if asleep:
+        held.append(Held(_residue(sampler.rollout.tensor_parallel, context), asleep))
+    return tuple(held)
+
+
+def _share_items(sampler: Sampler, share: CardShare, card_bytes: int) -> Iterator[Item]:
+    weights, rest = min(share.weights, share.asked), max(0, share.asked - share.weights)
+    counts, room = sampler.token_counts, sampler.adapter_room
+    words = (
+        f"{sampler.profile_peak:,} of a forward of the largest batch + {_GRAPHS:,} CUDA graphs + "
+        f"{counts:,} for counts of tokens + {room:,} for an adapter + {_OTHER:,} besides torch"
+    )
+    yield _item("vLLM weights", "device", weights, _weights_words(sampler))
+    yield _item("vLLM profile peak, graphs", "device", min(share.fixed, rest), words)
+    words = (
+        f"{sampler.rollout.memory_share:g} of the card's {card_bytes:,} bytes - weights - profile "
+        f"peak - graphs; {sampler.kv_token:,} bytes a token"
+    )
+    yield _cache("device", max(0, rest - share.fixed), words)
+
+
+def _weights_words(sampler: Sampler) -> str:
+    parameters, parallel = sampler.shape.parameters, sampler.rollout.tensor_parallel
+    return f"{sampler.element} bytes x {parameters:,} parameters / tensor parallel {parallel}"
+
+
+def _residue(parallel: int, context: int) -> Item:
+    residue = _RESIDUE if parallel == 1 else _RESIDUE_PARALLEL
+    words = (
+        f"{residue:,} bytes that a sleeping engine keeps at tensor parallel {parallel}, "
+        "its CUDA context among them"
+    )
+    source = "users' measurements: 0.8 GiB at tensor parallel 1, 2.4 to 7.4 GiB at 2"
+    return _item("sleep residue", "device", max(0, residue - context), words, source)
+
+
+def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Held]:
+    """A vLLM worker on the host: linear layers are packed in place, but a tied head is packed
+    beside the embedding."""
+    rollout, shape, element = sampler.rollout, sampler.shape, sampler.element
+
+    def held(name: str, size: int, words: str) -> Held:
+        return Held(_item(name, "host", size, words), moments)
+
+    gib = rollout.cpu_kv_cache_gib
+    yield held("vLLM weights", sampler.weights, _weights_words(sampler))
+    yield Held(_cache("host", int(gib * GIB), f"{gib:g} GiB asked for"), moments)
+    if room := sampler.adapter_room:
+        words = f"{element} bytes x rank {sampler.adapter_rank} x inputs and outputs"
+        yield held("room for an adapter", room, words)
+    words = f"the largest batch: {rollout.max_sequences} sequences, or {BATCHED_TOKENS} tokens"
+    computing = frozenset(m for m in moments if m.phase in ("load", "rollout", "sync"))
+    yield replace(held("forward", sampler.profile_peak, words), moments=computing)
+    if shape.tied:
+        size = element * shape.embedding_parameters // rollout.tensor_parallel
+        words = f"{element} bytes x {shape.embedding_parameters:,} of the tied head"
+        yield held("packed head", size, words)
+
+
+def receiving_items(name: str, bucket: int, moments: frozenset[Moment]) -> Iterator[Held]:
+    """A host copy of a bucket of new weights; bucket: its bytes."""
+    source = "rollout/vllm.py: receive; rollout/vllm_receiver.py"
+    item = _item(name, "host", bucket, f"{bucket:,} bytes of the largest bucket", source)
+    yield Held(item, moments & {_SENDING})
+
+
+def sleep_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Held]:
+    """The host copy of a worker's weights at sleep level 1. Its pinned blocks go back to torch's
+    cache when the engine wakes, not to the system, so they stay.
+    """
+    if sampler.rollout.sleep_level == 1:
+        words = (
+            f"{sampler.weights:,} bytes of weights ({_weights_words(sampler)}), "
+            "each pinned block a power of two"
+        )
+        source = "vLLM 0.32: device_allocator/cumem.py; ATen/core/CachingHostAllocator.h"
+        name = "weights of a sleeping engine"
+        item = _item(name, "host", pinned_copy(sampler), words, source)
+        yield Held(item, frozenset(m for m in moments if m.phase != "load"))
+
+
+def _item(name: str, where: Where, size: int, formula: str, source: str = _SOURCE) -> Item:
+    level: Level = "process" if where == "device" else "allocated"
+    return Item("rollout", "rollout engines", name, where, level, size, formula, source)
+
+
+def _cache(where: Where, size: int, formula: str) -> Item:
+    return replace(_item("KV cache", where, size, formula), cache=True)
+
+
+def pinned_copy(sampler: Sampler) -> int:
+    """Bytes of all pinned blocks."""
+    shape, parallel = sampler.shape, sampler.rollout.tensor_parallel
+    merged = replace(shape, linears=tuple(_merged(shape.linears)), other_tensors=())
+    divided = (
+        Tensors(-(-one.elements // parallel), -(-one.parameters // parallel))
+        for one in parameter_tensors(merged)
+    )
+    tensors = [
+        (one.elements * sampler.element, one.parameters // one.elements)
+        for one in (*divided, *shape.other_tensors)
+    ]
+    small = sum(size * number for size, number in tensors if size <= _MIB)
+    return _whole(small, _STEP) + sum(_blocks(*one) for one in tensors if one[0] > _MIB)
+
+
+def _blocks(size: int, number: int) -> int:
+    """Of so many tensors of more than 1 MiB."""
+    if size < _SHARED // 2:
+        return -(-number // (_SHARED // size)) * pinned_block(_SHARED)
+    return number * pinned_block(_whole(size, _STEP))
+
+
+def _whole(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _merged(linears: Sequence[Linear]) -> Iterator[Linear]:
+    """As vLLM has them: queries, keys and values in one, gate and up in one."""
+    parts: dict[tuple[object, ...], Linear] = {}
+    for place, linear in enumerate(linears):
+        together = linear.stacked == 1 and linear.name in (*QUERIES, *GATES, *UPS)
+        reads = linear.name in QUERIES, linear.inputs, linear.count
+        key = reads if together else (place,)
+        outputs = linear.outputs + (parts[key].outputs if key in parts else 0)
+        parts[key] = replace(linear, outputs=outputs)
+    yield from parts.values()

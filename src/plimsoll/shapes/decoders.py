@@ -1,0 +1,265 @@
+"""What decoders are built of, family by family: the linears, norms and routers that a config.json
+makes.
+
+Each family follows its model in transformers (models/<family>/modeling_<family>.py), with experts
+named one by one as in the published weights; `qwen`, which transformers does not have, follows
+modeling_qwen.py beside its published weights. Routers are no linear layers there, so adapters and
+quantisation pass them by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from plimsoll.shapes.config_fields import COUNT, WIDTH, Fields
+from plimsoll.shapes.shape import PLAIN, Linear, Tensors, Traits
+
+_EXPERTS = ("gate_proj", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What every family has. intermediate: the width of a dense layer's MLP."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+
+
+@dataclass(frozen=True)
+class Experts:
+    """number, width: of the routed experts. shared_width: of the one that sees every token.
+
+    layers: those that have experts; the rest are dense.
+    """
+
+    number: int
+    per_token: int
+    width: int
+    shared_width: int
+    layers: int
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """What a family makes of a config.json. others: neither linear, embedding nor head."""
+
+    linears: tuple[Linear, ...]
+    others: tuple[Tensors, ...]
+    experts: Experts = Experts(0, 0, 0, 0, 0)
+    gated: bool = True
+    head_bias: bool = False
+    traits: Traits = PLAIN
+
+
+def attention(
+    sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, out: str = "o_proj"
+) -> tuple[Linear, ...]:
+    """Queries, keys, values and the output, each a matrix of its own."""
+    hidden, layers = sizes.hidden, sizes.layers
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    return (
+        Linear("q_proj", hidden, queries, qkv_bias, layers),
+        Linear("k_proj", hidden, keys, qkv_bias, layers),
+        Linear("v_proj", hidden, keys, qkv_bias, layers),
+        Linear(out, queries, hidden, out_bias, layers),
+    )
+
+
+def mlp(hidden: int, width: int, count: int, bias: bool = False) -> tuple[Linear, ...]:
+    """Gate, up and down of `count` gated MLPs."""
+    kinds = (
+        Linear("gate_proj", hidden, width, bias, count),
+        Linear("up_proj", hidden, width, bias, count),
+        Linear("down_proj", width, hidden, bias, count),
+    )
+    return kinds if count else ()
+
+
+def layer_norms(sizes: Sizes, per_layer: int) -> Tensors:
+    """RMS norms, with the one before the head."""
+    return Tensors(sizes.hidden, sizes.hidden * (per_layer * sizes.layers + 1))
+
+
+def head_norms(sizes: Sizes) -> Tensors:
+    """RMS norms of queries and of keys."""
+    return Tensors(sizes.head_dim, sizes.head_dim * 2 * sizes.layers)
+
+
+def llama(fields: Fields, sizes: Sizes) -> Decoder:
+    """Biases of attention and MLP as the file says."""
+    bias = fields.flag("attention_bias")
+    linears = _gated(sizes, bias, bias, fields.flag("mlp_bias"))
+    return Decoder(linears, (layer_norms(sizes, 2),))
+
+
+def mistral(fields: Fields, sizes: Sizes) -> Decoder:
+    """No biases."""
+    return Decoder(_gated(sizes), (layer_norms(sizes, 2),))
+
+
+def qwen2(fields: Fields, sizes: Sizes) -> Decoder:
+    """Biases of queries, keys and values."""
+    return Decoder(_gated(sizes, qkv_bias=True), (layer_norms(sizes, 2),))
+
+
+def qwen3(fields: Fields, sizes: Sizes) -> Decoder:
+    """Norms of queries and keys."""
+    return _with_traits(fields, sizes, Traits(query_norms=True))
+
+
+def gemma(fields: Fields, sizes: Sizes) -> Decoder:
+    """As llama, without biases of the MLP."""
+    return _with_traits(fields, sizes, Traits(norms="rms_fp32"))
+
+
+def gemma2(fields: Fields, sizes: Sizes) -> Decoder:
+    """Norms before and after attention and MLP."""
+    return _with_traits(fields, sizes, Traits(norms="rms_fp32", post_norms=True))
+
+
+def gemma3(fields: Fields, sizes: Sizes) -> Decoder:
+    """As gemma2, with norms of queries and keys, and rotary tables for each kind of layer."""
+    traits = Traits(norms="rms_fp32", query_norms=True, post_norms=True, rotary_tables=2)
+    return _with_traits(fields, sizes, traits)
+
+
+def _with_traits(fields: Fields, sizes: Sizes, traits: Traits) -> Decoder:
+    """Biases of attention as the file says, and norms as the traits do."""
+    bias = fields.flag("attention_bias")
+    norms = (layer_norms(sizes, 4 if traits.post_norms else 2),)
+    of_heads = (head_norms(sizes),) if traits.query_norms else ()
+    return Decoder(_gated(sizes, bias, bias), (*norms, *of_heads), traits=traits)
+
+
+def _gated(
+    sizes: Sizes, qkv_bias: bool = False, out_bias: bool = False, mlp_bias: bool = False
+) -> tuple[Linear, ...]:
+    """Attention and a gated MLP in every layer."""
+    gated = mlp(sizes.hidden, sizes.intermediate, sizes.layers, mlp_bias)
+    return (*attention(sizes, qkv_bias, out_bias), *gated)
+
+
+def phi(fields: Fields, sizes: Sizes) -> Decoder:
+    """Biases everywhere, an MLP of two matrices, layer norms (a weight and a bias each)."""
+    layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
+    fc1, fc2 = (
+        Linear("fc1", hidden, width, True, layers),
+        Linear("fc2", width, hidden, True, layers),
+    )
+    linears = (*attention(sizes, qkv_bias=True, out_bias=True, out="dense"), fc1, fc2)
+    norms = [Tensors(hidden, 2 * hidden * (layers + 1))]
+    if fields.flag("qk_layernorm"):
+        norms.append(Tensors(sizes.head_dim, 4 * sizes.head_dim * layers))
+    traits = Traits(norms="layer", parallel=True)
+    return Decoder(linears, tuple(norms), gated=False, head_bias=True, traits=traits)
+
+
+def phi3(fields: Fields, sizes: Sizes) -> Decoder:
+    """Queries, keys and values in one matrix, gate and up in one."""
+    layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
+    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    linears = (
+        Linear("qkv_proj", hidden, queries + 2 * keys, False, layers),
+        Linear("o_proj", queries, hidden, False, layers),
+        Linear("gate_up_proj", hidden, 2 * width, False, layers),
+        Linear("down_proj", width, hidden, False, layers),
+    )
+    return Decoder(linears, (layer_norms(sizes, 2),))
+
+
+def qwen(fields: Fields, sizes: Sizes) -> Decoder:
+    """Queries, keys and values in one matrix with a bias; two modules are named c_proj."""
+    layers, hidden, width = sizes.layers, sizes.hidden, sizes.intermediate
+    inner, bias = sizes.heads * sizes.head_dim, not fields.flag("no_bias")
+    linears = (
+        Linear("c_attn", hidden, 3 * inner, True, layers),
+        Linear("c_proj", inner, hidden, bias, layers),
+        Linear("w1", hidden, width, bias, layers),
+        Linear("w2", hidden, width, bias, layers),
+        Linear("c_proj", width, hidden, bias, layers),
+    )
+    return Decoder(linears, (layer_norms(sizes, 2),))
+
+
+def mixtral(fields: Fields, sizes: Sizes) -> Decoder:
+    """Experts in every layer, with the names w1 (gate), w3 (up) and w2 (down)."""
+    experts = _experts(fields, "num_local_experts", sizes.intermediate, 0, sizes.layers)
+    routed = _routed(sizes.hidden, experts, ("w1", "w3", "w2"))
+    return Decoder((*attention(sizes), *routed), _others(sizes, experts), experts)
+
+
+def qwen2_moe(fields: Fields, sizes: Sizes) -> Decoder:
+    """A shared expert with a gate of its own."""
+    width = fields.size("moe_intermediate_size", WIDTH)
+    shared = fields.size("shared_expert_intermediate_size", WIDTH)
+    experts = _experts(fields, "num_experts", width, shared, _sparse_layers(fields, sizes.layers))
+    gate = Linear("shared_expert_gate", sizes.hidden, 1, False, experts.layers)
+    linears = (*attention(sizes, fields.flag("qkv_bias")), *_mlps(sizes, experts), gate)
+    return Decoder(linears, _others(sizes, experts), experts)
+
+
+def qwen3_moe(fields: Fields, sizes: Sizes) -> Decoder:
+    """Norms of queries and keys."""
+    width = fields.size("moe_intermediate_size", WIDTH)
+    renamed = "num_local_experts" in fields.values  # by transformers 5, as it saves a model
+    number = "num_local_experts" if renamed else "num_experts"
+    experts = _experts(fields, number, width, 0, _sparse_layers(fields, sizes.layers))
+    bias = fields.flag("attention_bias")
+    others = (*_others(sizes, experts), head_norms(sizes))
+    linears = (*attention(sizes, bias, bias), *_mlps(sizes, experts))
+    return Decoder(linears, others, experts, traits=Traits(query_norms=True))
+
+
+def glm4_moe(fields: Fields, sizes: Sizes) -> Decoder:
+    """The first layers dense, then experts with a shared one; without the layers that predict
+    several tokens, which transformers does not load."""
+    width = fields.size("moe_intermediate_size", WIDTH)
+    shared = width * fields.size("n_shared_experts", COUNT)
+    dense = fields.size("first_k_dense_replace", sizes.layers - 1, least=0)
+    experts = _experts(fields, "n_routed_experts", width, shared, sizes.layers - dense)
+    linears = (*attention(sizes, fields.flag("attention_bias")), *_mlps(sizes, experts))
+    norms = (head_norms(sizes),) if fields.flag("use_qk_norm") else ()
+    traits = Traits(query_norms=bool(norms), fp32_routing=True)
+    return Decoder(linears, (*_others(sizes, experts), *norms), experts, traits=traits)
+
+
+def _experts(fields: Fields, name: str, width: int, shared_width: int, layers: int) -> Experts:
+    number = fields.size(name, COUNT)
+    per_token = fields.size("num_experts_per_tok", number)
+    return Experts(number, per_token, width, shared_width, layers)
+
+
+def _sparse_layers(fields: Fields, layers: int) -> int:
+    step = fields.size("decoder_sparse_step", layers)
+    dense = fields.list_or_none("mlp_only_layers") or []
+    sparse = sum(i not in dense and (i + 1) % step == 0 for i in range(layers))
+    if sparse == 0:
+        raise fields.error("mlp_only_layers", "leaves no layer with experts")
+    return sparse
+
+
+def _mlps(sizes: Sizes, experts: Experts) -> tuple[Linear, ...]:
+    """Of dense layers, routed experts and shared experts, all with the same names."""
+    dense = mlp(sizes.hidden, sizes.intermediate, sizes.layers - experts.layers)
+    shared = mlp(sizes.hidden, experts.shared_width, experts.layers if experts.shared_width else 0)
+    return (*dense, *_routed(sizes.hidden, experts, _EXPERTS), *shared)
+
+
+def _routed(hidden: int, experts: Experts, names: tuple[str, str, str]) -> tuple[Linear, ...]:
+    gate, up, down = names
+    number, count = experts.number, experts.layers * experts.number
+    return (
+        Linear(gate, hidden, experts.width, False, count, stacked=2 * number),
+        Linear(up, hidden, experts.width, False, count, stacked=2 * number),
+        Linear(down, experts.width, hidden, False, count, stacked=number),
+    )
+
+
+def _others(sizes: Sizes, experts: Experts) -> tuple[Tensors, Tensors]:
+    """Norms and routers."""
+    router = experts.number * sizes.hidden
+    return (layer_norms(sizes, 2), Tensors(router, router * experts.layers))
