@@ -30,7 +30,7 @@ from plimsoll.data.packing import pack_pairs
 from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors, PolicyModel
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.records import Pair, Sample
+from plimsoll.records import Pair, Sample, samples_of
 
 VOCABULARY = 8192
 CASES = {
@@ -90,7 +90,7 @@ def pairs_of(count: int, prompt: int, response: int) -> list[Pair]:
 
 def side(model: PolicyModel, pairs: list[Pair], share: bool, device: torch.device) -> Side:
     """All pairs in one micro-batch."""
-    budget = sum(pair.tokens for pair in pairs)
+    budget = sum(len(sample.tokens) for sample in samples_of(pairs))
     [[pack]] = pack_pairs(pairs, 1, budget, share_prompts=share)
     return Side(model, PackTensors.from_pack(pack, device))
 
@@ -124,7 +124,8 @@ def main() -> None:
                 times[share].append(each.seconds())
         print(f"{name}: {case[0]} pairs, prompts of about {case[1]} and responses of {case[2]}")
         for share, found in times.items():
-            rate = sum(pair.tokens for pair in pairs) / statistics.median(found[1:])
+            tokens = sum(len(sample.tokens) for sample in samples_of(pairs))
+            rate = tokens / statistics.median(found[1:])
             peak = measure(sides[share]).activations / 2**20
             print(f"{'shared' if share else 'twice':>8}: {rate:7.0f} tokens/s, {peak:6.0f} MiB")
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +84,15 @@ class Trajectory:
         return sum(part.value * part.weight for part in self.rewards)
 
 
+class Row(Protocol):
+    """What a job learns from: one sequence, or several that stay together."""
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """Its sequences; of a pair the chosen one first."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One training sequence.
@@ -99,6 +108,10 @@ class Sample:
         assert self.tokens.shape == self.learned.shape and self.tokens.ndim == 1
         assert len(self.tokens) > 0 and not self.learned[0]
 
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return (self,)
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -112,9 +125,8 @@ class Pair:
     prompt: int = field(default=0, kw_only=True)
 
     @property
-    def tokens(self) -> int:
-        """How many tokens both samples hold."""
-        return len(self.chosen.tokens) + len(self.rejected.tokens)
+    def samples(self) -> tuple[Sample, ...]:
+        return (self.chosen, self.rejected)
 
 
 @dataclass(frozen=True)
@@ -125,6 +137,10 @@ class LabelledResponse:
     sample: Sample
     desirable: bool
     prompt: int = field(default=0, kw_only=True)
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return (self.sample,)
 
 
 @dataclass(frozen=True)
@@ -139,6 +155,15 @@ class LabelledSteps:
 
     def __post_init__(self) -> None:
         assert self.labels.shape == (int(self.sample.learned.sum()),)
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return (self.sample,)
+
+
+def samples_of(rows: Sequence[Row]) -> list[Sample]:
+    """The sequences of all rows, row by row."""
+    return [sample for row in rows for sample in row.samples]
 
 
 @dataclass(frozen=True)

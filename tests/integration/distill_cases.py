@@ -49,7 +49,7 @@ def train_student(
         packs = own_packs(place, batch, case.setting.micro_batch_tokens)
         worker.teach(packs)
         measured = worker.measure_taught(packs, batch.counts, OBJECTIVE)
-        results.append(worker.train_taught(packs, batch.counts, OBJECTIVE, rate))
+        results.append(worker.train("actor", packs, None, batch.counts, OBJECTIVE, rate))
         assert measured == results[-1].metrics  # the same, without gradients
     worker.save_checkpoint("actor", out / "checkpoint")
     worker.save_model("actor", out / "model")

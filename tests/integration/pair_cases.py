@@ -16,10 +16,10 @@ from torch import Tensor
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole
 from plimsoll.data.packing import pack_pairs
-from plimsoll.engine.objectives.preference import PreferenceObjective, PreferenceStream
+from plimsoll.engine.objectives.preference import PreferenceObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
-from plimsoll.records import Pack, Pair, Sample
+from plimsoll.records import Floats, Pack, Pair, Sample
 
 
 def with_prompts(batch: Batch) -> Batch:
@@ -88,9 +88,9 @@ def train_pairs(
     results = []
     for batch, rate in zip(batches, RATES, strict=True):
         packs = own_pair_packs(place, batch, case.setting.micro_batch_tokens, share=case.share)
-        streams = [PreferenceStream(None) for _ in packs]
+        streams: list[Floats | None] = [None for _ in packs]
         if case.reference is not None:
-            streams = [PreferenceStream(x) for x in worker.sequence_log_probs("reference", packs)]
+            streams = [*worker.sequence_log_probs("reference", packs)]
         objective = case.objective
         results.append(worker.train("actor", packs, streams, batch.counts, objective, rate))
     worker.save_model("actor", out)

@@ -33,9 +33,8 @@ from plimsoll.algorithm.inputs import LabelCounts
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.objectives.preference import PreferenceStream
-from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
-from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
+from plimsoll.engine.objectives.process import ProcessObjective
+from plimsoll.engine.objectives.reward import RewardObjective
 from plimsoll.engine.objectives.unpaired import UnpairedObjective, UnpairedStream
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
@@ -87,11 +86,10 @@ def step(
         case "dpo":
             packs = own_pair_packs(place, batch, budget, share=True)
             scored = worker.sequence_log_probs("reference", packs)
-            pairs = [PreferenceStream(scores) for scores in scored]
-            return worker.train("actor", packs, pairs, batch.counts, DPO, rate)
+            return worker.train("actor", packs, scored, batch.counts, DPO, rate)
         case "rm":
             packs = own_pair_packs(place, batch, budget, share=True)
-            margins = [RewardStream(np.zeros(len(p.samples_S) // 2, np.float32)) for p in packs]
+            margins = [np.zeros(len(p.samples_S) // 2, np.float32) for p in packs]
             reward = RewardObjective(Choice(name="log_sigmoid"), 0.3)
             return worker.train("actor", packs, margins, batch.counts, reward, rate)
         case _:
@@ -104,9 +102,9 @@ def step_on_sequences(
     packs, counts = own_packs(place, batch, budget), batch.counts
     if job == "distill":
         worker.teach(packs)
-        return worker.train_taught(packs, counts, DISTILLATION, rate)
+        return worker.train("actor", packs, None, counts, DISTILLATION, rate)
     if job == "prm":
-        labels = [ProcessStream((p.targets_L % 2).astype(np.float32)) for p in packs]
+        labels = [(p.targets_L % 2).astype(np.float32) for p in packs]
         return worker.train("actor", packs, labels, counts, ProcessObjective(), rate)
     scored = worker.sequence_log_probs("reference", packs)
     samples = [p.samples_S[p.samples_S >= 0] for p in packs]

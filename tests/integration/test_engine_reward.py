@@ -33,8 +33,8 @@ from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
 from plimsoll.config.base import Choice
 from plimsoll.data.packing import pack, pack_pairs
-from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
-from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
+from plimsoll.engine.objectives.process import ProcessObjective
+from plimsoll.engine.objectives.reward import RewardObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.jobs import rm_loop as reward_model
@@ -79,7 +79,7 @@ def train_pairs(
         ]
         budget = setting.micro_batch_tokens
         packs = pack_pairs(pairs, place.ranks, budget, share_prompts=share)[place.rank]
-        streams = [RewardStream(MARGINS[reward_model.pairs_of(p)]) for p in packs]
+        streams = [MARGINS[reward_model.pairs_of(p)] for p in packs]
         counts = BatchCounts(10, 10)
         results.append(worker.train("actor", packs, streams, counts, OBJECTIVE, rate))
     worker.save_model("actor", out / "last")
@@ -93,7 +93,7 @@ def train_steps(place: Place, model: Path, setting: Setting, out: Path) -> list[
     results = []
     for batch, rate in zip(BATCHES, RATES, strict=True):
         packs = pack(batch.samples, place.ranks, setting.micro_batch_tokens)[place.rank]
-        streams = [ProcessStream(to_packed(p, labels_of(batch))) for p in packs]
+        streams = [to_packed(p, labels_of(batch)) for p in packs]
         results.append(
             worker.train("actor", packs, streams, batch.counts, ProcessObjective(), rate)
         )

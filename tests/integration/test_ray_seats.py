@@ -14,9 +14,9 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from plimsoll.cluster.device import run_device
 from plimsoll.cluster.ray_actors import Member, create_ranks, members, share_cards
 from plimsoll.cluster.ray_start import wait_for_nodes
+from plimsoll.cluster.start import run_device
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError, PlimsollError

@@ -86,7 +86,7 @@ class Scorer:
 @pytest.fixture
 def scorer(monkeypatch: pytest.MonkeyPatch) -> Scorer:
     scorer = Scorer([])
-    monkeypatch.setattr("plimsoll.train.precompute.log_probs", scorer)
+    monkeypatch.setattr("plimsoll.train.reference.log_probs", scorer)
     return scorer
 
 

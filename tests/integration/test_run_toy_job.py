@@ -16,12 +16,10 @@ from plimsoll.jobs import JOBS
 pytestmark = pytest.mark.slow
 
 JOB = '''
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
-from plimsoll.config.run import RunConfig
 from plimsoll.spec.panels import both
 from plimsoll.spec.columns import sft_source
 from plimsoll.spec.job import Evaluation, Job
@@ -32,10 +30,6 @@ from plimsoll.spec.workload import sequences_of
 class ParrotConfig(JobConfig):
     """Learning to repeat."""
 
-    run: RunConfig
-    """The run."""
-    cluster: ClusterConfig = ClusterConfig()
-    """Where the ranks live."""
     data: DataConfig
     """Rows."""
     batch: SftBatch = SftBatch()
@@ -63,34 +57,27 @@ from functools import partial
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.nll import NllObjective
-from plimsoll.engine.worker import Worker
 from plimsoll.records import BatchCounts
-from plimsoll.train.from_data import learn_from_data, open_work
-from plimsoll.train.likelihood import measure_likelihood
-from plimsoll.train.loading import load_role
-from plimsoll.train.update import update
+from plimsoll.train.from_data import learn_from_data, work_on_rows
+from plimsoll.train.loading import load_roles
+from plimsoll.train.measure import measure_likelihood, summed_nll
+from plimsoll.train.update import Step
 
 
 def run(spec, planned):
-    with open_work(spec, planned, load_samples) as work:
-        with work.session.phase("load", work.cluster):
-            load_role(work.cluster, spec, "actor")
-        tokens = lambda sample: len(sample.tokens)
-        learn_from_data(work, tokens, partial(learn, work), partial(evaluate, work))
+    with work_on_rows(spec, planned, load_samples) as work:
+        load_roles(work)
+        learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work, batch, rate):
+def learn(work, batch):
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
-    streams = [[None for _ in own] for own in packs]
-    counts = BatchCounts.of(batch)
-    with work.session.phase("train_actor", work.cluster):
-        return update("actor", work.cluster, packs, streams, counts, NllObjective(), rate)
+    return Step(packs, BatchCounts.of(batch), NllObjective(), lambda pack: None)
 
 
 def evaluate(work):
-    packs = pack(work.eval, 1, work.spec.workload.largest_pack(1))
-    total = sum(work.cluster.each(Worker.nll, [("actor", own) for own in packs]))
-    return {"loss": total / BatchCounts.of(work.eval).tokens}
+    total = summed_nll(work.spec, work.cluster, work.data.eval)
+    return {"loss": total / BatchCounts.of(work.data.eval).tokens}
 
 
 def measure(spec, directory):

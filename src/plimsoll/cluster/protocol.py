@@ -78,6 +78,13 @@ class Cluster(Ranks, Protocol):
         ...
 
 
+def on_all_ranks(cluster: Cluster, task: Callable[..., object]) -> None:
+    """Call a method of `Worker` on the ranks of all roles."""
+    cluster.all(task)
+    if cluster.critics is not cluster:
+        cluster.critics.all(task)
+
+
 def ranks_of(cluster: Cluster, role: RoleName) -> Ranks:
     """The group that hosts a role."""
     return cluster.critics if role == "critic" else cluster

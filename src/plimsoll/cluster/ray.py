@@ -13,7 +13,6 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from plimsoll.cluster.blame import crash_in, failing_process, message, why_dead
-from plimsoll.cluster.device import run_device
 from plimsoll.cluster.ending import ending, hung
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import (
@@ -27,6 +26,7 @@ from plimsoll.cluster.ray_actors import (
 )
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended
+from plimsoll.cluster.start import run_device
 from plimsoll.cluster.vigil import Hang
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place

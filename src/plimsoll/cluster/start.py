@@ -1,11 +1,12 @@
-"""Start the cluster that a config asks for."""
+"""Start the cluster that a config asks for, on the device that it computes on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.cluster import ClusterConfig, Device
+from plimsoll.engine.process_group import choose_device
 from plimsoll.machine.host import usable_cores
 from plimsoll.machine.threads import most_at_once
 from plimsoll.rollout.protocol import EngineSpec
@@ -28,3 +29,12 @@ def thread_count(config: ClusterConfig, engines: int) -> int:
     if config.threads is not None:
         return config.threads
     return max(1, usable_cores() // most_at_once(config, engines))
+
+
+def run_device(config: ClusterConfig) -> Device:
+    """What ranks and engines compute on. Raises ConfigError for CUDA that is not there."""
+    if config.where == "local" or config.address is None:
+        return choose_device(config.device)
+    from plimsoll.cluster.ray_start import joined_device
+
+    return joined_device(config)

@@ -12,7 +12,6 @@ from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.job import JobConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
-from plimsoll.config.run import RunConfig
 
 
 class RewardConfig(Choice):
@@ -36,8 +35,6 @@ class RewardModelConfig(Settings):
 class PpoConfig(JobConfig):
     """Proximal policy optimisation with actor, critic, reference and rewards."""
 
-    run: RunConfig
-    """The run directory, the length of the run, saving and evaluation."""
     cluster: ClusterConfig = ClusterConfig()
     """Where the roles live."""
     data: DataConfig

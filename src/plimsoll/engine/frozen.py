@@ -1,4 +1,5 @@
-"""The engine of a role that only scores."""
+"""The engines of roles that only score: with a model of their own, or with that of a role that
+learns, its adapter switched off."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.placing import divide, gathered, move_buffers, settle
 from plimsoll.engine.process_group import Place
+from plimsoll.engine.protocol import Engine
 from plimsoll.engine.zero.settings import frozen_settings
+from plimsoll.model.adapters import adapter_off
 
 
 class FrozenEngine:
@@ -61,10 +64,8 @@ class FrozenEngine:
             if self._stage == 3:
                 parameter.ds_tensor.data = parameter.ds_tensor.data.new_empty(0)
 
-    @contextmanager
-    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-        with gathered(self.module, names, self._stage) as tensors:
-            yield tensors
+    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        return gathered(self.module, names, self._stage)
 
 
 def _parked(module: nn.Module, model: ModelConfig, place: Place) -> list[nn.Parameter]:
@@ -91,3 +92,25 @@ def _visit(
     finally:
         for parameter, home in zip(parameters, homes, strict=True):
             parameter.data = home
+
+
+class WithoutAdapter:
+    """An `Engine` that only scores: what the adapted model was before it learned.
+
+    `gathered` gives the adapter's parameters too, as they are.
+    """
+
+    def __init__(self, adapted: Engine) -> None:
+        self._adapted = adapted
+        self.module = adapted.module
+
+    def forward(self, *inputs: object, **options: object) -> Any:
+        return self._adapted.forward(*inputs, **options)
+
+    @contextmanager
+    def scoring(self) -> Iterator[None]:
+        with self._adapted.scoring(), adapter_off(self.module):
+            yield
+
+    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        return self._adapted.gathered(names)

@@ -1,11 +1,21 @@
-"""What this process holds, on its card too."""
+"""What this process holds, on its card too, and how much of each divided role, to be held against
+P / N."""
 
 from __future__ import annotations
 
-import torch
+from typing import Any
 
+import torch
+from torch import nn
+
+from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.engine.protocol import Engine
+from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.machine.meter import read_host
-from plimsoll.run.readings import CardReading, Reading
+from plimsoll.run.readings import CardReading, Reading, Share
+
+_NAMES = {2: "bf16", 4: "fp32"}
+"""Of masters, as the plan has them; by bytes."""
 
 
 def read_memory(device: torch.device) -> Reading:
@@ -26,3 +36,25 @@ def read_card(device: torch.device) -> CardReading:
     )
     torch.cuda.reset_peak_memory_stats(device)
     return reading
+
+
+def share_of(name: str, role: TrainedRole | FrozenRole, engine: Engine, ranks: int) -> Share | None:
+    """Of the weights at stage 3, of the masters at stages 1 and 2; None where nothing is
+    divided. The tensors that ZeRO keeps whole, being small, count as their shares."""
+    stage = role.stage if isinstance(role, FrozenRole) else role.zero.stage
+    if stage == 0 or ranks == 1:
+        return None
+    if stage == 3:
+        return Share(name, "weights", *_weights(engine.module, ranks))
+    assert isinstance(engine, ZeroEngine)
+    trained = sum(p.numel() for p in engine.module.parameters() if p.requires_grad)
+    masters = engine.masters()
+    each, held = masters[0].element_size(), sum(master.nbytes for master in masters)
+    return Share(name, f"{_NAMES[each]} masters", each * trained, ranks, held)
+
+
+def _weights(module: nn.Module, ranks: int) -> tuple[int, int, int]:
+    parameters: list[Any] = list(module.parameters())
+    whole = sum(p.ds_numel * p.element_size() for p in parameters)
+    held = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
+    return whole, ranks, held

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from plimsoll.algorithm.inputs import LossOutput
-from plimsoll.engine.objectives.objective import Objective
-from plimsoll.engine.protocol import Engine, TrainedEngine
+from plimsoll.engine.protocol import Engine, Objective, TrainedEngine
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts, Floats, Pack
 

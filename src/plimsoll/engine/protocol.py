@@ -1,15 +1,22 @@
-"""What one training rank can do with one model, whoever divides it over the ranks."""
+"""What one training rank can do with one model, whoever divides it over the ranks, and with what
+the model learns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from plimsoll.engine.steps import Steps
+from plimsoll.algorithm.inputs import LossOutput
+from plimsoll.errors import PlimsollError
+from plimsoll.model.policy import PackTensors
+from plimsoll.records import BatchCounts
+
+StreamT = TypeVar("StreamT", contravariant=True)
 
 
 class Engine(Protocol):
@@ -28,6 +35,25 @@ class Engine(Protocol):
     def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
         """Within: these parameters whole, on every rank, by name."""
         ...
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The optimizer steps of a role so far.
+
+    taken: those that changed the weights. skipped: those whose gradient was not finite.
+    in_a_row: how many of these came last, one after the other.
+    """
+
+    taken: int = 0
+    skipped: int = 0
+    in_a_row: int = 0
+
+    def after(self, finite: bool) -> Steps:
+        """The count after one more step."""
+        if finite:
+            return Steps(self.taken + 1, self.skipped)
+        return Steps(self.taken, self.skipped + 1, self.in_a_row + 1)
 
 
 class TrainedEngine(Engine, Protocol):
@@ -56,3 +82,26 @@ class TrainedEngine(Engine, Protocol):
     def restore(self, directory: Path) -> None:
         """Read them back, whoever wrote them; in the same form, bit for bit."""
         ...
+
+
+class Objective(Protocol[StreamT]):
+    """A loss with all that is the same for every micro-batch of a step."""
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: StreamT, counts: BatchCounts
+    ) -> LossOutput:
+        """The micro-batch's share of the loss; counts: of the whole step, over all ranks."""
+        ...
+
+
+def not_finite(norm: float, loss: float, in_a_row: int) -> PlimsollError:
+    """What ends a run whose gradient norm is not finite. loss: this rank's share of the step's.
+    in_a_row: how many steps have been so, one after the other."""
+    times = "" if in_a_row == 1 else f", not finite in {in_a_row} steps in a row"
+    return PlimsollError(
+        f"the gradient norm is {norm}{times}, and this rank's share of the loss {loss:.4g}. The "
+        "weights were left as they were, and earlier checkpoints are whole. Where a share is not "
+        "finite, look at what the loss is computed from (a loss, an advantage or a reward of your "
+        "own); where it grew in the steps before (metrics.jsonl), or is finite, lower the learning "
+        "rate. optimizer.max_skipped_steps lets so many such steps in a row be left out"
+    )

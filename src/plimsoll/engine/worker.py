@@ -15,19 +15,15 @@ from torch import Tensor
 from plimsoll.algorithm.sequences import sums
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, write_model
-from plimsoll.engine.frozen import FrozenEngine
-from plimsoll.engine.meter import read_memory
+from plimsoll.engine.frozen import FrozenEngine, WithoutAdapter
+from plimsoll.engine.meter import read_memory, share_of
 from plimsoll.engine.micro_batches import learn, losses, measure, score
 from plimsoll.engine.objectives.distillation import DistillationObjective
-from plimsoll.engine.objectives.objective import Objective
 from plimsoll.engine.process_group import Place, join, leave
-from plimsoll.engine.protocol import Engine, TrainedEngine
-from plimsoll.engine.shares import share_of
+from plimsoll.engine.protocol import Engine, Objective, TrainedEngine, not_finite
 from plimsoll.engine.shortage import telling_shortage
-from plimsoll.engine.steps import not_finite
 from plimsoll.engine.teaching import Teaching, teach
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
-from plimsoll.engine.without_adapter import WithoutAdapter
 from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.meter import reset_process_peak
@@ -165,20 +161,21 @@ class Worker:
         self,
         role: RoleName,
         packs: Sequence[Pack],
-        streams: Sequence[S],
+        streams: Sequence[S] | None,
         counts: BatchCounts,
         objective: Objective[S],
         rate: float,
     ) -> StepResult:
-        """One optimizer step of a role on an objective; streams: one per pack. counts: of the
-        step, over all ranks.
+        """One optimizer step of a role on an objective; streams: one per pack; None: what the
+        teacher made of these packs. counts: of the step, over all ranks.
 
         Raises PlimsollError where the gradient was not finite in more steps in a row than the
         settings let pass.
         """
         engine = self._trained(role)
         self._seed_step(role, engine)
-        outputs = losses(engine, packs, streams, counts, objective, self._device)
+        given: Sequence[Any] = self._taught if streams is None else streams
+        outputs = losses(engine, packs, given, counts, objective, self._device)
         metrics, norm = learn(engine, outputs), engine.step(rate)
         source, in_a_row = self._sources[role], engine.steps.in_a_row
         assert isinstance(source, TrainedRole), f"{role} is frozen"
@@ -190,16 +187,6 @@ class Worker:
         """Have the teacher read the packs that the actor is given next."""
         self._taught.clear()
         self._taught = teach(self._engine("teacher"), packs, self._device)
-
-    def train_taught(
-        self,
-        packs: Sequence[Pack],
-        counts: BatchCounts,
-        objective: DistillationObjective,
-        rate: float,
-    ) -> StepResult:
-        """One optimizer step of the actor on what the teacher made of these packs."""
-        return self.train("actor", packs, self._taught, counts, objective, rate)
 
     def measure_taught(
         self, packs: Sequence[Pack], counts: BatchCounts, objective: DistillationObjective

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from plimsoll.config.base import Choice, PositiveFloat, Probability, Settings
 from plimsoll.config.batch import SftBatch
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.job import JobConfig
-from plimsoll.config.run import RunConfig
 from plimsoll.spec.columns import sft_source
 from plimsoll.spec.job import Evaluation, Job
 from plimsoll.spec.panels import both
 from plimsoll.spec.roles import Role, learner
-from plimsoll.spec.workload import Workload, sequences_of
+from plimsoll.spec.workload import sequences_of
 
 
 class DistillAlgorithm(Settings):
@@ -32,10 +30,6 @@ class DistillAlgorithm(Settings):
 class DistillConfig(JobConfig):
     """Distillation: learning a larger model's next-token distributions on given conversations."""
 
-    run: RunConfig
-    """The run directory, the length of the run, saving and evaluation."""
-    cluster: ClusterConfig = ClusterConfig()
-    """Where the ranks live."""
     data: DataConfig
     """Rows, template and lengths, as for SFT."""
     batch: SftBatch = SftBatch()
@@ -53,10 +47,6 @@ def _roles(config: DistillConfig) -> list[Role]:
     return [learner("actor", config.actor, "policy"), teacher]
 
 
-def _workload(config: DistillConfig) -> Workload:
-    return sequences_of(config.batch, config.data)
-
-
 _PANELS = (
     both("Loss", "nats per token", "loss"),
     both("Divergence from the teacher", "nats per token", "divergence"),
@@ -68,7 +58,7 @@ JOB = Job(
     summary="a student learns a teacher's distributions",
     config=DistillConfig,
     roles=_roles,
-    workload=_workload,
+    workload=lambda config: sequences_of(config.batch, config.data),
     columns=sft_source,
     evaluation=lambda config: Evaluation(
         {"loss": "lowest", "perplexity": "lowest", "divergence": "lowest", "nll": None}

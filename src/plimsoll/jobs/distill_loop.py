@@ -19,14 +19,16 @@ from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.distillation import DistillationObjective
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.teaching import Teaching
+from plimsoll.engine.worker import Worker
 from plimsoll.jobs.distill import DistillConfig
 from plimsoll.records import BatchCounts, Sample
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
-from plimsoll.train.likelihood import measure_likelihood
-from plimsoll.train.loading import load_role
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
+from plimsoll.train.loading import load_roles
+from plimsoll.train.measure import measure_likelihood
+from plimsoll.train.update import Step
 
 DistillWork = Work[DistillConfig, Sample]
 
@@ -34,37 +36,27 @@ DistillWork = Work[DistillConfig, Sample]
 def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     divergence(spec.config.algorithm.divergence)  # a wrong name or option ends the run right here
-    with open_work(spec, planned, load_samples) as work:
-        with work.session.phase("load", work.cluster):
-            load_role(work.cluster, work.spec, "actor")
-            load_role(work.cluster, work.spec, "teacher")
-        learn_from_data(
-            work,
-            lambda sample: len(sample.tokens),
-            partial(learn, work),
-            partial(evaluate, work),
-        )
+    with work_on_rows(spec, planned, load_samples) as work:
+        load_roles(work)
+        learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work: DistillWork, batch: Sequence[Sample], rate: float) -> list[StepResult]:
-    """Have the teacher read the batch, and take one optimizer step on all ranks."""
-    cluster = work.cluster
-    packs = pack(batch, cluster.ranks, work.spec.workload.budget)
-    counts, goal = BatchCounts.of(batch), objective(work.config)
-    with work.session.phase("score", cluster):
-        cluster.each(Worker.teach, [(own,) for own in packs])
-    with work.session.phase("train_actor", cluster):
-        return cluster.each(Worker.train_taught, [(own, counts, goal, rate) for own in packs])
+def learn(work: DistillWork, batch: Sequence[Sample]) -> Step[Teaching]:
+    """Have the teacher read conversations, which an optimizer step learns as it does."""
+    packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
+    with work.session.phase("score", work.cluster):
+        work.cluster.each(Worker.teach, [(own,) for own in packs])
+    return Step(packs, BatchCounts.of(batch), objective(work.config), None)
 
 
 def evaluate(work: DistillWork) -> dict[str, float]:
     """The loss on the held-out rows, the divergence from the teacher, and the likelihood of the
     rows. As many rows at once as a step has: the teacher's states are kept."""
     cluster, batch = work.cluster, work.config.batch
-    counts, goal = BatchCounts.of(work.eval), objective(work.config)
+    counts, goal = BatchCounts.of(work.data.eval), objective(work.config)
     totals: dict[str, float] = {}
-    for start in range(0, len(work.eval), batch.sequences):
-        rows = work.eval[start : start + batch.sequences]
+    for start in range(0, len(work.data.eval), batch.sequences):
+        rows = work.data.eval[start : start + batch.sequences]
         packs = pack(rows, cluster.ranks, batch.micro_batch_tokens)
         cluster.each(Worker.teach, [(own,) for own in packs])
         for shares in cluster.each(Worker.measure_taught, [(own, counts, goal) for own in packs]):

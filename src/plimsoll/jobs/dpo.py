@@ -6,13 +6,11 @@ from collections.abc import Iterator
 
 from plimsoll.config.base import Choice, NonNegativeFloat, Settings
 from plimsoll.config.batch import PreferenceBatch
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.job import JobConfig
 from plimsoll.config.problems import Problem
 from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
-from plimsoll.config.run import RunConfig
 from plimsoll.jobs.figures import OF_PAIRS
 from plimsoll.spec.choices import is_own, needs_reference
 from plimsoll.spec.columns import pair_source
@@ -20,7 +18,7 @@ from plimsoll.spec.job import Evaluation, Job, Names
 from plimsoll.spec.panels import both, implicit_rewards
 from plimsoll.spec.roles import Role, learner, reference_of
 from plimsoll.spec.rules.reference import stored_logprobs, unused_reference
-from plimsoll.spec.workload import Workload, pairs_of
+from plimsoll.spec.workload import pairs_of
 
 
 class PreferenceAlgorithm(Settings):
@@ -35,10 +33,6 @@ class PreferenceAlgorithm(Settings):
 class DpoConfig(JobConfig):
     """Direct preference optimisation and its family: learning from pairs of responses."""
 
-    run: RunConfig
-    """The run directory, the length of the run, saving and evaluation."""
-    cluster: ClusterConfig = ClusterConfig()
-    """Where the ranks live."""
     data: DataConfig
     """Pairs, template and lengths."""
     batch: PreferenceBatch = PreferenceBatch()
@@ -60,10 +54,6 @@ def _roles(config: DpoConfig) -> list[Role]:
         return [actor]
     precompute = config.reference_logprobs.precompute
     return [actor, reference_of(config.reference, config.actor, precompute=precompute)]
-
-
-def _workload(config: DpoConfig) -> Workload:
-    return pairs_of(config.batch, config.data)
 
 
 def _evaluation(config: DpoConfig) -> Evaluation:
@@ -91,7 +81,7 @@ JOB = Job(
     summary="learning from pairs: DPO and its family",
     config=DpoConfig,
     roles=_roles,
-    workload=_workload,
+    workload=lambda config: pairs_of(config.batch, config.data),
     columns=pair_source,
     evaluation=_evaluation,
     loop="plimsoll.jobs.dpo_loop",

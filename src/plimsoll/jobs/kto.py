@@ -6,12 +6,10 @@ from dataclasses import replace
 
 from plimsoll.config.base import Choice, Settings
 from plimsoll.config.batch import KtoBatch
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.job import JobConfig
 from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
-from plimsoll.config.run import RunConfig
 from plimsoll.jobs.figures import ACCURACY
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import labelled_source
@@ -19,7 +17,7 @@ from plimsoll.spec.job import Evaluation, Job, Names
 from plimsoll.spec.panels import both, implicit_rewards
 from plimsoll.spec.roles import Role, learner, reference_of
 from plimsoll.spec.rules.reference import stored_logprobs
-from plimsoll.spec.workload import Workload, sequences_of
+from plimsoll.spec.workload import sequences_of
 
 
 class KtoAlgorithm(Settings):
@@ -32,10 +30,6 @@ class KtoAlgorithm(Settings):
 class KtoConfig(JobConfig):
     """Kahneman-Tversky optimisation: learning from single responses that are good or bad."""
 
-    run: RunConfig
-    """The run directory, the length of the run, saving and evaluation."""
-    cluster: ClusterConfig = ClusterConfig()
-    """Where the ranks live."""
     data: DataConfig
     """Labelled responses or pairs, template and lengths."""
     batch: KtoBatch = KtoBatch()
@@ -57,10 +51,6 @@ def _roles(config: KtoConfig) -> list[Role]:
         learner("actor", config.actor, "policy", scores=True),
         reference_of(config.reference, config.actor, precompute=precompute),
     ]
-
-
-def _workload(config: KtoConfig) -> Workload:
-    return replace(sequences_of(config.batch, config.data), scored_with=2)
 
 
 def _evaluation(config: KtoConfig) -> Evaluation:
@@ -88,7 +78,7 @@ JOB = Job(
     summary="learning from responses labelled good or bad",
     config=KtoConfig,
     roles=_roles,
-    workload=_workload,
+    workload=lambda config: replace(sequences_of(config.batch, config.data), scored_with=2),
     columns=labelled_source,
     evaluation=_evaluation,
     loop="plimsoll.jobs.kto_loop",

@@ -11,8 +11,6 @@ loss a mean over its responses: no split into packs, micro-batches or ranks chan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,62 +22,43 @@ from plimsoll.algorithm.choice import unpaired_loss
 from plimsoll.algorithm.inputs import LabelCounts, UnpairedLossInputs
 from plimsoll.algorithm.separation import separation_effect, separation_interval, share_ahead
 from plimsoll.algorithm.unpaired import kl_baseline
-from plimsoll.cluster.start import start_cluster
+from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
 from plimsoll.data.mismatched import mismatched
-from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.unpaired import UnpairedObjective, UnpairedStream
-from plimsoll.engine.worker import StepResult
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
-from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Sample
+from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Pack, Sample, samples_of
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
-from plimsoll.train.loading import load_measured
-from plimsoll.train.measure import parts_of
-from plimsoll.train.precompute import ToScore
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
+from plimsoll.train.measure import as_metrics, in_parts
 from plimsoll.train.reference import Reference, ScoringPhase, load_compared
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.update import Packs, as_metrics, log_probs, update
+from plimsoll.train.update import Packs, Step, log_probs, pack_rows
 
 KtoWork = Work[KtoConfig, LabelledResponse]
 
-
-@dataclass(frozen=True)
-class Scored:
-    """Samples in packs, and their log-probs under the reference."""
-
-    packs: Packs
-    reference_S: Floats
-
-
-@dataclass(frozen=True)
-class Responses:
-    """Labelled responses with their prompts, and the prompts with other responses. prompts: of each
-    response the number of its prompt."""
-
-    desirable_S: Bools
-    prompts: Sequence[int]
-    matched: Scored
-    mismatched: Scored
+Scored = tuple[Packs, Floats]
+"""Samples in packs, and their log-probs under the reference."""
+Responses = tuple[Scored, Scored]
+"""Responses with their prompts, and the prompts with other responses."""
 
 
 def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     unpaired_loss(spec.config.algorithm.loss)
-    with open_work(spec, planned, load_responses) as work:
-        check_labels(work.train)
-        reference = load_compared(work, to_score(work), spec.config.reference_logprobs)
+    with work_on_rows(spec, planned, load_responses) as work:
+        check_labels(work.data.train)
+        reference = load_compared(
+            work,
+            lambda: chain.from_iterable(both(spec, rows) for rows in work.batches_ahead()),
+            spec.config.reference_logprobs,
+        )
         held_out = None
         if spec.run.eval_every is not None:
-            held_out = score(work, reference, work.eval, "eval")
-        learn_from_data(
-            work,
-            lambda row: len(row.sample.tokens),
-            partial(learn, work, reference),
-            partial(evaluate, work, held_out),
-        )
+            held_out = score(work, reference, work.data.eval, "eval")
+        learn_from_data(work, partial(learn, work, reference), partial(evaluate, work, held_out))
 
 
 def check_labels(rows: Sequence[LabelledResponse]) -> None:
@@ -95,88 +74,68 @@ def check_labels(rows: Sequence[LabelledResponse]) -> None:
         )
 
 
-def to_score(work: KtoWork) -> ToScore[Sample]:
-    """Everything that the run will have the reference score."""
-    return ToScore(
-        lambda: chain.from_iterable(both(work, rows) for rows in work.batches_ahead()),
-        lambda sample: [sample],
-        partial(pack_samples, work),
-    )
-
-
-def both(work: KtoWork, batch: Sequence[LabelledResponse]) -> tuple[list[Sample], list[Sample]]:
+def both(
+    spec: RunSpec[KtoConfig], rows: Sequence[LabelledResponse]
+) -> tuple[list[Sample], list[Sample]]:
     """The rows' samples, and their prompts with other responses."""
-    samples = [row.sample for row in batch]
-    return samples, mismatched(samples, work.config.data.max_tokens)
-
-
-def pack_samples(work: KtoWork, samples: Sequence[Sample]) -> Packs:
-    ranks = work.cluster.ranks
-    return pack(samples, ranks, work.spec.workload.largest_pack(ranks))
+    samples = samples_of(rows)
+    return samples, mismatched(samples, spec.data.max_tokens)
 
 
 def score(
-    work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse], phase: ScoringPhase
+    work: KtoWork, reference: Reference, rows: Sequence[LabelledResponse], phase: ScoringPhase
 ) -> Responses:
     """Pack the rows, and score them with the reference."""
-    scored = []
-    for samples in both(work, batch):
-        packs = pack_samples(work, samples)
-        scored.append(Scored(packs, reference.log_probs(samples, packs, phase)))
-    desirable_S = np.array([row.desirable for row in batch])
-    return Responses(desirable_S, [row.prompt for row in batch], *scored)
+
+    def scored(samples: Sequence[Sample]) -> Scored:
+        packs = pack_rows(work.spec, samples, work.cluster)
+        return packs, reference.log_probs(samples, packs, phase)
+
+    matched, others = both(work.spec, rows)
+    return scored(matched), scored(others)
 
 
 def learn(
-    work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse], rate: float
-) -> list[StepResult]:
-    """Score the rows, measure the KL, and take one optimizer step on all ranks."""
-    cluster, session = work.cluster, work.session
-    responses = score(work, reference, batch, "score")
-    with session.phase("score", cluster):
-        kl = measured_kl(work, responses)
-    counts = BatchCounts.of([row.sample for row in batch])
-    objective = UnpairedObjective(work.config.algorithm.loss, kl, counts_of(responses.desirable_S))
-    packs, streams = responses.matched.packs, streams_of(responses)
-    with session.phase("train_actor", cluster):
-        return update("actor", cluster, packs, streams, counts, objective, rate)
+    work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse]
+) -> Step[UnpairedStream]:
+    """Score the rows and measure the KL; what an optimizer step learns of them."""
+    (packs, reference_S), others = score(work, reference, batch, "score")
+    with work.session.phase("score", work.cluster):
+        kl = measured_kl(work, others)
+    desirable_S = labels_of(batch)
+
+    def stream(pack: Pack) -> UnpairedStream:
+        places = pack.samples_S[pack.samples_S >= 0]  # a filler has none
+        return UnpairedStream(reference_S[places], desirable_S[places])
+
+    objective = UnpairedObjective(work.config.algorithm.loss, kl, counts_of(desirable_S))
+    return Step(packs, BatchCounts.of(samples_of(batch)), objective, stream)
 
 
-def measured_kl(work: KtoWork, responses: Responses) -> float:
+def measured_kl(work: KtoWork, others: Scored) -> float:
     """By how much the policy has moved from the reference (`kl_baseline`)."""
-    other = responses.mismatched
-    policy_S = log_probs("actor", other.packs, work.cluster)
-    return kl_baseline(torch.from_numpy(policy_S - other.reference_S))
-
-
-def streams_of(responses: Responses) -> list[list[UnpairedStream]]:
-    """What each pack of labelled responses carries besides its tokens; a filler nothing."""
-    reference_S, desirable_S = responses.matched.reference_S, responses.desirable_S
-    places = [[p.samples_S[p.samples_S >= 0] for p in own] for own in responses.matched.packs]
-    return [[UnpairedStream(reference_S[at], desirable_S[at]) for at in own] for own in places]
+    packs, reference_S = others
+    policy_S = log_probs("actor", packs, work.cluster)
+    return kl_baseline(torch.from_numpy(policy_S - reference_S))
 
 
 def evaluate(work: KtoWork, held_out: Responses | None) -> dict[str, float]:
     """The loss on the held-out rows and its metrics, with the KL of all of them together, and the
     accuracy."""
     assert held_out is not None, "evaluated without run.eval_every"
-    kl = measured_kl(work, held_out)
-    policy_S = log_probs("actor", held_out.matched.packs, work.cluster)
-    logratios_S = policy_S - held_out.matched.reference_S
-    desirable_S, prompts = held_out.desirable_S, held_out.prompts
-    return response_metrics(work.config, logratios_S, desirable_S, prompts, kl)
+    (packs, reference_S), others = held_out
+    kl = measured_kl(work, others)
+    logratios_S = log_probs("actor", packs, work.cluster) - reference_S
+    return response_metrics(work.config, work.data.eval, logratios_S, kl)
 
 
 def response_metrics(
-    config: KtoConfig,
-    logratios_S: Floats,
-    desirable_S: Bools,
-    prompts: Sequence[int],
-    kl: float,
+    config: KtoConfig, rows: Sequence[LabelledResponse], logratios_S: Floats, kl: float
 ) -> dict[str, float]:
     """The loss on labelled responses and its metrics; where both labels are among them, the
     desirable ones' `share_ahead` as the accuracy, with its 95 % confidence interval over
-    prompts. prompts: of each response."""
+    prompts."""
+    desirable_S, prompts = labels_of(rows), [row.prompt for row in rows]
     counts = counts_of(desirable_S)
     inputs = UnpairedLossInputs(
         torch.from_numpy(logratios_S), torch.from_numpy(desirable_S), kl, counts
@@ -191,6 +150,11 @@ def response_metrics(
     return {"loss": metrics["loss"]} | accuracy | metrics  # in the order in which they are shown
 
 
+def labels_of(rows: Sequence[LabelledResponse]) -> Bools:
+    """Whether each is desirable."""
+    return np.array([row.desirable for row in rows])
+
+
 def counts_of(desirable_S: Bools) -> LabelCounts:
     """How many responses there are of each label."""
     desirable = int(desirable_S.sum())
@@ -201,20 +165,13 @@ def measure(spec: RunSpec[KtoConfig], directory: Path) -> dict[str, float]:
     """The loss on labelled responses and its metrics, the accuracy with its interval; compared as
     pairs are, with the KL of all rows together."""
     loaded = load_held_out(spec, load_responses)
-    samples = [row.sample for row in loaded.items]
-    others = mismatched(samples, spec.data.max_tokens)
-    found = []
-    with closing(start_cluster(spec.cluster, ())) as cluster:
-        load_measured(cluster, spec, "actor")
-        load_measured(cluster, spec, "reference")
-        budget = spec.workload.largest_pack(cluster.ranks)
-        for part in parts_of(list(zip(samples, others, strict=True)), cluster):
-            packs = pack(list(chain(*part)), cluster.ranks, budget)
-            own = log_probs("actor", packs, cluster)
-            found.append(own - log_probs("reference", packs, cluster))
-    logratios = np.concatenate(found)  # of a row, and of its prompt with another response
-    desirable_S = np.array([row.desirable for row in loaded.items])
+
+    def log_ratios(cluster: Cluster, part: Sequence[tuple[Sample, Sample]]) -> Floats:
+        packs = pack_rows(spec, list(chain(*part)), cluster)
+        return log_probs("actor", packs, cluster) - log_probs("reference", packs, cluster)
+
+    rows = list(zip(*both(spec, loaded.items), strict=True))
+    parts = in_parts(spec, rows, log_ratios, "actor", "reference")
+    logratios = np.concatenate(parts)  # of a row, and of its prompt with another response
     kl = kl_baseline(torch.from_numpy(logratios[1::2]))
-    prompts = [row.prompt for row in loaded.items]
-    metrics = response_metrics(spec.config, logratios[::2], desirable_S, prompts, kl)
-    return metrics | row_counts(loaded)
+    return response_metrics(spec.config, loaded.items, logratios[::2], kl) | row_counts(loaded)

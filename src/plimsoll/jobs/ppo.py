@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from plimsoll.config.problems import Problem
 from plimsoll.config.rl import PpoConfig
 from plimsoll.jobs.figures import measured
 from plimsoll.spec.columns import rl_source
@@ -57,10 +56,6 @@ def _evaluation(config: PpoConfig) -> Evaluation:
     return Evaluation({**measured("reward", "highest"), **own})
 
 
-def _rules(config: PpoConfig) -> Iterator[Problem]:
-    yield from sampled(config)
-
-
 _PANELS = (
     both("Reward", "per response", "reward"),
     alone("KL from the reference", "nats per response", "kl"),
@@ -82,7 +77,7 @@ JOB = Job(
         "advantage": config.algorithm.advantage,
         "policy_loss": config.algorithm.policy_loss,
     },
-    rules=_rules,
+    rules=sampled,
     sampling=_sampling,
     panels=_PANELS,
 )

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -23,21 +24,23 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.problems import refuse
 from plimsoll.config.rl import PpoConfig
-from plimsoll.engine.objectives.policy import PolicyObjective
+from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.records import Floats, Trajectory
+from plimsoll.records import Floats, Prompt, Trajectory
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import Scorer, build_rewards
 from plimsoll.rl.batch import (
     Batch,
+    MiniBatch,
     Scores,
     batch_metrics,
     estimate_advantages,
     mean_advantages,
     observed_kl,
     pack_batch,
-    policy_streams,
+    policy_stream,
     score,
+    train_on,
 )
 from plimsoll.rl.critic import foreseen, score_values, train_critic
 from plimsoll.rl.reward_model import judge
@@ -57,54 +60,48 @@ from plimsoll.run.planned import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
 from plimsoll.spec.run_spec import RunSpec, resolve
-from plimsoll.train.loading import load_measured, load_role
+from plimsoll.train.from_data import Work, open_work
+from plimsoll.train.loading import load_measured, load_roles
 from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out, row_counts
 from plimsoll.train.saving import evaluated, finished, restore, save_model, save_when_due
-from plimsoll.train.session import Session, evaluates_first, mean_metrics, open_session
-from plimsoll.train.update import update
+from plimsoll.train.session import Session, evaluates_first
+from plimsoll.train.update import Step
+
+PpoWork = Work[PpoConfig, Prompt]
 
 
 def run(spec: RunSpec[PpoConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     scorer = build_rewards(spec.config.rewards)
-    with open_session(spec, planned) as session:
-        with session.phase("data"):
-            data = load_prompt_data(session, spec, scorer.check_reference)
-        with session.phase("load"):
-            cluster = start(spec, (*data.train, *data.eval))
-        with closing(cluster):
-            session.check_nodes(cluster)
-            session.stop_if_asked(session.state.step)
-            with session.phase("load", cluster):
-                for role in spec.roles:
-                    load_role(cluster, spec, role)
-            with session.phase("sync", cluster):
-                sync = first_sync(cluster, spec, data)
-            restore(session, cluster)
-            state = train(session, spec, data, cluster, sync, scorer)
-            save_model(session, cluster, state)
+
+    def read(session: Session) -> PpoData:
+        return load_prompt_data(session, spec, scorer.check_reference)
+
+    def started(data: PpoData) -> Cluster:
+        return start(spec, (*data.train, *data.eval))
+
+    with open_work(spec, planned, read, started) as work:
+        load_roles(work)
+        with work.session.phase("sync", work.cluster):
+            sync = first_sync(work.cluster, spec, work.data)
+        restore(work.session, work.cluster)
+        state = train(work, sync, scorer)
+        save_model(work.session, work.cluster, state)
 
 
-def train(
-    session: Session,
-    spec: RunSpec[PpoConfig],
-    data: PpoData,
-    cluster: Cluster,
-    sync: WeightSync,
-    scorer: Scorer,
-) -> RunState:
+def train(work: PpoWork, sync: WeightSync, scorer: Scorer) -> RunState:
     """The loop; gives the state after the last step."""
+    spec, session, cluster, order = work.spec, work.session, work.cluster, work.data.order
     if session.resumed:
         with session.phase("sync", cluster):
             sync_weights(sync, session.state.weight_version)
     session.stop_if_asked(session.state.step)
-    state = begin(session, spec, data, cluster, scorer)
+    state = begin(work, scorer)
     session.stop_if_asked(state.step)
     while not finished(session, state):
         step = state.step + 1
         with session.phase("rollout", cluster):
-            rows = data.order.indices(state.data_position, spec.config.batch.prompts)
-            prompts = [data.train[row] for row in rows]
+            prompts = work.batch(state.data_position, spec.config.batch.prompts)
             counted = session.progress.counted(scorer)
             trajectories = sample(cluster, spec, prompts, step, counted)
         with session.phase("score", cluster):
@@ -127,15 +124,15 @@ def train(
             | actor
             | critic
             | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": proved.gap}
-            | epoch_metrics(data.order, state.data_position + len(rows))
+            | epoch_metrics(order, state.data_position + len(prompts))
         )
         state = replace(
-            session.advance(state, len(rows)),
+            session.advance(state, len(prompts)),
             weight_version=step,
             kl_coefficient=next_kl_coefficient(spec, state, batch, scores),
         )
         if session.due(spec.run.eval_every, step):
-            metrics |= evaluate_actor(session, spec, data, cluster, scorer)
+            metrics |= evaluate_actor(work, scorer)
             state = evaluated(session, state, metrics)
         if spec.run.keep_trajectories:
             means = mean_advantages(learnables)
@@ -147,23 +144,19 @@ def train(
     return state
 
 
-def begin(
-    session: Session, spec: RunSpec[PpoConfig], data: PpoData, cluster: Cluster, scorer: Scorer
-) -> RunState:
+def begin(work: PpoWork, scorer: Scorer) -> RunState:
     """The state before the first step of this run; a new run evaluates what it starts from."""
-    state = first_state(session, data.order, data.sources)
-    if evaluates_first(spec, state):
-        session.report(0, evaluate_actor(session, spec, data, cluster, scorer), 0)
-    return replace(state, kl_coefficient=first_kl_coefficient(spec.config.algorithm.kl, state))
+    state = first_state(work.session, work.data)
+    if evaluates_first(work.spec, state):
+        work.session.report(0, evaluate_actor(work, scorer), 0)
+    return replace(state, kl_coefficient=first_kl_coefficient(work.config.algorithm.kl, state))
 
 
-def evaluate_actor(
-    session: Session, spec: RunSpec[PpoConfig], data: PpoData, cluster: Cluster, scorer: Scorer
-) -> dict[str, float]:
+def evaluate_actor(work: PpoWork, scorer: Scorer) -> dict[str, float]:
     """The mean rewards of the held-out prompts."""
-    counted = session.progress.counted(scorer.of_held_out())
-    with session.phase("eval", cluster):
-        return evaluate(cluster, spec, data.eval, counted)
+    counted = work.session.progress.counted(scorer.of_held_out())
+    with work.session.phase("eval", work.cluster):
+        return evaluate(work.cluster, work.spec, work.data.eval, counted)
 
 
 def train_actor(
@@ -178,23 +171,25 @@ def train_actor(
     algorithm = spec.config.algorithm
     if state.step < algorithm.critic_warmup_steps:
         return {}
+    with_reference = algorithm.kl.place == "loss"
     objective = PolicyObjective(
         algorithm.policy_loss,
         algorithm.kl.estimator,
-        state.kl_coefficient if algorithm.kl.place == "loss" else 0.0,
+        state.kl_coefficient if with_reference else 0.0,
         algorithm.entropy_bonus,
     )
-    results = []
-    for number, mini in batch.schedule(algorithm.epochs):
-        rate = actor_rate(spec, state.step, number)
-        streams = policy_streams(mini, scores, advantages, algorithm.kl.place == "loss")
-        results.append(update("actor", cluster, mini.packs, streams, mini.counts, objective, rate))
-    metrics = mean_metrics(results)
+
+    def step(mini: MiniBatch) -> Step[PolicyStream]:
+        stream = policy_stream(mini, scores, advantages, with_reference)
+        return Step(mini.packs, mini.counts, objective, stream)
+
+    rate = partial(actor_rate, spec, state.step)
+    metrics = train_on(batch, "actor", cluster, algorithm.epochs, step, rate)
     return metrics | {
         "actor/loss": metrics.pop("loss"),
         "actor/grad_norm": metrics.pop("grad_norm"),
         "actor/skipped_steps": metrics.pop("skipped_steps"),
-        "learning_rate": rate,
+        "learning_rate": rate(spec.workload.updates - 1),
     }
 
 

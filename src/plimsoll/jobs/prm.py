@@ -3,40 +3,26 @@
 from __future__ import annotations
 
 from plimsoll.config.batch import SftBatch
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
-from plimsoll.config.run import RunConfig
 from plimsoll.jobs.figures import measured
 from plimsoll.spec.columns import step_source
 from plimsoll.spec.job import Evaluation, Job, Names
 from plimsoll.spec.panels import both
-from plimsoll.spec.roles import Role, learner
-from plimsoll.spec.workload import Workload, sequences_of
+from plimsoll.spec.roles import learner
+from plimsoll.spec.workload import sequences_of
 
 
 class PrmConfig(JobConfig):
     """Process reward model: learning from labelled steps to score each step of a response."""
 
-    run: RunConfig
-    """The run directory, the length of the run, saving and evaluation."""
-    cluster: ClusterConfig = ClusterConfig()
-    """Where the ranks live."""
     data: DataConfig
     """Prompts, steps and labels, template and lengths."""
     batch: SftBatch = SftBatch()
     """What one step sees."""
     actor: TrainedRole
     """The model that learns; it starts with a new score head, or with its own, if it has one."""
-
-
-def _roles(config: PrmConfig) -> list[Role]:
-    return [learner("actor", config.actor, "value")]
-
-
-def _workload(config: PrmConfig) -> Workload:
-    return sequences_of(config.batch, config.data)
 
 
 _METRICS: Names = {
@@ -59,8 +45,8 @@ JOB = Job(
     name="prm",
     summary="a process reward model, from labelled steps",
     config=PrmConfig,
-    roles=_roles,
-    workload=_workload,
+    roles=lambda config: [learner("actor", config.actor, "value")],
+    workload=lambda config: sequences_of(config.batch, config.data),
     columns=step_source,
     evaluation=lambda config: Evaluation(_METRICS),
     loop="plimsoll.jobs.prm_loop",

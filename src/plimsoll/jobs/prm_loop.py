@@ -10,7 +10,6 @@ ranks changes it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -22,55 +21,42 @@ from plimsoll.algorithm.calibration import calibrate, sigmoid
 from plimsoll.algorithm.interval import share_interval
 from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.cluster.start import start_cluster
 from plimsoll.data.dataset import load_steps
-from plimsoll.data.packing import pack
-from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.objectives.process import ProcessObjective
+from plimsoll.engine.worker import Worker
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.model.value import at_marks
 from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
-from plimsoll.train.loading import load_measured
-from plimsoll.train.measure import parts_of
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
+from plimsoll.train.loading import load_scorer
+from plimsoll.train.measure import as_metrics, in_parts
+from plimsoll.train.reliability import PICTURE, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.scoring import load_scorer, show_calibration
-from plimsoll.train.update import Packs, as_metrics, update
+from plimsoll.train.update import Step, pack_rows
 
 PrmWork = Work[PrmConfig, LabelledSteps]
 
 
 def run(spec: RunSpec[PrmConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
-    with open_work(spec, planned, load_steps) as work:
-        with work.session.phase("load", work.cluster):
-            load_scorer(work, [row.sample for row in work.train])
-        learn_from_data(
-            work,
-            lambda row: len(row.sample.tokens),
-            partial(learn, work),
-            partial(evaluate, work),
-        )
+    with work_on_rows(spec, planned, load_steps) as work:
+        load_scorer(work)
+        learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work: PrmWork, batch: Sequence[LabelledSteps], rate: float) -> list[StepResult]:
-    """One optimizer step on all ranks."""
-    packs = pack_rows(work.spec, batch, work.cluster)
-    labels = [row.labels for row in batch]
-    streams = [[ProcessStream(to_packed(pack, labels)) for pack in own] for own in packs]
-    with work.session.phase("train_actor", work.cluster):
-        return update(
-            "actor", work.cluster, packs, streams, counts_of(batch), ProcessObjective(), rate
-        )
+def learn(work: PrmWork, batch: Sequence[LabelledSteps]) -> Step[Floats]:
+    """What an optimizer step learns of labelled steps."""
+    packs, labels = pack_rows(work.spec, batch, work.cluster), [row.labels for row in batch]
+    return Step(packs, counts_of(batch), ProcessObjective(), lambda pack: to_packed(pack, labels))
 
 
 def evaluate(work: PrmWork) -> dict[str, float]:
     """The loss on the held-out steps and its metrics, as `process_metrics` tells them; draws the
     calibration."""
-    scores = score_steps(work.spec, work.eval, work.cluster)
-    return process_metrics(scores, work.eval, work.session.directory.calibration_path)
+    scores = score_steps(work.spec, work.cluster, work.data.eval)
+    return process_metrics(scores, work.data.eval, work.session.directory.calibration_path)
 
 
 def process_metrics(
@@ -106,18 +92,12 @@ def solution_metrics(scores: Sequence[Floats], rows: Sequence[LabelledSteps]) ->
 
 
 def score_steps(
-    spec: RunSpec[PrmConfig], rows: Sequence[LabelledSteps], ranks: Cluster
+    spec: RunSpec[PrmConfig], cluster: Cluster, rows: Sequence[LabelledSteps]
 ) -> list[Floats]:
     """The scores of each row's steps."""
-    packs = pack_rows(spec, rows, ranks)
-    found = ranks.each(Worker.values, [("actor", own, at_marks) for own in packs])
+    packs = pack_rows(spec, rows, cluster)
+    found = cluster.each(Worker.values, [("actor", own, at_marks) for own in packs])
     return from_packed(list(chain(*packs)), list(chain(*found)), len(rows))
-
-
-def pack_rows(spec: RunSpec[PrmConfig], rows: Sequence[LabelledSteps], ranks: Cluster) -> Packs:
-    """The packs of each rank."""
-    budget = spec.workload.largest_pack(ranks.ranks)
-    return pack([row.sample for row in rows], ranks.ranks, budget)
 
 
 def counts_of(rows: Sequence[LabelledSteps]) -> BatchCounts:
@@ -129,10 +109,6 @@ def measure(spec: RunSpec[PrmConfig], directory: Path) -> dict[str, float]:
     """A process reward model's loss on steps and its metrics, and those of whole solutions; draws
     the calibration."""
     loaded = load_held_out(spec, load_steps)
-    scores: list[Floats] = []
-    with closing(start_cluster(spec.cluster, ())) as cluster:
-        load_measured(cluster, spec, "actor")
-        for rows in parts_of(loaded.items, cluster):
-            scores += score_steps(spec, rows, cluster)
-    picture = directory / "eval-calibration.png"
+    scores = [*chain(*in_parts(spec, loaded.items, partial(score_steps, spec), "actor"))]
+    picture = directory / PICTURE
     return process_metrics(scores, loaded.items, picture) | row_counts(loaded)

@@ -6,18 +6,16 @@ from functools import partial
 
 from plimsoll.config.base import Choice, NonNegativeFloat, Settings
 from plimsoll.config.batch import PreferenceBatch
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
-from plimsoll.config.run import RunConfig
 from plimsoll.jobs.figures import OF_PAIRS
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import pair_source
 from plimsoll.spec.job import Evaluation, Job, Names
 from plimsoll.spec.panels import both
-from plimsoll.spec.roles import Role, learner
-from plimsoll.spec.workload import Workload, pairs_of
+from plimsoll.spec.roles import learner
+from plimsoll.spec.workload import pairs_of
 
 
 class RewardAlgorithm(Settings):
@@ -33,10 +31,6 @@ class RewardAlgorithm(Settings):
 class RmConfig(JobConfig):
     """Reward model: learning from pairs to score a whole response."""
 
-    run: RunConfig
-    """The run directory, the length of the run, saving and evaluation."""
-    cluster: ClusterConfig = ClusterConfig()
-    """Where the ranks live."""
     data: DataConfig
     """Pairs, template and lengths."""
     batch: PreferenceBatch = PreferenceBatch()
@@ -45,14 +39,6 @@ class RmConfig(JobConfig):
     """The model that learns; it starts with a new score head, or with its own, if it has one."""
     algorithm: RewardAlgorithm = RewardAlgorithm()
     """The loss."""
-
-
-def _roles(config: RmConfig) -> list[Role]:
-    return [learner("actor", config.actor, "value")]
-
-
-def _workload(config: RmConfig) -> Workload:
-    return pairs_of(config.batch, config.data, ends_only=True)
 
 
 def _evaluation(config: RmConfig) -> Evaluation:
@@ -70,8 +56,8 @@ JOB = Job(
     name="rm",
     summary="a reward model, from pairs",
     config=RmConfig,
-    roles=_roles,
-    workload=_workload,
+    roles=lambda config: [learner("actor", config.actor, "value")],
+    workload=lambda config: pairs_of(config.batch, config.data, ends_only=True),
     columns=partial(pair_source, margin=True),
     evaluation=_evaluation,
     loop="plimsoll.jobs.rm_loop",

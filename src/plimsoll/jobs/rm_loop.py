@@ -10,7 +10,6 @@ both responses of a pair are in the same pack.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,25 +23,23 @@ from plimsoll.algorithm.inputs import RewardLossInputs
 from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.reward import reward_objective
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.cluster.start import start_cluster
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs
 from plimsoll.data.loading import Loaded, Seen, unseen
 from plimsoll.data.template import Template
-from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
-from plimsoll.engine.worker import StepResult, Worker
+from plimsoll.engine.objectives.reward import RewardObjective
+from plimsoll.engine.worker import Worker
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.model.value import at_ends
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
-from plimsoll.train.loading import load_measured
-from plimsoll.train.measure import parts_of
-from plimsoll.train.pairs import as_pair_metrics, pack_rows, prompts_of, samples_of
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
+from plimsoll.train.loading import load_scorer
+from plimsoll.train.measure import as_pair_metrics, in_parts
+from plimsoll.train.reliability import PICTURE, show_calibration
 from plimsoll.train.run_data import load_held_out, row_counts
-from plimsoll.train.scoring import load_scorer, show_calibration
-from plimsoll.train.update import Packs, in_batch_order, update
+from plimsoll.train.update import Step, in_batch_order, pack_rows
 
 RmWork = Work[RmConfig, Pair]
 
@@ -50,15 +47,9 @@ RmWork = Work[RmConfig, Pair]
 def run(spec: RunSpec[RmConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     reward_loss(spec.config.algorithm.loss)
-    with open_work(spec, planned, load_scored_pairs) as work:
-        with work.session.phase("load", work.cluster):
-            load_scorer(work, samples_of(work.train))
-        learn_from_data(
-            work,
-            lambda pair: pair.tokens,
-            partial(learn, work),
-            partial(evaluate, work),
-        )
+    with work_on_rows(spec, planned, load_scored_pairs) as work:
+        load_scorer(work)
+        learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
 def load_scored_pairs(
@@ -79,16 +70,15 @@ def up_to_end(sample: Sample) -> Sample:
     return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)
 
 
-def learn(work: RmWork, batch: Sequence[Pair], rate: float) -> list[StepResult]:
-    """One optimizer step on all ranks."""
-    cluster, algorithm = work.cluster, work.config.algorithm
-    packs = pack_rows(work.spec, batch, cluster)
-    margins = margins_of(batch)
-    streams = [[RewardStream(margins[pairs_of(pack)]) for pack in own] for own in packs]
-    counts = BatchCounts(2 * len(batch), 2 * len(batch))
-    objective = RewardObjective(algorithm.loss, algorithm.centring)
-    with work.session.phase("train_actor", cluster):
-        return update("actor", cluster, packs, streams, counts, objective, rate)
+def learn(work: RmWork, batch: Sequence[Pair]) -> Step[Floats]:
+    """What an optimizer step learns of pairs."""
+    algorithm, margins = work.config.algorithm, margins_of(batch)
+    return Step(
+        pack_rows(work.spec, batch, work.cluster),
+        BatchCounts(2 * len(batch), 2 * len(batch)),
+        RewardObjective(algorithm.loss, algorithm.centring),
+        lambda pack: margins[pairs_of(pack)],
+    )
 
 
 def margins_of(pairs: Sequence[Pair]) -> Floats:
@@ -103,9 +93,10 @@ def pairs_of(pack: Pack) -> Sequence[int]:
 def evaluate(work: RmWork) -> dict[str, float]:
     """The loss on the held-out pairs and its metrics, with the accuracy's 95 % confidence interval
     and the calibration error; draws the calibration."""
-    scores = score_pairs(pack_rows(work.spec, work.eval, work.cluster), work.cluster)
-    picture = work.session.directory.calibration_path
-    return score_metrics(work.config, scores, work.eval, picture)
+    scores = score_pairs(work.spec, work.cluster, work.data.eval)
+    return score_metrics(
+        work.config, scores, work.data.eval, work.session.directory.calibration_path
+    )
 
 
 def score_metrics(
@@ -120,14 +111,13 @@ def score_metrics(
     output = reward_objective(inputs, reward_loss(algorithm.loss), algorithm.centring)
     calibration = calibrate_pairs(by_pair.margin_P.numpy())
     title = f"{len(pairs):,} held-out pairs, each in both orders"
-    return as_pair_metrics(output, prompts_of(pairs)) | show_calibration(
-        calibration, title, output_png
-    )
+    return as_pair_metrics(output, pairs) | show_calibration(calibration, title, output_png)
 
 
-def score_pairs(packs: Packs, ranks: Cluster) -> Floats:
-    """The score of each sequence of a batch, in its order."""
-    found = ranks.each(Worker.values, [("actor", own, at_ends) for own in packs])
+def score_pairs(spec: RunSpec[RmConfig], cluster: Cluster, pairs: Sequence[Pair]) -> Floats:
+    """The score of each sequence of the pairs, in their order."""
+    packs = pack_rows(spec, pairs, cluster)
+    found = cluster.each(Worker.values, [("actor", own, at_ends) for own in packs])
     return in_batch_order(packs, found)
 
 
@@ -135,11 +125,6 @@ def measure(spec: RunSpec[RmConfig], directory: Path) -> dict[str, float]:
     """A reward model's loss on pairs and its metrics, the accuracy with its interval; draws the
     calibration."""
     loaded = load_held_out(spec, load_scored_pairs)
-    scores = []
-    with closing(start_cluster(spec.cluster, ())) as cluster:
-        load_measured(cluster, spec, "actor")
-        for pairs in parts_of(loaded.items, cluster):
-            scores.append(score_pairs(pack_rows(spec, pairs, cluster), cluster))
-    picture = directory / "eval-calibration.png"
-    metrics = score_metrics(spec.config, np.concatenate(scores), loaded.items, picture)
-    return metrics | row_counts(loaded)
+    scores = np.concatenate(in_parts(spec, loaded.items, partial(score_pairs, spec), "actor"))
+    picture = directory / PICTURE
+    return score_metrics(spec.config, scores, loaded.items, picture) | row_counts(loaded)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from plimsoll.config.base import PositiveFloat, Settings
 from plimsoll.config.batch import SftBatch
-from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig, LearnedTokens
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
-from plimsoll.config.run import RunConfig
 from plimsoll.spec.columns import sft_source
 from plimsoll.spec.job import Evaluation, Job
 from plimsoll.spec.panels import both
-from plimsoll.spec.roles import Role, learner
-from plimsoll.spec.workload import Workload, sequences_of
+from plimsoll.spec.roles import learner
+from plimsoll.spec.workload import sequences_of
 
 
 class SftAlgorithm(Settings):
@@ -30,10 +28,6 @@ class SftAlgorithm(Settings):
 class SftConfig(JobConfig):
     """Supervised fine-tuning."""
 
-    run: RunConfig
-    """The run directory, the length of the run, saving and evaluation."""
-    cluster: ClusterConfig = ClusterConfig()
-    """Where the ranks live."""
     data: DataConfig
     """Rows, template and lengths."""
     batch: SftBatch = SftBatch()
@@ -44,22 +38,14 @@ class SftConfig(JobConfig):
     """What is learned, and the noise."""
 
 
-def _roles(config: SftConfig) -> list[Role]:
-    return [learner("actor", config.actor, "policy")]
-
-
-def _workload(config: SftConfig) -> Workload:
-    return sequences_of(config.batch, config.data)
-
-
 _PANELS = (both("Loss", "nats per token", "loss"),)
 
 JOB = Job(
     name="sft",
     summary="supervised fine-tuning",
     config=SftConfig,
-    roles=_roles,
-    workload=_workload,
+    roles=lambda config: [learner("actor", config.actor, "policy")],
+    workload=lambda config: sequences_of(config.batch, config.data),
     columns=sft_source,
     evaluation=lambda config: Evaluation({"loss": "lowest", "perplexity": "lowest"}),
     loop="plimsoll.jobs.sft_loop",

@@ -18,32 +18,25 @@ from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.nll import NllObjective
-from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import BatchCounts, Pack, Sample
 from plimsoll.run.planned import Planned
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.from_data import Work, learn_from_data, open_work
-from plimsoll.train.likelihood import measure_likelihood
-from plimsoll.train.loading import load_role
+from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
+from plimsoll.train.loading import load_roles
+from plimsoll.train.measure import measure_likelihood, summed_nll
 from plimsoll.train.run_data import LoadRows
-from plimsoll.train.update import update
+from plimsoll.train.update import Step
 
 SftWork = Work[SftConfig, Sample]
 
 
 def run(spec: RunSpec[SftConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
-    with open_work(spec, planned, loader(spec)) as work:
-        with work.session.phase("load", work.cluster):
-            load_role(work.cluster, work.spec, "actor")
-        learn_from_data(
-            work,
-            lambda sample: len(sample.tokens),
-            partial(learn, work),
-            partial(evaluate, work),
-        )
+    with work_on_rows(spec, planned, loader(spec)) as work:
+        load_roles(work)
+        learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
 def loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
@@ -51,14 +44,11 @@ def loader(spec: RunSpec[SftConfig]) -> LoadRows[Sample]:
     return partial(load_samples, learned=spec.config.algorithm.learned_tokens)
 
 
-def learn(work: SftWork, batch: Sequence[Sample], rate: float) -> list[StepResult]:
-    """One optimizer step on all ranks."""
+def learn(work: SftWork, batch: Sequence[Sample]) -> Step[EmbeddingNoise | None]:
+    """What an optimizer step learns of conversations."""
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
-    counts = BatchCounts.of(batch)
-    step = work.session.step_under_way
-    streams = [[noise(work.config, step, pack) for pack in own] for own in packs]
-    with work.session.phase("train_actor", work.cluster):
-        return update("actor", work.cluster, packs, streams, counts, NllObjective(), rate)
+    noisy = partial(noise, work.config, work.session.step_under_way)
+    return Step(packs, BatchCounts.of(batch), NllObjective(), noisy)
 
 
 def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
@@ -75,10 +65,8 @@ def noise(config: SftConfig, step: int, pack: Pack) -> EmbeddingNoise | None:
 
 def evaluate(work: SftWork) -> dict[str, float]:
     """Mean negative log-likelihood (nats) and perplexity per learned token of the held-out rows."""
-    ranks = work.cluster.ranks
-    packs = pack(work.eval, ranks, work.spec.workload.largest_pack(ranks))
-    total = sum(work.cluster.each(Worker.nll, [("actor", own) for own in packs]))
-    mean = total / sum(int(sample.learned.sum()) for sample in work.eval)
+    total = summed_nll(work.spec, work.cluster, work.data.eval)
+    mean = total / BatchCounts.of(work.data.eval).tokens
     return {"loss": mean, "perplexity": perplexity(mean)}
 
 

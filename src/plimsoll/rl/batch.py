@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +36,10 @@ from plimsoll.records import (
 )
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.session import mean_metrics
+from plimsoll.train.update import Step, update
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -71,10 +76,9 @@ class Batch:
     def schedule(self, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
         """(update number, mini-batch): every epoch in an order of its own."""
         rng = np.random.default_rng([*self.seed, 1])
-        for update, index in enumerate(
-            i for _ in range(epochs) for i in rng.permutation(len(self.minis))
-        ):
-            yield update, self.minis[index]
+        order = (i for _ in range(epochs) for i in rng.permutation(len(self.minis)))
+        for number, index in enumerate(order):
+            yield number, self.minis[index]
 
 
 @dataclass(frozen=True)
@@ -146,24 +150,33 @@ def by_trajectory(
 ) -> list[Floats]:
     """Have all ranks score all packs of the batch; one array per trajectory."""
     group = ranks_of(cluster, role)
-    ranks = range(group.ranks)
-    packs = [[p for mini in batch.minis for p in mini.packs_of(role)[rank]] for rank in ranks]
-    answers = group.each(task, [(role, own) for own in packs])
+    every = zip(*(mini.packs_of(role) for mini in batch.minis), strict=True)
+    packs = [[pack for mini in own for pack in mini] for own in every]
+    answers = [iter(own) for own in group.each(task, [(role, own) for own in packs])]
     found: list[Floats] = [np.zeros(0, dtype=np.float32)] * len(batch.trajectories)
-    starts = [0] * group.ranks
     for mini in batch.minis:
-        flat_packs: list[Pack] = []
-        flat_values: list[Floats] = []
-        for rank in ranks:
-            own = mini.packs_of(role)[rank]
-            count = len(own)
-            flat_packs += own
-            flat_values += answers[rank][starts[rank] : starts[rank] + count]
-            starts[rank] += count
+        by_rank = mini.packs_of(role)
+        flat_packs = [pack for own in by_rank for pack in own]
+        flat_values = [next(i) for i, own in zip(answers, by_rank, strict=True) for _ in own]
         arrays = from_packed(flat_packs, flat_values, len(mini.members))
         for member, array in zip(mini.members, arrays, strict=True):
             found[member] = array
     return found
+
+
+def train_on(
+    batch: Batch,
+    role: RoleName,
+    cluster: Cluster,
+    epochs: int,
+    step: Callable[[MiniBatch], Step[S]],
+    rate: Callable[[int], float],
+) -> dict[str, float]:
+    """All epochs and mini-batches of a role that learns; the means of their metrics. rate: at an
+    update of the batch, from 0."""
+    group = ranks_of(cluster, role)
+    updates = batch.schedule(epochs)
+    return mean_metrics([update(role, group, step(mini), rate(n)) for n, mini in updates])
 
 
 def estimate_advantages(
@@ -203,26 +216,22 @@ def estimate_advantages(
     )
 
 
-def policy_streams(
+def policy_stream(
     mini: MiniBatch, scores: Scores, advantages: list[Floats], kl_loss: bool
-) -> list[list[PolicyStream]]:
-    """What the policy loss needs beside the packs of a mini-batch, by rank."""
-    members = mini.members
-    own_advantages = [advantages[i] for i in members]
-    old = [scores.policy[i] for i in members] if scores.recomputed else None
-    use_reference = kl_loss and scores.reference is not None
-    reference = [scores.reference[i] for i in members] if use_reference else None  # type: ignore[index]
-    return [
-        [
-            PolicyStream(
-                advantages_L=to_packed(p, own_advantages),
-                old_logprobs_L=None if old is None else to_packed(p, old),
-                reference_logprobs_L=None if reference is None else to_packed(p, reference),
-            )
-            for p in own
-        ]
-        for own in mini.packs
-    ]
+) -> Callable[[Pack], PolicyStream]:
+    """What the policy loss needs beside each pack of a mini-batch."""
+
+    def own(arrays: list[Floats] | None) -> list[Floats] | None:
+        return None if arrays is None else [arrays[i] for i in mini.members]
+
+    own_advantages = [advantages[i] for i in mini.members]
+    old = own(scores.policy if scores.recomputed else None)
+    reference = own(scores.reference if kl_loss else None)
+    return lambda pack: PolicyStream(
+        advantages_L=to_packed(pack, own_advantages),
+        old_logprobs_L=None if old is None else to_packed(pack, old),
+        reference_logprobs_L=None if reference is None else to_packed(pack, reference),
+    )
 
 
 def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[str, float]:

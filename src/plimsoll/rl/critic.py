@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
@@ -9,12 +11,11 @@ from plimsoll.config.rl import PpoConfig
 from plimsoll.engine.objectives.value import ValueObjective, ValueStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import Worker
-from plimsoll.records import Floats, to_packed
-from plimsoll.rl.batch import Batch, MiniBatch, by_trajectory
+from plimsoll.records import Floats, Pack, to_packed
+from plimsoll.rl.batch import Batch, MiniBatch, by_trajectory, train_on
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.session import mean_metrics
-from plimsoll.train.update import update
+from plimsoll.train.update import Step
 
 _ROUNDING = 1e-10
 """Of a mean square, what float32 may leave of numbers that are all the same, and more."""
@@ -34,19 +35,21 @@ def train_critic(
     state: RunState,
 ) -> dict[str, float]:
     """All epochs and mini-batches of the critic; the means of their metrics."""
-    optimizer = spec.config.critic.optimizer
+    optimizer, updates = spec.config.critic.optimizer, spec.workload.updates
     objective = ValueObjective(spec.config.algorithm.value_clip)
-    updates = spec.workload.updates
-    results = []
-    for number, mini in batch.schedule(spec.config.algorithm.epochs):
-        rate = learning_rate(optimizer, state.step * updates + number, spec.run.steps * updates)
-        streams = value_streams(mini, values, returns)
-        results.append(
-            update(
-                "critic", cluster.critics, mini.critic_packs, streams, mini.counts, objective, rate
-            )
-        )
-    metrics = mean_metrics(results)
+
+    def step(mini: MiniBatch) -> Step[ValueStream]:
+        stream = value_stream(mini, values, returns)
+        return Step(mini.critic_packs, mini.counts, objective, stream)
+
+    metrics = train_on(
+        batch,
+        "critic",
+        cluster,
+        spec.config.algorithm.epochs,
+        step,
+        lambda n: learning_rate(optimizer, state.step * updates + n, spec.run.steps * updates),
+    )
     return metrics | {
         "value_loss": metrics.pop("loss"),
         "critic/grad_norm": metrics.pop("grad_norm"),
@@ -54,16 +57,13 @@ def train_critic(
     }
 
 
-def value_streams(
+def value_stream(
     mini: MiniBatch, values: list[Floats], returns: list[Floats]
-) -> list[list[ValueStream]]:
-    """What the value loss needs beside the packs of a mini-batch, by rank."""
+) -> Callable[[Pack], ValueStream]:
+    """What the value loss needs beside each pack of a mini-batch."""
     own_returns = [returns[i] for i in mini.members]
     old = [values[i] for i in mini.members]
-    return [
-        [ValueStream(to_packed(p, own_returns), to_packed(p, old)) for p in own]
-        for own in mini.critic_packs
-    ]
+    return lambda pack: ValueStream(to_packed(pack, own_returns), to_packed(pack, old))
 
 
 def foreseen(returns: list[Floats], values: list[Floats]) -> dict[str, float]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from plimsoll.cluster.device import run_device
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
-from plimsoll.cluster.start import start_cluster, thread_count
+from plimsoll.cluster.start import run_device, start_cluster, thread_count
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.rl import PpoConfig
 from plimsoll.data.dataset import load_prompts
@@ -125,6 +124,4 @@ def make_room(cluster: Cluster, spec: RunSpec[PpoConfig]) -> None:
     """Before engines wake on cards that they share with the ranks: have the ranks give back what
     their allocators only keep for later."""
     if spec.config.rollout.placement == "shared":
-        cluster.all(Worker.give_back)
-        if cluster.critics is not cluster:
-            cluster.critics.all(Worker.give_back)
+        on_all_ranks(cluster, Worker.give_back)

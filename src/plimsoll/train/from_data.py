@@ -1,26 +1,31 @@
-"""What every job has that learns from a fixed data set: the way to the loop, and the loop.
+"""What every job has on its way to its loop, and the loop of those that learn from fixed data.
 
-A job adds its rows, what it loads, one optimizer step on a batch of rows, and its evaluation; see
-sft.py for the shortest one.
+One of these adds its rows, what it loads, one optimizer step on a batch of rows, and its
+evaluation; see sft_loop.py for the shortest one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
-from plimsoll.data.order import MixedOrder
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.engine.worker import StepResult
+from plimsoll.records import Prompt, Row, samples_of
 from plimsoll.run.planned import Planned
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.edited_rows import Sources
-from plimsoll.train.run_data import LoadRows, epoch_metrics, first_state, load_data, repeats
+from plimsoll.train.run_data import (
+    LoadRows,
+    RunData,
+    epoch_metrics,
+    first_state,
+    load_data,
+    repeats,
+)
 from plimsoll.train.saving import (
     averaged,
     evaluated,
@@ -30,85 +35,101 @@ from plimsoll.train.saving import (
     save_when_due,
 )
 from plimsoll.train.session import Session, open_session, step_metrics
+from plimsoll.train.update import Step, update
 
-RowT = TypeVar("RowT")
+ItemT = TypeVar("ItemT", bound=Row | Prompt)
+RowT = TypeVar("RowT", bound=Row)
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class Work(Generic[ConfigT, RowT]):
-    """A job at work. train: the rows to learn from, drawn in this order. eval: those held out.
-    sources: what each source of them gave."""
+class Work(Generic[ConfigT, ItemT]):
+    """A job at work. data: what it learns from, and what is held out."""
 
     spec: RunSpec[ConfigT]
     session: Session
     cluster: Cluster
-    train: tuple[RowT, ...]
-    eval: tuple[RowT, ...]
-    order: MixedOrder
-    sources: Sources
+    data: RunData[ItemT]
 
     @property
     def config(self) -> ConfigT:
         """As it was written."""
         return self.spec.config
 
-    def batch(self, position: int, rows: int) -> list[RowT]:
+    def batch(self, position: int, rows: int) -> list[ItemT]:
         """The rows from a position of the order on."""
-        return [self.train[row] for row in self.order.indices(position, rows)]
+        return [self.data.train[row] for row in self.data.order.indices(position, rows)]
 
-    def batches_ahead(self) -> Iterator[Sequence[RowT]]:
+    def batches_ahead(self) -> Iterator[Sequence[ItemT]]:
         """The held-out rows, where the run evaluates, and those of each step that is still to be
         done."""
         state, rows = self.session.state, self.spec.workload.units
         if self.spec.run.eval_every is not None:
-            yield self.eval
+            yield self.data.eval
         for step in range(self.spec.run.steps - state.step):
             yield self.batch(state.data_position + step * rows, rows)
 
 
 @contextmanager
 def open_work(
-    spec: RunSpec[ConfigT], planned: Planned, load_rows: LoadRows[RowT]
-) -> Iterator[Work[ConfigT, RowT]]:
-    """Open the run directory, read the data, start the ranks; ends them at the end."""
+    spec: RunSpec[ConfigT],
+    planned: Planned,
+    read: Callable[[Session], RunData[ItemT]],
+    start: Callable[[RunData[ItemT]], Cluster],
+) -> Iterator[Work[ConfigT, ItemT]]:
+    """Open the run directory, read the data, start the processes; ends them at the end."""
     with open_session(spec, planned) as session:
         with session.phase("data"):
-            data = load_data(session, load_rows)
+            data = read(session)
         with session.phase("load"):
-            cluster = start_cluster(spec.cluster, ())
+            cluster = start(data)
         with closing(cluster):
             session.check_nodes(cluster)
             session.stop_if_asked(session.state.step)
-            yield Work(spec, session, cluster, data.train, data.eval, data.order, data.sources)
+            yield Work(spec, session, cluster, data)
+
+
+def work_on_rows(
+    spec: RunSpec[ConfigT], planned: Planned, load_rows: LoadRows[RowT]
+) -> AbstractContextManager[Work[ConfigT, RowT]]:
+    """As `open_work`, of a job that learns from rows, on ranks alone."""
+    return open_work(
+        spec,
+        planned,
+        lambda session: load_data(session, load_rows),
+        lambda data: start_cluster(spec.cluster, ()),
+    )
 
 
 def learn_from_data(
     work: Work[ConfigT, RowT],
-    tokens: Callable[[RowT], int],
-    learn: Callable[[Sequence[RowT], float], Sequence[StepResult]],
+    learn: Callable[[Sequence[RowT]], Step[S]],
     evaluate: Callable[[], Mapping[str, float]],
 ) -> None:
     """The loop: draw, learn, evaluate, report, save; then write the model.
 
-    tokens: how many a row holds. learn: one optimizer step on the rows at a learning rate.
-    evaluate: what is seen of the held-out rows, by name; written as `eval/<name>`.
+    learn: what an optimizer step learns of the rows. evaluate: what is seen of the held-out rows,
+    by name; written as `eval/<name>`.
     """
     spec, session, cluster = work.spec, work.session, work.cluster
     restore(session, cluster)
-    state = first_state(session, work.order, work.sources)
+    state, order = first_state(session, work.data), work.data.order
     session.stop_if_asked(state.step)
-    for repeated in repeats(work.order, spec.workload.units):
+    for repeated in repeats(order, spec.workload.units):
         session.progress.note(repeated)
     while not finished(session, state):
         batch = work.batch(state.data_position, spec.workload.units)
         rate = learning_rate(spec.actor.optimizer, state.step, spec.run.steps)
-        results = learn(batch, rate)
+        step = learn(batch)
+        with session.phase("train_actor", cluster):
+            results = update("actor", cluster, step, rate)
         state = session.advance(state, len(batch))
-        metrics = step_metrics(results, rate) | epoch_metrics(work.order, state.data_position)
+        metrics = step_metrics(results, rate) | epoch_metrics(order, state.data_position)
         if session.due(spec.run.eval_every, state.step):
             with session.phase("eval", cluster), averaged(session, cluster):
                 metrics |= {f"eval/{name}": value for name, value in evaluate().items()}
             state = evaluated(session, state, metrics)
-        session.report(state.step, metrics, sum(tokens(row) for row in batch))
+        tokens = sum(len(sample.tokens) for sample in samples_of(batch))
+        session.report(state.step, metrics, tokens)
         save_when_due(session, cluster, state)
     save_model(session, cluster, state)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.worker import Worker
+from plimsoll.model.load import load_tokenizer
+from plimsoll.records import Sample, samples_of
+from plimsoll.spec.job import ConfigT
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.from_data import ItemT, RowT, Work
 
 
 def load_role(cluster: Cluster, spec: RunSpec[Any], name: RoleName) -> None:
@@ -41,3 +48,36 @@ def _load(cluster: Cluster, spec: RunSpec[Any], name: RoleName, settings: Any) -
             group.all(Worker.load_value, name, settings, seed)
         case "states":
             group.all(Worker.load_teacher, settings)
+
+
+def load_roles(work: Work[ConfigT, ItemT]) -> None:
+    """Load all of a run's roles, one after the other."""
+    with work.session.phase("load", work.cluster):
+        for name in work.spec.roles:
+            load_role(work.cluster, work.spec, name)
+
+
+def load_scorer(work: Work[ConfigT, RowT]) -> None:
+    """Load the model that learns to score; its rows are marked where scores are read."""
+    with work.session.phase("load", work.cluster):
+        load_role(work.cluster, work.spec, "actor")
+        model, samples = work.spec.actor.model, samples_of(work.data.train)
+        padding = padding_token(load_tokenizer(model.path, model.trust_remote_code), samples)
+        work.cluster.all(Worker.set_padding, "actor", padding)
+        if padding is None:
+            work.session.progress.note(
+                "the tokenizer has no padding token, or scores are read at it: transformers will "
+                "score one sequence at a time with the saved model"
+            )
+
+
+def padding_token(tokenizer: PreTrainedTokenizerBase, samples: Sequence[Sample]) -> int | None:
+    """The token that sequences may be padded with; None where there is no safe one.
+
+    transformers' sequence classification reads the last token that is not the padding: a score that
+    is read at the padding token (many tokenizers pad with the one that ends a turn) would be read
+    one token too early.
+    """
+    read_at = {int(token) for sample in samples for token in sample.tokens[sample.learned]}
+    token = tokenizer.pad_token_id
+    return None if token is None or token in read_at else int(token)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import xxhash
 
 from plimsoll.config.data import DataConfig
-from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
+from plimsoll.records import Prompt, Row
 from plimsoll.run.counting import counted
-from plimsoll.train.edited_rows import Items
+from plimsoll.train.resuming import Items
 
 
 def learned_and_held_out(data: DataConfig, items: Items) -> Iterator[str]:
@@ -34,16 +34,6 @@ def learned_and_held_out(data: DataConfig, items: Items) -> Iterator[str]:
             )
 
 
-def _key(item: object) -> bytes:
-    match item:
-        case Sample() | Prompt():
-            return _hash(item.tokens)
-        case Pair():
-            return b"".join(sorted((_hash(item.chosen.tokens), _hash(item.rejected.tokens))))
-        case LabelledResponse() | LabelledSteps():
-            return _hash(item.sample.tokens)
-    raise AssertionError(f"{type(item).__name__} is no item of data")
-
-
-def _hash(tokens: TokenIds) -> bytes:
-    return xxhash.xxh3_128_digest(tokens.data)
+def _key(item: Row | Prompt) -> bytes:
+    read = [item] if isinstance(item, Prompt) else item.samples
+    return b"".join(sorted(xxhash.xxh3_128_digest(one.tokens.data) for one in read))

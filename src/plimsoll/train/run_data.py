@@ -13,20 +13,21 @@ from plimsoll.data.order import MixedOrder, Portion
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.model.load import load_tokenizer
+from plimsoll.records import Prompt, Row
 from plimsoll.run.counting import counted
 from plimsoll.run.state import RunState
 from plimsoll.spec.model_files import read_model_json
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.edited_rows import (
+from plimsoll.train.overlap import learned_and_held_out
+from plimsoll.train.resuming import (
     Sources,
     changed_counts,
     check_rows,
     sources_of,
 )
-from plimsoll.train.overlap import learned_and_held_out
 from plimsoll.train.session import Session
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Row | Prompt)
 
 LoadRows = Callable[[DataConfig, SourceConfig, Template, Seen], Loaded[T]]
 """Reads a source's rows of one kind."""
@@ -128,13 +129,13 @@ def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:
     return MixedOrder(tuple(portions), seed, data.shuffle)
 
 
-def first_state(session: Session, order: MixedOrder, sources: Sources) -> RunState:
+def first_state(session: Session, data: RunData[T]) -> RunState:
     """What a run begins with or goes on from; rows that have come or gone in between are told."""
-    now = sum(portion.rows for portion in order.portions)
+    now = sum(portion.rows for portion in data.order.portions)
     if session.resumed:
-        for changed in changed_counts(session.state, now, sources):
+        for changed in changed_counts(session.state, now, data.sources):
             session.progress.note(changed)
-    return replace(session.state, data_rows=now, sources=sources)
+    return replace(session.state, data_rows=now, sources=data.sources)
 
 
 def epoch_metrics(order: MixedOrder, position: int) -> dict[str, float]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from plimsoll.cluster.protocol import Cluster
+from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
 from plimsoll.data.report import BadRow
 from plimsoll.data.template import given_template
@@ -88,7 +88,7 @@ class Session:
         self.progress.enter(name)
         with self.clock.phase(name), _telling_where(name, self.step_under_way):
             if cluster is not None and name in _SELDOM:
-                _release_heaps(cluster)
+                on_all_ranks(cluster, Worker.release_heap)
             start = time.perf_counter()
             yield
             seconds = time.perf_counter() - start
@@ -248,12 +248,6 @@ def _state_of(step: int, checkpoint: Path) -> RunState:
             f"from another checkpoint (remove this one)."
         )
     return state
-
-
-def _release_heaps(cluster: Cluster) -> None:
-    cluster.all(Worker.release_heap)
-    if cluster.critics is not cluster:
-        cluster.critics.all(Worker.release_heap)
 
 
 @contextmanager

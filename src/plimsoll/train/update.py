@@ -1,18 +1,20 @@
-"""One optimizer step of a role on all its ranks, and what the ranks computed in batch order."""
+"""Rows in packs on the ranks: one optimizer step of a role, and what is computed of each row."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 
-from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.cluster.protocol import Ranks
-from plimsoll.engine.objectives.objective import Objective
+from plimsoll.data.packing import pack, pack_pairs
+from plimsoll.engine.protocol import Objective
 from plimsoll.engine.worker import StepResult, Worker
-from plimsoll.records import BatchCounts, Floats, Pack
+from plimsoll.records import BatchCounts, Floats, Pack, Pair, Row, samples_of
 from plimsoll.spec.roles import RoleName
+from plimsoll.spec.run_spec import RunSpec
 
 S = TypeVar("S")
 
@@ -20,21 +22,36 @@ Packs = Sequence[Sequence[Pack]]
 """The packs of each rank."""
 
 
-def update(
-    role: RoleName,
-    ranks: Ranks,
-    packs: Packs,
-    streams: Sequence[Sequence[S]],
-    counts: BatchCounts,
-    objective: Objective[S],
-    rate: float,
-) -> list[StepResult]:
-    """Train on every rank's packs, with a stream for each; counts: of the step, over all ranks."""
+def pack_rows(spec: RunSpec[Any], rows: Sequence[Row], ranks: Ranks) -> Packs:
+    """The packs of each rank, as the config's `batch` says; both responses of a pair are in the
+    same."""
+    work, n = spec.workload, ranks.ranks
+    budget = work.largest_pack(n)
+    if work.unit == "pair":
+        pairs = cast(Sequence[Pair], rows)
+        return pack_pairs(pairs, n, budget, share_prompts=work.shares_prompts)
+    return pack(samples_of(rows), n, budget)
+
+
+@dataclass(frozen=True)
+class Step(Generic[S]):
+    """What one optimizer step learns from. counts: over all ranks. stream: what goes with a pack
+    besides its tokens; None: what the teacher has just made of it."""
+
+    packs: Packs
+    counts: BatchCounts
+    objective: Objective[S]
+    stream: Callable[[Pack], S] | None
+
+
+def update(role: RoleName, ranks: Ranks, step: Step[S], rate: float) -> list[StepResult]:
+    """Train on every rank's packs."""
+    stream, rest = step.stream, (step.counts, step.objective, rate)
     return ranks.each(
         Worker.train,
         [
-            (role, own, own_streams, counts, objective, rate)
-            for own, own_streams in zip(packs, streams, strict=True)
+            (role, own, None if stream is None else [stream(pack) for pack in own], *rest)
+            for own in step.packs
         ],
     )
 
@@ -55,8 +72,3 @@ def in_batch_order(packs: Packs, found: Sequence[Sequence[Floats]]) -> Floats:
     ]
     places = np.concatenate([samples_S for samples_S, _ in both])
     return np.concatenate([values_S for _, values_S in both])[np.argsort(places)]
-
-
-def as_metrics(output: LossOutput) -> dict[str, float]:
-    """The loss and its metrics as numbers, by name."""
-    return {"loss": float(output.loss)} | {n: float(x) for n, x in output.metrics.items()}

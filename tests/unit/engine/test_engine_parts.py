@@ -20,18 +20,15 @@ from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.checkpoint import (
-    Form,
     read_blocks,
-    read_form,
     read_rows,
     read_weights,
     write_blocks,
-    write_form,
     write_rows,
 )
+from plimsoll.engine.form import Form, check_shapes, read_form, write_form, write_shapes
 from plimsoll.engine.masters import Part
-from plimsoll.engine.shapes import check_shapes, write_shapes
-from plimsoll.engine.steps import Steps
+from plimsoll.engine.protocol import Steps
 from plimsoll.errors import ConfigError
 
 Weights = dict[str, Tensor]

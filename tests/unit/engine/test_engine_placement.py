@@ -24,15 +24,15 @@ from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
-from plimsoll.engine.adam import begin_moments
 from plimsoll.engine.average import Average
 from plimsoll.engine.objectives.distillation import DistillationObjective
 from plimsoll.engine.objectives.nll import NllObjective
 from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
-from plimsoll.engine.objectives.preference import PreferenceObjective, PreferenceStream
-from plimsoll.engine.objectives.process import ProcessObjective, ProcessStream
-from plimsoll.engine.objectives.reward import RewardObjective, RewardStream
+from plimsoll.engine.objectives.preference import PreferenceObjective
+from plimsoll.engine.objectives.process import ProcessObjective
+from plimsoll.engine.objectives.reward import RewardObjective
 from plimsoll.engine.objectives.value import ValueObjective, ValueStream
+from plimsoll.engine.optimizer import begin_moments
 from plimsoll.engine.teaching import teach
 from plimsoll.model.adapters import add_adapter, plain_weight
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
@@ -178,7 +178,7 @@ PREFERENCES = [Choice(name=module.name) for module in iter_modules(preference_lo
         *(
             (
                 PreferenceObjective(loss, 0.1),
-                PreferenceStream(REFERENCE if needs_reference(loss) else None),
+                REFERENCE if needs_reference(loss) else None,
             )
             for loss in PREFERENCES
         ),
@@ -196,9 +196,9 @@ def test_every_objective_of_a_policy(objective: Any, stream: Any) -> None:
     ("objective", "stream"),
     [
         (ValueObjective(0.2), ValueStream(some(LEARNED), some(LEARNED))),
-        (ProcessObjective(), ProcessStream(some(LEARNED))),
+        (ProcessObjective(), some(LEARNED)),
         *(
-            (RewardObjective(Choice(name=name), 0.01), RewardStream(some(PAIRS)))
+            (RewardObjective(Choice(name=name), 0.01), some(PAIRS))
             for name in ("log_sigmoid", "log_exp")
         ),
     ],

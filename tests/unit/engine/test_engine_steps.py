@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from plimsoll.engine.steps import Steps, not_finite
+from plimsoll.engine.protocol import Steps, not_finite
 
 
 def test_a_step_that_is_taken_ends_the_row_of_those_left_out() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample
+from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.run.state import RunState, SourceState
-from plimsoll.train.edited_rows import changed_counts, fingerprint
+from plimsoll.train.resuming import changed_counts, fingerprint
 
 
 def sample(*tokens: int, learned: int = 1) -> Sample:
@@ -24,7 +24,7 @@ def prompt(text: str, reference: str | None) -> Prompt:
 
 
 ONE, OTHER = sample(1, 2), sample(1, 3)
-DIFFERENT: dict[str, list[list[object]]] = {
+DIFFERENT: dict[str, list[list[Row | Prompt]]] = {
     "samples": [[ONE, OTHER], [OTHER, ONE], [ONE], [ONE, sample(1, 3, 3)], [sample(1, 2, 1, 3)]],
     "learned": [[sample(1, 2, 3)], [sample(1, 2, 3, learned=2)]],
     "pairs": [[Pair(ONE, OTHER)], [Pair(OTHER, ONE)], [Pair(ONE, OTHER, margin=0.5)]],

@@ -4,6 +4,7 @@ the numbers that are of whole responses or solutions."""
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +35,17 @@ from plimsoll.jobs.rm import RmConfig
 from plimsoll.jobs.rm_loop import score_metrics
 from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.records import Floats, LabelledSteps, Pair, Prompt, RewardPart, Sample, Trajectory
+from plimsoll.records import (
+    Bools,
+    Floats,
+    LabelledResponse,
+    LabelledSteps,
+    Pair,
+    Prompt,
+    RewardPart,
+    Sample,
+    Trajectory,
+)
 from plimsoll.rl.sampling import mean_rewards
 
 torch.set_num_threads(1)
@@ -63,6 +74,13 @@ def pair(prompt: int) -> Pair:
     return Pair(sample, sample, prompt=prompt)
 
 
+def responses(desirable: Bools, prompts: Sequence[int]) -> list[LabelledResponse]:
+    """Whose log-ratios are given beside them."""
+    sample = Sample(np.arange(2), np.arange(2) > 0)
+    rows = zip(desirable.tolist(), prompts, strict=True)
+    return [LabelledResponse(sample, label, prompt=prompt) for label, prompt in rows]
+
+
 def told(metrics: dict[str, float]) -> set[str]:
     return {f"eval/{name}" for name in metrics}
 
@@ -72,8 +90,7 @@ def test_every_preference_loss_reports_the_names(name: str) -> None:
     config: DpoConfig = config_of("dpo", name)
     loss = preference_loss(config.algorithm.loss)
     reference = FOUR - 1 if loss.needs_reference else None
-    lengths = np.full(4, 2, dtype=np.float32)
-    found = pair_metrics(config, loss, FOUR, lengths, reference, [1, 2])
+    found = pair_metrics(config, loss, [pair(1), pair(2)], FOUR, reference)
     assert told(found) == set(spec_of(config).evaluation.written)
 
 
@@ -89,16 +106,17 @@ def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", names_of(unpaired_losses))
 def test_every_unpaired_loss_reports_the_names(name: str) -> None:
     config: KtoConfig = config_of("kto", name)
-    found = response_metrics(config, FOUR, LABELS, range(4), 0.0)
+    found = response_metrics(config, responses(LABELS, range(4)), FOUR, 0.0)
     assert told(found) == set(spec_of(config).evaluation.written)
 
 
 def test_the_accuracy_of_responses_is_over_all_pairings_of_the_two_labels() -> None:
     """Rewards -1 and -3 of desirable, -2 and -2.5 of undesirable ones: two of four pairings."""
-    found = response_metrics(config_of("kto"), FOUR, LABELS, range(4), 0.0)
+    found = response_metrics(config_of("kto"), responses(LABELS, range(4)), FOUR, 0.0)
     assert found["accuracy"] == 0.5
     assert (found["accuracy_low"], found["accuracy_high"]) == separation_interval(0.5, 2, 2)
-    alone = response_metrics(config_of("kto"), FOUR, np.ones(4, dtype=np.bool_), range(4), 0.0)
+    desirable = responses(np.ones(4, dtype=np.bool_), range(4))
+    alone = response_metrics(config_of("kto"), desirable, FOUR, 0.0)
     assert not any(name.startswith("accuracy") for name in alone)
 
 
@@ -144,10 +162,8 @@ def test_the_accuracys_interval_is_over_prompts_in_every_job(tmp_path: Path) -> 
     assert expected[1] - expected[0] > 1.3 * np.diff(wilson_interval(0.5, 16))
     logprobs = np.stack([HARD, np.zeros(16)], 1).ravel().astype(np.float32)
     loss = preference_loss(config_of("dpo").algorithm.loss)
-    dpo = pair_metrics(
-        config_of("dpo"), loss, logprobs, np.ones_like(logprobs), 0 * logprobs, BY_PROMPT
-    )
     pairs = [pair(prompt) for prompt in BY_PROMPT]
+    dpo = pair_metrics(config_of("dpo"), loss, pairs, logprobs, 0 * logprobs)
     rm = score_metrics(config_of("rm"), logprobs, pairs, tmp_path / "rm.png")
     rows = [solution(1, prompt=prompt) for prompt in BY_PROMPT]
     prm = process_metrics([scores(score) for score in HARD], rows, tmp_path / "prm.png")
@@ -161,10 +177,9 @@ def test_the_interval_of_responses_is_over_prompts() -> None:
     rewards = np.array([3, 1, 2, 0, 1.5, 0.5], dtype=np.float32)
     labels = np.array([True, False, True, False, False, True])
     kto = config_of("kto")
-    once = response_metrics(kto, rewards, labels, range(6), 0.0)
-    twice = response_metrics(
-        kto, rewards.repeat(2), labels.repeat(2), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5], 0.0
-    )
+    once = response_metrics(kto, responses(labels, range(6)), rewards, 0.0)
+    doubled = responses(labels.repeat(2), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
+    twice = response_metrics(kto, doubled, rewards.repeat(2), 0.0)
     (low, high), (low_twice, high_twice) = (interval_of(m, "accuracy") for m in (once, twice))
     assert once["accuracy"] == twice["accuracy"]
     assert low_twice < low and high < high_twice

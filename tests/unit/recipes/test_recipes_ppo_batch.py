@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -24,10 +25,10 @@ from plimsoll.rl.batch import (
     mean_advantages,
     observed_kl,
     pack_batch,
-    policy_streams,
+    policy_stream,
     score,
 )
-from plimsoll.rl.critic import foreseen, score_values, value_streams
+from plimsoll.rl.critic import foreseen, score_values, value_stream
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
 
@@ -147,19 +148,19 @@ def test_streams_lie_beside_the_tokens_that_they_belong_to(
     batch, scores = scores_of(settings, cluster, found)
     own = [t.response_tokens.astype(np.float32) for t in found]
     for mini in batch.minis:
-        policies = policy_streams(mini, scores, own, kl_loss=True)
-        values = value_streams(mini, values_of(batch, cluster), own)
-        for packs, policy_row in zip(mini.packs, policies, strict=True):
-            for p, policy in zip(packs, policy_row, strict=True):
-                old, reference = policy.old_logprobs_L, policy.reference_logprobs_L
-                assert old is not None and reference is not None
-                np.testing.assert_array_equal(policy.advantages_L, p.targets_L)
-                np.testing.assert_allclose(old, -p.targets_L / 1000, rtol=1e-6)
-                np.testing.assert_allclose(reference, old - 0.25, rtol=1e-6)
-        for packs, value_row in zip(mini.critic_packs, values, strict=True):
-            for p, value in zip(packs, value_row, strict=True):
-                np.testing.assert_array_equal(value.returns_L, p.targets_L)
-                np.testing.assert_allclose(value.old_values_L, -p.targets_L / 1000 - 0.5, rtol=1e-6)
+        policy_of = policy_stream(mini, scores, own, kl_loss=True)
+        value_of = value_stream(mini, values_of(batch, cluster), own)
+        for p in chain.from_iterable(mini.packs):
+            policy = policy_of(p)
+            old, reference = policy.old_logprobs_L, policy.reference_logprobs_L
+            assert old is not None and reference is not None
+            np.testing.assert_array_equal(policy.advantages_L, p.targets_L)
+            np.testing.assert_allclose(old, -p.targets_L / 1000, rtol=1e-6)
+            np.testing.assert_allclose(reference, old - 0.25, rtol=1e-6)
+        for p in chain.from_iterable(mini.critic_packs):
+            value = value_of(p)
+            np.testing.assert_array_equal(value.returns_L, p.targets_L)
+            np.testing.assert_allclose(value.old_values_L, -p.targets_L / 1000 - 0.5, rtol=1e-6)
 
 
 def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
@@ -171,7 +172,8 @@ def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
     assert all(s is t.sampler_logprobs for s, t in zip(scores.policy, found, strict=True))
     [mini] = batch.minis
     own = [floats(*[0.0] * len(t.response_tokens)) for t in found]
-    streams = [s for row in policy_streams(mini, scores, own, kl_loss=False) for s in row]
+    stream = policy_stream(mini, scores, own, kl_loss=False)
+    streams = [stream(p) for p in chain.from_iterable(mini.packs)]
     assert all(s.old_logprobs_L is None and s.reference_logprobs_L is None for s in streams)
 
 

@@ -15,8 +15,8 @@ from plimsoll.commands.merge import padding_token as merged_padding
 from plimsoll.data.packing import pack_pairs
 from plimsoll.jobs.rm_loop import pairs_of, up_to_end
 from plimsoll.records import Pair, Sample
-from plimsoll.train.reliability import draw_reliability
-from plimsoll.train.scoring import padding_token
+from plimsoll.train.loading import padding_token
+from plimsoll.train.reliability import show_calibration
 from plimsoll.train.update import in_batch_order
 
 
@@ -78,6 +78,6 @@ def test_every_pack_knows_its_pairs(share_prompts: bool) -> None:
 def test_calibration_is_drawn(tmp_path: Path) -> None:
     found = calibrate_pairs(np.array([1, 2, -1, 0.1], dtype=np.float32))
     file = tmp_path / "calibration.png"
-    draw_reliability(found.predicted_K, found.observed_K, found.counts_K, "4 pairs", file)
+    assert show_calibration(found, "4 pairs", file) == {"calibration_error": found.error}
     assert file.read_bytes()[:4] == b"\x89PNG" and file.stat().st_size > 5_000
     assert [path.name for path in tmp_path.iterdir()] == ["calibration.png"]

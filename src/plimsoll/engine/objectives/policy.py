@@ -11,8 +11,8 @@ from plimsoll.algorithm.choice import policy_loss
 from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs
 from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs, policy_objective
 from plimsoll.config.base import Choice
-from plimsoll.engine.objectives.objective import as_tensor
 from plimsoll.engine.protocol import Engine
+from plimsoll.model.attention import sent
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts, Floats
 
@@ -61,12 +61,13 @@ def _inputs(
     counts: BatchCounts,
 ) -> PolicyObjectiveInputs:
     old_L, reference_L = stream.old_logprobs_L, stream.reference_logprobs_L
+    device = logprobs_L.device
     policy = PolicyLossInputs(
         logprobs_L=logprobs_L,
-        old_logprobs_L=logprobs_L.detach() if old_L is None else as_tensor(old_L, logprobs_L),
-        advantages_L=as_tensor(stream.advantages_L, logprobs_L),
+        old_logprobs_L=logprobs_L.detach() if old_L is None else sent(old_L, device),
+        advantages_L=sent(stream.advantages_L, device),
         cu_learned=pack.cu_learned,
         counts=counts,
     )
-    reference = None if reference_L is None else as_tensor(reference_L, logprobs_L)
+    reference = None if reference_L is None else sent(reference_L, device)
     return PolicyObjectiveInputs(policy, entropy_L, reference)

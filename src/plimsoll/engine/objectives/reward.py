@@ -9,31 +9,25 @@ from plimsoll.algorithm.inputs import LossOutput, RewardLossInputs
 from plimsoll.algorithm.preference import in_pairs
 from plimsoll.algorithm.reward import reward_objective
 from plimsoll.config.base import Choice
-from plimsoll.engine.objectives.objective import as_tensor
 from plimsoll.engine.protocol import Engine
+from plimsoll.model.attention import sent
 from plimsoll.model.policy import PackTensors
 from plimsoll.model.value import at_ends
 from plimsoll.records import BatchCounts, Floats
 
 
 @dataclass(frozen=True)
-class RewardStream:
-    """margins_P: by how much each pair's chosen score should be ahead; 0 where nothing is said."""
-
-    margins_P: Floats
-
-
-@dataclass(frozen=True)
 class RewardObjective:
-    """The loss on packs of pairs (see `pack_pairs`), whose samples end where they are scored."""
+    """The loss on packs of pairs (see `pack_pairs`), whose samples end where they are scored. With
+    a pack goes by how much each pair's chosen score should be ahead; 0 where nothing is said."""
 
     reward_loss: Choice
     centring: float
 
     def loss(
-        self, engine: Engine, pack: PackTensors, stream: RewardStream, counts: BatchCounts
+        self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
     ) -> LossOutput:
         scores = in_pairs(engine.forward(at_ends(pack)))
-        margins_P = as_tensor(stream.margins_P, scores.chosen_P)
+        margins_P = sent(stream, scores.chosen_P.device)
         inputs = RewardLossInputs(scores, margins_P, counts.sequences // 2)
         return reward_objective(inputs, reward_loss(self.reward_loss), self.centring)

@@ -8,8 +8,8 @@ from plimsoll.algorithm.choice import unpaired_loss
 from plimsoll.algorithm.inputs import LabelCounts, LossOutput, UnpairedLossInputs
 from plimsoll.algorithm.sequences import sums
 from plimsoll.config.base import Choice
-from plimsoll.engine.objectives.objective import as_tensor
 from plimsoll.engine.protocol import Engine
+from plimsoll.model.attention import sent
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts, Bools, Floats
 
@@ -35,8 +35,8 @@ class UnpairedObjective:
         self, engine: Engine, pack: PackTensors, stream: UnpairedStream, counts: BatchCounts
     ) -> LossOutput:
         logprobs_S = sums(engine.forward(pack)[0], pack.cu_learned)
-        reference_S = as_tensor(stream.reference_logprobs_S, logprobs_S)
+        reference_S = sent(stream.reference_logprobs_S, logprobs_S.device)
         logratios_S = logprobs_S[: len(reference_S)] - reference_S  # a filler stands alone
-        desirable_S = as_tensor(stream.desirable_S, logprobs_S)
+        desirable_S = sent(stream.desirable_S, logprobs_S.device)
         inputs = UnpairedLossInputs(logratios_S, desirable_S, self.kl, self.labels)
         return unpaired_loss(self.unpaired_loss)(inputs)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from plimsoll.algorithm.inputs import LossOutput, ValueLossInputs
 from plimsoll.algorithm.value_loss import value_loss
-from plimsoll.engine.objectives.objective import as_tensor
 from plimsoll.engine.protocol import Engine
+from plimsoll.model.attention import sent
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts, Floats
 
@@ -30,10 +30,11 @@ class ValueObjective:
         self, engine: Engine, pack: PackTensors, stream: ValueStream, counts: BatchCounts
     ) -> LossOutput:
         values_L = engine.forward(pack)
+        device = values_L.device
         inputs = ValueLossInputs(
             values_L=values_L,
-            old_values_L=as_tensor(stream.old_values_L, values_L),
-            returns_L=as_tensor(stream.returns_L, values_L),
+            old_values_L=sent(stream.old_values_L, device),
+            returns_L=sent(stream.returns_L, device),
             counts=counts,
         )
         return value_loss(inputs, self.clip)

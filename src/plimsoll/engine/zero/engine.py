@@ -12,23 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.engine.adam import begin_moments, moment_rows
 from plimsoll.engine.average import Average
-from plimsoll.engine.checkpoint import (
-    Form,
-    read_blocks,
-    read_form,
-    read_rows,
-    write_blocks,
-    write_form,
-    write_rows,
-)
+from plimsoll.engine.checkpoint import read_blocks, read_rows, write_blocks, write_rows
+from plimsoll.engine.form import Form, check_shapes, read_form, write_form, write_shapes
 from plimsoll.engine.masters import Masters, find_masters
-from plimsoll.engine.optimizer import forget_dry_step, forget_gradients, make_optimizer
+from plimsoll.engine.optimizer import (
+    begin_moments,
+    forget_dry_step,
+    forget_gradients,
+    make_optimizer,
+    moment_rows,
+)
 from plimsoll.engine.placing import divide, gathered, settle
 from plimsoll.engine.process_group import Place
-from plimsoll.engine.shapes import check_shapes, write_shapes
-from plimsoll.engine.steps import Steps
+from plimsoll.engine.protocol import Steps
 from plimsoll.engine.zero.settings import deepspeed_settings
 
 

@@ -1,0 +1,164 @@
+"""What a checkpoint says that it is of: how its role is trained and divided, after how many steps,
+and which weights it trains. Another model, of which the checkpoint may hold all that is asked for,
+and more, is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.problems import show
+from plimsoll.engine.protocol import Steps
+from plimsoll.errors import ConfigError
+from plimsoll.model.quantization import plain_shape
+from plimsoll.run.files import write_whole
+
+_FORM = "form.json"
+_WEIGHTS = "weights.json"
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a role is trained, and how it is divided over the ranks."""
+
+    ranks: int
+    stage: int
+    dtype: str
+    optimizer_offload: str
+    quantization: str
+    adapter: str
+    optimizer: str
+    ema: bool
+
+    @classmethod
+    def of(cls, role: TrainedRole, ranks: int) -> Form:
+        return cls(
+            ranks,
+            role.zero.stage,
+            role.model.dtype,
+            role.zero.optimizer_offload,
+            role.model.quantization,
+            "none" if role.adapter is None else role.adapter.model_dump_json(),
+            role.optimizer.kind,
+            role.ema is not None,
+        )
+
+    def unlike(self, written: Form) -> list[str]:
+        """The settings that keep a role of this form from going on from what was written in the
+        other, as `key: then -> now`."""
+        then, now = self._divided_anew(written)._settings(), self._settings()
+        return [
+            f"{key}: {show(then[key])} -> {show(value)}"
+            for key, value in now.items()
+            if key in then and then[key] != value
+        ]
+
+    def _divided_anew(self, written: Form) -> Form:
+        """What was written, divided as this form; moments in 8 bits cannot be."""
+        if self.optimizer == "adamw_8bit":
+            return written
+        return replace(
+            written,
+            ranks=self.ranks,
+            stage=self.stage,
+            dtype=self.dtype,
+            optimizer_offload=self.optimizer_offload,
+        )
+
+    def _settings(self) -> dict[str, object]:
+        """By their keys, those of the role without its name."""
+        adapter = {} if self.adapter == "none" else json.loads(self.adapter)
+        return {
+            "cluster.ranks": self.ranks,
+            "zero.stage": self.stage,
+            "zero.optimizer_offload": self.optimizer_offload,
+            "model.dtype": self.dtype,
+            "model.quantization": self.quantization,
+            "adapter": "given" if adapter else "none",
+            **{f"adapter.{name}": value for name, value in adapter.items()},
+            "optimizer.kind": self.optimizer,
+            "ema": "given" if self.ema else "none",
+        }
+
+
+def write_form(form: Form, steps: Steps, directory: Path) -> None:
+    """Say in a checkpoint what it is of."""
+    text = json.dumps({"form": asdict(form), "steps": asdict(steps)}, indent=2)
+    write_whole(directory / _FORM, text + "\n")
+
+
+def read_form(form: Form, directory: Path) -> Steps:
+    """The steps that a checkpoint comes after.
+
+    Raises:
+        ConfigError: it is not there, or a role of this form cannot go on from it.
+    """
+    try:
+        found = json.loads((directory / _FORM).read_text(encoding="utf-8"))
+        written, steps = Form(**found["form"]), Steps(**found["steps"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise broken(directory, f"{_FORM}: {error}") from error
+    if unlike := form.unlike(written):
+        raise ConfigError(
+            f"The checkpoint {directory} was written with other settings (then -> now): "
+            f"{', '.join(unlike)}. {_why_not(form)} Give these as they were then to go on with the "
+            f"run, or begin another run.directory from a saved model ({directory.name}.model.path)."
+        )
+    return steps
+
+
+def _why_not(form: Form) -> str:
+    if form.optimizer == "adamw_8bit":
+        return "Moments in 8 bits are quantised in blocks, and cannot be divided anew."
+    return (
+        "Masters and moments can be divided anew (ranks, stage, offload, dtype), but not become "
+        "those of another adapter, quantization or optimizer, or an average that was not kept."
+    )
+
+
+def write_shapes(module: nn.Module, directory: Path) -> None:
+    """Say in a checkpoint what weights it is of."""
+    write_whole(directory / _WEIGHTS, json.dumps(_shapes(module), indent=2) + "\n")
+
+
+def check_shapes(module: nn.Module, directory: Path) -> None:
+    """Hold the module against the checkpoint that it is to go on from.
+
+    Raises:
+        ConfigError: it trains other weights, or the checkpoint does not say which it is of.
+    """
+    try:
+        written = dict(json.loads((directory / _WEIGHTS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise broken(directory, f"{_WEIGHTS}: {error}") from error
+    now = _shapes(module)
+    unlike = [
+        f"{name}: {written.get(name, 'none')} -> {now.get(name, 'none')}"
+        for name in written | now
+        if written.get(name) != now.get(name)
+    ]
+    if unlike:
+        raise ConfigError(
+            f"The checkpoint {directory} is of another model (shapes, then -> now): "
+            f"{', '.join(unlike[:_SHOWN])}{' and more' if len(unlike) > _SHOWN else ''}. Give as "
+            f"{directory.name}.model.path what the run began with, or begin another run.directory."
+        )
+
+
+def _shapes(module: nn.Module) -> dict[str, list[int]]:
+    trained = ((name, p) for name, p in module.named_parameters() if p.requires_grad)
+    return {name: list(plain_shape(p)) for name, p in trained}
+
+
+def broken(directory: Path, why: str) -> ConfigError:
+    """The error of a checkpoint that lacks something."""
+    return ConfigError(
+        f"{directory} holds no whole checkpoint of this role ({why}). Resume from another "
+        f"checkpoint (remove this one), or start a new run.directory."
+    )
