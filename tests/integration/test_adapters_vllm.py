@@ -4,18 +4,16 @@
 
 from __future__ import annotations
 
-import os
 from asyncio import Runner
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from test_run_sync import PROBE, TEMPERATURE, Pair, learned_after, train
-from vllm_cases import made
+from vllm_cases import started
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import merge_adapter
@@ -31,9 +29,9 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Ints, Prompt, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import WeightSync, prepare_sync, prove, sync_weights
-from plimsoll.rollout.vllm import VllmEngine, environment
+from plimsoll.rollout.vllm import VllmEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine
 
 RNG = np.random.default_rng(1)
 ROUNDING = 0.02
@@ -80,10 +78,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_on(model: Path, adapter_rank: int | None = None) -> Iterator[tuple[VllmEngine, Runner]]:
     rollout = RolloutConfig(cpu_kv_cache_gib=0.25)
     spec = EngineSpec(0, str(model), 64, 1, "cpu", rollout, adapter_rank=adapter_rank)
-    with patch.dict(os.environ, environment(spec)), Runner() as loop:
-        engine = loop.run(made(spec))
-        yield engine, loop
-        loop.run(engine.stop())
+    with started(spec) as both:
+        yield both
 
 
 def trainer(model: Path, adapter: AdapterConfig, quantization: str = "none") -> Worker:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from choice import slow
 from engine_cases import (
     BATCHES,
     RATES,
@@ -31,8 +32,6 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import ConfigError
 from plimsoll.records import Floats, from_packed
-
-pytestmark = pytest.mark.slow
 
 CPU_ADAM = ZeroConfig(stage=2, optimizer_offload="cpu")
 ALL_CPU = ZeroConfig(stage=3, optimizer_offload="cpu", parameter_offload="cpu")
@@ -99,7 +98,11 @@ def check_resumed(ranks: RankProcesses, name: str, model: Path, out: Path) -> No
         assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+ALONE = ("zero-0-bf16", "zero-0-fp32", "zero-1-8-bit", "zero-2-cpu-adam-bf16")
+"""What is tested on one rank each time; two ranks are tested with others."""
+
+
+@pytest.mark.parametrize("name", [*ALONE, *(slow(name) for name in SETTINGS if name not in ALONE)])
 def test_a_checkpoint_restores_bit_for_bit(
     name: str, untied: Path, tmp_path: Path, one_rank: RankProcesses
 ) -> None:

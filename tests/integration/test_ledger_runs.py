@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from choice import slow
 from commands import PPO, SFT, Outcome, run, run_here, write_config, write_task
 
 from plimsoll.commands.arithmetic import make_tokenizer
@@ -19,8 +20,6 @@ from plimsoll.memory.plan.plan import BAND
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.comparison import compare
 from plimsoll.run.ledger import LedgerRow, read_ledger
-
-pytestmark = pytest.mark.slow
 
 CPU = {"device": "cpu", "threads": 1}
 STEPS = 6
@@ -152,6 +151,7 @@ def test_a_calibrated_plan_meets_the_run_and_says_so(home: Path, sft: Outcome) -
     assert "calibrated: worker_process, calibrated" in shown.out
 
 
+@pytest.mark.engine
 def test_every_process_of_a_cluster_is_read_and_a_leak_in_a_reward_is_named(home: Path) -> None:
     (home / "leaky.py").write_text(LEAKY)
     changes: dict[str, dict[str, Any]] = {
@@ -231,7 +231,9 @@ def larger_config(job: str) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("job", COLUMNS)
+@pytest.mark.parametrize(
+    "job", ["dpo", "ppo", *(slow(job) for job in COLUMNS if job not in ("dpo", "ppo"))]
+)
 def test_every_phase_of_a_local_run_is_within_the_band(larger: Path, job: str) -> None:
     """A phase of every step also has what the one before it freed less than a second ago; PPO's
     loading and evaluation are known to be 13 % and 14 % over, below its fullest phase."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 import pytest
 import torch
+from choice import slow
 from torch import Tensor, UntypedStorage, nn
 
 from plimsoll.config.deepspeed import deepspeed_settings
@@ -22,8 +23,6 @@ from plimsoll.memory.price.roles import moment_bytes, zero_sizes
 from plimsoll.memory.price.states import kept_bytes
 from plimsoll.memory.price.zero_states import zero_states
 from plimsoll.memory.trace import LiveBytes
-
-pytestmark = pytest.mark.slow
 
 _WIDTH, _LAYERS, _FROZEN = 256, 8, 3
 _BETWEEN_STEPS: tuple[Life, ...] = ("always", "built", "stepped")
@@ -75,14 +74,18 @@ def test_the_plan_counts_what_deepspeed_holds(
     _compare(place, case, adapted=False)
 
 
-@pytest.mark.parametrize("case", NARROW_STATES, ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case",
+    [NARROW_STATES[0], NARROW_STATES[-1], *map(slow, NARROW_STATES[1:-1])],
+    ids=lambda case: "-".join(map(str, case)),
+)
 def test_the_plan_counts_states_in_bfloat16(
     place: Place, case: tuple[int, str, str, str, str]
 ) -> None:
     _compare(place, case, adapted=False, states="bfloat16")
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, slow(1), slow(2), 3])
 def test_the_plan_counts_states_of_what_is_trained_only(place: Place, stage: int) -> None:
     _compare(place, (stage, "bfloat16", "none", "none", "auto"), adapted=True)
 

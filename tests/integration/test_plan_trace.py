@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from commands import PPO, run, run_here, write_config
 
-pytestmark = pytest.mark.slow
-
 ON_A10 = "plan", "ppo.yaml", "--cluster", "A10", "--trace"
 
 

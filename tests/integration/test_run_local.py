@@ -44,8 +44,6 @@ from plimsoll.run.files import is_temporary
 from plimsoll.run.state import RunState
 from plimsoll.spec.load import load_spec
 
-pytestmark = pytest.mark.slow
-
 HELD_OUT = [(f"3+{b}=", f" #### {3 + b}") for b in (1, 2, 3, 4)]
 JOBS: dict[str, dict[str, Any]] = {"sft": SFT, "ppo": PPO}
 SIGNALS = {"sft": signal.SIGINT, "ppo": signal.SIGTERM}

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from plimsoll.run.rows import read_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine
 
 PARTS = ((5, 2, 2), (10, 1, 0), (15, 2, 3))
 """Until which step with how many ranks (two on Ray, one in this process), at which ZeRO stage. A

@@ -25,7 +25,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm import environment
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine
 
 ROUNDING = 1e-4
 """Nats: what two orders of the same float32 sums differ by."""
@@ -134,5 +134,10 @@ def test_a_merged_adapter_gives_the_log_probs_of_the_adapter(home: Path, probe: 
     with_adapter = PeftModel.from_pretrained(base, home / "lora" / "model").eval()
     wanted = in_transformers(with_adapter, probe)
     assert apart(in_transformers(plain(home / "exported"), probe), wanted) < ROUNDING
+
+
+@pytest.mark.slow
+def test_a_merged_adapter_gives_them_in_vllm_too(home: Path, probe: Probe) -> None:
+    wanted = in_transformers(plain(home / "exported"), probe)
     with vllm_engine(home / "exported") as engine:
         assert apart(in_vllm(engine, probe), wanted) < ROUNDING
