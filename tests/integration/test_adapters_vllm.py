@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_run_sync import PROBE, TEMPERATURE, Pair, learned_after, train
+from test_run_sync import PROBE, TEMPERATURE, Pair, packs_of, train
 from vllm_cases import started
 
 from plimsoll.commands.arithmetic import make_tokenizer
@@ -21,7 +21,6 @@ from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
-from plimsoll.data.packing import pack
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
@@ -174,12 +173,8 @@ def test_an_adapter_beside_the_engines_own_weights_is_sampled_from(beside: Pair)
     sampling = SamplingConfig(max_new_tokens=20, temperature=TEMPERATURE)
     found = beside.loop.run(beside.engine.generate(Request(prompts, 2, sampling, seed=1)))
     assert {t.weight_version for t in found} == {7}
-    rows = [
-        learned_after(len(t.prompt.tokens), np.concatenate([t.prompt.tokens, t.response_tokens]))
-        for t in found
-    ]
-    [packs] = pack(rows, 1, 256)
-    expected = from_packed(packs, beside.worker.log_probs("actor", packs), len(rows))
+    packs = packs_of(found)
+    expected = from_packed(packs, beside.worker.log_probs("actor", packs), len(found))
     sampled = np.concatenate([t.sampler_logprobs for t in found])
     assert np.abs(sampled - np.concatenate(expected)).mean() < ROUNDING
 

@@ -20,10 +20,13 @@ EXAMPLE = PROJECT / "examples" / "gsm8k"
 DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data")) / "gsm8k"
 RUNS = Path("runs") / "gsm8k"
 
-pytestmark = pytest.mark.skipif(
-    not all((DATA / f"{split}.jsonl").is_file() for split in ("train", "test")),
-    reason=f"GSM8K is not in {DATA}; set PLIMSOLL_DATA to the folder that holds gsm8k/",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all((DATA / f"{split}.jsonl").is_file() for split in ("train", "test")),
+        reason=f"GSM8K is not in {DATA}; set PLIMSOLL_DATA to the folder that holds gsm8k/",
+    ),
+]
 
 
 def metrics(directory: Path) -> list[dict[str, Any]]:

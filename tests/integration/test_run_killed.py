@@ -62,7 +62,7 @@ def whole(home: Path) -> Path:
         slow("*/tensorboard/.events*"),
         slow("*/checkpoints/.step-000001.partial-*"),
         "*/trajectories/.step-000002*",
-        "*/checkpoints/step-000001",
+        slow("*/checkpoints/step-000001"),
         slow("*/checkpoints/.step-000003.partial-*"),
         "*/.model.partial-*",
     ],

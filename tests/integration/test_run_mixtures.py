@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from plimsoll.commands.arithmetic import make_tokenizer
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROUNDING = 1e-5
 """Nats: what two orders of the same float32 sums differ by."""

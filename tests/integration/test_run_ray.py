@@ -24,6 +24,7 @@ from commands import (
     write_task,
 )
 from safetensors.torch import load_file
+from test_ledger_runs import check_sane, expected, keys
 from transformers import AutoModelForCausalLM
 from vllm_cases import started
 
@@ -31,6 +32,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.order import DataOrder
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.rollout.protocol import EngineSpec
+from plimsoll.run.ledger import read_ledger
 
 pytestmark = pytest.mark.engine
 
@@ -94,6 +96,19 @@ def test_trajectories_of_both_engines_are_all_there_once(home: Path) -> None:
         assert rows[step]["reward"] == pytest.approx(np.mean(table["reward"].to_pylist()))
         # All have random numbers of their own, also where an epoch's end repeats a prompt.
         assert len({tuple(tokens) for tokens in table["tokens"].to_pylist()}) == 12
+
+
+@pytest.mark.usefixtures("ppo")
+def test_every_process_is_in_the_ledger(home: Path) -> None:
+    rows = read_ledger(home / "ppo" / "ledger.jsonl")
+    every = ["rollout", "score", "train_critic", "train_actor", "sync"]
+    phases = {step: list(every) for step in range(1, STEPS + 1)} | {0: ["load", "sync", "eval"]}
+    phases[2] += ["save"]
+    phases[3] += ["eval", "save"]
+    processes = ["recipe", "rank 0", "rank 1", "engine 0", "engine 1", "node 0"]
+    data = expected({0: ["data"]}, ["recipe", "node 0"])
+    assert keys(rows) == expected(phases, processes) | data
+    check_sane(rows)
 
 
 @pytest.mark.usefixtures("ppo")

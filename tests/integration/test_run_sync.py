@@ -26,7 +26,16 @@ from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.records import BatchCounts, Floats, Ints, Prompt, Sample, from_packed
+from plimsoll.records import (
+    BatchCounts,
+    Floats,
+    Ints,
+    Pack,
+    Prompt,
+    Sample,
+    Trajectory,
+    from_packed,
+)
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
 from plimsoll.rollout.vllm import VllmEngine
@@ -107,6 +116,16 @@ class Pair:
 
 def learned_after(prompt: int, tokens: Ints) -> Sample:
     return Sample(tokens, np.arange(len(tokens)) >= prompt)
+
+
+def packs_of(found: Sequence[Trajectory]) -> list[Pack]:
+    """Of each its prompt, and its response to learn."""
+    rows = [
+        learned_after(len(t.prompt.tokens), np.concatenate([t.prompt.tokens, t.response_tokens]))
+        for t in found
+    ]
+    [packs] = pack(rows, 1, 256)
+    return packs
 
 
 def without(name: str) -> Alter:
@@ -205,17 +224,13 @@ def test_the_samplers_log_probs_are_the_trainers_at_the_sampling_temperature(pai
     order = [(t.prompt.index, t.sample_index) for t in found]
     assert order == [(i, k) for i in range(6) for k in range(2)]
     assert {t.weight_version for t in found} == {2}
-    rows = [
-        learned_after(len(t.prompt.tokens), np.concatenate([t.prompt.tokens, t.response_tokens]))
-        for t in found
-    ]
-    [packs] = pack(rows, 1, 256)
-    expected = from_packed(packs, pair.worker.log_probs("actor", packs), len(rows))
+    packs = packs_of(found)
+    expected = from_packed(packs, pair.worker.log_probs("actor", packs), len(found))
     gaps = np.concatenate(
         [np.abs(t.sampler_logprobs - e) for t, e in zip(found, expected, strict=True)]
     )
     assert len(gaps) > 60 and gaps.mean() < 0.02
-    at_one = from_packed(packs, pair.worker.probe_log_probs("actor", packs), len(rows))
+    at_one = from_packed(packs, pair.worker.probe_log_probs("actor", packs), len(found))
     sampled = np.concatenate([t.sampler_logprobs for t in found])
     assert np.abs(sampled - np.concatenate(at_one)).mean() > 0.1
 

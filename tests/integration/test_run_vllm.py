@@ -25,8 +25,6 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm import environment
 
-pytestmark = pytest.mark.engine
-
 ROUNDING = 1e-4
 """Nats: what two orders of the same float32 sums differ by."""
 
@@ -116,6 +114,8 @@ def apart(a: Sequence[float], b: Sequence[float]) -> float:
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.engine
+@pytest.mark.slow
 def test_a_model_and_an_adapter_beside_it_give_the_same_log_probs(home: Path, probe: Probe) -> None:
     base, adapter = home / "sft" / "model", home / "lora" / "model"
     with vllm_engine(base, enable_lora=True, max_lora_rank=8) as engine:
@@ -136,6 +136,7 @@ def test_a_merged_adapter_gives_the_log_probs_of_the_adapter(home: Path, probe: 
     assert apart(in_transformers(plain(home / "exported"), probe), wanted) < ROUNDING
 
 
+@pytest.mark.engine
 @pytest.mark.slow
 def test_a_merged_adapter_gives_them_in_vllm_too(home: Path, probe: Probe) -> None:
     wanted = in_transformers(plain(home / "exported"), probe)

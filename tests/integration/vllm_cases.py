@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import weakref
 from asyncio import Runner
@@ -24,6 +25,7 @@ def started(spec: EngineSpec) -> Iterator[tuple[VllmEngine, Runner]]:
         assert sockets.is_dir()
         yield engine, loop
         loop.run(engine.stop())
+    gc.collect()  # errors of its own hold it in cycles
     assert llm() is None and not sockets.exists()
 
 
