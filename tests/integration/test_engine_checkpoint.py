@@ -46,7 +46,7 @@ SETTINGS = {
     "zero-2-cpu-adam-bf16": Setting(CPU_ADAM, "bfloat16"),
     "zero-3-all-cpu-bf16": Setting(ALL_CPU, "bfloat16"),
 }
-TWO_RANKS = ["zero-2-bf16", "zero-3-bf16", "zero-3-all-cpu-bf16", "zero-3-8-bit"]
+TWO_RANKS = ["zero-3-bf16", "zero-3-all-cpu-bf16", "zero-3-8-bit"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def check_resumed(ranks: RankProcesses, name: str, model: Path, out: Path) -> No
         assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
-ALONE = ("zero-0-bf16", "zero-0-fp32", "zero-1-8-bit", "zero-2-cpu-adam-bf16")
+ALONE = ("zero-0-bf16", "zero-1-8-bit", "zero-2-cpu-adam-bf16")
 """What is tested on one rank each time; two ranks are tested with others."""
 
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_restores_bit_for_bit(
     check_resumed(one_rank, name, untied, tmp_path)
 
 
-@pytest.mark.parametrize("name", TWO_RANKS)
+@pytest.mark.parametrize("name", [slow("zero-2-bf16"), *TWO_RANKS])
 def test_a_checkpoint_of_two_ranks_restores_bit_for_bit(
     name: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:

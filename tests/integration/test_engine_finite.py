@@ -116,7 +116,7 @@ GUARDED = {
 }
 
 
-RARE = ("zero-0", "zero-2-cpu-adam-bf16", "zero-2-bf16")
+RARE = ("zero-0", "zero-1-bf16", "zero-2-cpu-adam-bf16", "zero-2-bf16")
 """Whose stage, offload and type of numbers others have, too."""
 
 
