@@ -46,9 +46,8 @@ def test_a_run_goes_on_with_fewer_ranks_and_with_more(
     done = 0
     for steps, ranks, stage in PARTS:
         command = run_here if done else run_oddly
-        where = ("--cluster.where", "ray" if ranks > 1 else "local")
-        if done and ranks > 1:
-            where = shared_ray
+        own = ("--cluster.where", "ray" if ranks > 1 else "local")
+        where = shared_ray if done and ranks > 1 else own
         flags = f"--run.directory moved --run.resume auto --run.steps {steps} "
         flags += f"--cluster.ranks {ranks} --actor.zero.stage {stage}"
         outcome = command(tmp_path, "sft", "sft.yaml", *where, *flags.split())
