@@ -1,7 +1,9 @@
 # The README begins with `make demo` and `make test`: each sets everything up first.
 #
 #   make demo     the whole story on a CPU: SFT, then PPO on Ray, DeepSpeed and vLLM
-#   make test     everything that can be tested on a CPU; it hides GPUs
+#   make quick    at every save: the unit tests, one run of SFT and one of PPO; no Ray, no vLLM
+#   make test     at every commit: every line, on a CPU, with Ray, DeepSpeed and vLLM; it hides GPUs
+#   make test-all every combination, too: what is marked `slow`
 #   make test-gpu what only a card can show, on this machine's first one (with BACKEND=gpu)
 #   make lint     ruff, import rules and types over everything
 #   make bench    the benchmarks
@@ -25,17 +27,25 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PIP_USER := 0
 unexport PIP_TARGET PIP_PREFIX PYTHONPATH PYTHONHOME
 
-.PHONY: demo test test-gpu lint bench setup lock clean
+.PHONY: demo quick test test-all test-gpu lint bench setup lock clean
 
 demo: setup
 	$(BIN)/plimsoll demo
 
-test: export CUDA_VISIBLE_DEVICES =
-test: setup
+# Of SFT on a mixture that is gone on with, and of PPO whose figures are computed once more.
+RUNS := tests/integration/test_run_mixture.py tests/integration/test_run_ppo_numbers.py
+WORKERS := -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+
+quick test test-all: export CUDA_VISIBLE_DEVICES =
+quick: setup
+	$(BIN)/python -m pytest -q $(WORKERS) -m "not slow" $(RUNS) tests/unit
+
+test: CHOSEN = and not slow
+test test-all: setup
 	@[ $(BACKEND) = cpu ] || { echo "these tests run vLLM on the CPU, and .venv has its build for GPUs:" \
-	  "make BACKEND=cpu test, in another clone to keep this one; or make test-gpu"; exit 1; }
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder -m "not alone" && \
-	$(BIN)/python -m pytest -m alone $$(grep -rl mark.alone tests --include=*.py)
+	  "make BACKEND=cpu $@, in another clone to keep this one; or make test-gpu"; exit 1; }
+	$(BIN)/python -m pytest $(WORKERS) -m "not alone $(CHOSEN)" && \
+	$(BIN)/python -m pytest -m "alone $(CHOSEN)" $$(grep -rl mark.alone tests --include=*.py)
 
 test-gpu: setup
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -m gpu \

@@ -24,12 +24,32 @@ def two_ranks() -> Iterator[RankProcesses]:
     processes.kill()
 
 
+@pytest.fixture
+def pool(ranks: int, request: pytest.FixtureRequest) -> RankProcesses:
+    """As many ranks as the test's own parameter says."""
+    found: RankProcesses = request.getfixturevalue("one_rank" if ranks == 1 else "two_ranks")
+    return found
+
+
 @pytest.fixture(scope="session")
 def card_rank() -> Iterator[RankProcesses]:
     """One rank on this machine's first card."""
     processes = RankProcesses(1, "cuda")
     yield processes
     processes.kill()
+
+
+@pytest.fixture(scope="session")
+def shared_ray() -> Iterator[tuple[str, ...]]:
+    """A Ray of this machine for all runs that may join one: starting it takes seconds. What to add
+    to their commands."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # as `start_ray` has it
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8})
+    yield "--cluster.where", "ray", "--cluster.address", cluster.address
+    cluster.shutdown()
 
 
 @pytest.fixture(scope="session")

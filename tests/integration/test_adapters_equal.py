@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
+from choice import pairwise_first, slow
 from engine_cases import BATCHES, RATES, SEED, Setting, own_packs, sft_step, zero_stage
 from engine_reference import (
     PlainRun,
@@ -30,8 +31,6 @@ from plimsoll.config.engine import FrozenRole, ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import hash_bytes
 from plimsoll.engine.worker import StepResult, Worker
-
-pytestmark = pytest.mark.slow
 
 METRICS_BOUND = 1e-5
 WEIGHTS_BOUND = 1e-4
@@ -124,11 +123,6 @@ def reference(model: Path, first: Path, quantised: bool) -> PlainRun:
     return named_as_saved(plain_run(plain, sft_loss, BATCHES, 1.0))
 
 
-def pool(ranks: int, request: pytest.FixtureRequest) -> RankProcesses:
-    found: RankProcesses = request.getfixturevalue("one_rank" if ranks == 1 else "two_ranks")
-    return found
-
-
 def check(
     ranks: RankProcesses, model: Path, setting: Setting, out: Path, first: Path | None = None
 ) -> None:
@@ -152,31 +146,29 @@ def first(untied: Path, tmp_path_factory: pytest.TempPathFactory, one_rank: Rank
     return out / "first"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("zero", STAGES)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "zero", "ranks"), pairwise_first([*KINDS], [*STAGES], [1, 2]))
 def test_training_is_that_of_plain_peft(
-    kind: str,
-    zero: str,
-    ranks: int,
-    untied: Path,
-    first: Path,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
+    kind: str, zero: str, ranks: int, untied: Path, first: Path, tmp_path: Path, pool: RankProcesses
 ) -> None:
-    setting = replace(KINDS[kind], zero=STAGES[zero])
-    check(pool(ranks, request), untied, setting, tmp_path, first)
+    check(pool, untied, replace(KINDS[kind], zero=STAGES[zero]), tmp_path, first)
 
 
-@pytest.mark.parametrize("zero", OFFLOADED)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "zero"),
+    [
+        ("lora", "zero-3-all-cpu"),
+        ("qlora", "zero-2-cpu-adam"),
+        slow("lora", "zero-2-cpu-adam"),
+        slow("qlora", "zero-3-all-cpu"),
+    ],
+)
 def test_offloaded(
     kind: str, zero: str, untied: Path, first: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
     check(two_ranks, untied, replace(KINDS[kind], zero=OFFLOADED[zero]), tmp_path, first)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [slow("lora"), "qlora"])
 def test_gradient_checkpointing_over_a_frozen_embedding(
     kind: str, untied: Path, first: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:

@@ -4,18 +4,16 @@
 
 from __future__ import annotations
 
-import os
 from asyncio import Runner
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
-from test_run_sync import PROBE, TEMPERATURE, Pair, learned_after, train
-from vllm_cases import made
+from test_run_sync import PROBE, TEMPERATURE, Pair, packs_of, train
+from vllm_cases import started
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import merge_adapter
@@ -23,7 +21,6 @@ from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
-from plimsoll.data.packing import pack
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
@@ -31,9 +28,9 @@ from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Ints, Prompt, from_packed
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import WeightSync, prepare_sync, prove, sync_weights
-from plimsoll.rollout.vllm import VllmEngine, environment
+from plimsoll.rollout.vllm import VllmEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine
 
 RNG = np.random.default_rng(1)
 ROUNDING = 0.02
@@ -80,10 +77,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def engine_on(model: Path, adapter_rank: int | None = None) -> Iterator[tuple[VllmEngine, Runner]]:
     rollout = RolloutConfig(cpu_kv_cache_gib=0.25)
     spec = EngineSpec(0, str(model), 64, 1, "cpu", rollout, adapter_rank=adapter_rank)
-    with patch.dict(os.environ, environment(spec)), Runner() as loop:
-        engine = loop.run(made(spec))
-        yield engine, loop
-        loop.run(engine.stop())
+    with started(spec) as both:
+        yield both
 
 
 def trainer(model: Path, adapter: AdapterConfig, quantization: str = "none") -> Worker:
@@ -178,12 +173,8 @@ def test_an_adapter_beside_the_engines_own_weights_is_sampled_from(beside: Pair)
     sampling = SamplingConfig(max_new_tokens=20, temperature=TEMPERATURE)
     found = beside.loop.run(beside.engine.generate(Request(prompts, 2, sampling, seed=1)))
     assert {t.weight_version for t in found} == {7}
-    rows = [
-        learned_after(len(t.prompt.tokens), np.concatenate([t.prompt.tokens, t.response_tokens]))
-        for t in found
-    ]
-    [packs] = pack(rows, 1, 256)
-    expected = from_packed(packs, beside.worker.log_probs("actor", packs), len(rows))
+    packs = packs_of(found)
+    expected = from_packed(packs, beside.worker.log_probs("actor", packs), len(found))
     sampled = np.concatenate([t.sampler_logprobs for t in found])
     assert np.abs(sampled - np.concatenate(expected)).mean() < ROUNDING
 

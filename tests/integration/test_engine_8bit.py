@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from choice import slow
 from engine_cases import BATCHES, RATES, Setting, sft_step, train_sft, zero_stage
 from engine_reference import plain_policy, plain_run, saved_weights, sft_loss, whole_distance
 from ranks import RankProcesses
@@ -19,14 +20,12 @@ from plimsoll.engine.zero.sizes import trained_counts, zero_sizes
 from plimsoll.errors import ConfigError
 from plimsoll.shapes.known_models import read_shape
 
-pytestmark = pytest.mark.slow
-
 BOUND = 0.1
 """Of the way that 32-bit AdamW went (`whole_distance`): block-wise 8-bit numbers have errors of a
 few per cent, Dettmers et al. 2021, https://arxiv.org/abs/2110.02861, figure 4."""
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", [0, slow(1), slow(2), 3])
 def test_training_is_nearly_that_of_plain_pytorch(
     stage: int, tied: Path, tmp_path: Path, one_rank: RankProcesses
 ) -> None:
@@ -51,7 +50,7 @@ def train_in_short_rows(place: Place, model: Path, setting: Setting, out: Path) 
     return len(engine.masters())
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [slow(0), 2, slow(3)])
 def test_rows_of_moments_may_be_cut(
     stage: int, tied: Path, tmp_path: Path, one_rank: RankProcesses
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from choice import slow
 from engine_cases import (
     BATCHES,
     RATES,
@@ -34,8 +35,6 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import read_bucket
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.records import Floats, from_packed
-
-pytestmark = pytest.mark.slow
 
 ALL_CPU = ZeroConfig(stage=3, optimizer_offload="cpu", parameter_offload="cpu")
 LORA_FP32, QLORA_FP32 = KINDS["lora"], KINDS["qlora"]
@@ -163,7 +162,7 @@ def test_peft_and_merged_models_compute_what_the_trainer_computes(
         assert all((merged[name] - whole[name]).abs().max() < 1e-5 for name in merged)
 
 
-@pytest.mark.parametrize("kind", ["lora", "qlora"])
+@pytest.mark.parametrize("kind", ["lora", slow("qlora")])
 def test_a_critic_is_saved_with_its_head(
     kind: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
@@ -217,7 +216,7 @@ def switch_off(place: Place, model: Path, setting: Setting, look: bool) -> OffAn
     return OffAndOn(first, reference, trained, step)
 
 
-@pytest.mark.parametrize(("kind", "stage"), [("lora", 0), ("lora", 3), ("qlora", 2)])
+@pytest.mark.parametrize(("kind", "stage"), [slow("lora", 0), ("lora", 3), ("qlora", 2)])
 def test_with_its_adapter_off_the_actor_is_its_first_self_and_learns_on(
     kind: str, stage: int, untied: Path, two_ranks: RankProcesses
 ) -> None:

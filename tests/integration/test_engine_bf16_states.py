@@ -15,8 +15,6 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.process_group import Place, free_port, join, leave
 from plimsoll.engine.zero.engine import ZeroEngine
 
-pytestmark = pytest.mark.slow
-
 RATE = 1e-2
 STEPS = 3
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 import torch
+from choice import slow
 from distill_cases import Case, PlainDistillation, train_student
 from engine_cases import BATCHES, SPARSE, Setting, zero_stage
 from engine_reference import PlainRun, distance, plain_policy, plain_run, saved_weights, worst_error
@@ -17,8 +18,6 @@ from ranks import RankProcesses
 
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.model.policy import WRAPPER
-
-pytestmark = pytest.mark.slow
 
 METRICS_BOUND = 1e-5
 WEIGHTS_BOUND = 5e-5
@@ -32,7 +31,7 @@ def plain(model: Path, teacher: Path) -> PlainRun:
 
 @pytest.mark.parametrize(
     ("ranks", "stage", "teacher_stage", "offload"),
-    [(1, 0, 0, "cpu"), (1, 3, 0, "none"), (2, 2, 3, "none"), (2, 3, 3, "none")],
+    [(1, 0, 0, "cpu"), slow(1, 3, 0, "none"), slow(2, 2, 3, "none"), (2, 3, 3, "none")],
 )
 def test_distillation_is_that_of_plain_pytorch(
     ranks: int,
@@ -42,11 +41,10 @@ def test_distillation_is_that_of_plain_pytorch(
     tied: Path,
     untied: Path,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
+    pool: RankProcesses,
 ) -> None:
     """The student's head is its embedding, the teacher's its own. The checkpoint of any stage and
     ranks holds the weights that were saved."""
-    pool: RankProcesses = request.getfixturevalue("one_rank" if ranks == 1 else "two_ranks")
     setting = Setting(zero_stage(stage), checkpointing=stage == 3)
     case = Case(setting, untied, teacher_stage, offload)
     results = pool.run(train_student, tied, case, BATCHES, tmp_path)

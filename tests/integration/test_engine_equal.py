@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from choice import slow
 from engine_cases import (
     BATCHES,
     SPARSE,
@@ -40,8 +41,6 @@ from ranks import RankProcesses
 
 from plimsoll.config.engine import ZeroConfig
 from plimsoll.engine.process_group import Place
-
-pytestmark = pytest.mark.slow
 
 PLAIN = {f"zero-{stage}": zero_stage(stage) for stage in (0, 1, 2, 3)}
 OFFLOADED = {
@@ -94,11 +93,6 @@ def plain_ppo(
     )
 
 
-def pool(ranks: int, request: pytest.FixtureRequest) -> RankProcesses:
-    found: RankProcesses = request.getfixturevalue("one_rank" if ranks == 1 else "two_ranks")
-    return found
-
-
 def check_sft(
     ranks: RankProcesses, model: Path, setting: Setting, out: Path, *, sparse: bool = False
 ) -> None:
@@ -133,15 +127,27 @@ def test_the_bounds_see_what_they_should(tied: Path) -> None:
     assert distance(one_step.after, clipped) > 1000 * WEIGHTS_BOUND
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("zero", ALL)
+ALONE = ("zero-0", "zero-2-cpu-adam")
+"""What is tested on one rank each time; the matrix does it for more."""
+
+
+@pytest.mark.parametrize(
+    ("zero", "ranks"),
+    [
+        *((zero, 2) for zero in ALL),
+        *((zero, 1) for zero in ALONE),
+        *(slow(zero, 1) for zero in ALL if zero not in ALONE),
+    ],
+)
 def test_sft_is_that_of_plain_pytorch(
-    zero: str, ranks: int, tied: Path, tmp_path: Path, request: pytest.FixtureRequest
+    zero: str, ranks: int, tied: Path, tmp_path: Path, pool: RankProcesses
 ) -> None:
-    check_sft(pool(ranks, request), tied, Setting(zero=ALL[zero]), tmp_path)
+    check_sft(pool, tied, Setting(zero=ALL[zero]), tmp_path)
 
 
-@pytest.mark.parametrize("zero", PLAIN | BUCKETS)
+@pytest.mark.parametrize(
+    "zero", [slow(zero) if zero != "zero-2-small-buckets" else zero for zero in PLAIN | BUCKETS]
+)
 def test_one_micro_batch_and_a_clip_that_is_not_reached(
     zero: str, tied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
@@ -151,14 +157,20 @@ def test_one_micro_batch_and_a_clip_that_is_not_reached(
     check_sft(two_ranks, tied, setting, tmp_path)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("zero", PLAIN | {"zero-3-all-cpu": ALL["zero-3-all-cpu"]})
+@pytest.mark.parametrize(
+    ("zero", "ranks"),
+    [
+        *((zero, 2) for zero in ("zero-0", "zero-1", "zero-3-all-cpu")),
+        *(slow(zero, 2) for zero in ("zero-2", "zero-3")),
+        *(slow(zero, 1) for zero in (*PLAIN, "zero-3-all-cpu")),
+    ],
+)
 def test_actor_and_critic_are_those_of_plain_pytorch(
-    zero: str, ranks: int, untied: Path, tmp_path: Path, request: pytest.FixtureRequest
+    zero: str, ranks: int, untied: Path, tmp_path: Path, pool: RankProcesses
 ) -> None:
     """Without clipping, and with gradient checkpointing."""
     setting = Setting(zero=ALL[zero], max_grad_norm=0.0, checkpointing=True)
-    check_ppo(pool(ranks, request), untied, setting, tmp_path)
+    check_ppo(pool, untied, setting, tmp_path)
 
 
 def test_selective_checkpointing_where_stage_3_gathers_anew(
@@ -198,7 +210,7 @@ def test_ranks_without_learned_tokens_change_nothing(
     check_sft(two_ranks, untied, Setting(zero=ALL[zero]), tmp_path, sparse=True)
 
 
-@pytest.mark.parametrize("zero", PLAIN)
+@pytest.mark.parametrize("zero", [slow("zero-0"), slow("zero-1"), "zero-2", "zero-3"])
 def test_actor_and_critic_on_ranks_without_learned_tokens(
     zero: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:
@@ -209,7 +221,14 @@ def bf16(zero: ZeroConfig) -> Setting:
     return Setting(zero=zero, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("zero", [*PLAIN, "zero-3-all-cpu", *BF16_GRADIENTS])
+BF16 = ("zero-0", "zero-2", "zero-3-all-cpu", "zero-1-bf16-gradients", "zero-3-bf16-gradients")
+"""Each stage, and each way to keep gradients, each time; other pairs of them are slow."""
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [*BF16, *(slow(zero) for zero in PLAIN | BF16_GRADIENTS if zero not in BF16)],
+)
 def test_bf16_with_fp32_masters(
     zero: str, tied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:

@@ -24,8 +24,6 @@ from plimsoll.model.load import load_policy
 from plimsoll.model.policy import PackTensors
 from plimsoll.run.readings import Share
 
-pytestmark = pytest.mark.slow
-
 CPU = torch.device("cpu")
 BUCKET = 900_000
 """Bytes. Of the fp32 model's tensors, the largest has 450,560, so two fit, and three do not."""

@@ -1,6 +1,7 @@
 """Every job trains the same in every form that the rules allow: all weights, LoRA and QLoRA, at
 ZeRO 0, 2 and 3, on one rank and two.
 
+`make test` runs as few of them as have every two of these choices together, `make test-all` each.
 Each is held against the same job on one rank, undivided, one sequence or pair at a time; that this
 is what plain PyTorch does is the matter of the job's own tests.
 """
@@ -9,10 +10,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from choice import pairwise, pairwise_first
 from distill_cases import OBJECTIVE as DISTILLATION
 from engine_cases import BATCHES as SAMPLED
 from engine_cases import (
@@ -39,10 +42,10 @@ from plimsoll.engine.objectives.unpaired import UnpairedObjective, UnpairedStrea
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 
-pytestmark = pytest.mark.slow
-
 JOBS = ("sft", "dpo", "kto", "rm", "prm", "distill", "ppo")
 FORMS = {"full": Setting(ZeroConfig())} | KINDS
+STAGES, RANKS = (0, 2, 3), (1, 2)
+AXES = (JOBS, tuple(FORMS), STAGES, RANKS)
 ONE_AT_A_TIME, SPLIT = 39, 60
 """Budgets: the longest pair alone; several sequences, and several packs a rank."""
 
@@ -134,10 +137,15 @@ def undivided(
     return totals(one_rank.run(train, job, model, other, setting))
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("stage", [0, 2, 3])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("job", JOBS)
+def test_every_two_choices_are_together_in_a_case_that_is_not_slow() -> None:
+    """Written out once more: for each two of the axes, all of their values with one another."""
+    chosen = pairwise(*AXES)
+    for i, j in combinations(range(len(AXES)), 2):
+        assert {(case[i], case[j]) for case in chosen} == set(product(AXES[i], AXES[j]))
+    assert len(chosen) < 25 and len(pairwise_first(*AXES)) == 7 * 3 * 3 * 2
+
+
+@pytest.mark.parametrize(("job", "form", "stage", "ranks"), pairwise_first(*AXES))
 def test_a_job_is_the_same_in_every_form(
     job: str,
     form: str,
@@ -146,10 +154,9 @@ def test_a_job_is_the_same_in_every_form(
     tied: Path,
     untied: Path,
     one_rank: RankProcesses,
-    two_ranks: RankProcesses,
+    pool: RankProcesses,
 ) -> None:
     setting = replace(FORMS[form], zero=zero_stage(stage), micro_batch_tokens=SPLIT)
-    pool = one_rank if ranks == 1 else two_ranks
     found = totals(pool.run(train, job, untied, tied, setting))
     wanted = undivided(one_rank, job, form, untied, tied)
     for own, want in zip(found, wanted, strict=True):

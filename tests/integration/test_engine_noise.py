@@ -18,8 +18,6 @@ from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import Pack
 
-pytestmark = pytest.mark.slow
-
 ADAPTER = AdapterConfig(rank=4, alpha=8)
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from choice import slow
 from engine_cases import Setting, zero_stage
 from engine_reference import PlainRun, distance, plain_policy, plain_run, saved_weights, worst_error
 from pair_cases import (
@@ -27,8 +28,6 @@ from ranks import RankProcesses
 
 from plimsoll.engine.process_group import Place
 
-pytestmark = pytest.mark.slow
-
 TIGHT = 39
 """A budget that just holds the longest pair."""
 METRICS_BOUND = 1e-5
@@ -42,11 +41,6 @@ def plain_dpo(model: Path, reference: Path, one_pair: bool = False) -> PlainRun:
     return plain_run(plain_policy(model), PlainDpo(reference), batches, 1.0)
 
 
-def pool(ranks: int, request: pytest.FixtureRequest) -> RankProcesses:
-    found: RankProcesses = request.getfixturevalue("one_rank" if ranks == 1 else "two_ranks")
-    return found
-
-
 def test_the_splits_are_what_they_should_be() -> None:
     """Several packs on each rank, and a rank without a pair."""
     ranks = [Place(rank, 2, 0, "", 0, "cpu", 1) for rank in (0, 1)]
@@ -57,10 +51,20 @@ def test_the_splits_are_what_they_should_be() -> None:
     assert [[p.samples_S.tolist() for p in own] for own in lone] == [[[0, 1]], [[-1]]]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("stage", "budget", "share"),
-    [(0, TIGHT, True), (2, TIGHT, False), (2, 60, True), (2, 1000, True), (3, TIGHT, True)],
+    ("stage", "budget", "share", "ranks"),
+    [
+        (0, TIGHT, True, 2),
+        (2, TIGHT, False, 2),
+        (2, 60, True, 1),
+        (2, 1000, True, 2),
+        (3, TIGHT, True, 1),
+        slow(0, TIGHT, True, 1),
+        slow(2, TIGHT, False, 1),
+        slow(2, 60, True, 2),
+        slow(2, 1000, True, 1),
+        slow(3, TIGHT, True, 2),
+    ],
 )
 def test_dpo_is_that_of_plain_pytorch(
     stage: int,
@@ -70,30 +74,30 @@ def test_dpo_is_that_of_plain_pytorch(
     tied: Path,
     untied: Path,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
+    pool: RankProcesses,
 ) -> None:
     """With a reference of its own, label smoothing and an NLL term; layers are checkpointed where
     stage 3 gathers them."""
     want = plain_dpo(tied, untied)
     setting = Setting(zero_stage(stage), micro_batch_tokens=budget, checkpointing=stage == 3)
     case = Case(setting, DPO, untied, stage=3 if stage == 3 else 0, share=share)
-    results = pool(ranks, request).run(train_pairs, tied, case, PAIR_BATCHES, tmp_path)
+    results = pool.run(train_pairs, tied, case, PAIR_BATCHES, tmp_path)
     assert worst_error(results, want) < METRICS_BOUND
     assert distance(saved_weights(tmp_path), want) < WEIGHTS_BOUND
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [slow(1), 2])
 def test_simpo_is_that_of_plain_pytorch_and_needs_no_reference(
-    ranks: int, tied: Path, tmp_path: Path, request: pytest.FixtureRequest
+    ranks: int, tied: Path, tmp_path: Path, pool: RankProcesses
 ) -> None:
     want = plain_run(plain_policy(tied), plain_simpo, PAIR_BATCHES, 1.0)
     case = Case(Setting(zero_stage(2), micro_batch_tokens=TIGHT), SIMPO, None)
-    results = pool(ranks, request).run(train_pairs, tied, case, PAIR_BATCHES, tmp_path)
+    results = pool.run(train_pairs, tied, case, PAIR_BATCHES, tmp_path)
     assert worst_error(results, want) < METRICS_BOUND
     assert distance(saved_weights(tmp_path), want) < WEIGHTS_BOUND
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [slow(0), slow(2), 3])
 def test_a_rank_without_a_pair_changes_nothing(
     stage: int, tied: Path, untied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:

@@ -27,7 +27,6 @@ def fail_on_rank_one(place: Place) -> None:
     dist.barrier()
 
 
-@pytest.mark.slow
 def test_a_rank_that_fails_is_shown_and_the_next_call_works(two_ranks: RankProcesses) -> None:
     assert two_ranks.run(sum_of_ranks, 10) == [(0, 30.0), (1, 30.0)]
     began = time.monotonic()

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from choice import slow
 from engine_cases import BATCHES, Setting, own_packs, zero_stage
 from ranks import RankProcesses
 
 from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
-
-pytestmark = pytest.mark.slow
 
 
 def left_behind(
@@ -45,7 +44,9 @@ def held(parameters: Sequence[Callable[[], Any]]) -> int:
     return sum(int(tensor.nbytes) for tensor in [*parts, *(p.data for p in alive)])
 
 
-@pytest.mark.parametrize(("stage", "offload"), [(0, "none"), (0, "cpu"), (3, "none"), (3, "cpu")])
+@pytest.mark.parametrize(
+    ("stage", "offload"), [slow(0, "none"), (0, "cpu"), (3, "none"), slow(3, "cpu")]
+)
 def test_nothing_is_left(
     stage: Literal[0, 3], offload: Literal["none", "cpu"], tied: Path, one_rank: RankProcesses
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from choice import slow
 from engine_cases import RATES, SEED, Batch, Setting, make_batch, zero_stage
 from engine_reference import (
     Metrics,
@@ -39,8 +40,6 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.jobs import rm_loop as reward_model
 from plimsoll.records import BatchCounts, Floats, Sample, to_packed
-
-pytestmark = pytest.mark.slow
 
 BATCHES = tuple(make_batch((9, 30, 14, 6, 22, 8, 17, 5, 12, 12), seed) for seed in (1, 2, 3))
 """Five pairs a step: samples 0 and 1, 2 and 3, ...; as single responses, each learned token is the
@@ -159,8 +158,8 @@ class Case:
     "case",
     [
         Case(1, 0, 60, share=True),
-        Case(1, 3, 1000),
-        Case(2, 2, TIGHT),
+        slow(Case(1, 3, 1000)),
+        slow(Case(2, 2, TIGHT)),
         Case(2, 3, TIGHT, share=True),
     ],
     ids=str,
@@ -176,7 +175,7 @@ def test_a_reward_model_learns_as_in_plain_pytorch(
     assert distance(saved_weights(tmp_path / "last"), want) < WEIGHTS_BOUND
 
 
-@pytest.mark.parametrize("case", [Case(1, 2, 1000), Case(2, 3, 31)], ids=str)
+@pytest.mark.parametrize("case", [slow(Case(1, 2, 1000)), Case(2, 3, 31)], ids=str)
 def test_a_process_reward_model_learns_as_in_plain_pytorch(
     case: Case, untied: Path, tmp_path: Path, one_rank: RankProcesses, two_ranks: RankProcesses
 ) -> None:
@@ -193,7 +192,7 @@ def named_as_saved(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n.replace(".modules_to_save", "").replace(".default", ""): weights[n] for n in weights}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [slow("lora"), "qlora"])
 def test_an_adapter_and_the_head_learn_as_in_peft(
     kind: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:

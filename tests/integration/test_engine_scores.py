@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from choice import slow
 from engine_cases import (
     BATCHES,
     RATES,
@@ -32,8 +33,6 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Pack
-
-pytestmark = pytest.mark.slow
 
 TEMPERATURE = 0.7
 SAMPLES = BATCHES[0].samples
@@ -88,7 +87,9 @@ def check(packs: list[Pack], got: list[Floats], want: list[torch.Tensor]) -> Non
         torch.testing.assert_close(torch.from_numpy(array), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("stage", "offload"), [(0, "none"), (2, "cpu"), (3, "none"), (3, "cpu")])
+@pytest.mark.parametrize(
+    ("stage", "offload"), [slow(0, "none"), (2, "cpu"), (3, "none"), slow(3, "cpu")]
+)
 def test_scores_are_those_of_transformers(
     stage: int, offload: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
 ) -> None:

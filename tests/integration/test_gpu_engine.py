@@ -50,7 +50,6 @@ from plimsoll.run.readings import CardReading
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed"),
 ]

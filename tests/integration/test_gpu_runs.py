@@ -17,7 +17,6 @@ from plimsoll.run.rows import read_rows
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.slow,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
     pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed"),
 ]

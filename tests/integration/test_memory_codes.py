@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from unittest.mock import patch
 
-import pytest
 from engine_cases import VOCAB, Setting, make_batch, sft_step, zero_stage
 from ranks import RankProcesses
 
@@ -18,8 +17,6 @@ from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
 from plimsoll.engine.zero.settings import zero_settings
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-
-pytestmark = pytest.mark.slow
 
 _NOTHING_STAYS = {
     "stage3_max_live_parameters": 1,

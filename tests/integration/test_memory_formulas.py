@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from itertools import product
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
+from choice import slow
 
 from plimsoll.commands.trace_models import TraceForm, trace_form
 from plimsoll.config.adapter import AdapterConfig
@@ -54,8 +55,13 @@ def _with_adapter(path: str, **model: Any) -> TraceForm:
     return TraceForm(settings, adapter, "policy", trained=True)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True], ids=["kept", "checkpointed"])
-@pytest.mark.parametrize("path", MODELS)
+@pytest.mark.parametrize(
+    ("path", "checkpointed"),
+    [
+        *zip(MODELS, cycle((False, True)), strict=False),
+        *(slow(*case) for case in zip(MODELS, cycle((True, False)), strict=False)),
+    ],
+)
 def test_training_a_policy(path: str, checkpointed: bool) -> None:
     found = trace_form(_form(path, gradient_checkpointing=checkpointed), WORK)
     assert abs(found.error) < WITHIN, found
@@ -69,7 +75,7 @@ def test_norms_of_queries_and_keys_where_a_config_asks_for_them(tmp_path: Path) 
     assert abs(found.error) < WITHIN, found
 
 
-@pytest.mark.parametrize("path", MODELS[::3])
+@pytest.mark.parametrize("path", [MODELS[0], MODELS[-3], *map(slow, MODELS[3:-3:3])])
 def test_selective_checkpointing(path: str) -> None:
     found = trace_form(_form(path, gradient_checkpointing="selective"), WORK)
     assert abs(found.error) < WITHIN, found
@@ -87,7 +93,7 @@ def test_a_checkpoint_every_few_layers(path: str, kind: bool | str, every: int) 
     assert abs(found.error) < WITHIN, found
 
 
-@pytest.mark.parametrize("path", MODELS[::3])
+@pytest.mark.parametrize("path", [MODELS[0], MODELS[-3], *map(slow, MODELS[3:-3:3])])
 def test_scoring_with_a_policy(path: str) -> None:
     found = trace_form(_form(path, trained=False), WORK)
     assert found.traced.gradients == 0
@@ -110,8 +116,13 @@ def test_training_a_value_function(path: str, checkpointed: bool) -> None:
 @pytest.mark.parametrize(
     ("path", "checkpointed"),
     [
-        *product(("meta-llama/Llama-2-7b-hf", "Qwen/Qwen3-8B", "google/gemma-2-2b"), (False, True)),
         ("meta-llama/Llama-2-7b-hf", "selective"),
+        ("Qwen/Qwen3-8B", False),
+        ("google/gemma-2-2b", True),
+        slow("meta-llama/Llama-2-7b-hf", False),
+        slow("meta-llama/Llama-2-7b-hf", True),
+        slow("Qwen/Qwen3-8B", True),
+        slow("google/gemma-2-2b", False),
     ],
 )
 def test_training_an_adapter(path: str, checkpointed: bool | str) -> None:
@@ -124,9 +135,9 @@ def test_training_an_adapter(path: str, checkpointed: bool | str) -> None:
     ("path", "checkpointed", "dropout"),
     [
         ("meta-llama/Llama-2-7b-hf", False, 0.0),
-        ("meta-llama/Llama-2-7b-hf", True, 0.1),
+        slow("meta-llama/Llama-2-7b-hf", True, 0.1),
         ("Qwen/Qwen2.5-0.5B", "selective", 0.1),
-        ("google/gemma-2-2b", True, 0.0),
+        slow("google/gemma-2-2b", True, 0.0),
         ("microsoft/phi-2", True, 0.1),
     ],
 )
@@ -137,8 +148,15 @@ def test_training_an_adapter_with_magnitudes(
     assert abs(found.error) < WITHIN, found
 
 
-@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "microsoft/Phi-3-mini-4k-instruct"])
-@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+@pytest.mark.parametrize(
+    ("path", "dora"),
+    [
+        ("meta-llama/Llama-2-7b-hf", False),
+        ("microsoft/Phi-3-mini-4k-instruct", True),
+        slow("meta-llama/Llama-2-7b-hf", True),
+        slow("microsoft/Phi-3-mini-4k-instruct", False),
+    ],
+)
 def test_scoring_with_an_adapter(path: str, dora: bool) -> None:
     adapter = AdapterConfig(dora=dora)
     found = trace_form(
@@ -147,7 +165,9 @@ def test_scoring_with_an_adapter(path: str, dora: bool) -> None:
     assert abs(found.error) < WITHIN, found
 
 
-@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "microsoft/Phi-3-mini-4k-instruct"])
+@pytest.mark.parametrize(
+    "path", [slow("meta-llama/Llama-2-7b-hf"), "microsoft/Phi-3-mini-4k-instruct"]
+)
 def test_training_in_fp32(path: str) -> None:
     found = trace_form(_form(path, dtype="float32"), WORK)
     half = trace_form(_form(path), WORK)
@@ -178,7 +198,7 @@ def test_sequences_that_share_almost_all(path: str, checkpointed: bool) -> None:
     assert abs(found.error) < WITHIN, found
 
 
-@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "google/gemma-2-2b"])
+@pytest.mark.parametrize("path", [slow("meta-llama/Llama-2-7b-hf"), "google/gemma-2-2b"])
 def test_entropy_and_temperature_at_the_head(path: str) -> None:
     model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True)
     form = TraceForm(model, None, "policy", trained=True, entropy=True, temperature=0.7)
@@ -186,7 +206,7 @@ def test_entropy_and_temperature_at_the_head(path: str) -> None:
     assert abs(found.error) < WITHIN, found
 
 
-@pytest.mark.parametrize("path", ["meta-llama/Llama-2-7b-hf", "google/gemma-2-2b"])
+@pytest.mark.parametrize("path", [slow("meta-llama/Llama-2-7b-hf"), "google/gemma-2-2b"])
 def test_imitating_tokens_whose_gradients_are_made_with_their_logits(path: str) -> None:
     model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True)
     found = trace_form(TraceForm(model, None, "policy", trained=True, imitates=True), WORK)

@@ -14,8 +14,6 @@ from typing import Any
 import pytest
 from commands import PPO, Outcome, run, write_config, write_task
 
-pytestmark = pytest.mark.slow
-
 GROUP = "PLIMSOLL_TEST_GROUP"
 """The environment variable with the cgroup that a rank moves to before it eats."""
 
@@ -129,6 +127,7 @@ def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:
     assert "By these numbers it should have fitted" in outcome.err
 
 
+@pytest.mark.engine
 def test_a_rank_whose_system_gives_no_more(tmp_path: Path) -> None:
     settings = config("limited", where="ray", ranks=2)
     settings["actor"] |= {"zero": {"stage": 3}}
@@ -172,6 +171,7 @@ def group() -> Iterator[Path]:
 
 
 @pytest.mark.alone
+@pytest.mark.engine
 def test_a_rank_that_the_kernel_kills(
     tmp_path: Path, group: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +192,7 @@ def test_a_rank_that_the_kernel_kills(
     assert answers(outcome.err)[:3] == ["no", "yes", "yes"]
 
 
+@pytest.mark.engine
 def test_a_cache_of_vllm_that_is_too_large(tmp_path: Path) -> None:
     settings = config("plain", where="ray")
     settings["algorithm"]["policy_loss"] = {"name": "clip"}

@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import PPO, run, run_here, write_config
-
-pytestmark = pytest.mark.slow
+from commands import PPO, run_here, write_config
 
 ON_A10 = "plan", "ppo.yaml", "--cluster", "A10", "--trace"
 
@@ -25,8 +23,8 @@ def home(tmp_path: Path) -> Path:
 
 
 def test_every_role_is_traced_and_agrees(home: Path) -> None:
-    found = run(home, *ON_A10, "--json")
-    assert (found.code, found.err) == (0, "")
+    found = run_here(home, *ON_A10, "--json")
+    assert found.code == 0, found.err
     traced = {one["role"]: one for one in json.loads(found.out)["traced"]}
     assert set(traced) == {"actor", "critic", "reference"}
     for one in traced.values():

@@ -22,7 +22,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.rollout.protocol import EngineSpec
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")

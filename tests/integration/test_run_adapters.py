@@ -11,22 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import (
-    PPO,
-    SFT,
-    Command,
-    column,
-    metrics,
-    run,
-    run_here,
-    wait_for,
-    write_config,
-    write_task,
-)
+from choice import slow
+from commands import PPO, SFT, column, metrics, run_here, write_config, write_task
 from safetensors.torch import load_file
 from test_run_pairs import DPO, write_pairs
-
-pytestmark = pytest.mark.slow
 
 STEPS = 2
 ADAPTER = {"rank": 4, "alpha": 8.0}
@@ -36,7 +24,7 @@ def adapted_ppo(quantization: str) -> dict[str, Any]:
     config = copy.deepcopy(PPO)
     config["run"] |= {"steps": STEPS, "save_every": None, "eval_every": None}
     del config["data"]["eval"]
-    config["cluster"] |= {"where": "ray", "ranks": 2}
+    config["cluster"] |= {"ranks": 2}
     config["rollout"] |= {"engine": "vllm"}
     for role in ("actor", "critic"):
         config[role] |= {"zero": {"stage": 3}, "adapter": ADAPTER}
@@ -52,17 +40,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize(("quantization", "way"), [("none", "separate"), ("nf4", "merged")])
-def test_ppo_with_an_adapter(home: Path, quantization: str, way: str) -> None:
+@pytest.mark.engine
+@pytest.mark.parametrize(("quantization", "way"), [("none", "separate"), slow("nf4", "merged")])
+def test_ppo_with_an_adapter(
+    home: Path, quantization: str, way: str, shared_ray: tuple[str, ...]
+) -> None:
     base = (home / "model" / "model.safetensors").read_bytes()
     config = adapted_ppo(quantization)
     config["run"]["directory"] = quantization
     config["rollout"]["sync"] = {"adapter": way}
     write_config(home, quantization, config)
-    command = Command(home, "ppo", f"{quantization}.yaml")
-    outcome = command.finish()
-    wait_for(lambda: not command.processes(), "the end of all processes of the run")
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = run_here(home, "ppo", f"{quantization}.yaml", *shared_ray)
+    assert outcome.code == 0, outcome.err
     rows = metrics(home / quantization)
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     for row in rows:
@@ -88,8 +77,8 @@ def test_dpo_compares_with_the_actor_without_its_adapter(home: Path) -> None:
     config["actor"]["model"] = {"path": "model", "dtype": "float32", "quantization": "nf4"}
     config["actor"]["optimizer"] = {"learning_rate": 0.02}
     write_config(home, "dpo", config)
-    outcome = run(home, "dpo", "dpo.yaml")
-    assert (outcome.code, outcome.err) == (0, "")
+    outcome = run_here(home, "dpo", "dpo.yaml")
+    assert outcome.code == 0, outcome.err
     losses = column(metrics(home / "dpo"), "loss")
     assert losses[0] == pytest.approx(np.log(2), abs=1e-7)  # the actor still is its reference
     assert losses[-1] < 0.6

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from choice import slow
 from commands import SFT, cut_off, metrics, write_config, write_task
 from peft import PeftModel
 from test_run_local import HELD_OUT, held_out_sample, plain_log_probs
@@ -19,8 +20,6 @@ from plimsoll.jobs import JOBS
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.state import RunState
 from plimsoll.spec.load import load_spec
-
-pytestmark = pytest.mark.slow
 
 BEST = {"min_delta": 100.0, "patience": 3}
 """No evaluation can be better than the first by so much, so that step 2 is the best."""
@@ -86,7 +85,7 @@ def test_the_model_is_the_average_of_the_best_step(home: Path, whole: Path) -> N
     assert abs(losses[8] - losses[2]) > 1e-3
 
 
-@pytest.mark.parametrize("step", [2, 3, 7])
+@pytest.mark.parametrize("step", [slow(2), 3, slow(7)])
 def test_from_any_step_it_goes_on_bit_for_bit(home: Path, whole: Path, step: int) -> None:
     again = home / f"from-{step}"
     cut_off(whole, again, step)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from choice import slow
 from commands import PPO, SFT, Command, title, wait_for, write_config, write_task
 
 from plimsoll.cluster.ray import RayCluster
@@ -25,7 +26,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, PlimsollError, WorkerDied
 from plimsoll.rollout.protocol import EngineSpec, RolloutEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine
 
 Phase = Literal["rollout", "training"]
 
@@ -156,10 +157,10 @@ def assert_only_one_in_its_group(command: Command) -> None:
     ("kind", "phase", "engine", "name", "why"),
     [
         ("VLLM::EngineCore", "rollout", "vllm", "rollout engine 0", ENGINE_ENDED),
-        ("VLLM::EngineCore", "training", "vllm", "rollout engine 0", ENGINE_ENDED),
-        ("ray::EngineActor", "rollout", "vllm", "rollout engine 0", KILLED),
-        ("ray::EngineActor", "training", "transformers", "rollout engine 0", KILLED),
-        ("ray::RankActor", "rollout", "transformers", "training rank [01]", KILLED),
+        slow("VLLM::EngineCore", "training", "vllm", "rollout engine 0", ENGINE_ENDED),
+        slow("ray::EngineActor", "rollout", "vllm", "rollout engine 0", KILLED),
+        slow("ray::EngineActor", "training", "transformers", "rollout engine 0", KILLED),
+        slow("ray::RankActor", "rollout", "transformers", "training rank [01]", KILLED),
         ("ray::RankActor", "training", "transformers", "training rank [01]", KILLED),
     ],
 )
@@ -188,8 +189,8 @@ def test_a_killed_process_ends_the_run_with_its_name(
     ("kind", "phase", "engine", "name"),
     [
         ("VLLM::EngineCore", "rollout", "vllm", "rollout engine 0"),
-        ("ray::EngineActor", "training", "transformers", "rollout engine 0"),
-        ("ray::RankActor", "training", "transformers", "training rank [01]"),
+        slow("ray::EngineActor", "training", "transformers", "rollout engine 0"),
+        slow("ray::RankActor", "training", "transformers", "training rank [01]"),
     ],
 )
 def test_a_stopped_process_ends_the_run_with_its_name(
@@ -230,8 +231,9 @@ def test_a_run_in_which_nobody_works_ends_with_where_all_are(run_until: RunUntil
     assert_nothing_left(command)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_it_was_stopped_itself(run_until: RunUntil) -> None:
-    """As by Ctrl-Z: what nobody watched does not count."""
+    """As by Ctrl-Z: what nobody watched does not count, as test_cluster_vigil.py has it."""
     command = run_until("training", "transformers", 1, "--cluster.hang_timeout", "4")
     command.process.send_signal(signal.SIGSTOP)
     time.sleep(12)

@@ -27,8 +27,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 
-pytestmark = pytest.mark.slow
-
 DISTILL: dict[str, Any] = {
     **copy.deepcopy(SFT),
     "run": {"directory": "one", "steps": 8, "eval_every": 8},

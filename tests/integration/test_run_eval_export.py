@@ -27,8 +27,6 @@ from transformers import (
 
 from plimsoll.cli.command import main
 
-pytestmark = pytest.mark.slow
-
 WEIGHTS = "model.safetensors"
 
 

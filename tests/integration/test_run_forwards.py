@@ -18,8 +18,6 @@ from plimsoll.model.policy import PackTensors
 from plimsoll.records import Pack
 from plimsoll.spec.load import load_spec
 
-pytestmark = pytest.mark.slow
-
 ROWS = 24
 """Many times what a step of these runs has."""
 

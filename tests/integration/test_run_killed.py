@@ -13,12 +13,11 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from choice import slow
 from commands import PPO, cut_off, metrics, run, run_here, write_config, write_task
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from plimsoll.run.rows import read_rows
-
-pytestmark = pytest.mark.slow
 
 KILLED_AT = """
 import fnmatch, os, signal, sys
@@ -60,11 +59,11 @@ def whole(home: Path) -> Path:
 @pytest.mark.parametrize(
     "path",
     [
-        "*/tensorboard/.events*",
-        "*/checkpoints/.step-000001.partial-*",
+        slow("*/tensorboard/.events*"),
+        slow("*/checkpoints/.step-000001.partial-*"),
         "*/trajectories/.step-000002*",
-        "*/checkpoints/step-000001",
-        "*/checkpoints/.step-000003.partial-*",
+        slow("*/checkpoints/step-000001"),
+        slow("*/checkpoints/.step-000003.partial-*"),
         "*/.model.partial-*",
     ],
     ids=["beginning", "first checkpoint", "trajectories", "pruning", "last checkpoint", "model"],

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import metrics, run
+from commands import metrics, run_here
 from engine_reference import plain_policy
 from kto_cases import BETA, PRECOMPUTE, RATE, SEQUENCES, UNDESIRABLE, train_here, write_labelled
 from safetensors.torch import load_file
@@ -24,8 +24,6 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from plimsoll.cli import main
-
-pytestmark = pytest.mark.slow
 
 
 @dataclass(frozen=True)
@@ -149,14 +147,15 @@ def test_it_is_plain_kto_however_it_is_split(home: Path, plain: Plain, budget: s
     assert_plain(home / directory, plain)
 
 
+@pytest.mark.engine
 def test_it_is_plain_kto_on_two_ranks_with_a_reference_that_scored_before(
-    home: Path, plain: Plain
+    home: Path, plain: Plain, shared_ray: tuple[str, ...]
 ) -> None:
     """Five responses on two ranks; actor and reference divided by ZeRO stage 3."""
-    flags = ["--cluster.where", "ray", "--cluster.ranks", "2", "--batch.micro_batch_tokens", "16"]
+    flags = [*shared_ray, "--cluster.ranks", "2", "--batch.micro_batch_tokens", "16"]
     flags += ["--actor.zero.stage", "3", "--reference.stage", "3", *PRECOMPUTE]
-    done = run(home, "kto", "kto.yaml", "--run.directory", "together", *flags)
-    assert (done.code, done.err) == (0, "")
+    done = run_here(home, "kto", "kto.yaml", "--run.directory", "together", *flags)
+    assert done.code == 0, done.err
     assert "the reference scores 56 of 56" in done.out
     assert_plain(home / "together", plain)
 

@@ -12,8 +12,6 @@ from commands import SFT, cut_off, metrics, run_here, write_config, write_task
 
 from plimsoll.run.state import RunState
 
-pytestmark = pytest.mark.slow
-
 TURNS = [
     {"role": "user", "content": "1+1="},
     {"role": "assistant", "content": " 2"},

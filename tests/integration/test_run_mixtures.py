@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import PPO, column, metrics, run, write_config, write_task
+from commands import PPO, column, metrics, run_here, write_config, write_task
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MixtralConfig
 
 from plimsoll.commands.arithmetic import make_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 ROUNDING = 1e-5
 """Nats: what two orders of the same float32 sums differ by."""
@@ -32,18 +32,20 @@ def write_mixture(path: Path) -> None:
     make_tokenizer().save_pretrained(path)
 
 
-def test_engines_have_the_experts_that_were_sent(tmp_path: Path) -> None:
+def test_engines_have_the_experts_that_were_sent(
+    tmp_path: Path, shared_ray: tuple[str, ...]
+) -> None:
     write_task(tmp_path)
     write_mixture(tmp_path / "mixture")
     config = copy.deepcopy(PPO)
     config["run"] = {"directory": "ppo", "steps": 2, "tensorboard": False}
-    config["cluster"] = {"where": "ray", "device": "cpu", "threads": 1}
+    config["cluster"] = {"device": "cpu", "threads": 1}
     config["actor"]["model"] = {"path": "mixture", "dtype": "float32"}
     config["actor"]["optimizer"] = {"learning_rate": 0.01}
     config["rollout"] |= {"engine": "vllm", "dtype": "float32"}
     del config["data"]["eval"]
     write_config(tmp_path, "ppo", config)
-    outcome = run(tmp_path, "ppo", "ppo.yaml")
+    outcome = run_here(tmp_path, "ppo", "ppo.yaml", *shared_ray)
     assert outcome.code == 0, outcome.err
     gaps = column(metrics(tmp_path / "ppo"), "sync/logprob_gap")
     assert len(gaps) == 2 and max(gaps) < ROUNDING

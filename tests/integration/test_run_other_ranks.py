@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from plimsoll.run.rows import read_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine
 
 PARTS = ((5, 2, 2), (10, 1, 0), (15, 2, 3))
 """Until which step with how many ranks (two on Ray, one in this process), at which ZeRO stage. A
@@ -33,7 +33,10 @@ def run_oddly(home: Path, *words: str) -> Outcome:
     return run(home, *words, environment=ODD)
 
 
-def test_a_run_goes_on_with_fewer_ranks_and_with_more(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_fewer_ranks_and_with_more(
+    tmp_path: Path, shared_ray: tuple[str, ...]
+) -> None:
+    """The first two ranks are on a Ray of their own, and the last on one that others share."""
     write_task(tmp_path)
     config = copy.deepcopy(SFT)
     config["run"] |= {"steps": PARTS[-1][0], "eval_every": 5, "save_every": None}
@@ -42,10 +45,12 @@ def test_a_run_goes_on_with_fewer_ranks_and_with_more(tmp_path: Path) -> None:
     assert run_here(tmp_path, "sft", "sft.yaml", "--run.directory", "whole").code == 0
     done = 0
     for steps, ranks, stage in PARTS:
-        command, where = (run_oddly, "ray") if ranks > 1 else (run_here, "local")
+        command = run_here if done else run_oddly
+        own = ("--cluster.where", "ray" if ranks > 1 else "local")
+        where = shared_ray if done and ranks > 1 else own
         flags = f"--run.directory moved --run.resume auto --run.steps {steps} "
-        flags += f"--cluster.where {where} --cluster.ranks {ranks} --actor.zero.stage {stage}"
-        outcome = command(tmp_path, "sft", "sft.yaml", *flags.split())
+        flags += f"--cluster.ranks {ranks} --actor.zero.stage {stage}"
+        outcome = command(tmp_path, "sft", "sft.yaml", *where, *flags.split())
         assert outcome.code == 0, outcome.err
         assert (f"resumed after step {done} from" in outcome.out) == (done > 0)
         done = steps

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import PPO, metrics, run, run_here, write_config
+from commands import PPO, metrics, run_here, write_config
 from kto_cases import KTO, SEQUENCES, STEPS, write_labelled
 from kto_cases import PAIRS as PAIRS_FLAGS
 
@@ -100,17 +100,19 @@ def test_what_a_loss_raises_is_told_with_its_lines_and_the_step(home: Path) -> N
     assert code.strip() == 'return {}["patience"]'
 
 
-def test_on_ranks_of_their_own_it_is_told_so_too(home: Path) -> None:
+@pytest.mark.engine
+def test_on_ranks_of_their_own_it_is_told_so_too(home: Path, shared_ray: tuple[str, ...]) -> None:
     flags = ("--algorithm.loss.name", "my_own_loss:tires", "--algorithm.loss.options", "{}")
-    ray = ("--cluster.where", "ray", "--run.directory", "tired-ranks")
-    failed = run(home, "kto", "kto.yaml", *ONCE, *flags, *ray)
+    ranks = (*shared_ray, "--run.directory", "tired-ranks")
+    failed = run_here(home, "kto", "kto.yaml", *ONCE, *flags, *ranks)
     assert failed.code == 1
-    assert failed.err.startswith(
-        "error: algorithm.loss: 'my_own_loss:tires' raised KeyError: 'patience'\n"
+    _, _, told = failed.err.partition("error: ")
+    assert told.startswith(
+        "algorithm.loss: 'my_own_loss:tires' raised KeyError: 'patience'\n"
         "  In the phase train_actor of step 3\n"
     )
-    assert 'my_own_loss.py", line 20, in tires' in failed.err
-    assert "Traceback" not in failed.err
+    assert 'my_own_loss.py", line 20, in tires' in told
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from choice import slow
 from commands import Outcome, column, cut_off, metrics, run, run_here, write_config, write_task
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-
-pytestmark = pytest.mark.slow
 
 STEPS = 60
 DPO: dict[str, Any] = {
@@ -133,7 +132,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(home: Path, whole: Outc
     assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize("loss", ["simpo", "orpo"])
+@pytest.mark.parametrize("loss", [slow("simpo"), "orpo"])
 def test_reference_free_losses_learn_too(home: Path, loss: str) -> None:
     done = run_here(
         home,
@@ -195,14 +194,17 @@ def test_bad_pairs_are_named_by_file_line_and_field(home: Path) -> None:
     assert [row["file"] for row in listed] == ["bad.jsonl"] * 5 + ["bad_held_out.jsonl"]
 
 
-def test_dpo_on_two_ranks_with_prompts_computed_twice_is_dpo_on_one(home: Path) -> None:
+@pytest.mark.engine
+def test_dpo_on_two_ranks_with_prompts_computed_twice_is_dpo_on_one(
+    home: Path, shared_ray: tuple[str, ...]
+) -> None:
     flags = ["--run.steps", "4", "--run.eval_every", "2", "--batch.pairs", "5"]
     alone = run_here(home, "dpo", "dpo.yaml", "--run.directory", "alone", *flags)
-    ranks = ["--cluster.where", "ray", "--cluster.ranks", "2", "--cluster.threads", "1"]
+    ranks = [*shared_ray, "--cluster.ranks", "2", "--cluster.threads", "1"]
     ranks += ["--actor.zero.stage", "3", "--run.directory", "together"]
     ranks += ["--batch.share_prompts", "false"]
-    together = run(home, "dpo", "dpo.yaml", *flags, *ranks)
-    assert (alone.code, together.code, together.err) == (0, 0, "")
+    together = run_here(home, "dpo", "dpo.yaml", *flags, *ranks)
+    assert (alone.code, together.code) == (0, 0), together.err
     one, two = metrics(home / "alone"), metrics(home / "together")
     for name in ("loss", "rewards/margin", "accuracy", "grad_norm", "eval/loss", "eval/accuracy"):
         assert column(one, name), name

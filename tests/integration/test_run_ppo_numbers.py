@@ -22,8 +22,6 @@ from torch import Tensor
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.records import Sample
 
-pytestmark = pytest.mark.slow
-
 STEPS, EPOCHS, MINI_BATCHES, TEMPERATURE = 3, 2, 3, 0.7
 UPDATES = EPOCHS * MINI_BATCHES
 KL, TARGET, HORIZON, BONUS = 0.2, 0.5, 50, 0.03

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from choice import slow
 from commands import metrics
 from kto_cases import PAIRS, PRECOMPUTE, STEPS, train_here, write_labelled
 
@@ -19,8 +20,6 @@ from plimsoll.run.stored_logprobs import read_logprobs
 from plimsoll.spec.roles import RoleName
 from plimsoll.train.update import Packs, log_probs
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -29,7 +28,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-@pytest.mark.parametrize(("job", "config"), [("kto", "kto"), ("dpo", "dpo"), ("kto", "adapted")])
+@pytest.mark.parametrize(
+    ("job", "config"), [slow("kto", "kto"), ("dpo", "dpo"), ("kto", "adapted")]
+)
 def test_stored_log_probs_are_the_live_ones_bit_for_bit(home: Path, job: str, config: str) -> None:
     """Of KTO, of DPO, and of an actor with an adapter, whose reference it is without it; over two
     epochs, held-out rows too."""
@@ -106,7 +107,7 @@ def test_another_order_of_rows_has_only_what_is_new_scored(home: Path, scorer: S
         assert row == pytest.approx(want, rel=1e-4, abs=1e-6)
 
 
-@pytest.mark.parametrize("job", ["kto", "dpo"])
+@pytest.mark.parametrize("job", ["kto", slow("dpo")])
 def test_scoring_that_is_interrupted_goes_on_where_it_was(
     home: Path, job: str, scorer: Scorer, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -21,23 +18,23 @@ from commands import (
     Outcome,
     column,
     metrics,
-    run,
     run_here,
     wait_for,
     write_config,
     write_task,
 )
 from safetensors.torch import load_file
+from test_ledger_runs import check_sane, expected, keys
 from transformers import AutoModelForCausalLM
-from vllm_cases import made
+from vllm_cases import started
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.data.order import DataOrder
 from plimsoll.engine.checkpoint import read_weights
 from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm import environment
+from plimsoll.run.ledger import read_ledger
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine
 
 STEPS = 3
 
@@ -102,6 +99,19 @@ def test_trajectories_of_both_engines_are_all_there_once(home: Path) -> None:
 
 
 @pytest.mark.usefixtures("ppo")
+def test_every_process_is_in_the_ledger(home: Path) -> None:
+    rows = read_ledger(home / "ppo" / "ledger.jsonl")
+    every = ["rollout", "score", "train_critic", "train_actor", "sync"]
+    phases = {step: list(every) for step in range(1, STEPS + 1)} | {0: ["load", "sync", "eval"]}
+    phases[2] += ["save"]
+    phases[3] += ["eval", "save"]
+    processes = ["recipe", "rank 0", "rank 1", "engine 0", "engine 1", "node 0"]
+    data = expected({0: ["data"]}, ["recipe", "node 0"])
+    assert keys(rows) == expected(phases, processes) | data
+    check_sane(rows)
+
+
+@pytest.mark.usefixtures("ppo")
 def test_the_final_model_holds_the_trainers_masters(home: Path) -> None:
     checkpoint = home / "ppo" / "checkpoints" / f"step-{STEPS:06d}" / "actor"
     masters = read_weights(checkpoint, "master")
@@ -114,6 +124,7 @@ def test_the_final_model_holds_the_trainers_masters(home: Path) -> None:
         assert not torch.equal(tensor, first[name].bfloat16())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ppo")
 def test_the_final_model_computes_the_same_in_vllm_and_in_transformers(home: Path) -> None:
     path = home / "ppo" / "model"
@@ -122,10 +133,8 @@ def test_the_final_model_computes_the_same_in_vllm_and_in_transformers(home: Pat
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32")
     spec = EngineSpec(0, str(path), 32, 1, "cpu", rollout)
-    with patch.dict(os.environ, environment(spec)), asyncio.Runner() as loop:
-        engine = loop.run(made(spec))
+    with started(spec) as (engine, loop):
         found = loop.run(engine.log_probs(probe))
-        loop.run(engine.stop())
     for tokens, log_probs in zip(probe, found, strict=True):
         row = torch.from_numpy(tokens)
         with torch.no_grad():
@@ -134,17 +143,19 @@ def test_the_final_model_computes_the_same_in_vllm_and_in_transformers(home: Pat
         np.testing.assert_allclose(log_probs, expected, atol=1e-4)
 
 
-def test_a_critic_with_ranks_of_its_own_learns_the_same(home: Path) -> None:
+def test_a_critic_with_ranks_of_its_own_learns_the_same(
+    home: Path, shared_ray: tuple[str, ...]
+) -> None:
     config = copy.deepcopy(PPO)
     config["run"] |= {"steps": 2, "save_every": None}
     write_config(home, "critic", config)
     shared = run_here(home, "ppo", "critic.yaml", "--run.directory", "shared")
-    own = run(
+    own = run_here(
         home,
-        *("ppo", "critic.yaml", "--run.directory", "own", "--cluster.where", "ray"),
+        *("ppo", "critic.yaml", "--run.directory", "own", *shared_ray),
         *("--cluster.critic_ranks", "2", "--cluster.threads", "1"),
     )
-    assert (shared.code, own.code, own.err) == (0, 0, ""), shared.err
+    assert (shared.code, own.code) == (0, 0), own.err
     together, apart = metrics(home / "shared"), metrics(home / "own")
     for name in ("reward", "kl", "value_loss", "critic/grad_norm", "actor/grad_norm", "ratio"):
         assert column(together, name), name

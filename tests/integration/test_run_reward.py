@@ -21,8 +21,6 @@ from transformers import (
     AutoTokenizer,
 )
 
-pytestmark = pytest.mark.slow
-
 STEPS = 30
 
 

@@ -15,8 +15,6 @@ from transformers import AutoModelForSequenceClassification
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.value import initialise_score
 
-pytestmark = pytest.mark.slow
-
 
 def judged_ppo(directory: str, **role: Any) -> dict[str, Any]:
     config = copy.deepcopy(PPO)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from vllm_cases import made
+from vllm_cases import started
 
-from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.arithmetic import ALPHABET, make_tokenizer
 from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
@@ -28,17 +26,27 @@ from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.records import BatchCounts, Floats, Ints, Prompt, Sample, from_packed
+from plimsoll.records import (
+    BatchCounts,
+    Floats,
+    Ints,
+    Pack,
+    Prompt,
+    Sample,
+    Trajectory,
+    from_packed,
+)
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.sync import SyncReport, WeightSync, prepare_sync, prove, sync_weights
-from plimsoll.rollout.vllm import VllmEngine, environment
+from plimsoll.rollout.vllm import VllmEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engine
 
 TEMPERATURE = 0.7
 BOUND = 0.05
 RNG = np.random.default_rng(0)
 PROBE: list[Ints] = [RNG.integers(0, 15, 24) for _ in range(4)]
+PREFILLED, PREFILL_TOKENS, NEW_TOKENS = 100, 100, 4
 STALE = "model.layers.1.mlp.down_proj.weight"
 
 BOTH_NUMBERS = (
@@ -110,6 +118,16 @@ def learned_after(prompt: int, tokens: Ints) -> Sample:
     return Sample(tokens, np.arange(len(tokens)) >= prompt)
 
 
+def packs_of(found: Sequence[Trajectory]) -> list[Pack]:
+    """Of each its prompt, and its response to learn."""
+    rows = [
+        learned_after(len(t.prompt.tokens), np.concatenate([t.prompt.tokens, t.response_tokens]))
+        for t in found
+    ]
+    [packs] = pack(rows, 1, 256)
+    return packs
+
+
 def without(name: str) -> Alter:
     def alter(bucket: WeightBucket) -> WeightBucket:
         tensors = read_bucket(bucket)
@@ -157,11 +175,9 @@ def engine_beside(
     worker: Worker, model: Path, dtype: Literal["bfloat16", "float32"]
 ) -> Iterator[Pair]:
     rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype=dtype)
-    spec = EngineSpec(0, str(model), 64, 1, "cpu", rollout)
-    with patch.dict(os.environ, environment(spec)), asyncio.Runner() as loop:
-        engine = loop.run(made(spec))
+    longest = PREFILL_TOKENS + NEW_TOKENS
+    with started(EngineSpec(0, str(model), longest, 1, "cpu", rollout)) as (engine, loop):
         yield Pair(worker, engine, loop)
-        loop.run(engine.stop())
 
 
 def train(worker: Worker, rate: float = 0.05, rng: np.random.Generator = RNG) -> None:
@@ -208,19 +224,33 @@ def test_the_samplers_log_probs_are_the_trainers_at_the_sampling_temperature(pai
     order = [(t.prompt.index, t.sample_index) for t in found]
     assert order == [(i, k) for i in range(6) for k in range(2)]
     assert {t.weight_version for t in found} == {2}
-    rows = [
-        learned_after(len(t.prompt.tokens), np.concatenate([t.prompt.tokens, t.response_tokens]))
-        for t in found
-    ]
-    [packs] = pack(rows, 1, 256)
-    expected = from_packed(packs, pair.worker.log_probs("actor", packs), len(rows))
+    packs = packs_of(found)
+    expected = from_packed(packs, pair.worker.log_probs("actor", packs), len(found))
     gaps = np.concatenate(
         [np.abs(t.sampler_logprobs - e) for t, e in zip(found, expected, strict=True)]
     )
     assert len(gaps) > 60 and gaps.mean() < 0.02
-    at_one = from_packed(packs, pair.worker.probe_log_probs("actor", packs), len(rows))
+    at_one = from_packed(packs, pair.worker.probe_log_probs("actor", packs), len(found))
     sampled = np.concatenate([t.sampler_logprobs for t in found])
     assert np.abs(sampled - np.concatenate(at_one)).mean() > 0.1
+
+
+def test_prompts_beyond_one_prefill_are_sampled_with_their_seeds(pair: Pair) -> None:
+    """vLLM is given more prompt tokens at once than it prefills in one go."""
+    rng = np.random.default_rng(0)
+    prompts = tuple(
+        Prompt(i, rng.integers(len(ALPHABET), size=PREFILL_TOKENS), "") for i in range(PREFILLED)
+    )
+    request = Request(prompts, 1, SamplingConfig(max_new_tokens=NEW_TOKENS), seed=3)
+    first, second = (pair.loop.run(pair.engine.generate(request)) for _ in range(2))
+    assert [t.prompt.index for t in first] == list(range(PREFILLED))
+    assert all(1 <= len(t.response_tokens) <= NEW_TOKENS for t in first)
+    assert len({tuple(t.response_tokens) for t in first}) > PREFILLED // 2
+    same = [
+        np.array_equal(a.response_tokens, b.response_tokens)
+        for a, b in zip(first, second, strict=True)
+    ]
+    assert sum(same) >= 0.9 * PREFILLED  # the second time prefixes are cached: other rounding
 
 
 def test_a_tied_head_that_is_not_sent_is_caught_by_what_the_engine_computes(pair: Pair) -> None:

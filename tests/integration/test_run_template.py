@@ -15,8 +15,6 @@ import pytest
 from commands import Outcome, run_here, write_config, write_task
 from transformers import AutoTokenizer, GenerationConfig
 
-pytestmark = pytest.mark.slow
-
 TURN = "<turn>"
 TEMPLATE = (
     "{% for m in messages %}{{ '=' if m.role == 'assistant' else '' }}{{ m.content + '<turn>' }}"

@@ -13,8 +13,6 @@ from commands import SFT, metrics, run_here, write_config, write_task
 
 from plimsoll.jobs import JOBS
 
-pytestmark = pytest.mark.slow
-
 JOB = '''
 from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig

@@ -25,8 +25,6 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.vllm import environment
 
-pytestmark = pytest.mark.slow
-
 ROUNDING = 1e-4
 """Nats: what two orders of the same float32 sums differ by."""
 
@@ -116,6 +114,8 @@ def apart(a: Sequence[float], b: Sequence[float]) -> float:
     return max(abs(x - y) for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.engine
+@pytest.mark.slow
 def test_a_model_and_an_adapter_beside_it_give_the_same_log_probs(home: Path, probe: Probe) -> None:
     base, adapter = home / "sft" / "model", home / "lora" / "model"
     with vllm_engine(base, enable_lora=True, max_lora_rank=8) as engine:
@@ -134,5 +134,11 @@ def test_a_merged_adapter_gives_the_log_probs_of_the_adapter(home: Path, probe: 
     with_adapter = PeftModel.from_pretrained(base, home / "lora" / "model").eval()
     wanted = in_transformers(with_adapter, probe)
     assert apart(in_transformers(plain(home / "exported"), probe), wanted) < ROUNDING
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_merged_adapter_gives_them_in_vllm_too(home: Path, probe: Probe) -> None:
+    wanted = in_transformers(plain(home / "exported"), probe)
     with vllm_engine(home / "exported") as engine:
         assert apart(in_vllm(engine, probe), wanted) < ROUNDING

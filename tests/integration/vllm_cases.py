@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
+from asyncio import Runner
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
 from plimsoll.rollout.protocol import EngineSpec
-from plimsoll.rollout.vllm import VllmEngine
+from plimsoll.rollout.vllm import VllmEngine, environment
 
 
-async def made(spec: EngineSpec) -> VllmEngine:
-    """An engine within the loop that it answers in, as in its actor."""
+@contextmanager
+def started(spec: EngineSpec) -> Iterator[tuple[VllmEngine, Runner]]:
+    """An engine in this process, and the loop that it answers in, as in its actor; once it is
+    stopped, nothing of it is left."""
+    with patch.dict(os.environ, environment(spec)), Runner() as loop:
+        engine = loop.run(_made(spec))
+        llm, sockets = weakref.ref(engine._llm), Path(engine._sockets.name)
+        assert sockets.is_dir()
+        yield engine, loop
+        loop.run(engine.stop())
+    gc.collect()  # errors of its own hold it in cycles
+    assert llm() is None and not sockets.exists()
+
+
+async def _made(spec: EngineSpec) -> VllmEngine:
     return VllmEngine(spec)

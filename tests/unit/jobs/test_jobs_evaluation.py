@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +19,6 @@ from plimsoll.algorithm import unpaired_loss as unpaired_losses
 from plimsoll.algorithm.choice import preference_loss
 from plimsoll.algorithm.interval import mean_interval, share_interval, wilson_interval
 from plimsoll.algorithm.separation import separation_interval
-from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.commands.evaluate import run_eval
-from plimsoll.commands.found_models import FoundModel
-from plimsoll.errors import PlimsollError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.dpo_loop import pair_metrics
@@ -33,8 +28,7 @@ from plimsoll.jobs.prm import PrmConfig
 from plimsoll.jobs.prm_loop import process_metrics
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.jobs.rm_loop import score_metrics
-from plimsoll.jobs.which import load_any, spec_of
-from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.jobs.which import spec_of
 from plimsoll.records import (
     Bools,
     Floats,
@@ -202,20 +196,3 @@ def test_rewards_have_intervals_over_prompts_whatever_they_are() -> None:
     assert interval_of(found, "long") == mean_interval([x[3] for x in given], prompts)
     total = mean_interval([x[2] + x[3] for x in given], prompts)
     assert interval_of(found, "reward") == total
-
-
-def test_where_nothing_can_be_written_is_told_before_the_model_is_measured(tmp_path: Path) -> None:
-    config, rows = tmp_path / "sft.yaml", tmp_path / "rows.jsonl"
-    rows.write_text("{}\n")  # a bad row, which is met later
-    model = tiny_config("qwen2", True, vocab=32, hidden=64, heads=2, feed_forward=96)
-    write_tiny_model(tmp_path / "model", model, 0, make_tokenizer())
-    config.write_text(
-        f"# sft\nrun: {{directory: {tmp_path}, steps: 1}}\n"
-        f"actor: {{model: {{path: {tmp_path}/model}}}}\n"
-        f"data: {{train: {{path: {rows}, text: t}}, eval: {{path: {rows}, text: t}}}}\n"
-    )
-    found = FoundModel(str(tmp_path), load_any(str(config)), rows / "out")
-    with pytest.raises(PlimsollError, match=r"Cannot write .*rows\.jsonl/out: "):
-        run_eval(found)
-    with pytest.raises(PlimsollError, match="Cannot write /sys: "):  # not even by root
-        run_eval(replace(found, directory=Path("/sys")))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.job import JobConfig
 from plimsoll.config.rl import PpoConfig
 from plimsoll.data.dataset import load_pairs, load_responses, load_samples, load_steps
@@ -20,7 +19,6 @@ from plimsoll.jobs.rm import RmConfig
 from plimsoll.jobs.rm_loop import load_scored_pairs
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
-from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.rl.setup import prompt_loader
 from plimsoll.run.planned import Planned
 from plimsoll.train.run_data import LoadRows, load_data
@@ -50,17 +48,13 @@ JOBS: dict[str, tuple[type[JobConfig], LoadRows[Any] | None, dict[str, Any], dic
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory with a model; rows to learn from in two files, of which held-out ones
-    are none, some or all."""
-    monkeypatch.chdir(tmp_path)
-    shape = tiny_config("qwen2", True, vocab=32, hidden=64, heads=2, feed_forward=96)
-    write_tiny_model(tmp_path / "model", shape, 0, make_tokenizer())
+def home(model_home: Path) -> Path:
+    """Rows to learn from in two files, of which held-out ones are none, some or all."""
     write("first", [row | {"good": True} for row in ROWS[:3]])
     write("second", [row | {"good": True} for row in ROWS[3:6]])
     write("other", [row | {"good": True} for row in ROWS[6:]])
     write("some", [row | {"good": False, "more": 1} for row in (*ROWS[6:], ROWS[2], ROWS[2])])
-    return tmp_path
+    return model_home
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> None:

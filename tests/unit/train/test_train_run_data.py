@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rl import PpoConfig, RewardConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.errors import ConfigError, DataError, Interrupted
 from plimsoll.jobs.ppo_loop import measure
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
-from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Sample
 from plimsoll.reward.score import build_rewards
 from plimsoll.rl.setup import PpoData, load_prompt_data
@@ -31,14 +29,11 @@ PAGES = [{"body": "1234567890"}, {"body": ""}, {"body": "12"}]
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current directory with a model whose tokenizer has no chat template, and data."""
-    monkeypatch.chdir(tmp_path)
-    config = tiny_config("qwen2", True, vocab=32, hidden=64, heads=2, feed_forward=96)
-    write_tiny_model(tmp_path / "model", config, 0, make_tokenizer())
+def home(model_home: Path) -> Path:
+    """A current directory with a model, and data."""
     for name, rows in (("sums", SUMS), ("pages", PAGES)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
+        (model_home / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return model_home
 
 
 def sft(train: dict[str, Any], **data: Any) -> SftConfig:
