@@ -10,7 +10,7 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
-from plimsoll.memory.rules.culprit import find_culprit
+from plimsoll.memory.rules.top_consumer import find_top_consumer
 from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.rollout.vllm_price import ASLEEP, least_share
 from plimsoll.run.counting import counted, gigabytes
@@ -158,7 +158,7 @@ def _smaller_shares(job: Job, rollout: RolloutConfig, ranks: Store, band: Band) 
         cards = max(len(node.cards) for node in job.hardware.nodes)
         if rollout.tensor_parallel < cards:
             yield f"a larger rollout.tensor_parallel (now {rollout.tensor_parallel})"
-        yield find_culprit(_beside_engine(ranks, rollout), job.spec).fix
+        yield find_top_consumer(_beside_engine(ranks, rollout), job.spec).fix
     awakened = " with rollout.sleep_level: 0" if level else ""
     yield f"rollout.placement: own{awakened}{_further_cards(job, rollout)}"
 

@@ -8,9 +8,9 @@ from plimsoll.config.codes import Code
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.contents.stores import Band, Store, judge
-from plimsoll.memory.rules.culprit import Culprit, find_culprit
+from plimsoll.memory.contents.stores import Band, Store, verdict_of
 from plimsoll.memory.rules.engines import beside_training
+from plimsoll.memory.rules.top_consumer import TopConsumer, find_top_consumer
 from plimsoll.rollout.vllm_price import GIB, card_share, least_cpu_cache, least_share
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.timeline.items import Item
@@ -31,12 +31,12 @@ def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Itera
 def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Problem]:
     """An error of each card and host that does not hold its peak, a warning where it may not."""
     for store in stores:
-        verdict = judge(store, band)
+        verdict = verdict_of(store, band)
         if verdict == "does not fit":
-            culprit = find_culprit(store, job.spec)
-            engines = culprit.kind == "rollout engines"
+            top_consumer = find_top_consumer(store, job.spec)
+            engines = top_consumer.kind == "rollout engines"
             shared = beside_training(job, store, band) if engines else None
-            yield shared or _overfull(store, culprit)
+            yield shared or _overfull(store, top_consumer)
         elif verdict == "risky":
             yield _close(store, band)
 
@@ -52,12 +52,12 @@ def _cards(job: Job) -> Iterator[Problem]:
             "nothing can be put on a card that is not there",
             "cluster.device: cpu, or cluster.hardware: the cards that the run will have",
         )
-    if layout.homeless:
+    if layout.unplaced:
         yield Problem(
             "more-ranks-than-gpus",
             "error",
             f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has {have}: no "
-            f"card is left for {_listed(layout.homeless)}",
+            f"card is left for {_listed(layout.unplaced)}",
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "
             "of an engine are on one node" * sampled,
@@ -157,20 +157,22 @@ def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
         )
 
 
-def _overfull(store: Store, culprit: Culprit) -> Problem:
+def _overfull(store: Store, top_consumer: TopConsumer) -> Problem:
     assert store.capacity is not None
     peak = store.peak
     over = gigabytes(peak.bytes - store.capacity)
-    share = gigabytes(culprit.bytes)
-    alone = "without them the rest fits" if culprit.alone else "the largest, and not alone in it"
-    items = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in culprit.items[:4])
+    share = gigabytes(top_consumer.bytes)
+    alone = (
+        "without them the rest fits" if top_consumer.alone else "the largest, and not alone in it"
+    )
+    items = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in top_consumer.items[:4])
     return Problem(
         _TOO_SMALL[store.where],
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment.phase} "
         f"({peak.moment.instant}), {over} GB more than it has",
-        f"it breaks on {culprit.what}, {share} GB ({items}): {alone}",
-        culprit.fix,
+        f"it breaks on {top_consumer.what}, {share} GB ({items}): {alone}",
+        top_consumer.fix,
     )
 
 
