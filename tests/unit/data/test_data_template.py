@@ -81,7 +81,7 @@ def test_the_byte_tokenizer_itself(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inside", "after", "learned", "rest"),
+    ("inside", "after", "loss_mask", "rest"),
     [
         ("<|im_end|>", "\n", "yo<|im_end|>", "\n"),
         ("<|im_end|>\n", "", "yo<|im_end|>", "\n"),

@@ -217,9 +217,9 @@ def test_a_student_and_its_teacher_whose_states_wait_on_the_host(divergence: str
     lm = language_model(AutoModelForCausalLM, "qwen2", SDPA, MODEL)
     with FakeTensorMode():
         teacher = Direct(on_card(TeacherModel(lm, LogitForm())))
-        (teacher_forward,) = teacher_forward(teacher, [PACK], CARD)  # type: ignore[arg-type]
-        assert teacher_forward.hidden_L_H.is_cpu
-        learn(on_card(policy), objective, teacher_forward)
+        (states,) = teacher_forward(teacher, [PACK], CARD)  # type: ignore[arg-type]
+        assert states.hidden_L_H.is_cpu
+        learn(on_card(policy), objective, states)
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -77,7 +77,7 @@ def test_34b_dpo_is_close_to_the_line_and_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "culprit", "fix"),
+    ("found", "top_consumer", "fix"),
     [
         (dpo(offload="none"), "the reference model", "reference.offload: cpu"),
         (dpo(checkpointing="false"), "actor's activations", "gradient_checkpointing: true"),
