@@ -34,8 +34,8 @@ def test_the_page_of_what_to_add_where() -> None:
 
 
 def test_the_way_from_a_config_to_a_verdict() -> None:
-    """What it names, such as `verdict_of` (`memory/contents/stores.py`), is there, and its numbers are
-    the plan's."""
+    """What it names, such as `verdict_of` (`memory/contents/stores.py`), is there, and its numbers
+    are the plan's."""
     way = (PROJECT / "docs" / "extend.md").read_text().partition("### From a config to a")[2]
     named = re.findall(r"`(\w+)`\s+\(`([\w/]+\.py)`\)", way)
     assert len(named) == 9
