@@ -199,7 +199,7 @@ def train_sft_with_dry_step(
     place: Place, model: Path, setting: Setting, batches: Sequence[Batch], out: Path
 ) -> list[StepResult]:
     """As `train_sft`, with an engine that does not forget DeepSpeed's dry step."""
-    with patch("plimsoll.engine.zero.forget_dry_step", lambda optimizer: None):
+    with patch("plimsoll.engine.zero.engine.forget_dry_step", lambda optimizer: None):
         return train_sft(place, model, setting, batches, out)
 
 
