@@ -120,7 +120,7 @@ def test_vllm_beside_the_ranks_breaks_by_its_share() -> None:
         plan("ppo", PPO.replace("SHARE", "0.5"), "4xA100-80GB"),
     ],
 )
-def test_the_ways_out_are_ways_out(found: Plan) -> None:
+def test_the_remedies_are_remedies(found: Plan) -> None:
     assert found.verdict == "fits"
 
 

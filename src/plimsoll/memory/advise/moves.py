@@ -15,22 +15,8 @@ from plimsoll.memory.advise.engine_moves import engine_forms, smaller_engines
 from plimsoll.memory.advise.room import free_cards, with_room
 from plimsoll.memory.contents.stores import judge
 from plimsoll.memory.plan.plan import Load
+from plimsoll.memory.remedies import levers
 from plimsoll.memory.remedies.changes import Move, Value, changed, changes_between
-from plimsoll.memory.remedies.levers import (
-    ALL_RECOMPUTED,
-    DIVIDED,
-    EACH_LAYER_CHECKPOINTED,
-    INPUTS_ON_HOST,
-    MODEL_DIVIDED,
-    MODEL_OFF_HOST,
-    MODEL_ON_HOST,
-    PRECOMPUTED,
-    WEIGHTS_ON_HOST,
-    of_frozen,
-    optimizer_on_host,
-    quantised,
-    with_adapter,
-)
 from plimsoll.memory.rules.states import LOST_BELOW
 from plimsoll.spec.run_spec import RunSpec
 
@@ -44,7 +30,7 @@ def faster_moves(spec: RunSpec[Any], hardware: Hardware) -> Iterator[Move]:
         yield {"batch.micro_batch_tokens": factor * spec.workload.budget}
     for trained in _FASTER:
         yield _of_trained(spec, trained)
-    yield _of_frozen(spec, MODEL_OFF_HOST)
+    yield _of_frozen(spec, levers.MODEL_OFF_HOST)
     if spec.cluster.where == "ray":
         yield filled(spec, hardware)
 
@@ -107,20 +93,20 @@ def _recomputes_all(role: TrainedRole) -> bool:
 
 _DIVIDED: tuple[TrainedMove, ...] = (
     lambda role: {"zero.stage": max(2, role.zero.stage)},
-    lambda _: DIVIDED,
+    lambda _: levers.DIVIDED,
 )
 _RECOMPUTED: tuple[TrainedMove, ...] = (
-    lambda _: {"model.gradient_checkpointing": "selective", **EACH_LAYER_CHECKPOINTED},
-    lambda _: {**ALL_RECOMPUTED, "model.checkpoint_every": 2},
-    lambda _: {**ALL_RECOMPUTED, **EACH_LAYER_CHECKPOINTED},
-    lambda _: {**ALL_RECOMPUTED, **EACH_LAYER_CHECKPOINTED, **INPUTS_ON_HOST},
+    lambda _: {"model.gradient_checkpointing": "selective", **levers.EACH_LAYER_CHECKPOINTED},
+    lambda _: {**levers.ALL_RECOMPUTED, "model.checkpoint_every": 2},
+    lambda _: {**levers.ALL_RECOMPUTED, **levers.EACH_LAYER_CHECKPOINTED},
+    lambda _: {**levers.ALL_RECOMPUTED, **levers.EACH_LAYER_CHECKPOINTED, **levers.INPUTS_ON_HOST},
 )
 _NARROW: tuple[TrainedMove, ...] = (_narrow_gradients, _narrow_states, _moments_in_8_bits)
 _OFFLOADED: tuple[TrainedMove, ...] = (
-    optimizer_on_host,
-    lambda _: WEIGHTS_ON_HOST,
+    levers.optimizer_on_host,
+    lambda _: levers.WEIGHTS_ON_HOST,
 )
-_ADAPTED: tuple[TrainedMove, ...] = (with_adapter, quantised)
+_ADAPTED: tuple[TrainedMove, ...] = (levers.with_adapter, levers.quantised)
 _FASTER: tuple[TrainedMove, ...] = (
     lambda _: {"zero.optimizer_offload": "none"},
     lambda _: {"zero.parameter_offload": "none"},
@@ -134,10 +120,10 @@ _FASTER: tuple[TrainedMove, ...] = (
     lambda role: {"zero.stage": min(2, role.zero.stage), "zero.parameter_offload": "none"},
 )
 _FROZEN: tuple[Move, ...] = (
-    MODEL_ON_HOST,
-    MODEL_DIVIDED,
-    {**MODEL_DIVIDED, **MODEL_ON_HOST},
-    MODEL_OFF_HOST,
+    levers.MODEL_ON_HOST,
+    levers.MODEL_DIVIDED,
+    {**levers.MODEL_DIVIDED, **levers.MODEL_ON_HOST},
+    levers.MODEL_OFF_HOST,
 )
 
 
@@ -154,7 +140,7 @@ def _of_frozen(spec: RunSpec[Any], values: Move) -> Move:
     """The move made by all models that only score."""
     found: dict[str, Value] = {}
     for name in spec.frozen:
-        found |= of_frozen(spec, name, values)
+        found |= levers.of_frozen(spec, name, values)
     return found
 
 
@@ -171,7 +157,7 @@ def _smaller_micro_batches(load: Load) -> Iterator[Move]:
 def _stored_reference(load: Load) -> Iterator[Move]:
     spec = load.job.spec
     if spec.may_precompute and "reference" in spec.frozen:
-        yield PRECOMPUTED
+        yield levers.PRECOMPUTED
 
 
 def _fewer_checkpoints(load: Load) -> Iterator[Move]:

@@ -34,9 +34,8 @@ def smaller_shares(job: Job, ranks: Store, band: Band) -> Iterator[Remedy]:
         if rollout.tensor_parallel < _cards_of_a_node(job):
             yield _larger_parts(rollout)
         yield from find_top_consumer(_beside_engine(ranks, rollout), job.spec).remedies
-    own: Move = {"rollout.placement": "own"}
-    awake_there: Move = {"rollout.sleep_level": 0} if level else {}
-    yield Remedy({**own, **awake_there}, _further_cards(job, rollout))
+    awake_there = {"rollout.sleep_level": 0} if level else {}
+    yield Remedy({"rollout.placement": "own", **awake_there}, _further_cards(job, rollout))
 
 
 def _larger_parts(rollout: RolloutConfig) -> Remedy:

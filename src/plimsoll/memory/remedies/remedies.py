@@ -7,24 +7,8 @@ from typing import Any, cast
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.memory.remedies import levers
 from plimsoll.memory.remedies.changes import Move, Remedy, value_at
-from plimsoll.memory.remedies.levers import (
-    ALL_RECOMPUTED,
-    DEEP_SLEEP,
-    DIVIDED,
-    EACH_LAYER_CHECKPOINTED,
-    INPUTS_ON_HOST,
-    LIGHT_SLEEP,
-    MODEL_DIVIDED,
-    MODEL_OFF_HOST,
-    MODEL_ON_HOST,
-    PRECOMPUTED,
-    WEIGHTS_ON_HOST,
-    of_frozen,
-    optimizer_on_host,
-    quantised,
-    with_adapter,
-)
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Kind, Where
@@ -54,14 +38,14 @@ def remedies_for_states(role: str, where: Where, spec: RunSpec[Any]) -> Iterator
     offloaded = trained.zero.optimizer_offload == "cpu"
     if where == "device":
         if not offloaded:
-            yield _written(role, trained, optimizer_on_host(trained))
+            yield _written(role, trained, levers.optimizer_on_host(trained))
         if trained.zero.stage < 3 and (offloaded or spec.cluster.ranks > 1):
-            yield _written(role, trained, DIVIDED)
+            yield _written(role, trained, levers.DIVIDED)
     elif "critic" in spec.trained and _could_have_own_ranks(spec):
         so_that = "so that actor and critic are on nodes of their own"
         yield Remedy(words=f"cluster.critic_ranks, {so_that}")
     if trained.adapter is None:
-        yield _written(role, trained, with_adapter(trained))
+        yield _written(role, trained, levers.with_adapter(trained))
     yield from _larger(spec, where, divided=trained.zero.stage > 0)
 
 
@@ -84,11 +68,11 @@ def _weights(role: str, spec: RunSpec[Any]) -> Iterator[Remedy]:
     """On a card; those of a frozen base may be in 4 bits."""
     trained = _trained(role, spec)
     if trained.model.quantization == "none":
-        yield _written(role, trained, quantised(trained))
+        yield _written(role, trained, levers.quantised(trained))
     if trained.zero.stage < 3 and spec.cluster.ranks > 1:
-        yield _written(role, trained, DIVIDED)
+        yield _written(role, trained, levers.DIVIDED)
     if trained.zero.parameter_offload == "none":
-        yield _written(role, trained, WEIGHTS_ON_HOST)
+        yield _written(role, trained, levers.WEIGHTS_ON_HOST)
     yield from _larger(spec, "device", divided=trained.zero.stage == 3)
 
 
@@ -105,13 +89,13 @@ def _larger(spec: RunSpec[Any], where: Where, *, divided: bool) -> Iterator[Reme
 def _frozen_model(role: RoleName, where: Where, spec: RunSpec[Any]) -> Iterator[Remedy]:
     frozen = spec.frozen[role]
     if where == "device" and frozen.offload == "none" and frozen.model.quantization == "none":
-        yield Remedy(of_frozen(spec, role, MODEL_ON_HOST))
+        yield Remedy(levers.of_frozen(spec, role, levers.MODEL_ON_HOST))
     elif where == "host" and frozen.offload == "cpu":
-        yield Remedy(of_frozen(spec, role, MODEL_OFF_HOST))
+        yield Remedy(levers.of_frozen(spec, role, levers.MODEL_OFF_HOST))
     if spec.cluster.ranks > 1 and frozen.stage == 0:
-        yield Remedy(of_frozen(spec, role, MODEL_DIVIDED))
+        yield Remedy(levers.of_frozen(spec, role, levers.MODEL_DIVIDED))
     if spec.may_precompute and not spec.precomputes:
-        yield Remedy(PRECOMPUTED)
+        yield Remedy(levers.PRECOMPUTED)
     yield from _larger(spec, where, divided=frozen.stage == 3 or spec.actor.zero.stage > 0)
 
 
@@ -121,9 +105,9 @@ def _engine(where: Where, rollout: RolloutConfig) -> Iterator[Remedy]:
     elif where == "device":
         yield Remedy(words=f"a lower rollout.memory_share (now {rollout.memory_share:g})")
         if rollout.placement == "shared" and rollout.sleep_level == 0:
-            yield Remedy(LIGHT_SLEEP)
+            yield Remedy(levers.LIGHT_SLEEP)
     elif rollout.sleep_level == 1:
-        yield Remedy(DEEP_SLEEP)
+        yield Remedy(levers.DEEP_SLEEP)
     else:
         fewer = "fewer rollout.engines on a node, " if rollout.engines > 1 else ""
         cache = f"on CPU a smaller rollout.cpu_kv_cache_gib (now {rollout.cpu_kv_cache_gib:g})"
@@ -136,12 +120,12 @@ def _activations(role: str, where: Where, spec: RunSpec[Any]) -> Iterator[Remedy
     model, learns = trained.model, role in ("actor", "critic")
     again = model.gradient_checkpointing
     if learns and again is not True:
-        yield _written(role, trained, ALL_RECOMPUTED)
+        yield _written(role, trained, levers.ALL_RECOMPUTED)
     if learns and again and model.checkpoint_every > 1:
-        yield _written(role, trained, EACH_LAYER_CHECKPOINTED)
+        yield _written(role, trained, levers.EACH_LAYER_CHECKPOINTED)
     yield _smaller_micro_batch(spec)
     if learns and again and model.activation_offload == "none" and where == "device":
-        yield _written(role, trained, INPUTS_ON_HOST)
+        yield _written(role, trained, levers.INPUTS_ON_HOST)
 
 
 def _smaller_micro_batch(spec: RunSpec[Any]) -> Remedy:
