@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.rules.ways_out import states_way_out, way_out
+from plimsoll.memory.remedies.changes import Remedy
+from plimsoll.memory.remedies.remedies import remedies_for, remedies_for_states
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Item, Kind
 
 
 @dataclass(frozen=True)
-class Culprit:
+class TopConsumer:
     """Items of a peak that could go together, the largest first.
 
     what: in words. kind: None for all that a role has. alone: without them the rest fits.
-    fix: what to write in the config.
+    remedies: what to do about them, one or another.
     """
 
     what: str
     kind: Kind | None
     items: tuple[Item, ...]
     alone: bool
-    fix: str
+    remedies: tuple[Remedy, ...]
 
     @property
     def bytes(self) -> int:
@@ -47,7 +48,7 @@ _OPTIONAL: tuple[Kind | None, ...] = (
 Choice = Callable[[Item], bool]
 
 
-def find_culprit(store: Store, spec: RunSpec[Any]) -> Culprit:
+def find_top_consumer(store: Store, spec: RunSpec[Any]) -> TopConsumer:
     """Of an overfull store: of what would make it fit by going alone, the most optional kind, and
     of that the largest; where nothing would, the largest of all."""
     kinds = sorted(_kinds(store, spec), key=lambda one: -one.bytes)
@@ -55,33 +56,35 @@ def find_culprit(store: Store, spec: RunSpec[Any]) -> Culprit:
     return min(alone, key=lambda one: _OPTIONAL.index(one.kind)) if alone else kinds[0]
 
 
-def _kinds(store: Store, spec: RunSpec[Any]) -> Iterator[Culprit]:
+def _kinds(store: Store, spec: RunSpec[Any]) -> Iterator[TopConsumer]:
     """Each role's items of one kind."""
     for role, kind in dict.fromkeys((item.role, item.kind) for item in store.peak.items):
 
         def chosen(item: Item, role: str = role, kind: Kind = kind) -> bool:
             return item.role == role and item.kind == kind
 
-        fix = way_out(role, kind, store.where, spec)
-        yield _culprit(store, _words(role, kind), kind, chosen, fix)
+        remedies = remedies_for(role, kind, store.where, spec)
+        yield _consumer(store, _words(role, kind), kind, chosen, remedies)
 
 
-def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[Culprit]:
+def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[TopConsumer]:
     """All that a trained role has, for which it would need other machines: the critic first."""
     for role in ("critic", "actor") if "critic" in spec.trained else ():
 
         def chosen(item: Item, role: str = role) -> bool:
             return item.role == role
 
-        fix = states_way_out(role, store.where, spec)
-        yield _culprit(store, f"all of the {role}", None, chosen, fix)
+        remedies = remedies_for_states(role, store.where, spec)
+        yield _consumer(store, f"all of the {role}", None, chosen, remedies)
 
 
-def _culprit(store: Store, what: str, kind: Kind | None, chosen: Choice, fix: str) -> Culprit:
+def _consumer(
+    store: Store, what: str, kind: Kind | None, chosen: Choice, remedies: Iterable[Remedy]
+) -> TopConsumer:
     assert store.capacity is not None
     alone = store.without(chosen).peak.bytes <= store.capacity
     items = tuple(item for item in store.peak.items if chosen(item))
-    return Culprit(what, kind, items, alone, fix)
+    return TopConsumer(what, kind, items, alone, tuple(remedies))
 
 
 def _words(role: str, kind: Kind) -> str:
