@@ -28,7 +28,7 @@ from plimsoll.model.price import form as forms
 from plimsoll.model.price.activations import activation_items, backward_items
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape, parameter_tensors
-from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.items import Allocation, Moment
 
 PEAKS = Path(__file__).with_name("peaks.csv")
 COLUMNS = ("id", "source", "model", "cards", "sequences", "seq_len", "measured_gb", "metric")
@@ -128,7 +128,7 @@ class Row:
         output = self.number("output_bytes") * self.work.tokens * self.shape.vocabulary
         return self.device_bytes(held, layers) + output if layers else 0
 
-    def device_bytes(self, held: Iterable[Held], layers: int) -> float:
+    def device_bytes(self, held: Iterable[Allocation], layers: int) -> float:
         """Logits as wide as this framework's, and what else it keeps."""
         logit = self.number("logit_bytes", 12) / UNFUSED
         on_card = (one.item for one in held if one.item.where == "device")
@@ -158,8 +158,8 @@ class Row:
         """The most of a step: forward, backward, the first reduction of gradients, the backward's
         end, the gradients' norm and the optimizer's step."""
 
-        def living(*lives: str) -> float:
-            return sum(self.states[life] for life in ("always", *lives))
+        def living(*lifetimes: str) -> float:
+            return sum(self.states[life] for life in ("always", *lifetimes))
 
         before = () if self["gradients"] else ("training",)
         late = ("training",) if self["gradients"] == "late" else before

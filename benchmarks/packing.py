@@ -34,9 +34,9 @@ def samples() -> list[Sample]:
     rng = np.random.default_rng(0)
     found = []
     for length in rng.integers(40, 360, size=SEQUENCES):
-        learned = np.ones(length, dtype=np.bool_)
-        learned[0] = False
-        found.append(Sample(rng.integers(VOCABULARY, size=length), learned))
+        loss_tokens = np.ones(length, dtype=np.bool_)
+        loss_tokens[0] = False
+        found.append(Sample(rng.integers(VOCABULARY, size=length), loss_tokens))
     return found
 
 

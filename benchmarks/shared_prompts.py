@@ -55,7 +55,7 @@ class Side:
         loss.backward()
 
     def _logprobs(self) -> Tensor:
-        return sums(self.module(self.pack, False).logprobs_L, self.pack.cu_learned)
+        return sums(self.module(self.pack, False).logprobs_L, self.pack.cu_loss_tokens)
 
     def seconds(self) -> float:
         """Of one forward and backward."""

@@ -97,16 +97,16 @@ class Row(Protocol):
 class Sample:
     """One training sequence.
 
-    tokens: shape [n]. learned: shape [n], True where the token is to be learned; the first
+    tokens: shape [n]. loss_mask: shape [n], True where the token is to be learned; the first
     token can never be (nothing predicts it).
     """
 
     tokens: TokenIds
-    learned: Bools
+    loss_mask: Bools
 
     def __post_init__(self) -> None:
-        assert self.tokens.shape == self.learned.shape and self.tokens.ndim == 1
-        assert len(self.tokens) > 0 and not self.learned[0]
+        assert self.tokens.shape == self.loss_mask.shape and self.tokens.ndim == 1
+        assert len(self.tokens) > 0 and not self.loss_mask[0]
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -154,7 +154,7 @@ class LabelledSteps:
     prompt: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        assert self.labels.shape == (int(self.sample.learned.sum()),)
+        assert self.labels.shape == (int(self.sample.loss_mask.sum()),)
 
     @property
     def samples(self) -> tuple[Sample, ...]:
@@ -173,7 +173,7 @@ class Pack:
     Worked example: the sequences [a b c] (b, c learned) and [d e] (e learned) give
     tokens_T = [a b c d e], positions_T = [0 1 2 0 1], cu_seqlens = [0 3 5],
     predictor_L = [0 1 3] (the hidden states at a, b and d predict b, c and e),
-    targets_L = [b c e], cu_learned = [0 2 3].
+    targets_L = [b c e], cu_loss_tokens = [0 2 3].
 
     Sequences may share how they begin: of [a b c] and [a b f] (c, f learned) the second adds only
     f, at position 2, and b predicts both: tokens_T = [a b c f], positions_T = [0 1 2 2],
@@ -192,7 +192,7 @@ class Pack:
     shared_S: Ints
     predictor_L: Ints
     targets_L: Ints
-    cu_learned: NDArray[np.int32]
+    cu_loss_tokens: NDArray[np.int32]
     samples_S: Ints
 
     @property
@@ -201,7 +201,7 @@ class Pack:
         return len(self.tokens_T)
 
     @property
-    def learned(self) -> int:
+    def loss_tokens(self) -> int:
         """How many of them are learned (L)."""
         return len(self.targets_L)
 
@@ -218,7 +218,7 @@ class BatchCounts:
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> BatchCounts:
         """Of a step that learns from these samples."""
-        return cls(sum(int(sample.learned.sum()) for sample in samples), len(samples))
+        return cls(sum(int(sample.loss_mask.sum()) for sample in samples), len(samples))
 
 
 def leaders(shared_S: Ints) -> Ints:
@@ -231,7 +231,7 @@ def to_packed(pack: Pack, per_sample: Sequence[Floats]) -> Floats:
     """Lay per-sample arrays (one number per learned token) out in the pack's order, _L."""
     pieces = [per_sample[sample] for sample in pack.samples_S if sample >= 0]
     flat_L = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.float32)
-    assert len(flat_L) == pack.learned
+    assert len(flat_L) == pack.loss_tokens
     return flat_L.astype(np.float32, copy=False)
 
 
@@ -239,10 +239,10 @@ def from_packed(packs: Sequence[Pack], values: Sequence[Floats], samples: int) -
     """The inverse of `to_packed` over several packs: one array per sample, in batch order."""
     found: list[Floats | None] = [None] * samples
     for pack, values_L in zip(packs, values, strict=True):
-        assert len(values_L) == pack.learned
+        assert len(values_L) == pack.loss_tokens
         for i, sample in enumerate(pack.samples_S):
             if sample >= 0:
-                found[sample] = values_L[pack.cu_learned[i] : pack.cu_learned[i + 1]]
+                found[sample] = values_L[pack.cu_loss_tokens[i] : pack.cu_loss_tokens[i + 1]]
     missing = [i for i, array in enumerate(found) if array is None]
     assert not missing, f"samples {missing} are in no pack"
     return [array for array in found if array is not None]

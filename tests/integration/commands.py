@@ -24,7 +24,7 @@ from plimsoll.cli import main
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.jobs.which import load_any
 from plimsoll.model.tiny import tiny_config, write_tiny_model
-from plimsoll.run.rows import read_rows
+from plimsoll.run.json_lines import read_rows
 
 MARK = "PLIMSOLL_TEST_RUN"
 """The environment variable by which all processes of a run are found, whoever their parent is."""

@@ -47,8 +47,8 @@ def train_student(
     results = []
     for batch, rate in zip(batches, RATES, strict=True):
         packs = own_packs(place, batch, case.setting.micro_batch_tokens)
-        worker.teach(packs)
-        measured = worker.measure_taught(packs, batch.counts, OBJECTIVE)
+        worker.teacher_forward(packs)
+        measured = worker.measure_distillation(packs, batch.counts, OBJECTIVE)
         results.append(worker.train("actor", packs, None, batch.counts, OBJECTIVE, rate))
         assert measured == results[-1].metrics  # the same, without gradients
     worker.save_checkpoint("actor", out / "checkpoint")
@@ -71,7 +71,7 @@ class PlainDistillation:
             student_LV = learned_logits(model, sample)
             q, p = (x.div(TEMPERATURE).softmax(-1) for x in (student_LV, teacher_LV))
             divergences.append((q * (q.log() - p.log())).sum(-1))
-            targets = torch.from_numpy(sample.tokens[sample.learned])
+            targets = torch.from_numpy(sample.tokens[sample.loss_mask])
             nlls.append(torch.nn.functional.cross_entropy(student_LV, targets, reduction="none"))
         divergence, nll = torch.cat(divergences).mean(), torch.cat(nlls).mean()
         loss = (1 - SHARE) * TEMPERATURE**2 * divergence + SHARE * nll
@@ -82,4 +82,4 @@ def learned_logits(model: Any, sample: Sample) -> Tensor:
     """Those that predict the sample's learned tokens."""
     tokens = torch.from_numpy(sample.tokens)
     logits_TV: Tensor = model(tokens[None], use_cache=False).logits[0, :-1].float()
-    return logits_TV[torch.from_numpy(sample.learned[1:])]
+    return logits_TV[torch.from_numpy(sample.loss_mask[1:])]

@@ -53,7 +53,7 @@ class Batch:
 
     @property
     def counts(self) -> BatchCounts:
-        return BatchCounts(sum(int(s.learned.sum()) for s in self.samples), len(self.samples))
+        return BatchCounts(sum(int(s.loss_mask.sum()) for s in self.samples), len(self.samples))
 
 
 def make_batch(lengths: Sequence[int], seed: int, unlearned: Sequence[int] = ()) -> Batch:
@@ -65,12 +65,12 @@ def make_batch(lengths: Sequence[int], seed: int, unlearned: Sequence[int] = ())
     rng = np.random.default_rng(seed)
     samples = []
     for i, length in enumerate(lengths):
-        learned = (rng.random(length) < 0.66) & (i not in unlearned)
-        learned[0] = False
-        samples.append(Sample(rng.integers(0, VOCAB, length), learned))
+        loss_mask = (rng.random(length) < 0.66) & (i not in unlearned)
+        loss_mask[0] = False
+        samples.append(Sample(rng.integers(0, VOCAB, length), loss_mask))
 
     def stream(mean: float, spread: float) -> tuple[Floats, ...]:
-        drawn = (rng.normal(mean, spread, int(s.learned.sum())) for s in samples)
+        drawn = (rng.normal(mean, spread, int(s.loss_mask.sum())) for s in samples)
         return tuple(array.astype(np.float32) for array in drawn)
 
     guess = -float(np.log(VOCAB))

@@ -62,9 +62,9 @@ def plain_logprobs(model: Any, sample: Sample, temperature: float = 1.0) -> tupl
     tokens = torch.from_numpy(sample.tokens)
     logits_TV = model(tokens[None], use_cache=False).logits[0, :-1].float() / temperature
     logp_TV = torch.log_softmax(logits_TV, dim=-1)
-    learned = torch.from_numpy(sample.learned[1:])
+    loss_mask = torch.from_numpy(sample.loss_mask[1:])
     logp_T = logp_TV.gather(1, tokens[1:, None])[:, 0]
-    return logp_T[learned], -(logp_TV.exp() * logp_TV).sum(-1)[learned]
+    return logp_T[loss_mask], -(logp_TV.exp() * logp_TV).sum(-1)[loss_mask]
 
 
 def plain_values(model: Any, sample: Sample) -> Tensor:
@@ -72,7 +72,7 @@ def plain_values(model: Any, sample: Sample) -> Tensor:
     tokens = torch.from_numpy(sample.tokens)
     hidden_TH = model.model(tokens[None], use_cache=False).last_hidden_state[0, :-1]
     values_T: Tensor = hidden_TH.float() @ model.score.weight[0].float()
-    return values_T[torch.from_numpy(sample.learned[1:])]
+    return values_T[torch.from_numpy(sample.loss_mask[1:])]
 
 
 def _flat(arrays: Sequence[Floats]) -> Tensor:

@@ -31,8 +31,8 @@ def with_prompts(batch: Batch) -> Batch:
         for sample in both:
             tokens = np.concatenate([prompt, sample.tokens[len(prompt) :]])
             places = np.arange(len(tokens))
-            learned = (sample.learned & (places >= len(prompt))) | (places == len(tokens) - 1)
-            samples.append(Sample(tokens, learned))
+            loss_mask = (sample.loss_mask & (places >= len(prompt))) | (places == len(tokens) - 1)
+            samples.append(Sample(tokens, loss_mask))
     return replace(batch, samples=tuple(samples))
 
 
@@ -117,7 +117,7 @@ class PlainDpo:
             chosen, rejected = policy_S[i] - reference_S[i], policy_S[i + 1] - reference_S[i + 1]
             right = torch.sigmoid(0.3 * (chosen - rejected))
             terms.append(-0.9 * torch.log(right) - 0.1 * torch.log(1 - right))
-            nlls.append(-policy_S[i] / int(batch.samples[i].learned.sum()))
+            nlls.append(-policy_S[i] / int(batch.samples[i].loss_mask.sum()))
             margins.append(0.3 * (chosen - rejected))
         loss, nll = torch.stack(terms).mean(), torch.stack(nlls).mean()
         margin = torch.stack(margins)

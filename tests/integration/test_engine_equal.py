@@ -199,8 +199,8 @@ def test_the_sparse_batches_are_sparse() -> None:
     ]
     assert [[p.samples_S.tolist() for p in rank] for rank in packs[0]] == [[[0]], [[-1]]]
     for batch in packs[1:]:
-        learned = sorted(sum(pack.learned for pack in rank) for rank in batch)
-        assert learned[0] == 0 and learned[1] > 0
+        loss_mask = sorted(sum(pack.loss_tokens for pack in rank) for rank in batch)
+        assert loss_mask[0] == 0 and loss_mask[1] > 0
 
 
 @pytest.mark.parametrize("zero", ["zero-2-cpu-adam", "zero-3-all-cpu"])

@@ -143,7 +143,7 @@ def check_bucket(bucket: WeightBucket | None, limit: int, is_tied: bool) -> None
 
 
 @dataclass(frozen=True)
-class Held:
+class Allocation:
     """Bytes of parameters that are whole on a rank.
 
     apart: outside of `gathered`. gathered: inside, for each bucket. own: those of each bucket's
@@ -173,7 +173,7 @@ def learn(engine: ZeroEngine, place: Place) -> None:
     engine.step(1e-3)
 
 
-def hold_while_gathering(place: Place, model: Path, frozen: bool) -> Held:
+def hold_while_gathering(place: Place, model: Path, frozen: bool) -> Allocation:
     """After the engine has scored and, if it can, learned: persistent parameters are there."""
     join(place)
     role = Setting(ZeroConfig(stage=3)).role(model)
@@ -196,7 +196,7 @@ def hold_while_gathering(place: Place, model: Path, frozen: bool) -> Held:
             gathered.append(whole_bytes(module))
         own.append(sum(sizes[name] for name in names if elements[name] > PERSISTENT))
     persistent = sum(sizes[name] for name, count in elements.items() if count <= PERSISTENT)
-    return Held(apart, tuple(gathered), tuple(own), persistent, sum(sizes.values()))
+    return Allocation(apart, tuple(gathered), tuple(own), persistent, sum(sizes.values()))
 
 
 @pytest.mark.parametrize("frozen", [False, True])

@@ -36,9 +36,9 @@ from plimsoll.algorithm.inputs import LabelCounts
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
+from plimsoll.engine.objectives.feedback import FeedbackObjective, FeedbackStream
 from plimsoll.engine.objectives.process import ProcessObjective
 from plimsoll.engine.objectives.reward import RewardObjective
-from plimsoll.engine.objectives.unpaired import UnpairedObjective, UnpairedStream
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 
@@ -104,7 +104,7 @@ def step_on_sequences(
 ) -> StepResult:
     packs, counts = own_packs(place, batch, budget), batch.counts
     if job == "distill":
-        worker.teach(packs)
+        worker.teacher_forward(packs)
         return worker.train("actor", packs, None, counts, DISTILLATION, rate)
     if job == "prm":
         labels = [(p.targets_L % 2).astype(np.float32) for p in packs]
@@ -112,12 +112,12 @@ def step_on_sequences(
     scored = worker.sequence_log_probs("reference", packs)
     samples = [p.samples_S[p.samples_S >= 0] for p in packs]
     responses = [
-        UnpairedStream(scores[: len(own)], own % 2 == 0)
+        FeedbackStream(scores[: len(own)], own % 2 == 0)
         for scores, own in zip(scored, samples, strict=True)
     ]
     half = counts.sequences // 2
-    unpaired = UnpairedObjective(Choice(name="kto"), 0.1, LabelCounts(half, half))
-    return worker.train("actor", packs, responses, counts, unpaired, rate)
+    feedback = FeedbackObjective(Choice(name="kto"), 0.1, LabelCounts(half, half))
+    return worker.train("actor", packs, responses, counts, feedback, rate)
 
 
 def totals(ranks: list[list[StepResult]]) -> list[dict[str, float]]:

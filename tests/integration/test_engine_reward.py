@@ -55,7 +55,7 @@ def labels_of(batch: Batch) -> list[Floats]:
     """Of each step: right or wrong, or between."""
     rng = np.random.default_rng(len(batch.samples[0].tokens))
     return [
-        rng.choice([0, 1, 0.25], int(s.learned.sum())).astype(np.float32) for s in batch.samples
+        rng.choice([0, 1, 0.25], int(s.loss_mask.sum())).astype(np.float32) for s in batch.samples
     ]
 
 
@@ -105,7 +105,7 @@ def plain_scores(model: Any, sample: Sample) -> Tensor:
     tokens = torch.from_numpy(sample.tokens)
     hidden_TH = inner(model).model(tokens[None], use_cache=False).last_hidden_state[0]
     scores_T: Tensor = inner(model).score(hidden_TH)[:, 0].float()
-    return scores_T[torch.from_numpy(sample.learned)]
+    return scores_T[torch.from_numpy(sample.loss_mask)]
 
 
 def inner(model: Any) -> Any:

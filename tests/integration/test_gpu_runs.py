@@ -13,7 +13,7 @@ import pytest
 import torch
 from commands import PPO, SFT, Command, metrics, wait_for, write_config, write_task
 
-from plimsoll.run.rows import read_rows
+from plimsoll.run.json_lines import read_rows
 
 pytestmark = [
     pytest.mark.gpu,

@@ -42,15 +42,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, *script], cwd=home, check=True, timeout=240)
     sft = ["--run.steps", "2", "--batch.sequences", "8", "--data.train.limit", "64"]
     sft += ["--actor.optimizer.warmup_steps", "0"]
-    learned = run_here(home, "sft", str(EXAMPLE / "sft.yaml"), *sft)
-    assert learned.code == 0, learned.err
+    loss_mask = run_here(home, "sft", str(EXAMPLE / "sft.yaml"), *sft)
+    assert loss_mask.code == 0, loss_mask.err
     ppo = ["--cluster.where", "local", "--rollout.engine", "transformers"]
     ppo += ["--run.steps", "1", "--run.eval_every", "1", "--batch.prompts", "4"]
     ppo += ["--data.train.limit", "16", "--data.eval.limit", "4"]
     ppo += ["--rollout.sampling.max_new_tokens", "16", "--data.over_long", "truncate"]
     ppo += ["--actor.optimizer.warmup_steps", "0"]
-    learned = run_here(home, "ppo", str(EXAMPLE / "ppo.yaml"), *ppo)
-    assert learned.code == 0, learned.err
+    loss_mask = run_here(home, "ppo", str(EXAMPLE / "ppo.yaml"), *ppo)
+    assert loss_mask.code == 0, loss_mask.err
     return home
 
 

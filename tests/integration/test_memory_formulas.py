@@ -18,7 +18,7 @@ from plimsoll.shapes.shape import MicroBatch
 from plimsoll.spec.roles import HeadKind
 
 WITHIN = 0.05
-WORK = MicroBatch(tokens=1024, sequences=2, longest=512, learned=32)
+WORK = MicroBatch(tokens=1024, sequences=2, longest=512, loss_tokens=32)
 MODELS = (
     "meta-llama/Llama-2-7b-hf",
     "meta-llama/Meta-Llama-3-8B",
@@ -184,7 +184,7 @@ def test_training_in_fp32(path: str) -> None:
     ],
 )
 def test_one_sequence_longer_than_the_window(path: str, checkpointed: bool) -> None:
-    work = MicroBatch(tokens=4608, sequences=1, longest=4608, learned=16)
+    work = MicroBatch(tokens=4608, sequences=1, longest=4608, loss_tokens=16)
     found = trace_form(_form(path, gradient_checkpointing=checkpointed), work)
     assert abs(found.error) < WITHIN, found
 
@@ -193,7 +193,7 @@ def test_one_sequence_longer_than_the_window(path: str, checkpointed: bool) -> N
     ("path", "checkpointed"), [("Qwen/Qwen2.5-0.5B", False), ("google/gemma-2-2b", True)]
 )
 def test_sequences_that_share_almost_all(path: str, checkpointed: bool) -> None:
-    work = MicroBatch(tokens=1026, sequences=2, longest=512, learned=32, shared=1022)
+    work = MicroBatch(tokens=1026, sequences=2, longest=512, loss_tokens=32, shared=1022)
     found = trace_form(_form(path, gradient_checkpointing=checkpointed), work)
     assert abs(found.error) < WITHIN, found
 

@@ -93,10 +93,10 @@ def test_an_adapter_learns_from_the_teacher(home: Path, one: Outcome) -> None:
         answer.append(tokenizer.eos_token_id)
         tokens = torch.tensor([[*prompt, *answer]])
         with torch.no_grad():
-            own, taught = (
+            own, from_teacher = (
                 model(tokens).logits[0, len(prompt) - 1 : -1, :32] for model in (student, teacher)
             )
-        p, q = (taught / 2).log_softmax(-1), (own / 2).log_softmax(-1)
+        p, q = (from_teacher / 2).log_softmax(-1), (own / 2).log_softmax(-1)
         divergence += (p.exp() * (p - q)).sum(-1).tolist()
         nll += torch.nn.functional.cross_entropy(
             own, torch.tensor(answer), reduction="none"

@@ -17,7 +17,7 @@ from choice import slow
 from commands import PPO, cut_off, metrics, run, run_here, write_config, write_task
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from plimsoll.run.rows import read_rows
+from plimsoll.run.json_lines import read_rows
 
 KILLED_AT = """
 import fnmatch, os, signal, sys

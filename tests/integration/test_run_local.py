@@ -210,15 +210,15 @@ def test_the_model_is_the_trainers(home: Path, job: str, one_rank: RankProcesses
 def held_out_sample(model: Path, prompt: str, response: str) -> Sample:
     tokenizer = AutoTokenizer.from_pretrained(model)
     tokens = np.array([*tokenizer.encode(prompt + response), tokenizer.eos_token_id])
-    learned = np.arange(len(tokens)) >= len(tokenizer.encode(prompt))
-    return Sample(tokens, learned)
+    loss_mask = np.arange(len(tokens)) >= len(tokenizer.encode(prompt))
+    return Sample(tokens, loss_mask)
 
 
 def plain_log_probs(model: Any, row: Sample) -> Floats:
     tokens = torch.from_numpy(row.tokens)
     with torch.no_grad():
         scores = model(tokens[None]).logits[0, :-1].float().log_softmax(-1)
-    found: Floats = scores.gather(1, tokens[1:, None])[:, 0].numpy()[row.learned[1:]]
+    found: Floats = scores.gather(1, tokens[1:, None])[:, 0].numpy()[row.loss_mask[1:]]
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from commands import SFT, Outcome, column, metrics, run, run_here, write_config, write_task
 from safetensors.torch import load_file
 
-from plimsoll.run.rows import read_rows
+from plimsoll.run.json_lines import read_rows
 
 pytestmark = pytest.mark.engine
 

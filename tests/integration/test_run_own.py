@@ -50,7 +50,7 @@ ONCE = ("--batch.micro_batch_tokens", "512", "--run.eval_every", "null")
 """A step is one micro-batch."""
 PAIRS = ("accuracy", "rewards/margin", "rewards/chosen", "rewards/rejected")
 TOLD = {
-    "kto": ("unpaired_loss", "kl", "rewards/margin", "rewards/desirable", "rewards/undesirable"),
+    "kto": ("feedback_loss", "kl", "rewards/margin", "rewards/desirable", "rewards/undesirable"),
     "dpo": ("preference_loss", *PAIRS),
     "rm": ("reward_loss", *PAIRS),
     "ppo": ("policy_loss", "clip_fraction", "approx_kl", "ratio"),

@@ -200,7 +200,7 @@ def batch_figures(rows: Rows, batch: Batch, kl: float) -> dict[str, float]:
         "finished": float(np.mean([row["finish_reason"] == "stop" for row in rows])),
         "kl": float(np.mean(gaps)),
         "kl_coefficient": kl,
-        "value_explained": float(1 - (returns - values).var() / returns.var()),
+        "explained_variance": float(1 - (returns - values).var() / returns.var()),
     }
 
 
@@ -226,7 +226,7 @@ def test_every_figure_and_the_weights_are_those_of_plain_pytorch(tmp_path: Path)
         means = [float(a.mean()) for a in batch.advantages]
         assert [row["advantage_mean"] for row in rows] == pytest.approx(means, rel=1e-3, abs=1e-3)
         kl *= 1 + max(-0.2, min(0.2, wanted["kl"] / TARGET - 1)) * len(rows) / HORIZON
-    learned = load_file(directory / "model" / "model.safetensors")
+    loss_mask = load_file(directory / "model" / "model.safetensors")
     for name, weight in actor.model.named_parameters():
-        if name in learned and "k_proj.bias" not in name:  # which attention does not see
-            torch.testing.assert_close(learned[name], weight.data, rtol=0, atol=5e-4, msg=name)
+        if name in loss_mask and "k_proj.bias" not in name:  # which attention does not see
+            torch.testing.assert_close(loss_mask[name], weight.data, rtol=0, atol=5e-4, msg=name)

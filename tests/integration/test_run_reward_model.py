@@ -16,7 +16,7 @@ from plimsoll.model.load import load_tokenizer
 from plimsoll.model.value import initialise_score
 
 
-def judged_ppo(directory: str, **role: Any) -> dict[str, Any]:
+def scored_ppo(directory: str, **role: Any) -> dict[str, Any]:
     config = copy.deepcopy(PPO)
     config["run"] |= {"directory": directory, "steps": 1, "eval_every": 1, "save_every": None}
     config["reward_model"] = {"role": {"model": {"path": "judge"}} | role, "weight": 3.0}
@@ -37,7 +37,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_score_is_that_of_transformers_at_the_last_token(home: Path) -> None:
-    write_config(home, "judged", judged_ppo("judged", stage=3))
+    write_config(home, "judged", scored_ppo("judged", stage=3))
     outcome = run_here(home, "ppo", "judged.yaml")
     assert outcome.code == 0, outcome.err
     table = parquet.read_table(home / "judged" / "trajectories" / "step-000001.parquet").to_pylist()
@@ -63,7 +63,7 @@ def test_the_score_is_that_of_transformers_at_the_last_token(home: Path) -> None
 
 
 def test_a_model_without_a_score_head_is_refused(home: Path) -> None:
-    config = judged_ppo("headless")
+    config = scored_ppo("headless")
     config["reward_model"]["role"]["model"]["path"] = "model"
     write_config(home, "headless", config)
     outcome = run_here(home, "ppo", "headless.yaml")

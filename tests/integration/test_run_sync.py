@@ -184,7 +184,7 @@ def train(worker: Worker, rate: float = 0.05, rng: np.random.Generator = RNG) ->
     """Three real steps; by default they move every weight far enough for any stale one to show."""
     rows = [learned_after(1, rng.integers(0, 15, 24)) for _ in range(8)]
     [packs] = pack(rows, 1, 256)
-    counts = BatchCounts(sum(int(row.learned.sum()) for row in rows), len(rows))
+    counts = BatchCounts(sum(int(row.loss_mask.sum()) for row in rows), len(rows))
     for _ in range(3):
         worker.train("actor", packs, [None] * len(packs), counts, NllObjective(), rate)
 

@@ -1,7 +1,7 @@
 """The losses and the advantage estimator that the config chooses, ready to be called.
 
 A new one is one new file and one config value: a file in policy_loss/, preference_loss/,
-reward_loss/ or unpaired_loss/ with a function `loss`, in divergence/ with a function `compare`, or
+reward_loss/ or feedback_loss/ with a function `loss`, in divergence/ with a function `compare`, or
 in advantage/ with a function `estimate`; or, outside of Plimsoll, any function by import path. A
 preference loss that compares with a reference takes it as its second positional parameter.
 """
@@ -22,10 +22,10 @@ from plimsoll.algorithm.inputs import (
     Advantages,
     DivergenceInputs,
     DivergenceOutput,
+    FeedbackLossInputs,
     LossOutput,
     PolicyLossInputs,
     RewardLossInputs,
-    UnpairedLossInputs,
 )
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
@@ -46,7 +46,7 @@ _OF_A_JOB = {
     "finished|logprob_gap|value_.*|(actor|critic|sync)/.*",
     "preference_loss": f"preference_loss|nll|{_INTERVAL}",
     "reward_loss": f"reward_loss|off_centre|calibration_error|{_INTERVAL}",
-    "unpaired_loss": f"accuracy|{_INTERVAL}",
+    "feedback_loss": f"accuracy|{_INTERVAL}",
 }
 """By the package of algorithm/ that holds the job's losses; those of its evaluation, which begin
 with `eval/` there, are among them."""
@@ -78,9 +78,9 @@ def reward_loss(choice: Choice) -> Callable[[RewardLossInputs], LossOutput]:
     return _held(choice, "reward_loss", LossOutput, _one_loss)
 
 
-def unpaired_loss(choice: Choice) -> Callable[[UnpairedLossInputs], LossOutput]:
-    """The unpaired loss of the config, its options bound. Errors: see `_held`."""
-    return _held(choice, "unpaired_loss", LossOutput, _one_loss)
+def feedback_loss(choice: Choice) -> Callable[[FeedbackLossInputs], LossOutput]:
+    """The feedback loss of the config, its options bound. Errors: see `_held`."""
+    return _held(choice, "feedback_loss", LossOutput, _one_loss)
 
 
 def divergence(choice: Choice) -> Callable[[DivergenceInputs], DivergenceOutput]:
@@ -107,7 +107,7 @@ def _tokens(inputs: AdvantageInputs) -> Shapes:
 
 
 @dataclass(frozen=True)
-class _Held(Generic[Output]):
+class _Allocation(Generic[Output]):
     """A function whose output is held to a kind, with tensors of the shapes that its inputs ask
     for, and to a gradient where they have one: others would be broadcast, fail far from here, or
     learn nothing.
@@ -241,4 +241,4 @@ def _held(
         function = resolve_choice(choice, f"{PACKAGE}.{package}", name, arguments)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    return _Held(key, choice.name, package, function, kind, shapes)
+    return _Allocation(key, choice.name, package, function, kind, shapes)

@@ -1,9 +1,9 @@
 """What the losses and the advantage estimators take and give: frozen records of tensors.
 
 Floats are float32. `_L` is the learned tokens of several sequences, flat, in packed order;
-sequence s holds the tokens from `cu_learned[s]` to `cu_learned[s + 1]`. `_P` is pairs.
+sequence s holds the tokens from `cu_loss_tokens[s]` to `cu_loss_tokens[s + 1]`. `_P` is pairs.
 
-Worked example: two sequences with 2 and 1 learned tokens have cu_learned = [0 2 3], and
+Worked example: two sequences with 2 and 1 learned tokens have cu_loss_tokens = [0 2 3], and
 advantages_L[2] belongs to the only learned token of the second.
 """
 
@@ -22,18 +22,18 @@ class PolicyLossInputs:
 
     logprobs_L, old_logprobs_L: log-probs (nats) of the sampled tokens under the policy that
         learns and under the policy as it was when the step began.
-    cu_learned: int, shape [S + 1].
+    cu_loss_tokens: int, shape [S + 1].
     counts: of the whole optimizer step, not of this micro-batch.
     """
 
     logprobs_L: Tensor
     old_logprobs_L: Tensor
     advantages_L: Tensor
-    cu_learned: Tensor
+    cu_loss_tokens: Tensor
     counts: BatchCounts
 
     def __post_init__(self) -> None:
-        assert self.logprobs_L.ndim == 1 and self.cu_learned.ndim == 1
+        assert self.logprobs_L.ndim == 1 and self.cu_loss_tokens.ndim == 1
         assert self.logprobs_L.shape == self.old_logprobs_L.shape == self.advantages_L.shape
 
 
@@ -129,8 +129,8 @@ class LabelCounts:
 
 
 @dataclass(frozen=True)
-class UnpairedLossInputs:
-    """One micro-batch of an unpaired loss, shape [S], maybe 0; only logratios_S has a gradient.
+class FeedbackLossInputs:
+    """One micro-batch of an feedback loss, shape [S], maybe 0; only logratios_S has a gradient.
 
     logratios_S: log-probs (nats) of whole responses, given the prompt, under the policy that learns
         minus those under the reference.
@@ -195,19 +195,19 @@ class AdvantageInputs:
 
     rewards_L: the reward of each learned token (see token_rewards).
     values_L: the critic's values.
-    cu_learned: int, shape [S + 1].
+    cu_loss_tokens: int, shape [S + 1].
     prompt_S: int, which prompt each sequence answers; equal for the responses of one group.
     """
 
     rewards_L: Tensor
     values_L: Tensor
-    cu_learned: Tensor
+    cu_loss_tokens: Tensor
     prompt_S: Tensor
 
     def __post_init__(self) -> None:
         assert self.rewards_L.ndim == 1
         assert self.values_L.shape == self.rewards_L.shape
-        assert self.cu_learned.shape == (len(self.prompt_S) + 1,)
+        assert self.cu_loss_tokens.shape == (len(self.prompt_S) + 1,)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 _SETTINGS = 4
 
 
-def knock(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Fail soon where nothing listens, or something else does: Ray itself tries again for minutes.
 
     Raises OSError where no Ray answers, ValueError where it is not host:port.

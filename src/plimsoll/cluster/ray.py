@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from plimsoll.cluster.blame import crash_in, failing_process, message, why_dead
-from plimsoll.cluster.ending import ending, hung
+from plimsoll.cluster.exit_reason import exit_reason, hung
+from plimsoll.cluster.failure_logs import crash_in, failing_process, message, why_dead
+from plimsoll.cluster.heartbeats import Hang
 from plimsoll.cluster.protocol import Ranks
 from plimsoll.cluster.ray_actors import (
     Member,
@@ -27,7 +28,6 @@ from plimsoll.cluster.ray_actors import (
 from plimsoll.cluster.ray_start import start_ray, wait_for_nodes
 from plimsoll.cluster.ray_watch import HangWatch, first_ended
 from plimsoll.cluster.start import run_device
-from plimsoll.cluster.vigil import Hang
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import Place
 from plimsoll.errors import PlimsollError
@@ -315,7 +315,7 @@ class RayCluster:
             return self._died(member, _why(member, error))
 
     def _died(self, member: Member, why: str) -> PlimsollError:
-        return ending(member.name, why, member.host.log, self._seen(member))
+        return exit_reason(member.name, why, member.host.log, self._seen(member))
 
     def _ran_out(self, member: Member, error: OutOfMemory) -> OutOfMemory:
         what = f"{member.name} ran out of {error.incident.where} memory"

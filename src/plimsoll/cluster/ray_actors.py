@@ -18,10 +18,10 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from plimsoll.cluster.blame import vllm_exception_in, why_dead
-from plimsoll.cluster.ending import not_started
-from plimsoll.cluster.seats import Seat, shared_seats, side_by_side, spread
-from plimsoll.cluster.vigil import Pulse, read_pulse
+from plimsoll.cluster.exit_reason import not_started
+from plimsoll.cluster.failure_logs import vllm_exception_in, why_dead
+from plimsoll.cluster.heartbeats import Pulse, read_pulse
+from plimsoll.cluster.placement import NodeCards, shared_placement, side_by_side, spread
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.worker import Worker
@@ -50,7 +50,7 @@ alone where it gave none, whatever the environment has for others."""
 
 @dataclass(frozen=True)
 class Host:
-    """Where an actor lives. port: free on its node. log: of its process; see `blame`.
+    """Where an actor lives. port: free on its node. log: of its process; see `failure_logs`.
     cards: the GPUs that Ray gave it, on the Ray node `node_id`, as CUDA_VISIBLE_DEVICES names them:
     by numbers, or by UUIDs where the node's own variable does; of an engine on the ranks' cards,
     those."""
@@ -183,18 +183,22 @@ def create_ranks(count: int, device: str, threads: int, nodes: Sequence[str]) ->
 
 def create_engines(specs: Sequence[EngineSpec], device: str, nodes: Sequence[str]) -> list[Any]:
     """Ask Ray for the actors of engines: on CPU spread over the nodes, or on GPUs of their own."""
-    seats = spread(nodes, len(specs)) if device == "cpu" else [None] * len(specs)
-    return [_create_engine(spec, device, seat) for spec, seat in zip(specs, seats, strict=True)]
+    placement = spread(nodes, len(specs)) if device == "cpu" else [None] * len(specs)
+    return [
+        _create_engine(spec, device, place) for spec, place in zip(specs, placement, strict=True)
+    ]
 
 
 def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
     """Ask Ray for the actors of engines on the cards of ranks that have theirs already."""
-    own = [Seat(member.host.node_id, member.host.cards) for member in ranks]
-    seats = shared_seats(own, len(specs), specs[0].rollout.tensor_parallel)
-    return [_create_engine(spec, device, seat) for spec, seat in zip(specs, seats, strict=True)]
+    own = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
+    placement = shared_placement(own, len(specs), specs[0].rollout.tensor_parallel)
+    return [
+        _create_engine(spec, device, place) for spec, place in zip(specs, placement, strict=True)
+    ]
 
 
-def _create_engine(spec: EngineSpec, device: str, seat: Seat | None) -> Any:
+def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> Any:
     """Ask Ray for the actor of one engine; seat: None for GPUs of its own."""
     from plimsoll.rollout.vllm import environment as vllm_environment
 
@@ -202,15 +206,15 @@ def _create_engine(spec: EngineSpec, device: str, seat: Seat | None) -> Any:
     actor = ray.remote(num_cpus=0, max_concurrency=10_000, concurrency_groups={"signs": 1})(
         EngineActor
     )
-    if seat is None:
+    if place is None:
         gpus = spec.rollout.tensor_parallel
         placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment})
     else:
         # Ray has given the cards to the ranks, and would not give them again.
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(seat.cards)}
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(place.cards)}
         placed = actor.options(
             num_gpus=0,
-            scheduling_strategy=_on(seat.node_id),
+            scheduling_strategy=_on(place.node_id),
             runtime_env={"env_vars": environment | visible},
         )
     return placed.remote(spec, os.getcwd())

@@ -19,7 +19,7 @@ from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
 
-from plimsoll.cluster.address import knock
+from plimsoll.cluster.address import check_reachable
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.machine.stacks import end_processes
@@ -46,7 +46,7 @@ def start_ray(config: ClusterConfig) -> None:
     ray._private.worker._worker_logs_enabled = False
     try:
         if config.address is not None and config.address != "auto":
-            knock(config.address)
+            check_reachable(config.address)
             _bring_token()
         with _signal_handler_kept(), _process_groups_of_their_own(), _whole_or_nothing():
             ray.init(

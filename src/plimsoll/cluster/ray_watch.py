@@ -11,8 +11,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from plimsoll.cluster.heartbeats import Hang, Heartbeats, allowance
 from plimsoll.cluster.ray_actors import Member
-from plimsoll.cluster.vigil import Hang, Vigil, allowance
 
 _EVERY_SECONDS = 5.0
 
@@ -26,7 +26,7 @@ class HangWatch:
         self._members: list[Member] = []
         self._asked: dict[Any, Member] = {}
         self._asked_at = 0.0
-        self._vigil = Vigil()
+        self._heartbeats = Heartbeats()
         self._longest: dict[str, float] = {}
 
     def add(self, members: Sequence[Member]) -> None:
@@ -39,28 +39,28 @@ class HangWatch:
         """Within: calls of a method are waited for, by a function that takes references and gives
         the first that ends, or a Hang. How long nothing was heard meanwhile tells how long that may
         be the next time."""
-        self._vigil = self._vigil.begin()
+        self._heartbeats = self._heartbeats.begin()
         yield partial(self._first, allowance(self._timeout, call, self._longest.get(call)))
-        self._longest[call] = max(self._longest.get(call, 0.0), self._vigil.longest)
+        self._longest[call] = max(self._longest.get(call, 0.0), self._heartbeats.longest)
 
     def _first(self, allowed: float, references: Sequence[Any]) -> Any:
         while True:
             start = time.monotonic()
             ended = first_ended(references, self._every)
-            self._vigil = self._vigil.later(time.monotonic() - start, 2 * self._every)
+            self._heartbeats = self._heartbeats.later(time.monotonic() - start, 2 * self._every)
             if ended is not None:
-                self._vigil = self._vigil.move()
+                self._heartbeats = self._heartbeats.move()
             hang = self._round(allowed)
             if hang is not None or ended is not None:
                 return hang or ended
 
     def _round(self, allowed: float) -> Hang | None:
         """Now and then: take the answers that have come, judge them, and ask again."""
-        if self._vigil.now - self._asked_at < self._every:
+        if self._heartbeats.now - self._asked_at < self._every:
             return None
-        self._asked_at = self._vigil.now
+        self._asked_at = self._heartbeats.now
         self._listen()
-        hang = self._vigil.hang(allowed)
+        hang = self._heartbeats.hang(allowed)
         self._ask()
         return hang
 
@@ -69,13 +69,13 @@ class HangWatch:
         for reference in ready:
             member = self._asked.pop(reference)
             with suppress(RayError):  # it has died: others tell that
-                self._vigil = self._vigil.answer(member.name, ray.get(reference))
+                self._heartbeats = self._heartbeats.answer(member.name, ray.get(reference))
 
     def _ask(self) -> None:
         """All, but for those that are still to answer."""
         late = {member.name for member in self._asked.values()}
         for member in self._members:
-            self._vigil = self._vigil.ask(member.name)
+            self._heartbeats = self._heartbeats.ask(member.name)
             if member.name not in late:
                 self._asked[member.actor.sign.remote()] = member
 

@@ -71,6 +71,6 @@ class AdapterRoute:
 
 
 def _all_but_first(length: int) -> np.ndarray:
-    learned = np.ones(length, dtype=np.bool_)
-    learned[0] = False
-    return learned
+    loss_mask = np.ones(length, dtype=np.bool_)
+    loss_mask[0] = False
+    return loss_mask

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
-from plimsoll.commands.planning import plan_run, refuse_conflicts, surroundings_of
+from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
 from plimsoll.commands.report.curves import draw_curves
 from plimsoll.commands.report.metrics import total_seconds
 from plimsoll.commands.report.panels import curve_panels, time_panels
@@ -30,10 +30,10 @@ from plimsoll.jobs import JOBS
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
+from plimsoll.run.json_lines import read_rows
 from plimsoll.run.output import silence
-from plimsoll.run.rows import read_rows
 from plimsoll.spec.load import load_spec
-from plimsoll.spec.rules.machine import here_rules, missing_needs
+from plimsoll.spec.rules.machine import local_host_rules, missing_needs
 
 DIGITS = 2
 TRAINING_PROBLEMS = 3500
@@ -112,7 +112,7 @@ def run_demo(directory: str, seed: int) -> Outcome:
     sft = load_spec(JOBS["sft"], str(home / "sft.yaml"))
     ppo = load_spec(JOBS["ppo"], str(home / "ppo.yaml"))
     refuse(missing_needs(ppo))
-    refuse_conflicts(here_rules(ppo, surroundings_of(ppo.cluster)))
+    refuse_conflicts(local_host_rules(ppo, local_host_of(ppo.cluster)))
     console.rule("1. supervised fine-tuning")
     run(sft, plan_run(sft))
     console.rule("2. PPO on Ray, DeepSpeed and vLLM")

@@ -24,10 +24,10 @@ def examine(directory: str, address: str | None) -> list[Problem]:
 
     directory: where runs are to be written. address: a Ray cluster that should answer.
     """
-    return judge(observe(directory, address))
+    return diagnose(observe(directory, address))
 
 
-def judge(machine: Machine) -> list[Problem]:
+def diagnose(machine: Machine) -> list[Problem]:
     """What all rules find of a machine, right or wrong."""
     return list(find(MACHINE_RULES, machine))
 

@@ -24,7 +24,7 @@ from plimsoll.commands.doctor_machine import Machine
 from plimsoll.config.problems import Problem, Severity, checked
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
-from plimsoll.machine.versions import judge_version
+from plimsoll.machine.versions import check_version
 from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import bytes_text, counted
 
@@ -82,7 +82,7 @@ def _packages(machine: Machine) -> Iterator[Problem]:
 def _package(machine: Machine, name: str, use: str = "") -> Problem:
     """use: says which runs need the package; "" where all do."""
     found = machine.versions[name]
-    problem = judge_version(name, found)
+    problem = check_version(name, found)
     if problem is None:
         return checked(name, "ok", found or "")
     if use and found is None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from os.path import expanduser
 from pathlib import Path
 
-from plimsoll.cluster.address import knock
+from plimsoll.cluster.address import check_reachable
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import process_limit
 from plimsoll.machine.host import HostMemory, live_host, usable_cores
@@ -211,7 +211,7 @@ def _ray_temporary() -> Disk:
 def _silence(address: str | None) -> str:
     try:
         if address is not None:
-            knock(address)
+            check_reachable(address)
     except (OSError, ValueError) as error:
         return str(error)
     return ""

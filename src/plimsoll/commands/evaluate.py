@@ -16,8 +16,8 @@ from typing import Any
 
 from plimsoll.commands.found_models import FoundModel, measured_with
 from plimsoll.run.files import explained, write_whole
-from plimsoll.run.rows import document
-from plimsoll.run.standing import figures
+from plimsoll.run.json_lines import document
+from plimsoll.run.step_report import figures
 from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.tokenizers import check_tokenizers
 

@@ -22,7 +22,7 @@ from plimsoll.machine.hardware import (
     parse_bytes,
     parse_cluster,
 )
-from plimsoll.machine.surroundings import Surroundings, read_surroundings
+from plimsoll.machine.local_host import LocalHost, read_local_host
 from plimsoll.memory.advise.advice_json import advice_values
 from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise
@@ -36,7 +36,7 @@ from plimsoll.memory.plan.svg import draw_svg
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.planned import Footprints, Planned
-from plimsoll.spec.rules.machine import here_rules
+from plimsoll.spec.rules.machine import local_host_rules
 from plimsoll.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _ground(spec: RunSpec[Any]) -> Ground:
 def _at_hand(spec: RunSpec[Any], ground: Ground) -> Ground:
     """With what a run would meet here."""
     free_disk = _free_disk(RunDirectory(Path(spec.run.directory)))
-    return replace(ground, free_disk=free_disk, here=surroundings_of(spec.cluster))
+    return replace(ground, free_disk=free_disk, host=local_host_of(spec.cluster))
 
 
 def plan_run(spec: RunSpec[Any]) -> Plan | str:
@@ -80,9 +80,9 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
     """
     cluster = spec.cluster
     ground = _at_hand(spec, Ground(hardware_of(cluster), constants_of(cluster)))
-    assert ground.here is not None
+    assert ground.host is not None
     if cluster.address is not None and cluster.hardware is None:
-        refuse_conflicts(here_rules(spec, ground.here))
+        refuse_conflicts(local_host_rules(spec, ground.host))
         return (
             f"no plan of memory: what the cluster at {cluster.address} has is not said. Give "
             "cluster.hardware, such as 8xA100-80GB, and cluster.host_memory"
@@ -90,7 +90,7 @@ def plan_run(spec: RunSpec[Any]) -> Plan | str:
     try:
         plan = make_plan(spec, ground)
     except ConfigError as error:
-        refuse_conflicts(here_rules(spec, ground.here))
+        refuse_conflicts(local_host_rules(spec, ground.host))
         why, *_ = str(error).splitlines()  # without all names that there are
         return f"no plan of memory: {why}"
     if cluster.hardware is None or cluster.address is not None:
@@ -138,10 +138,10 @@ def planned(spec: RunSpec[Any], plan: Plan | str) -> Planned:
     )
 
 
-def surroundings_of(cluster: ClusterConfig) -> Surroundings:
+def local_host_of(cluster: ClusterConfig) -> LocalHost:
     """This machine's; what is free on its cards only where the ranks will be here."""
-    here = read_surroundings()
-    return here if cluster.address is None else replace(here, free_bytes=())
+    host = read_local_host()
+    return host if cluster.address is None else replace(host, free_bytes=())
 
 
 def refuse_conflicts(problems: Iterable[Problem]) -> None:

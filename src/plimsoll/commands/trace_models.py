@@ -85,7 +85,7 @@ def trace_activations(spec: RunSpec[Any], role: RoleName) -> TracedRole:
     if role not in forms:
         raise ConfigError(f"this job has no role {role!r} to trace. It has {', '.join(forms)}.")
     work = micro_batch(spec.workload, spec.ranks_of(role))
-    return trace_form(forms[role], replace(work, learned=min(work.learned, _HEAD_ROWS)))
+    return trace_form(forms[role], replace(work, loss_tokens=min(work.loss_tokens, _HEAD_ROWS)))
 
 
 def trace_form(form: TraceForm, work: MicroBatch) -> TracedRole:
@@ -236,21 +236,21 @@ class MicroBatchStep:
             values_L: Tensor = self.module(pack)
             return values_L.sum()
         if self.form.imitates:
-            mean: Tensor = self.module(pack, lesson=Imitation(self.work.learned))
+            mean: Tensor = self.module(pack, lesson=Imitation(self.work.loss_tokens))
             return mean
         entropy: Entropy = "loss" if self.form.entropy else "none"
         outputs: list[Tensor | None] = self.module(pack, entropy)
         return torch.stack([each.sum() for each in outputs if each is not None]).sum()
 
     def _pack(self) -> PackTensors:
-        tokens, learned, layout = self.work.tokens, self.work.learned, _layout(self.work)
+        tokens, loss_tokens, layout = self.work.tokens, self.work.loss_tokens, _layout(self.work)
         return PackTensors(
             tokens_T=torch.zeros(tokens, dtype=torch.int64),
             positions_T=torch.zeros(tokens, dtype=torch.int64),
             layout=layout,
-            predictor_L=torch.zeros(learned, dtype=torch.int64),
-            targets_L=torch.zeros(learned, dtype=torch.int64),
-            cu_learned=torch.zeros(len(layout.own) + 1, dtype=torch.int32),
+            predictor_L=torch.zeros(loss_tokens, dtype=torch.int64),
+            targets_L=torch.zeros(loss_tokens, dtype=torch.int64),
+            cu_loss_tokens=torch.zeros(len(layout.own) + 1, dtype=torch.int32),
         )
 
 

@@ -18,7 +18,7 @@ FUNCTIONS = {
     "policy_loss": ("loss", "algorithm.policy_loss"),
     "preference_loss": ("loss", "algorithm.loss"),
     "reward_loss": ("loss", "algorithm.loss"),
-    "unpaired_loss": ("loss", "algorithm.loss"),
+    "feedback_loss": ("loss", "algorithm.loss"),
     "advantage": ("estimate", "algorithm.advantage"),
     "divergence": ("compare", "algorithm.divergence"),
 }

@@ -65,8 +65,8 @@ class SourceConfig(Settings):
         """The columns that are named."""
         conversation = (self.messages, self.prompt, self.response, self.text)
         pair = (self.chosen, self.rejected, self.margin)
-        judged = (self.steps, self.labels, self.label, self.reference)
-        named = (*conversation, self.tools, *pair, *judged)
+        scored = (self.steps, self.labels, self.label, self.reference)
+        named = (*conversation, self.tools, *pair, *scored)
         return {column for column in named if column is not None}
 
 

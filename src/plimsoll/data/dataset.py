@@ -133,7 +133,7 @@ def load_steps(
         if int(sequences[0][1].sum()) < len(labels):
             raise RowProblem(steps_column, "has a step of which the tokenizer leaves nothing")
         sample = _sample(data, steps_column, sequences[0])
-        within = labels[: int(sample.learned.sum())]
+        within = labels[: int(sample.loss_mask.sum())]
         return LabelledSteps(sample, within, prompt=prompt_number(row.text))
 
     return load_rows(data, source, template, check, finish, seen)
@@ -210,8 +210,8 @@ def _rendered_pair(
 
 
 def _sample(data: DataConfig, field: str, sequence: Tokenized) -> Sample:
-    tokens, learned = sequence
-    first = _first_learned(field, sequence)
+    tokens, loss_mask = sequence
+    first = _first_in_loss(field, sequence)
     if first >= data.max_tokens:
         raise RowProblem(
             field,
@@ -221,20 +221,20 @@ def _sample(data: DataConfig, field: str, sequence: Tokenized) -> Sample:
     if len(tokens) > data.max_tokens:
         _refuse_long(data, field, len(tokens))
         # copies, as a part of an array keeps all of it
-        tokens, learned = tokens[: data.max_tokens].copy(), learned[: data.max_tokens].copy()
-    return Sample(tokens, learned)
+        tokens, loss_mask = tokens[: data.max_tokens].copy(), loss_mask[: data.max_tokens].copy()
+    return Sample(tokens, loss_mask)
 
 
-def _first_learned(field: str, sequence: Tokenized) -> int:
-    learned = np.flatnonzero(sequence[1])
-    if len(learned) == 0:
+def _first_in_loss(field: str, sequence: Tokenized) -> int:
+    loss_mask = np.flatnonzero(sequence[1])
+    if len(loss_mask) == 0:
         raise RowProblem(field, "leaves no tokens to learn from")
-    return int(learned[0])
+    return int(loss_mask[0])
 
 
 def _pair(data: DataConfig, columns: PairColumns, sequences: Sequence[Tokenized]) -> Pair:
     chosen, rejected = sequences
-    prompt = _first_learned(columns.chosen, chosen)
+    prompt = _first_in_loss(columns.chosen, chosen)
     if prompt >= data.max_tokens:
         raise RowProblem(
             columns.prompt or columns.chosen,

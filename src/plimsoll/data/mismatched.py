@@ -24,7 +24,7 @@ def mismatched(samples: Sequence[Sample], longest: int) -> list[Sample]:
             "KTO measures its KL on prompts with other responses, and there is only one row: give "
             "data.eval at least two."
         )
-    starts = [int(np.argmax(sample.learned)) for sample in samples]
+    starts = [int(np.argmax(sample.loss_mask)) for sample in samples]
     prompts = [s.tokens[:start].tobytes() for s, start in zip(samples, starts, strict=True)]
     return [
         _joined(samples[i], starts[i], samples[j], starts[j], longest)
@@ -50,5 +50,5 @@ def _partners(prompts: Sequence[bytes]) -> list[int]:
 
 def _joined(asked: Sample, start: int, answered: Sample, first: int, longest: int) -> Sample:
     tokens = np.concatenate([asked.tokens[:start], answered.tokens[first:]])[:longest]
-    learned = np.concatenate([asked.learned[:start], answered.learned[first:]])[:longest]
-    return Sample(tokens, learned)
+    loss_mask = np.concatenate([asked.loss_mask[:start], answered.loss_mask[first:]])[:longest]
+    return Sample(tokens, loss_mask)

@@ -80,7 +80,7 @@ def shared_tokens(group: Sequence[Sample]) -> list[int]:
 def _common_tokens(one: Sample, other: Sample) -> int:
     most = min(len(one.tokens), len(other.tokens)) - 1
     differ = one.tokens[:most] != other.tokens[:most]
-    return int(np.argmax([*(differ | one.learned[:most] | other.learned[:most]), True]))
+    return int(np.argmax([*(differ | one.loss_mask[:most] | other.loss_mask[:most]), True]))
 
 
 def _pack(
@@ -189,25 +189,25 @@ def _deal(bins: Bins, costs: NDArray[np.float64], ranks: int) -> list[Bins]:
 
 def _filler(samples: Sequence[Sample]) -> Pack:
     shortest = min(samples, key=lambda sample: len(sample.tokens))
-    filler = Sample(shortest.tokens, np.zeros_like(shortest.learned))
+    filler = Sample(shortest.tokens, np.zeros_like(shortest.loss_mask))
     return _lay_out([filler], [-1], np.zeros(1, dtype=np.int64))
 
 
 def _lay_out(sequences: Sequence[Sample], numbers: Sequence[int] | Ints, shared_S: Ints) -> Pack:
     parts = list(zip(sequences, shared_S.tolist(), strict=True))
     tokens = [sequence.tokens[shared:] for sequence, shared in parts]
-    learned = [sequence.learned[shared:] for sequence, shared in parts]
+    loss_mask = [sequence.loss_mask[shared:] for sequence, shared in parts]
     tokens_T = np.concatenate(tokens, dtype=np.int64)
-    learned_at = np.flatnonzero(np.concatenate(learned))
+    loss_at = np.flatnonzero(np.concatenate(loss_mask))
     cu_seqlens = _cumulative([len(own) for own in tokens])
     return Pack(
         tokens_T=tokens_T,
         positions_T=np.concatenate([np.arange(shared, len(s.tokens)) for s, shared in parts]),
         cu_seqlens=cu_seqlens,
         shared_S=shared_S,
-        predictor_L=_before(cu_seqlens, shared_S)[learned_at],
-        targets_L=tokens_T[learned_at],
-        cu_learned=_cumulative([int(own.sum()) for own in learned]),
+        predictor_L=_before(cu_seqlens, shared_S)[loss_at],
+        targets_L=tokens_T[loss_at],
+        cu_loss_tokens=_cumulative([int(own.sum()) for own in loss_mask]),
         samples_S=np.array(numbers, dtype=np.int64),
     )
 

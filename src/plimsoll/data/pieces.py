@@ -28,7 +28,7 @@ class Piece:
     that a score is read at, as if it were learned."""
 
     text: str
-    learned: tuple[Span, ...] = ()
+    loss_spans: tuple[Span, ...] = ()
     closed: bool = False
     scored: bool = False
 
@@ -51,9 +51,9 @@ def join_plain(turns: Messages) -> tuple[Piece, ...]:
     if any(turn.get("tool_calls") for turn in turns):
         raise DataError("has tool_calls, which plain text leaves out: write them into the content")
     pieces = []
-    for learned, group in itertools.groupby(turns, key=lambda turn: turn["role"] == "assistant"):
+    for loss_spans, group in itertools.groupby(turns, key=lambda turn: turn["role"] == "assistant"):
         piece = Piece("".join(turn["content"] for turn in group))
-        pieces.append(learn_whole(piece) if learned else piece)
+        pieces.append(learn_whole(piece) if loss_spans else piece)
     return tuple(pieces)
 
 
@@ -86,12 +86,12 @@ def tool_name(tool: Mapping[str, Any]) -> str:
 def learn_whole(piece: Piece) -> Piece:
     """The piece with all of its text learned."""
     # one past the end, for tokens that cover no character of their own
-    return replace(piece, learned=((0, len(piece.text) + 1),))
+    return replace(piece, loss_spans=((0, len(piece.text) + 1),))
 
 
 def close_last(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
     """The pieces up to the last learned one, which the end-of-sequence token closes."""
-    last = max((i for i, piece in enumerate(pieces) if piece.learned), default=None)
+    last = max((i for i, piece in enumerate(pieces) if piece.loss_spans), default=None)
     if last is None:
         return pieces
     return (*pieces[:last], replace(pieces[last], closed=True))

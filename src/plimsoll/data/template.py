@@ -123,10 +123,10 @@ class Template:
         assistant's turns within the prompt are not learned."""
         before = self._with_system(prompt)
         if self.jinja is None:
-            unlearned = (replace(piece, learned=()) for piece in join_plain(before))
+            unlearned = (replace(piece, loss_spans=()) for piece in join_plain(before))
             return close_last((*unlearned, *join_plain(answer)))
         [earlier], [whole] = map(self.render_conversation, (before, [*before, *answer]))
-        return (replace(whole, learned=whole.learned[len(earlier.learned) :]),)
+        return (replace(whole, loss_spans=whole.loss_spans[len(earlier.loss_spans) :]),)
 
     def tokenize(self, rendered: Sequence[tuple[Piece, ...]]) -> list[Tokenized]:
         """Tokens and learned marks, both of shape [n], of each rendered prompt or conversation.

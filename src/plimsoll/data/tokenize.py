@@ -74,21 +74,21 @@ def _mark(piece: Piece, ids: list[int], offsets: list[Span], end: int | None) ->
     closing = [end] if piece.closed else []
     tokens = np.array(ids + closing, dtype=np.int32)
     starts = np.array([start for start, _ in offsets], dtype=np.int64)
-    learned = np.zeros(len(tokens), dtype=np.bool_)
-    for start, stop in piece.learned:
-        learned[: len(ids)] |= (starts >= start) & (starts < stop)
-    learned[len(ids) :] = True
-    learned[-1:] |= piece.scored
-    return tokens, learned
+    loss_mask = np.zeros(len(tokens), dtype=np.bool_)
+    for start, stop in piece.loss_spans:
+        loss_mask[: len(ids)] |= (starts >= start) & (starts < stop)
+    loss_mask[len(ids) :] = True
+    loss_mask[-1:] |= piece.scored
+    return tokens, loss_mask
 
 
 def _concatenate(parts: Sequence[Tokenized], begin: int | None) -> Tokenized:
     tokens = np.concatenate([tokens for tokens, _ in parts])
-    learned = np.concatenate([learned for _, learned in parts])
+    loss_mask = np.concatenate([loss_mask for _, loss_mask in parts])
     if begin is not None and (len(tokens) == 0 or tokens[0] != begin):
-        tokens, learned = np.insert(tokens, 0, begin), np.insert(learned, 0, False)
-    learned[:1] = False
-    return tokens, learned
+        tokens, loss_mask = np.insert(tokens, 0, begin), np.insert(loss_mask, 0, False)
+    loss_mask[:1] = False
+    return tokens, loss_mask
 
 
 def _check_embedded(

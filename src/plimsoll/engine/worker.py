@@ -22,7 +22,7 @@ from plimsoll.engine.objectives.distillation import DistillationObjective
 from plimsoll.engine.process_group import Place, join, leave
 from plimsoll.engine.protocol import Engine, Objective, TrainedEngine, not_finite
 from plimsoll.engine.shortage import telling_shortage
-from plimsoll.engine.teaching import Teaching, teach
+from plimsoll.engine.teacher_forward import TeacherForward, teacher_forward
 from plimsoll.engine.weights import WeightBucket, gather_bucket, plan_buckets, sent_names
 from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.machine.heap import release_free_blocks
@@ -68,7 +68,7 @@ class Worker:
         self._sources: dict[RoleName, TrainedRole | FrozenRole] = {}
         self._seeds: dict[RoleName, int] = {}
         self._busy_with: RoleName | None = None
-        self._taught: list[Teaching] = []
+        self._distillation: list[TeacherForward] = []
 
     def do(self, method: str, *arguments: object) -> Any:
         """Call a method; where memory runs out in it, OutOfMemory says for which role."""
@@ -130,7 +130,7 @@ class Worker:
         engine = self._engine(role)
 
         def summed(pack: PackTensors) -> Tensor:
-            return sums(engine.forward(pack)[0], pack.cu_learned)
+            return sums(engine.forward(pack)[0], pack.cu_loss_tokens)
 
         return score(engine, packs, summed, self._device)
 
@@ -174,7 +174,7 @@ class Worker:
         """
         engine = self._trained(role)
         self._seed_step(role, engine)
-        given: Sequence[Any] = self._taught if streams is None else streams
+        given: Sequence[Any] = self._distillation if streams is None else streams
         outputs = losses(engine, packs, given, counts, objective, self._device)
         metrics, norm = learn(engine, outputs), engine.step(rate)
         source, in_a_row = self._sources[role], engine.steps.in_a_row
@@ -183,17 +183,19 @@ class Worker:
             raise not_finite(norm, metrics["loss"], in_a_row)
         return StepResult(metrics, norm)
 
-    def teach(self, packs: Sequence[Pack]) -> None:
+    def teacher_forward(self, packs: Sequence[Pack]) -> None:
         """Have the teacher read the packs that the actor is given next."""
-        self._taught.clear()
-        self._taught = teach(self._engine("teacher"), packs, self._device)
+        self._distillation.clear()
+        self._distillation = teacher_forward(self._engine("teacher"), packs, self._device)
 
-    def measure_taught(
+    def measure_distillation(
         self, packs: Sequence[Pack], counts: BatchCounts, objective: DistillationObjective
     ) -> dict[str, float]:
         """This rank's share of the loss and metrics of what the teacher made of these packs."""
         engine = self._engine("actor")
-        return measure(engine, losses(engine, packs, self._taught, counts, objective, self._device))
+        return measure(
+            engine, losses(engine, packs, self._distillation, counts, objective, self._device)
+        )
 
     def _seed_step(self, role: RoleName, engine: TrainedEngine) -> None:
         """What is drawn in a step (dropout) depends on seed, step and rank alone, so that a run

@@ -19,7 +19,7 @@ from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.distillation import DistillationObjective
-from plimsoll.engine.teaching import Teaching
+from plimsoll.engine.teacher_forward import TeacherForward
 from plimsoll.engine.worker import Worker
 from plimsoll.jobs.distill import DistillConfig
 from plimsoll.records import BatchCounts, Sample
@@ -41,11 +41,11 @@ def run(spec: RunSpec[DistillConfig], planned: Planned) -> None:
         learn_from_data(work, partial(learn, work), partial(evaluate, work))
 
 
-def learn(work: DistillWork, batch: Sequence[Sample]) -> Step[Teaching]:
+def learn(work: DistillWork, batch: Sequence[Sample]) -> Step[TeacherForward]:
     """Have the teacher read conversations, which an optimizer step learns as it does."""
     packs = pack(batch, work.cluster.ranks, work.spec.workload.budget)
     with work.session.phase("score", work.cluster):
-        work.cluster.each(Worker.teach, [(own,) for own in packs])
+        work.cluster.each(Worker.teacher_forward, [(own,) for own in packs])
     return Step(packs, BatchCounts.of(batch), objective(work.config), None)
 
 
@@ -58,8 +58,10 @@ def evaluate(work: DistillWork) -> dict[str, float]:
     for start in range(0, len(work.data.eval), batch.sequences):
         rows = work.data.eval[start : start + batch.sequences]
         packs = pack(rows, cluster.ranks, batch.micro_batch_tokens)
-        cluster.each(Worker.teach, [(own,) for own in packs])
-        for shares in cluster.each(Worker.measure_taught, [(own, counts, goal) for own in packs]):
+        cluster.each(Worker.teacher_forward, [(own,) for own in packs])
+        for shares in cluster.each(
+            Worker.measure_distillation, [(own, counts, goal) for own in packs]
+        ):
             totals = {name: totals.get(name, 0.0) + share for name, share in shares.items()}
     return totals | {"perplexity": perplexity(totals["nll"])}
 

@@ -91,7 +91,7 @@ def pair_metrics(
 ) -> dict[str, float]:
     """The loss on pairs and its metrics, with the accuracy's 95 % confidence interval. logprobs,
     reference: of each sequence (chosen, rejected, chosen, ...)."""
-    lengths = np.array([s.learned.sum() for s in samples_of(pairs)], dtype=np.float32)
+    lengths = np.array([s.loss_mask.sum() for s in samples_of(pairs)], dtype=np.float32)
     output = preference_objective(
         PreferenceLossInputs(_in_pairs(logprobs), _in_pairs(lengths), len(pairs)),
         None if reference is None else _in_pairs(reference),

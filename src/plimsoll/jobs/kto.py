@@ -24,7 +24,7 @@ class KtoAlgorithm(Settings):
     """Learning from labelled responses; Ethayarajh et al. 2024, https://arxiv.org/abs/2402.01306."""
 
     loss: Choice = Choice(name="kto", options={"beta": 0.1})
-    """The loss: a file of algorithm/unpaired_loss/, or an import path."""
+    """The loss: a file of algorithm/feedback_loss/, or an import path."""
 
 
 class KtoConfig(JobConfig):
@@ -82,7 +82,7 @@ JOB = Job(
     columns=labelled_source,
     evaluation=_evaluation,
     loop="plimsoll.jobs.kto_loop",
-    choices=lambda config: {"unpaired_loss": config.algorithm.loss},
+    choices=lambda config: {"feedback_loss": config.algorithm.loss},
     rules=lambda config: stored_logprobs(config.reference_logprobs),
     panels=_PANELS,
 )

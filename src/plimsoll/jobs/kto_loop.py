@@ -18,14 +18,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from plimsoll.algorithm.choice import unpaired_loss
-from plimsoll.algorithm.inputs import LabelCounts, UnpairedLossInputs
+from plimsoll.algorithm.choice import feedback_loss
+from plimsoll.algorithm.feedback import kl_baseline
+from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts
 from plimsoll.algorithm.separation import separation_effect, separation_interval, share_ahead
-from plimsoll.algorithm.unpaired import kl_baseline
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
 from plimsoll.data.mismatched import mismatched
-from plimsoll.engine.objectives.unpaired import UnpairedObjective, UnpairedStream
+from plimsoll.engine.objectives.feedback import FeedbackObjective, FeedbackStream
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
 from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Pack, Sample, samples_of
@@ -47,7 +47,7 @@ Responses = tuple[Scored, Scored]
 
 def run(spec: RunSpec[KtoConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
-    unpaired_loss(spec.config.algorithm.loss)
+    feedback_loss(spec.config.algorithm.loss)
     with work_on_rows(spec, planned, load_responses) as work:
         check_labels(work.data.train)
         reference = load_compared(
@@ -97,18 +97,18 @@ def score(
 
 def learn(
     work: KtoWork, reference: Reference, batch: Sequence[LabelledResponse]
-) -> Step[UnpairedStream]:
+) -> Step[FeedbackStream]:
     """Score the rows and measure the KL; what an optimizer step learns of them."""
     (packs, reference_S), others = score(work, reference, batch, "score")
     with work.session.phase("score", work.cluster):
         kl = measured_kl(work, others)
     desirable_S = labels_of(batch)
 
-    def stream(pack: Pack) -> UnpairedStream:
+    def stream(pack: Pack) -> FeedbackStream:
         places = pack.samples_S[pack.samples_S >= 0]  # a filler has none
-        return UnpairedStream(reference_S[places], desirable_S[places])
+        return FeedbackStream(reference_S[places], desirable_S[places])
 
-    objective = UnpairedObjective(work.config.algorithm.loss, kl, counts_of(desirable_S))
+    objective = FeedbackObjective(work.config.algorithm.loss, kl, counts_of(desirable_S))
     return Step(packs, BatchCounts.of(samples_of(batch)), objective, stream)
 
 
@@ -137,10 +137,10 @@ def response_metrics(
     prompts."""
     desirable_S, prompts = labels_of(rows), [row.prompt for row in rows]
     counts = counts_of(desirable_S)
-    inputs = UnpairedLossInputs(
+    inputs = FeedbackLossInputs(
         torch.from_numpy(logratios_S), torch.from_numpy(desirable_S), kl, counts
     )
-    metrics = as_metrics(unpaired_loss(config.algorithm.loss)(inputs))
+    metrics = as_metrics(feedback_loss(config.algorithm.loss)(inputs))
     if not (counts.desirable and counts.undesirable):
         return metrics
     share = share_ahead(logratios_S[desirable_S], logratios_S[~desirable_S])

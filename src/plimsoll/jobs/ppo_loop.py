@@ -42,8 +42,8 @@ from plimsoll.rl.batch import (
     score,
     train_on,
 )
-from plimsoll.rl.critic import foreseen, score_values, train_critic
-from plimsoll.rl.reward_model import judge
+from plimsoll.rl.critic import explained_variance, score_values, train_critic
+from plimsoll.rl.reward_model import score_by_model
 from plimsoll.rl.sampling import answer_held_out, evaluate, mean_rewards, sample
 from plimsoll.rl.setup import (
     PpoData,
@@ -106,8 +106,8 @@ def train(work: PpoWork, sync: WeightSync, scorer: Scorer) -> RunState:
             trajectories = sample(cluster, spec, prompts, step, counted)
         with session.phase("score", cluster):
             cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
-            judged = judge(trajectories, spec, cluster)
-            batch = pack_batch(judged, spec, cluster.ranks, cluster.critics.ranks, step)
+            scored = score_by_model(trajectories, spec, cluster)
+            batch = pack_batch(scored, spec, cluster.ranks, cluster.critics.ranks, step)
             scores = score(batch, spec, cluster)
             values = score_values(batch, cluster)
             learnables = estimate_advantages(batch, scores, values, spec, state.kl_coefficient)
@@ -120,7 +120,7 @@ def train(work: PpoWork, sync: WeightSync, scorer: Scorer) -> RunState:
             proved = sync_weights(sync, step)
         metrics = (
             batch_metrics(batch, scores, learnables)
-            | foreseen(learnables.returns, values)
+            | explained_variance(learnables.returns, values)
             | actor
             | critic
             | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": proved.gap}

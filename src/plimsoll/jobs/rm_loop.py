@@ -66,7 +66,7 @@ def load_scored_pairs(
 
 def up_to_end(sample: Sample) -> Sample:
     """A response without what a template writes after it; only its last token is marked."""
-    end = int(np.flatnonzero(sample.learned)[-1])
+    end = int(np.flatnonzero(sample.loss_mask)[-1])
     return Sample(sample.tokens[: end + 1], np.arange(end + 1) == end)
 
 

@@ -149,15 +149,15 @@ def has_cuda_build() -> bool:
     return Path(torch.origin).with_name("lib").joinpath("libtorch_cuda.so").is_file()
 
 
-def judge_version(name: str, found: str | None) -> Problem | None:
+def check_version(name: str, found: str | None) -> Problem | None:
     """None for a tested version; local parts such as +cu130 do not count. Errors stop runs; with
     a warning it is untried, or fails for some runs."""
     package = _BY_NAME[name]
-    judged = _judge(package, found)
-    if judged is None:
+    scored = _judge(package, found)
+    if scored is None:
         return None
     fix = f"install {name}{package.tested} (requirements/ has a complete set that works together)"
-    severity, why = judged
+    severity, why = scored
     return Problem("package-version", severity, f"{name} {found} is installed", why, fix)
 
 

@@ -93,18 +93,20 @@ class _Distilled(torch.autograd.Function):
         form: LogitForm,
         learning: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        learned, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
+        loss_tokens, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
         wanted = ctx.needs_input_grad[:3] if learning else (False, False, False)
         gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
         divergence_L = torch.zeros_like(targets_L, dtype=torch.float32)
         nll_L = torch.zeros_like(divergence_L)
         student = logit_chunks(hidden_L_H, weight_VH, bias_V, chunk)
-        taught_VH, taught_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
-        taught_V = None if taught_V is None else taught_V[: len(weight_VH)]
-        teacher = logit_chunks(form.filled(lesson.hidden_L_H), taught_VH, taught_V, chunk)
+        teacher_VH, teacher_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
+        teacher_V = None if teacher_V is None else teacher_V[: len(weight_VH)]
+        teacher = logit_chunks(form.filled(lesson.hidden_L_H), teacher_VH, teacher_V, chunk)
         for (start, chunk_CV), (_, teacher_CV) in zip(student, teacher, strict=True):
             pairs = zip(
-                blocks(start, chunk_CV, learned), blocks(start, teacher_CV, learned), strict=True
+                blocks(start, chunk_CV, loss_tokens),
+                blocks(start, teacher_CV, loss_tokens),
+                strict=True,
             )
             for (rows, block_NV), (_, teacher_NV) in pairs:
                 found = _compare(block_NV, teacher_NV, targets_L[rows], lesson, form)
@@ -114,7 +116,7 @@ class _Distilled(torch.autograd.Function):
                 gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
         divergence, nll = divergence_L.sum() / lesson.tokens, nll_L.sum() / lesson.tokens
         soft = (1 - lesson.nll_share) * lesson.temperature**2
-        ctx.gradients, ctx.learned = gradients, learned
+        ctx.gradients, ctx.loss_tokens = gradients, loss_tokens
         ctx.mark_non_differentiable(divergence, nll)
         return soft * divergence + lesson.nll_share * nll, divergence, nll
 
@@ -123,7 +125,7 @@ class _Distilled(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         found: HeadGradients = ctx.gradients
         del ctx.gradients
-        return (*found.times(grad_loss, ctx.learned), None, None, None, None, None)
+        return (*found.times(grad_loss, ctx.loss_tokens), None, None, None, None, None)
 
 
 def _compare(
@@ -133,8 +135,8 @@ def _compare(
     temperature, share = lesson.temperature, lesson.nll_share
     capped_NV = form.cap(logits_NV.float())
     soft_NV = _at(form, temperature).log_softmax(capped_NV)
-    taught = _at(lesson.form, temperature)
-    of_teacher_NV = taught.log_softmax(taught.cap(teacher_NV.float()))
+    from_teacher = _at(lesson.form, temperature)
+    of_teacher_NV = from_teacher.log_softmax(from_teacher.cap(teacher_NV.float()))
     compared = lesson.divergence(DivergenceInputs(soft_NV, of_teacher_NV))
     del of_teacher_NV
     logp_NV = soft_NV if temperature == 1 else form.log_softmax(capped_NV)

@@ -137,11 +137,11 @@ class HeadGradients:
         if self.bias_V is not None:
             self.bias_V.add_(grad_CV.sum(0, dtype=torch.float32))
 
-    def times(self, factor: Tensor, learned: int) -> tuple[Tensor | None, ...]:
+    def times(self, factor: Tensor, loss_tokens: int) -> tuple[Tensor | None, ...]:
         """Of the first `learned` rows, of weight and bias: scaled in place, so it serves once.
 
         factor: a scalar, such as 1, that the dtype of the weights can hold.
         """
-        hidden = None if self.hidden_L_H is None else self.hidden_L_H[:learned]
+        hidden = None if self.hidden_L_H is None else self.hidden_L_H[:loss_tokens]
         of = (hidden, self.weight_VH, self.bias_V)
         return tuple(None if g is None else g.mul_(factor.to(g.dtype)) for g in of)

@@ -39,7 +39,7 @@ WRAPPER = "lm."
 class PackTensors:
     """A `records.Pack` on a device; see there for the worked example.
 
-    tokens_T, positions_T, predictor_L, targets_L: int64. cu_learned [S + 1]: int32.
+    tokens_T, positions_T, predictor_L, targets_L: int64. cu_loss_tokens [S + 1]: int32.
     """
 
     tokens_T: Tensor
@@ -47,7 +47,7 @@ class PackTensors:
     layout: Layout
     predictor_L: Tensor
     targets_L: Tensor
-    cu_learned: Tensor
+    cu_loss_tokens: Tensor
 
     @classmethod
     def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
@@ -58,7 +58,7 @@ class PackTensors:
             layout=Layout.of(pack.cu_seqlens, pack.shared_S, device),
             predictor_L=sent(pack.predictor_L, device),
             targets_L=sent(pack.targets_L, device),
-            cu_learned=sent(pack.cu_learned, device),
+            cu_loss_tokens=sent(pack.cu_loss_tokens, device),
         )
 
 

@@ -84,10 +84,10 @@ def differentiate(
     grad_logprobs_L: of the loss. wanted: of hidden, weight, bias.
     """
     hidden_L_H, weight_VH, bias_V, targets_L = of
-    learned, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
+    loss_tokens, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
     gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
     for start, chunk_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, chunk):
-        for rows, block_NV in blocks(start, chunk_CV, learned):
+        for rows, block_NV in blocks(start, chunk_CV, loss_tokens):
             capped_NV = form.cap(block_NV.float())
             logp_NV = form.log_softmax(capped_NV)
             _read(logp_NV, rows, targets_L, into)
@@ -170,12 +170,12 @@ class _LearningHead(torch.autograd.Function):
         ctx: Any, grad_logprobs_L: Tensor | None, grad_entropy_L: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden_L_H, weight_VH, bias_V, targets_L, entropy_L = ctx.saved_tensors
-        learned, hidden_L_H = len(hidden_L_H), ctx.form.filled(hidden_L_H)
+        loss_tokens, hidden_L_H = len(hidden_L_H), ctx.form.filled(hidden_L_H)
         gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, ctx.needs_input_grad[:3])
         if grad_logprobs_L is None:
             grad_logprobs_L = torch.zeros_like(targets_L, dtype=torch.float32)
         for start, chunk_CV in logit_chunks(hidden_L_H, weight_VH, bias_V, ctx.chunk):
-            for rows, block_NV in blocks(start, chunk_CV, learned):
+            for rows, block_NV in blocks(start, chunk_CV, loss_tokens):
                 # The gradient takes the place of the logits: still one chunk.
                 block_NV.copy_(
                     _grad_logits(
@@ -188,7 +188,7 @@ class _LearningHead(torch.autograd.Function):
                 )
             gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
         bias = None if gradients.bias_V is None else gradients.bias_V.to(bias_V.dtype)
-        hidden = None if gradients.hidden_L_H is None else gradients.hidden_L_H[:learned]
+        hidden = None if gradients.hidden_L_H is None else gradients.hidden_L_H[:loss_tokens]
         return hidden, gradients.weight_VH, bias, None, None, None, None
 
 

@@ -73,7 +73,7 @@ class _TokenNll(torch.autograd.Function):
             form,
             ctx.needs_input_grad[:3],
         )
-        ctx.learned = len(hidden_L_H)
+        ctx.loss_tokens = len(hidden_L_H)
         return -logprobs_L.sum() / tokens
 
     @staticmethod
@@ -81,4 +81,4 @@ class _TokenNll(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         found: HeadGradients = ctx.gradients
         del ctx.gradients
-        return (*found.times(grad_loss, ctx.learned), None, None, None, None)
+        return (*found.times(grad_loss, ctx.loss_tokens), None, None, None, None)

@@ -11,7 +11,7 @@ from plimsoll.config.base import PositiveInt
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
 from plimsoll.reward.math_form import as_math, is_number
-from plimsoll.reward.math_judge import CPU_SECONDS, Verdict, judge
+from plimsoll.reward.math_verifier import CPU_SECONDS, Verdict, verify
 from plimsoll.reward.references import answers_at_once, checks_references
 
 MARKER = "####"  # begins the answer line of GSM8K
@@ -22,7 +22,7 @@ def check(reference: str) -> None:
     answer = _answer_line(reference)
     if is_number(answer):  # most are, and need no process to read them
         return
-    verdict = judge(as_math(answer) or "", "")
+    verdict = verify(as_math(answer) or "", "")
     if verdict is Verdict.UNDECIDED:
         raise ValueError(
             f"{_shown(reference)} is not read within {CPU_SECONDS:g} s: give its value"
@@ -41,7 +41,7 @@ def reward(
     answer_line: only an answer after `####` counts; a response without one gets 0.
     max_characters: how much of the end of a response (or of its answer line) is read.
 
-    An answer that cannot be checked within `math_judge.CPU_SECONDS`, such as a tower of powers,
+    An answer that cannot be checked within `math_verifier.CPU_SECONDS`, such as a tower of powers,
     is wrong. Raises DataError where the reference is missing or is none that `check` takes.
     """
     reference = trajectory.prompt.reference
@@ -50,7 +50,7 @@ def reward(
     if answer_line and MARKER not in trajectory.response_text:
         return 0.0
     answer = _final_answer(trajectory.response_text, max_characters)
-    verdict = judge(as_math(_answer_line(reference)) or "", answer)
+    verdict = verify(as_math(_answer_line(reference)) or "", answer)
     if verdict is Verdict.NO_REFERENCE:
         raise DataError(f"the reference {_unclear(reference)}.")
     return float(verdict is Verdict.EQUAL)

@@ -1,4 +1,4 @@
-"""The process that compares mathematical answers with math-verify; started by math_judge.py.
+"""The process that compares mathematical answers with math-verify; started by math_verifier.py.
 
 Its loop consumes JSON lines `[reference, answer]` on standard input, waits for nothing else, is
 unblocked by each line, and produces one verdict per line on standard output. It ends when its
@@ -21,7 +21,7 @@ from typing import Any
 from math_verify import LatexExtractionConfig, parse, verify
 
 from plimsoll.reward.math_form import BOX
-from plimsoll.reward.math_judge import CPU_SECONDS, READY, Verdict
+from plimsoll.reward.math_verifier import CPU_SECONDS, READY, Verdict
 
 _MEMORY_BYTES = 4 * 1024**3
 

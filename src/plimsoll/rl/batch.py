@@ -123,9 +123,9 @@ def pack_batch(
 
 def _sample(trajectory: Trajectory) -> Sample:
     prompt, response = trajectory.prompt.tokens, trajectory.response_tokens
-    learned = np.zeros(len(prompt) + len(response), dtype=np.bool_)
-    learned[len(prompt) :] = True
-    return Sample(np.concatenate([prompt, response]), learned)
+    loss_mask = np.zeros(len(prompt) + len(response), dtype=np.bool_)
+    loss_mask[len(prompt) :] = True
+    return Sample(np.concatenate([prompt, response]), loss_mask)
 
 
 def score(batch: Batch, spec: RunSpec[PpoConfig], cluster: Cluster) -> Scores:
@@ -189,20 +189,20 @@ def estimate_advantages(
     """Token rewards, then the configured estimator over the whole batch, whitened if asked.
     values: the critic's."""
     algorithm = spec.config.algorithm
-    cu_learned = _offsets(scores.policy)
+    cu_loss_tokens = _offsets(scores.policy)
     kl_L = None
     if scores.reference is not None:
         kl_L = kl(_flat(scores.policy), _flat(scores.reference), algorithm.kl.estimator)
     rewards_L = token_rewards(
         torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
         kl_L if algorithm.kl.place == "reward" else None,
-        cu_learned,
+        cu_loss_tokens,
         kl_coefficient,
     )
     inputs = AdvantageInputs(
         rewards_L=rewards_L,
         values_L=_flat(values),
-        cu_learned=cu_learned,
+        cu_loss_tokens=cu_loss_tokens,
         prompt_S=torch.tensor([t.prompt.index for t in batch.trajectories]),
     )
     found = advantage(algorithm.advantage)(inputs)
@@ -210,9 +210,9 @@ def estimate_advantages(
     if algorithm.whiten_advantages:
         advantages_L = whiten(advantages_L)
     return Learnables(
-        advantages=_cut(advantages_L, cu_learned),
-        returns=_cut(found.returns_L, cu_learned),
-        kl=None if kl_L is None else _cut(kl_L, cu_learned),
+        advantages=_cut(advantages_L, cu_loss_tokens),
+        returns=_cut(found.returns_L, cu_loss_tokens),
+        kl=None if kl_L is None else _cut(kl_L, cu_loss_tokens),
     )
 
 
@@ -275,6 +275,6 @@ def _offsets(arrays: Sequence[Floats]) -> torch.Tensor:
     return torch.tensor(np.cumsum([0, *(len(a) for a in arrays)]))
 
 
-def _cut(flat_L: torch.Tensor, cu_learned: torch.Tensor) -> list[Floats]:
-    pieces: list[Floats] = np.split(flat_L.float().numpy(), cu_learned[1:-1].numpy())
+def _cut(flat_L: torch.Tensor, cu_loss_tokens: torch.Tensor) -> list[Floats]:
+    pieces: list[Floats] = np.split(flat_L.float().numpy(), cu_loss_tokens[1:-1].numpy())
     return pieces

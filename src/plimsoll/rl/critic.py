@@ -66,11 +66,11 @@ def value_stream(
     return lambda pack: ValueStream(to_packed(pack, own_returns), to_packed(pack, old))
 
 
-def foreseen(returns: list[Floats], values: list[Floats]) -> dict[str, float]:
+def explained_variance(returns: list[Floats], values: list[Floats]) -> dict[str, float]:
     """The critic's share of the returns' variance; nothing where they do not vary but for rounding,
     as where no response has earned anything yet."""
     returns_L, values_L = np.concatenate(returns), np.concatenate(values)
     variance = float(returns_L.var())
     if variance <= _ROUNDING * float(np.square(returns_L).mean()):
         return {}
-    return {"value_explained": 1 - float((returns_L - values_L).var()) / variance}
+    return {"explained_variance": 1 - float((returns_L - values_L).var()) / variance}

@@ -20,7 +20,7 @@ PART = "reward_model"
 """What the part is called in metrics and trajectories."""
 
 
-def judge(
+def score_by_model(
     trajectories: Sequence[Trajectory], spec: RunSpec[PpoConfig], cluster: Cluster
 ) -> list[Trajectory]:
     """Add the reward model's score, where there is one, to each trajectory's parts."""

@@ -12,7 +12,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import PpoConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
-from plimsoll.rl.reward_model import judge
+from plimsoll.rl.reward_model import score_by_model
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec
 
@@ -45,7 +45,9 @@ def answer_held_out(
 ) -> list[Trajectory]:
     """One response to each held-out prompt, with all parts of its reward."""
     sampling = spec.config.eval_sampling or spec.config.rollout.sampling
-    return judge(_answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), spec, cluster)
+    return score_by_model(
+        _answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), spec, cluster
+    )
 
 
 def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.timeline.items import Held, Item, Moment
+from plimsoll.timeline.items import Allocation, Item, Moment
 
 STARTING = Moment("load", "start engines")
 """Engines take their share before the ranks read their models."""
@@ -78,7 +78,7 @@ class Sampler:
         return self.element * (self.adapter_rank or 0) * sides
 
 
-def transformers_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Held, ...]:
+def transformers_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[Allocation, ...]:
     """A whole model, and a KV cache that grows to the longest response and, as torch concatenates
     it, has one layer twice."""
     shape, element, token = sampler.shape, sampler.element, sampler.kv_token
@@ -99,7 +99,7 @@ def transformers_items(sampler: Sampler, moments: frozenset[Moment]) -> tuple[He
     words = f"{words}, and one layer of it twice"
     kept = item("KV cache", cache + cache // shape.layers, words, cache=True)
     return (
-        Held(weights, moments),
-        Held(kept, sampling),
-        Held(item("logits", logits, widths), sampling),
+        Allocation(weights, moments),
+        Allocation(kept, sampling),
+        Allocation(item("logits", logits, widths), sampling),
     )

@@ -22,7 +22,7 @@ from plimsoll.model.price.layer import GATES, QUERIES, UPS
 from plimsoll.rollout.price import BATCHED_TOKENS, Sampler
 from plimsoll.shapes.shape import Linear, Tensors, parameter_tensors
 from plimsoll.spec.run_spec import Phase
-from plimsoll.timeline.items import Held, Item, Level, Moment, Where
+from plimsoll.timeline.items import Allocation, Item, Level, Moment, Where
 from plimsoll.timeline.tensors import pinned_block
 
 GIB = 2**30
@@ -77,7 +77,7 @@ def least_cpu_cache(sampler: Sampler) -> float:
 
 def card_items(
     sampler: Sampler, card_bytes: int, context: int, moments: frozenset[Moment]
-) -> tuple[Held, ...]:
+) -> tuple[Allocation, ...]:
     """A vLLM worker on a card.
 
     context: bytes of its CUDA context, which is counted elsewhere and is part of what a sleeping
@@ -88,9 +88,9 @@ def card_items(
     awake = moments - asleep
     with_cache = awake - {_SENDING} if asleep else awake
     *others, cache = _share_items(sampler, card_share(sampler, card_bytes), card_bytes)
-    held = [*(Held(item, awake) for item in others), Held(cache, with_cache)]
+    held = [*(Allocation(item, awake) for item in others), Allocation(cache, with_cache)]
     if asleep:
-        held.append(Held(_residue(sampler.rollout.tensor_parallel, context), asleep))
+        held.append(Allocation(_residue(sampler.rollout.tensor_parallel, context), asleep))
     return tuple(held)
 
 
@@ -125,17 +125,17 @@ def _residue(parallel: int, context: int) -> Item:
     return _item("sleep residue", "device", max(0, residue - context), words, source)
 
 
-def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Held]:
+def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
     """A vLLM worker on the host: linear layers are packed in place, but a tied head is packed
     beside the embedding."""
     rollout, shape, element = sampler.rollout, sampler.shape, sampler.element
 
-    def held(name: str, size: int, words: str) -> Held:
-        return Held(_item(name, "host", size, words), moments)
+    def held(name: str, size: int, words: str) -> Allocation:
+        return Allocation(_item(name, "host", size, words), moments)
 
     gib = rollout.cpu_kv_cache_gib
     yield held("vLLM weights", sampler.weights, _weights_words(sampler))
-    yield Held(_cache("host", int(gib * GIB), f"{gib:g} GiB asked for"), moments)
+    yield Allocation(_cache("host", int(gib * GIB), f"{gib:g} GiB asked for"), moments)
     if room := sampler.adapter_room:
         words = f"{element} bytes x rank {sampler.adapter_rank} x inputs and outputs"
         yield held("room for an adapter", room, words)
@@ -148,14 +148,14 @@ def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Held]:
         yield held("packed head", size, words)
 
 
-def receiving_items(name: str, bucket: int, moments: frozenset[Moment]) -> Iterator[Held]:
+def receiving_items(name: str, bucket: int, moments: frozenset[Moment]) -> Iterator[Allocation]:
     """A host copy of a bucket of new weights; bucket: its bytes."""
     source = "rollout/vllm.py: receive; rollout/vllm_receiver.py"
     item = _item(name, "host", bucket, f"{bucket:,} bytes of the largest bucket", source)
-    yield Held(item, moments & {_SENDING})
+    yield Allocation(item, moments & {_SENDING})
 
 
-def sleep_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Held]:
+def sleep_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
     """The host copy of a worker's weights at sleep level 1. Its pinned blocks go back to torch's
     cache when the engine wakes, not to the system, so they stay.
     """
@@ -167,7 +167,7 @@ def sleep_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Held]:
         source = "vLLM 0.32: device_allocator/cumem.py; ATen/core/CachingHostAllocator.h"
         name = "weights of a sleeping engine"
         item = _item(name, "host", pinned_copy(sampler), words, source)
-        yield Held(item, frozenset(m for m in moments if m.phase != "load"))
+        yield Allocation(item, frozenset(m for m in moments if m.phase != "load"))
 
 
 def _item(name: str, where: Where, size: int, formula: str, source: str = _SOURCE) -> Item:

@@ -13,8 +13,8 @@ from plimsoll.config.problems import Problem, invalid, refuse, show
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import explained, is_temporary, remove_directory, sync, write_whole
+from plimsoll.run.json_lines import keep_rows_until
 from plimsoll.run.lock import lock_directory
-from plimsoll.run.rows import keep_rows_until
 
 if TYPE_CHECKING:
     from filelock import FileLock

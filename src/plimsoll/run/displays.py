@@ -21,7 +21,7 @@ from rich.text import Text
 
 from plimsoll.run.counter import Advance, count_bar, count_lines
 from plimsoll.run.output import silence, tell
-from plimsoll.run.standing import Figure, Standing, StepReport, headline
+from plimsoll.run.step_report import Figure, RunProgress, StepReport, headline
 
 _UNSEEN = (
     "standard output cannot be written any more ({why}): the run goes on unseen; its "
@@ -32,7 +32,7 @@ _UNSEEN = (
 class Display(Protocol):
     """A way of showing progress."""
 
-    def show(self, standing: Standing) -> None:
+    def show(self, progress: RunProgress) -> None:
         """Show the step that has just ended."""
 
     def note(self, text: str) -> None:
@@ -61,9 +61,9 @@ class PlainDisplay:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def show(self, standing: Standing) -> None:
+    def show(self, progress: RunProgress) -> None:
         """Print the step's line."""
-        self.note(plain_line(standing))
+        self.note(plain_line(progress))
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -85,18 +85,18 @@ class PlainDisplay:
         """Nothing to restore."""
 
 
-def plain_line(standing: Standing) -> str:
+def plain_line(progress: RunProgress) -> str:
     """A step as one ASCII line; steps with the same metrics have them in the same columns."""
-    report = standing.report
-    width = len(str(standing.steps))
+    report = progress.report
+    width = len(str(progress.steps))
     phases = ", ".join(f"{phase} {s:.1f}" for phase, s in report.seconds.items())
     parts = [
-        f"{standing.job} step {report.step:>{width}}/{standing.steps}",
+        f"{progress.job} step {report.step:>{width}}/{progress.steps}",
         *(f"{name} {_padded(figure)}" for name, figure in headline(report.metrics).items()),
         f"{report.tokens_per_second:>8,.0f} tokens/s",
         f"{report.total_seconds:>6.1f} s" + (f" ({phases})" if phases else ""),
         *([f"memory {', '.join(memory)}"] if (memory := _memory_texts(report)) else []),
-        *([f"left {standing.left}"] if standing.left else []),
+        *([f"left {progress.left}"] if progress.left else []),
     ]
     return " | ".join(parts).encode("ascii", errors="backslashreplace").decode("ascii")
 
@@ -120,9 +120,9 @@ class LiveDisplay:
         now = self._now()
         return Group(self._block, Text(f"now      {now}", style="dim")) if now else self._block
 
-    def show(self, standing: Standing) -> None:
+    def show(self, progress: RunProgress) -> None:
         """Redraw the block."""
-        self._redraw(live_block(standing))
+        self._redraw(live_block(progress))
 
     def note(self, text: str) -> None:
         """Print a line above the block."""
@@ -147,33 +147,33 @@ class LiveDisplay:
         self._live.refresh()
 
 
-def live_block(standing: Standing) -> Group:
+def live_block(progress: RunProgress) -> Group:
     """The bar, and under it the last values by kind; long lines wrap in their column."""
-    report = standing.report
+    report = progress.report
     bar = Table.grid(padding=(0, 1), expand=True)
     bar.add_column(no_wrap=True)
     bar.add_column(ratio=1)
     bar.add_column(no_wrap=True)
     bar.add_row(
-        Text(f"{standing.job} {report.step}/{standing.steps}", style="bold"),
-        ProgressBar(total=standing.steps, completed=report.step),
-        Text(f"{standing.left} left" if standing.left else ""),
+        Text(f"{progress.job} {report.step}/{progress.steps}", style="bold"),
+        ProgressBar(total=progress.steps, completed=report.step),
+        Text(f"{progress.left} left" if progress.left else ""),
     )
     values = Table.grid(padding=(0, 1))
     values.add_column(style="dim", no_wrap=True)
     values.add_column()
-    for label, texts in _value_rows(standing).items():
+    for label, texts in _value_rows(progress).items():
         values.add_row(label, Text("   ".join(texts)))
     return Group(bar, values)
 
 
-def _value_rows(standing: Standing) -> dict[str, list[str]]:
-    report = standing.report
+def _value_rows(progress: RunProgress) -> dict[str, list[str]]:
+    report = progress.report
     speed = f"{report.tokens_per_second:,.0f} tokens/s"
     rows = {
         "metrics": [
             f"{name} {figure.value:.4g}{figure.interval_text}"
-            for name, figure in standing.metrics.items()
+            for name, figure in progress.metrics.items()
         ],
         "speed": [speed, f"{report.total_seconds:.1f} s/step"],
         "seconds": [f"{phase} {seconds:.1f}" for phase, seconds in report.seconds.items()],

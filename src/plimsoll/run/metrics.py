@@ -17,10 +17,10 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import append_whole, write_whole
+from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.progress import Progress
-from plimsoll.run.rows import append_row
-from plimsoll.run.standing import StepReport
+from plimsoll.run.step_report import StepReport
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
 

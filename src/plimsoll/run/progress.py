@@ -14,7 +14,7 @@ from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counter import Advance
 from plimsoll.run.counting import counted, duration_text
 from plimsoll.run.displays import display_for
-from plimsoll.run.standing import BEFORE_STEPS, Figure, Standing, StepReport, headline
+from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -68,7 +68,7 @@ class Progress:
             self._steps_seen += 1
             self._seconds += report.seconds_without(BEFORE_STEPS)
             left = (self._steps - report.step) * self._seconds / self._steps_seen
-        self._display.show(Standing(self._job, self._steps, report, self._last, left))
+        self._display.show(RunProgress(self._job, self._steps, report, self._last, left))
 
     def enter(self, phase: TimedPhase) -> None:
         """Show what goes on from here, and for how long."""

@@ -80,7 +80,7 @@ class LogprobStore:
 def sequence_key(sample: Sample) -> bytes:
     """A hash of the sample's tokens and learned marks; 16 bytes."""
     tokens = sample.tokens.astype(np.int64)
-    return xxhash.xxh3_128_digest(tokens.tobytes() + sample.learned.tobytes())
+    return xxhash.xxh3_128_digest(tokens.tobytes() + sample.loss_mask.tobytes())
 
 
 def write_logprobs(path: Path, stored: StoredLogprobs) -> None:

@@ -202,5 +202,5 @@ class MicroBatch:
     tokens: int
     sequences: int
     longest: int
-    learned: int
+    loss_tokens: int
     shared: int = 0

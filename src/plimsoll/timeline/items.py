@@ -75,7 +75,7 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Held:
+class Allocation:
     """An item and the moments at which it exists."""
 
     item: Item

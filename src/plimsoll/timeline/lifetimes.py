@@ -90,10 +90,10 @@ def lifetime(
     phase: the one that trains the role; None for a frozen role.
     """
     own = moments & _BEFORE.keys() if _is_before(role, moments) else moments - _BEFORE.keys()
-    return frozenset(m for m in own if _lives(life, role, phase, _BEFORE.get(m, m)))
+    return frozenset(m for m in own if _exists(life, role, phase, _BEFORE.get(m, m)))
 
 
-def _lives(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> bool:
+def _exists(life: Life, role: str, phase: TrainPhase | None, moment: Moment) -> bool:
     read, build = _load_moments(role)
     own = phase is not None and moment.phase == phase
     backward = own and moment.instant in ("backward", "reduce")

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from plimsoll.timeline.items import Held, Item, Kind, Moment, Where
+from plimsoll.timeline.items import Allocation, Item, Kind, Moment, Where
 from plimsoll.timeline.lifetimes import Life, TrainPhase, lifetime
 
 
 @dataclass(frozen=True)
-class Kept:
+class Tensors:
     """Tensors of one kind on one rank.
 
     elements: of the whole role, or of the buffer. each: bytes of one; not whole where scales come
@@ -53,8 +53,8 @@ class Kept:
 
 
 def state_items(
-    role: str, kept: Iterable[Kept], phase: TrainPhase | None, moments: frozenset[Moment]
-) -> Iterator[Held]:
+    role: str, kept: Iterable[Tensors], phase: TrainPhase | None, moments: frozenset[Moment]
+) -> Iterator[Allocation]:
     """A role's tensors with the moments at which each exists; what is empty is left out.
 
     phase: the one that trains it; None for a frozen role. moments: all of the job's.
@@ -64,7 +64,7 @@ def state_items(
             kind = one.kind if phase else "frozen models"
             size, formula = one.bytes, one.formula
             item = Item(role, kind, one.name, one.where, "allocated", size, formula, one.source)
-            yield Held(item, lifetime(one.life, role, phase, moments))
+            yield Allocation(item, lifetime(one.life, role, phase, moments))
 
 
 def pinned_block(size: int) -> int:
@@ -73,6 +73,6 @@ def pinned_block(size: int) -> int:
     return 0 if size == 0 else 1 << (size - 1).bit_length()
 
 
-def kept_bytes(kept: Iterable[Kept], *lives: Life) -> int:
+def tensor_bytes(kept: Iterable[Tensors], *lifetimes: Life) -> int:
     """The sum over those that live so; over all of them if no life is named."""
-    return sum(one.bytes for one in kept if not lives or one.life in lives)
+    return sum(one.bytes for one in kept if not lifetimes or one.life in lifetimes)

@@ -78,6 +78,6 @@ def padding_token(tokenizer: PreTrainedTokenizerBase, samples: Sequence[Sample])
     is read at the padding token (many tokenizers pad with the one that ends a turn) would be read
     one token too early.
     """
-    read_at = {int(token) for sample in samples for token in sample.tokens[sample.learned]}
+    read_at = {int(token) for sample in samples for token in sample.tokens[sample.loss_mask]}
     token = tokenizer.pad_token_id
     return None if token is None or token in read_at else int(token)

@@ -24,15 +24,15 @@ from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.interrupt import StopRequest
+from plimsoll.run.json_lines import write_rows
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, memory_use
 from plimsoll.run.metrics import MetricsSink, TensorBoardWriter
 from plimsoll.run.planned import Planned
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Reading
-from plimsoll.run.rows import write_rows
-from plimsoll.run.standing import StepReport
 from plimsoll.run.state import RunState
+from plimsoll.run.step_report import StepReport
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.tokenizers import check_tokenizers

@@ -36,10 +36,10 @@ def check_tokenizers(actor: ModelConfig, others: Iterable[Role]) -> None:
 
 
 def _check_head(teacher: ModelConfig, actor: ModelConfig) -> None:
-    taught_rows, rows = _rows(teacher), _rows(actor)
-    if taught_rows < rows:
+    teacher_rows, rows = _rows(teacher), _rows(actor)
+    if teacher_rows < rows:
         raise ConfigError(
-            f"teacher.model.path is {teacher.path!r}, whose vocabulary is {taught_rows}, and the "
+            f"teacher.model.path is {teacher.path!r}, whose vocabulary is {teacher_rows}, and the "
             f"actor's ({actor.path!r}) is {rows}: the teacher has no probability for every token. "
             f"Take a teacher of the actor's family"
         )

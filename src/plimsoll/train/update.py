@@ -68,7 +68,7 @@ def in_batch_order(packs: Packs, found: Sequence[Sequence[Floats]]) -> Floats:
         (pack.samples_S, values_S)
         for own, arrays in zip(packs, found, strict=True)
         for pack, values_S in zip(own, arrays, strict=True)
-        if pack.learned  # not a filler
+        if pack.loss_tokens  # not a filler
     ]
     places = np.concatenate([samples_S for samples_S, _ in both])
     return np.concatenate([values_S for _, values_S in both])[np.argsort(places)]

@@ -122,7 +122,7 @@ def refuses(inputs):
 INPUTS = AdvantageInputs(
     rewards_L=torch.tensor([0.0, 1.0]),
     values_L=torch.tensor([0.5, 0.5]),
-    cu_learned=torch.tensor([0, 2]),
+    cu_loss_tokens=torch.tensor([0, 2]),
     prompt_S=torch.tensor([0]),
 )
 
@@ -132,7 +132,7 @@ def policy_inputs() -> PolicyLossInputs:
         logprobs_L=torch.tensor([-1.0, -2.0], requires_grad=True),
         old_logprobs_L=torch.tensor([-1.0, -2.0]),
         advantages_L=torch.tensor([1.0, 3.0]),
-        cu_learned=torch.tensor([0, 2]),
+        cu_loss_tokens=torch.tensor([0, 2]),
         counts=BatchCounts(tokens=2, sequences=1),
     )
 

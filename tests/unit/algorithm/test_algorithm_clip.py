@@ -30,7 +30,7 @@ def inputs(ratios: list[float], advantages: list[float], tokens: int) -> PolicyL
         logprobs_L=(old_L + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_(),
         old_logprobs_L=old_L,
         advantages_L=torch.tensor(advantages, dtype=torch.float64),
-        cu_learned=torch.tensor([0, len(ratios)]),
+        cu_loss_tokens=torch.tensor([0, len(ratios)]),
         counts=BatchCounts(tokens=tokens, sequences=1),
     )
 
@@ -110,7 +110,7 @@ def test_gradcheck_away_from_the_kinks() -> None:
     def loss_of(logprobs_L: torch.Tensor) -> torch.Tensor:
         return loss(
             PolicyLossInputs(
-                logprobs_L, base.old_logprobs_L, base.advantages_L, base.cu_learned, base.counts
+                logprobs_L, base.old_logprobs_L, base.advantages_L, base.cu_loss_tokens, base.counts
             ),
             dual_clip=3.0,
         ).loss

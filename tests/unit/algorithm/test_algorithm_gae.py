@@ -25,7 +25,7 @@ def inputs(batch: list[Sequence]) -> AdvantageInputs:
     return AdvantageInputs(
         rewards_L=torch.tensor([reward for reward, _ in flat], dtype=torch.float64),
         values_L=torch.tensor([value for _, value in flat], dtype=torch.float64),
-        cu_learned=torch.tensor([0, *itertools.accumulate(len(s) for s in batch)]).int(),
+        cu_loss_tokens=torch.tensor([0, *itertools.accumulate(len(s) for s in batch)]).int(),
         prompt_S=torch.arange(len(batch)),
     )
 
@@ -99,8 +99,8 @@ def test_the_inputs_are_left_as_they_were() -> None:
 
 
 def test_where_the_sequences_lie() -> None:
-    cu_learned = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
-    assert lengths(cu_learned).tolist() == [2, 0, 3]
-    assert nonempty(cu_learned).tolist() == [True, False, True]
-    assert last_tokens(cu_learned).tolist() == [1, 4]
-    assert sequence_of_token(cu_learned).tolist() == [0, 0, 2, 2, 2]
+    cu_loss_tokens = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    assert lengths(cu_loss_tokens).tolist() == [2, 0, 3]
+    assert nonempty(cu_loss_tokens).tolist() == [True, False, True]
+    assert last_tokens(cu_loss_tokens).tolist() == [1, 4]
+    assert sequence_of_token(cu_loss_tokens).tolist() == [0, 0, 2, 2, 2]

@@ -6,7 +6,7 @@ import pytest
 
 from plimsoll.algorithm.choice import of_the_run
 
-LOSSES = ("policy_loss", "preference_loss", "reward_loss", "unpaired_loss")
+LOSSES = ("policy_loss", "preference_loss", "reward_loss", "feedback_loss")
 
 
 @pytest.mark.parametrize("package", LOSSES)
@@ -22,7 +22,7 @@ def test_a_name_is_taken_where_the_job_has_it_and_free_elsewhere() -> None:
     """`accuracy` is what the losses on pairs tell, and what KTO's evaluation does."""
     taken = {name: [p for p in LOSSES if of_the_run(p, name)] for name in ("accuracy", "kl", "nll")}
     assert taken == {
-        "accuracy": ["unpaired_loss"],
+        "accuracy": ["feedback_loss"],
         "kl": ["policy_loss"],
         "nll": ["preference_loss"],
     }

@@ -27,7 +27,7 @@ def objective_inputs(
         logprobs_L=logprobs_L,
         old_logprobs_L=old_L,
         advantages_L=torch.tensor([1.0, -2.0], dtype=torch.float64),
-        cu_learned=torch.tensor([0, 2]),
+        cu_loss_tokens=torch.tensor([0, 2]),
         counts=BatchCounts(tokens=tokens, sequences=2),
     )
     return PolicyObjectiveInputs(policy, entropy_L, reference_L)
@@ -87,14 +87,14 @@ def test_gradcheck_of_the_objective() -> None:
 Loss = Callable[[Tensor, Tensor, BatchCounts], LossOutput]
 
 
-def _objective(columns_4L: Tensor, cu_learned: Tensor, counts: BatchCounts) -> LossOutput:
+def _objective(columns_4L: Tensor, cu_loss_tokens: Tensor, counts: BatchCounts) -> LossOutput:
     logprobs_L, old_L, advantages_L, reference_L = columns_4L
-    policy = PolicyLossInputs(logprobs_L, old_L, advantages_L, cu_learned, counts)
+    policy = PolicyLossInputs(logprobs_L, old_L, advantages_L, cu_loss_tokens, counts)
     inputs = PolicyObjectiveInputs(policy, logprobs_L.square(), reference_L)
     return policy_objective(inputs, clip_loss, "k3", kl_coefficient=0.2, entropy_bonus=0.05)
 
 
-def _value(columns_4L: Tensor, cu_learned: Tensor, counts: BatchCounts) -> LossOutput:
+def _value(columns_4L: Tensor, cu_loss_tokens: Tensor, counts: BatchCounts) -> LossOutput:
     values_L, old_L, returns_L, _ = columns_4L
     return value_loss(ValueLossInputs(values_L, old_L, returns_L, counts), clip=0.2)
 
@@ -107,8 +107,8 @@ def added(loss: Loss, columns_4L: Tensor, lengths: list[int], cuts: list[int]) -
     outputs = []
     for first, last in itertools.pairwise([0, *cuts, len(lengths)]):
         begin, end = offsets[first], offsets[last]
-        cu_learned = torch.tensor(offsets[first : last + 1]) - begin
-        output = loss(leaf_4L[:, begin:end], cu_learned, counts)
+        cu_loss_tokens = torch.tensor(offsets[first : last + 1]) - begin
+        output = loss(leaf_4L[:, begin:end], cu_loss_tokens, counts)
         output.loss.backward()
         outputs.append(output)
     assert leaf_4L.grad is not None

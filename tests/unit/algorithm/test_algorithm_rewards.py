@@ -28,8 +28,8 @@ def test_token_rewards_by_hand() -> None:
 
 
 def test_token_rewards_without_kl() -> None:
-    cu_learned = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
-    found = token_rewards(torch.tensor([1.0, 7.0, 3.0]), None, cu_learned, coefficient=0.5)
+    cu_loss_tokens = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
+    found = token_rewards(torch.tensor([1.0, 7.0, 3.0]), None, cu_loss_tokens, coefficient=0.5)
     assert found.tolist() == [0, 1, 3]
 
 

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from plimsoll.cluster.address import knock
+from plimsoll.cluster.address import check_reachable
 from plimsoll.cluster.ray import RayCluster
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.engine.process_group import free_port
@@ -28,7 +28,7 @@ def test_something_else_that_listens_is_told(answer: bytes) -> None:
         server.settimeout(10)
         Thread(target=_answer, args=(server, answer), daemon=True).start()
         with pytest.raises(OSError, match="not Ray's head"):
-            knock(f"127.0.0.1:{server.getsockname()[1]}")
+            check_reachable(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 def test_rays_head_is_let_be() -> None:
@@ -37,7 +37,7 @@ def test_rays_head_is_let_be() -> None:
         server.settimeout(10)
         settings = bytes([0, 0, 24, 4, 0, 0, 0, 0, 0]) + bytes(24)
         Thread(target=_answer, args=(server, settings), daemon=True).start()
-        knock(f"127.0.0.1:{server.getsockname()[1]}")
+        check_reachable(f"127.0.0.1:{server.getsockname()[1]}")
 
 
 def _answer(server: socket.socket, answer: bytes) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.commands.doctor import judge, refuse_wrong, report, table
+from plimsoll.commands.doctor import diagnose, refuse_wrong, report, table
 from plimsoll.commands.doctor_machine import Disk, Machine, RayView, TorchView, observe
 from plimsoll.config.problems import Problem
 from plimsoll.errors import PlimsollError
@@ -58,7 +58,7 @@ SOUND = Machine(
 
 
 def found(name: str, machine: Machine) -> Problem:
-    (finding,) = [finding for finding in judge(machine) if finding.key == name]
+    (finding,) = [finding for finding in diagnose(machine) if finding.key == name]
     return finding
 
 
@@ -83,7 +83,7 @@ TRAINER = (CardProcess(77, "python", 60 * GIB),)
 
 @pytest.mark.parametrize("machine", [SOUND, CPU], ids=["gpu", "cpu"])
 def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
-    findings = judge(machine)
+    findings = diagnose(machine)
     assert {finding.severity for finding in findings} == {"ok"}
     assert not any(finding.why or finding.fix for finding in findings)
 
@@ -219,7 +219,7 @@ def test_what_is_wrong_is_found_with_its_mending(
 
 def test_only_what_is_wrong_changes_the_other_findings_not() -> None:
     small = replace(SOUND, shared=Disk("/dev/shm", 64 * MIB, 64 * MIB))
-    changed = [a.key for a, b in zip(judge(SOUND), judge(small), strict=True) if a != b]
+    changed = [a.key for a, b in zip(diagnose(SOUND), diagnose(small), strict=True) if a != b]
     assert changed == ["shared memory"]
 
 
@@ -231,7 +231,7 @@ def test_cores_that_a_quota_or_the_affinity_leaves_are_told() -> None:
 def test_a_cpu_machine_needs_neither_nvcc_nor_locked_memory() -> None:
     tools = {**SOUND.tools, "nvcc": None, "gcc": None}
     machine = replace(CPU, tools=tools, locked_bytes=8 * MIB)
-    assert {finding.severity for finding in judge(machine)} == {"ok"}
+    assert {finding.severity for finding in diagnose(machine)} == {"ok"}
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_the_table_is_aligned_and_80_columns_wide() -> None:
         with_card(used_bytes=61 * GIB, processes=TRAINER),
         versions={**VERSIONS, "transformers": "4.37.2"},
     )
-    lines = table(judge(machine))
+    lines = table(diagnose(machine))
     assert max(map(len, lines)) <= 80
     heads = [line for line in lines if line[:2] in ("ok", "wa", "wr")]
     assert [line.split()[0] for line in heads].count("wrong") == 2
@@ -275,20 +275,20 @@ def test_the_table_is_aligned_and_80_columns_wide() -> None:
 
 
 def test_colours_mark_the_state_alone() -> None:
-    plain = table(judge(SOUND))
-    coloured = table(judge(SOUND), colour=True)
+    plain = table(diagnose(SOUND))
+    coloured = table(diagnose(SOUND), colour=True)
     assert coloured[0].startswith("\033[32mok") and coloured[0].endswith("3.11.7")
     assert [line.replace("\033[32m", "").replace("\033[0m", "") for line in coloured] == plain
 
 
 def test_the_report_counts_and_only_what_is_wrong_is_refused() -> None:
-    findings = judge(replace(SOUND, open_files=256, python=(3, 10, 0)))
+    findings = diagnose(replace(SOUND, open_files=256, python=(3, 10, 0)))
     told = report(findings)
     assert (told["wrong"], told["warn"], told["ok"]) == (1, 1, len(findings) - 2)
     with pytest.raises(PlimsollError, match="python") as caught:
         refuse_wrong(findings)
     assert caught.value.exit_code == 1
-    refuse_wrong(judge(replace(SOUND, open_files=256)))
+    refuse_wrong(diagnose(replace(SOUND, open_files=256)))
 
 
 def test_a_crashing_import_and_a_busy_card_are_seen(
@@ -311,5 +311,5 @@ def test_a_crashing_import_and_a_busy_card_are_seen(
     assert machine.shadowed == (str(tmp_path / "numpy"),)
     assert 1 <= machine.cores <= machine.cores_in_all
     assert machine.python == sys.version_info[:3] and machine.runs.free_bytes > 0
-    wrong = {finding.key for finding in judge(machine) if finding.severity == "error"}
+    wrong = {finding.key for finding in diagnose(machine) if finding.severity == "error"}
     assert {"cuda", "gpu 0", "ray import", "ray address"} <= wrong

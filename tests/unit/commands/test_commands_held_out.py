@@ -11,7 +11,7 @@ from plimsoll.commands.report.metrics import (
     held_out_figures,
     number_text,
 )
-from plimsoll.run.standing import Figure
+from plimsoll.run.step_report import Figure
 
 ROWS: list[dict[str, Any]] = [
     {"step": 0, "eval/reward": 0.25, "eval/reward_low": 0.125, "eval/reward_high": 0.5},

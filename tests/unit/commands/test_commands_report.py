@@ -18,9 +18,9 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
+from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.readings import Footprint, Line
-from plimsoll.run.rows import append_row
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
 

@@ -85,7 +85,7 @@ def test_samples_of_columns_and_of_messages_are_the_same(
     messages = load_samples(data, source(data), template).items
     assert len(columns) == 2 and len(messages) == 1
     assert columns[0].tokens.tolist() == messages[0].tokens.tolist()
-    assert tokenizer.decode(columns[0].tokens[columns[0].learned]) == "yo<|im_end|>"
+    assert tokenizer.decode(columns[0].tokens[columns[0].loss_mask]) == "yo<|im_end|>"
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 100])
@@ -121,7 +121,7 @@ def test_what_is_cut_off_is_not_held(tokenizer: Tokenizer, tmp_path: Path) -> No
     asked = config(tmp_path, {"q": "yo" * 1000}, over_long="truncate", prompt="q")
     prompt = load_prompts(asked, source(asked), template).items[0]
     assert len(cut.tokens) == len(prompt.tokens) == 100
-    assert cut.tokens.base is cut.learned.base is prompt.tokens.base is None
+    assert cut.tokens.base is cut.loss_mask.base is prompt.tokens.base is None
 
 
 def test_prompts_carry_index_text_and_reference(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_over_long_samples_are_refused_or_cut(tokenizer: Tokenizer, tmp_path: Pa
     data = config(tmp_path, *rows, max_tokens=length + 2, over_long="truncate")
     cut = load_samples(data, source(data), template).items[0]
     assert len(cut.tokens) == length + 2
-    assert tokenizer.decode(cut.tokens[cut.learned]) == "xx"
+    assert tokenizer.decode(cut.tokens[cut.loss_mask]) == "xx"
 
 
 def test_a_cut_that_leaves_nothing_to_learn_is_bad(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -371,5 +371,5 @@ def test_gsm8k(tokenizer: Tokenizer) -> None:
     samples = load_samples(data, source, make_template(tokenizer, None, None)).items
     with (DATA / "gsm8k" / "train.jsonl").open(encoding="utf-8") as file:
         answers = [json.loads(line)["answer"] for line, _ in zip(file, range(500), strict=False)]
-    learned = [tokenizer.decode(sample.tokens[sample.learned]) for sample in samples]
-    assert learned == [f"{answer}<|im_end|>" for answer in answers]
+    loss_mask = [tokenizer.decode(sample.tokens[sample.loss_mask]) for sample in samples]
+    assert loss_mask == [f"{answer}<|im_end|>" for answer in answers]

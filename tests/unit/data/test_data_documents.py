@@ -72,7 +72,7 @@ def test_a_document_is_learned_to_its_end(tokenizer: Tokenizer, tmp_path: Path) 
         "To be, <|im_end|>",
         "or not.<|im_end|>",
     ]
-    assert [s.learned.tolist() for s in samples] == [[False] + [True] * 7] * 2
+    assert [s.loss_mask.tolist() for s in samples] == [[False] + [True] * 7] * 2
 
 
 def test_a_tokenizer_that_begins_texts_begins_documents(
@@ -100,7 +100,7 @@ def test_nothing_of_a_long_document_is_lost_or_learned_twice(
     expected = []
     for document in documents:
         expected += tokenizer(f"{document}<|im_end|>")["input_ids"][1:]
-    assert np.concatenate([s.tokens[s.learned] for s in samples]).tolist() == expected
+    assert np.concatenate([s.tokens[s.loss_mask] for s in samples]).tolist() == expected
     full = [s for s in samples if s.tokens[-1] != tokenizer.eos_token_id]
     assert all(len(s.tokens) == longest for s in full)
 
@@ -145,7 +145,7 @@ def test_a_whole_conversation_is_learned_with_its_template(
     [sample] = load_whole(write(tmp_path, {"messages": TURNS}), tokenizer)
     text = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in TURNS)
     assert tokenizer.decode(sample.tokens) == text
-    assert sample.learned.tolist() == [False] + [True] * (len(sample.tokens) - 1)
+    assert sample.loss_mask.tolist() == [False] + [True] * (len(sample.tokens) - 1)
 
 
 def test_a_whole_conversation_needs_no_assistant_and_no_stable_turns(
@@ -167,4 +167,4 @@ def test_a_whole_plain_conversation_ends_once(base_tokenizer: Tokenizer, tmp_pat
     samples = load_whole(path, base_tokenizer, chat_template="none", system="sys ")
     texts = [base_tokenizer.decode(s.tokens) for s in samples]
     assert texts == ["<s>sys hiyobye</s>", "<s>sys hiyo</s>"]
-    assert all(s.learned.tolist() == [False] + [True] * (len(s.tokens) - 1) for s in samples)
+    assert all(s.loss_mask.tolist() == [False] + [True] * (len(s.tokens) - 1) for s in samples)

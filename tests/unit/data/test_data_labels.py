@@ -45,9 +45,9 @@ def load(
 
 def shown(tokenizer: Tokenizer, row: LabelledResponse) -> tuple[str, str, bool]:
     """(what comes before the learned tokens, what is learned, the label)."""
-    tokens, learned = row.sample.tokens, row.sample.learned
-    prompt = tokenizer.decode(tokens[: int(learned.argmax())])
-    return prompt, tokenizer.decode(tokens[learned]), row.desirable
+    tokens, loss_mask = row.sample.tokens, row.sample.loss_mask
+    prompt = tokenizer.decode(tokens[: int(loss_mask.argmax())])
+    return prompt, tokenizer.decode(tokens[loss_mask]), row.desirable
 
 
 def test_rows_share_a_prompt_in_both_forms(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_each_label_that_can_be_meant(tokenizer: Tokenizer, tmp_path: Path) -> N
 def test_only_the_last_turn_of_messages_is_labelled(tokenizer: Tokenizer, tmp_path: Path) -> None:
     row = {"m": [USER, YO, MORE, YO], "label": 0}
     [found] = load(tokenizer, tmp_path, row, template=None, messages="m", label="label").items
-    prompt, learned, label = shown(tokenizer, found)
+    prompt, loss_mask, label = shown(tokenizer, found)
     assert prompt.count("yo<|im_end|>") == 1 and prompt.endswith("<|im_start|>assistant\n")
-    assert (learned, label) == ("yo<|im_end|>", False)
+    assert (loss_mask, label) == ("yo<|im_end|>", False)
 
 
 def test_of_pairs_the_chosen_are_desirable(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def sample(prompt: str, response: str) -> Sample:
 def text(of: Sample) -> tuple[str, str]:
     """(what is not learned, what is)."""
     letters = np.array([chr(token) for token in of.tokens])
-    return "".join(letters[~of.learned]), "".join(letters[of.learned])
+    return "".join(letters[~of.loss_mask]), "".join(letters[of.loss_mask])
 
 
 def test_each_prompt_gets_the_next_response_to_another_one() -> None:
@@ -155,8 +155,8 @@ def test_the_same_prompt_everywhere_gets_the_next_response() -> None:
 
 def test_what_is_too_long_is_cut_at_the_end_and_gaps_stay() -> None:
     """A response of two turns, of which what is between is not learned."""
-    learned = np.array([False, True, False, True, True])
-    two_turns = Sample(np.array([ord(letter) for letter in "pxyzz"]), learned)
+    loss_mask = np.array([False, True, False, True, True])
+    two_turns = Sample(np.array([ord(letter) for letter in "pxyzz"]), loss_mask)
     first, second = mismatched([sample("long", "1"), two_turns], 7)
     assert text(first) == ("longy", "xz") and text(second) == ("p", "1")
 

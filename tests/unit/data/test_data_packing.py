@@ -19,10 +19,10 @@ from plimsoll.errors import DataError
 from plimsoll.records import Pack, Pair, Sample, from_packed, to_packed
 
 
-def sample(length: int, first: int = 0, learned: int | None = None) -> Sample:
+def sample(length: int, first: int = 0, loss_mask: int | None = None) -> Sample:
     """Tokens first, first + 1, ...; the last `learned` of them learned (all but the first)."""
     marks = np.zeros(length, dtype=np.bool_)
-    marks[length - (length - 1 if learned is None else learned) :] = True
+    marks[length - (length - 1 if loss_mask is None else loss_mask) :] = True
     return Sample(np.arange(first, first + length, dtype=np.int64), marks)
 
 
@@ -37,15 +37,15 @@ def test_the_worked_example_of_the_pack_record() -> None:
     assert made.cu_seqlens.tolist() == [0, 3, 5] and made.cu_seqlens.dtype == np.int32
     assert made.predictor_L.tolist() == [0, 1, 3]
     assert made.targets_L.tolist() == [11, 12, 21]
-    assert made.cu_learned.tolist() == [0, 2, 3] and made.cu_learned.dtype == np.int32
+    assert made.cu_loss_tokens.tolist() == [0, 2, 3] and made.cu_loss_tokens.dtype == np.int32
     assert made.samples_S.tolist() == [0, 2]
 
 
 def test_only_learned_tokens_are_targets() -> None:
-    made = pack_one([sample(4, 10, learned=1), sample(3, 20, learned=0)], [0, 1])
+    made = pack_one([sample(4, 10, loss_mask=1), sample(3, 20, loss_mask=0)], [0, 1])
     assert made.targets_L.tolist() == [13]
     assert made.predictor_L.tolist() == [2]
-    assert made.cu_learned.tolist() == [0, 1, 1]
+    assert made.cu_loss_tokens.tolist() == [0, 1, 1]
 
 
 def test_cost_is_tokens_plus_attention() -> None:
@@ -80,7 +80,7 @@ def test_fillers_make_up_the_number() -> None:
     assert len(fillers) == 2
     for filler in fillers:
         assert filler.tokens_T.tolist() == [30, 31, 32]
-        assert filler.learned == 0 and filler.cu_learned.tolist() == [0, 0]
+        assert filler.loss_tokens == 0 and filler.cu_loss_tokens.tolist() == [0, 0]
 
 
 def test_a_sample_over_the_budget_is_refused_with_the_way_out() -> None:
@@ -191,7 +191,7 @@ def test_both_sequences_of_a_pair_share_a_pack(
     assert len(packs) == ranks and len({len(rank) for rank in packs}) == 1
     assert all(0 < pack.tokens <= budget for pack in flat)
     real = [pack for pack in flat if -1 not in pack.samples_S]
-    assert all(pack.learned == 0 for pack in flat if -1 in pack.samples_S)
+    assert all(pack.loss_tokens == 0 for pack in flat if -1 in pack.samples_S)
     placed = np.concatenate([pack.samples_S.reshape(-1, 2) for pack in real])
     assert sorted(placed[:, 0].tolist()) == list(range(0, 2 * len(pairs), 2))
     assert (placed[:, 1] == placed[:, 0] + 1).all()
@@ -225,7 +225,7 @@ def test_the_worked_example_of_a_shared_beginning() -> None:
     assert made.positions_T.tolist() == [0, 1, 2, 2]
     assert made.cu_seqlens.tolist() == [0, 3, 4] and made.shared_S.tolist() == [0, 2]
     assert made.predictor_L.tolist() == [1, 1]
-    assert made.targets_L.tolist() == [12, 15] and made.cu_learned.tolist() == [0, 1, 2]
+    assert made.targets_L.tolist() == [12, 15] and made.cu_loss_tokens.tolist() == [0, 1, 2]
 
 
 def test_what_a_group_shares() -> None:
@@ -296,7 +296,7 @@ def assert_holds(made: Pack, i: int, want: Sample) -> None:
     places = np.concatenate([begin, np.arange(made.cu_seqlens[i], made.cu_seqlens[i + 1])])
     assert made.tokens_T[places].tolist() == want.tokens.tolist()
     assert made.positions_T[places].tolist() == list(range(len(want.tokens)))
-    learned_at = np.flatnonzero(want.learned)
-    own = slice(made.cu_learned[i], made.cu_learned[i + 1])
-    assert made.targets_L[own].tolist() == want.tokens[learned_at].tolist()
-    assert made.predictor_L[own].tolist() == places[learned_at - 1].tolist()
+    loss_at = np.flatnonzero(want.loss_mask)
+    own = slice(made.cu_loss_tokens[i], made.cu_loss_tokens[i + 1])
+    assert made.targets_L[own].tolist() == want.tokens[loss_at].tolist()
+    assert made.predictor_L[own].tolist() == places[loss_at - 1].tolist()

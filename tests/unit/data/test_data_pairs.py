@@ -54,11 +54,12 @@ def load(
 def text(tokenizer: Tokenizer, pair: Pair) -> tuple[str, str, str]:
     """(what comes before the learned tokens, chosen, rejected); the first must be shared."""
     prompts = {
-        tokenizer.decode(s.tokens[: int(s.learned.argmax())]) for s in (pair.chosen, pair.rejected)
+        tokenizer.decode(s.tokens[: int(s.loss_mask.argmax())])
+        for s in (pair.chosen, pair.rejected)
     }
     [prompt] = prompts
-    learned = [tokenizer.decode(s.tokens[s.learned]) for s in (pair.chosen, pair.rejected)]
-    return prompt, learned[0], learned[1]
+    loss_mask = [tokenizer.decode(s.tokens[s.loss_mask]) for s in (pair.chosen, pair.rejected)]
+    return prompt, loss_mask[0], loss_mask[1]
 
 
 def bad(tokenizer: Tokenizer, tmp_path: Path, row: object, **options: Any) -> tuple[str, str]:

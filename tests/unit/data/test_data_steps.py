@@ -59,7 +59,7 @@ def load(
 
 def scored_texts(tokenizer: Tokenizer, row: LabelledSteps) -> list[str]:
     """What has been said at each place that a score is read at, that token included."""
-    places = row.sample.learned.nonzero()[0]
+    places = row.sample.loss_mask.nonzero()[0]
     return [tokenizer.decode(row.sample.tokens[: place + 1]) for place in places]
 
 
@@ -75,7 +75,7 @@ def test_scores_are_read_at_the_last_token_of_each_step(
     [row] = load(tokenizer, tmp_path, ROW).items
     first = f"{CHAT}3*4=12"
     assert scored_texts(tokenizer, row) == [first, f"{first}\n2+12=14"]
-    assert len(row.sample.tokens) == row.sample.learned.nonzero()[0][-1] + 1  # nothing after it
+    assert len(row.sample.tokens) == row.sample.loss_mask.nonzero()[0][-1] + 1  # nothing after it
     assert row.labels.tolist() == [1, 1]
 
 
@@ -113,8 +113,8 @@ def test_a_step_is_scored_alike_whether_or_not_more_follow(
         whole, part = load(tokenizer, home, *rows, template=template).items
         own = len(part.sample.tokens)
         assert whole.sample.tokens[:own].tolist() == part.sample.tokens.tolist()
-        assert whole.sample.learned[:own].tolist() == part.sample.learned.tolist()
-        assert whole.sample.learned.sum() == len(steps)
+        assert whole.sample.loss_mask[:own].tolist() == part.sample.loss_mask.tolist()
+        assert whole.sample.loss_mask.sum() == len(steps)
 
 
 def test_long_responses_are_refused_or_lose_their_last_steps(

@@ -39,12 +39,12 @@ FORGETS = (  # like Qwen3, drops what an earlier turn thought
 def by_hand(tokenizer: Tokenizer, marked: Marked) -> tuple[list[int], list[bool]]:
     """Tokens and marks of texts that are each learned or not; every byte is a token here."""
     tokens: list[int] = []
-    learned: list[bool] = []
+    loss_mask: list[bool] = []
     for text, mark in marked:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         tokens += ids
-        learned += [mark] * len(ids)
-    return tokens, learned
+        loss_mask += [mark] * len(ids)
+    return tokens, loss_mask
 
 
 def conversation(template: Template, turns: list[dict[str, str]]) -> tuple[TokenIds, Bools]:
@@ -90,7 +90,7 @@ def test_the_byte_tokenizer_itself(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_generation_marks_are_used_and_end_with_the_turn(
-    tokenizer: Tokenizer, inside: str, after: str, learned: str, rest: str
+    tokenizer: Tokenizer, inside: str, after: str, loss_mask: str, rest: str
 ) -> None:
     jinja = MARKS.replace("INSIDE", f"{{{{ {inside!r} }}}}").replace(
         "AFTER", f"{{{{ {after!r} }}}}"
@@ -98,9 +98,9 @@ def test_generation_marks_are_used_and_end_with_the_turn(
     found = conversation(make_template(tokenizer, jinja, None), TURNS)
     expected = [
         ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n", False),
-        (learned, True),
+        (loss_mask, True),
         (rest + "<|im_start|>user\nbye<|im_end|>\n<|im_start|>assistant\n", False),
-        (learned.replace("yo", "no"), True),
+        (loss_mask.replace("yo", "no"), True),
         (rest, False),
     ]
     assert same(found, tokenizer, expected)
@@ -144,11 +144,13 @@ def test_what_is_learned_goes_on_from_what_is_sampled_from(
         make_template(base_tokenizer, "none", None),
     ):
         begun, _ = prompt(template, turns[:1])
-        tokens, learned = conversation(template, turns)
+        tokens, loss_mask = conversation(template, turns)
         n = len(begun)
-        assert tokens[:n].tolist() == begun.tolist() and not learned[:n].any()
+        assert tokens[:n].tolist() == begun.tolist() and not loss_mask[:n].any()
         end = template.tokenizer.eos_token or ""
-        assert same((tokens[learned], learned[learned]), template.tokenizer, [(answer + end, True)])
+        assert same(
+            (tokens[loss_mask], loss_mask[loss_mask]), template.tokenizer, [(answer + end, True)]
+        )
 
 
 def test_the_system_message_is_put_before_conversations_that_have_none(
@@ -229,8 +231,8 @@ def test_a_prompt_of_several_turns_is_the_same_to_every_job(tokenizer: Tokenizer
         template.render_conversation([*turns, *answer]),
     ):
         assert [piece.text for piece in rendered[:-1]] == [piece.text for piece in sampled]
-    learned = [bool(piece.learned) for piece in template.render_answer(turns, answer)]
-    assert learned == [False, False, False, True]
+    loss_mask = [bool(piece.loss_spans) for piece in template.render_answer(turns, answer)]
+    assert loss_mask == [False, False, False, True]
     call = {"role": "assistant", "content": "I look.", "tool_calls": [{"name": "search"}]}
     with pytest.raises(DataError, match="has tool_calls, which plain text leaves out"):
         template.render_answer([*turns[:1], call], answer)

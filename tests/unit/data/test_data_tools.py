@@ -44,7 +44,7 @@ def texts(data: DataConfig, template: Template) -> list[tuple[str, str]]:
     """Of each SFT sample all that it says, and what is learned of it."""
     read = template.tokenizer.decode
     samples = load_samples(data, source(data), template).items
-    return [(str(read(s.tokens)), str(read(s.tokens[s.learned]))) for s in samples]
+    return [(str(read(s.tokens)), str(read(s.tokens[s.loss_mask]))) for s in samples]
 
 
 def test_the_template_describes_each_rows_own_tools(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -53,11 +53,11 @@ def test_the_template_describes_each_rows_own_tools(tokenizer: Tokenizer, tmp_pa
     rows = [{"messages": TURNS, "tools": tools} for tools in given]
     data = rows_of(tmp_path, *rows, {"messages": TURNS}, messages="messages")
     plain = "user: 2+2?<|im_end|>\nassistant: add(2, 2)<|im_end|>\n"
-    learned = "add(2, 2)<|im_end|>"
+    loss_mask = "add(2, 2)<|im_end|>"
     assert texts(data, template) == [
-        (f"tools: {json.dumps([CALLED])}\n{plain}", learned),
-        (f"tools: {json.dumps([ADD])}\n{plain}", learned),
-        *[(plain, learned)] * 3,
+        (f"tools: {json.dumps([CALLED])}\n{plain}", loss_mask),
+        (f"tools: {json.dumps([ADD])}\n{plain}", loss_mask),
+        *[(plain, loss_mask)] * 3,
     ]
 
 

@@ -33,7 +33,7 @@ from plimsoll.engine.objectives.process import ProcessObjective
 from plimsoll.engine.objectives.reward import RewardObjective
 from plimsoll.engine.objectives.value import ValueObjective, ValueStream
 from plimsoll.engine.optimizer import begin_moments
-from plimsoll.engine.teaching import teach
+from plimsoll.engine.teacher_forward import teacher_forward
 from plimsoll.model.adapters import add_adapter, plain_weight
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
@@ -158,11 +158,11 @@ def test_a_policy_with_every_attention(
 ) -> None:
     model = MODEL.model_copy(update={"gradient_checkpointing": checkpointing})
     pack = a_pack(shared)
-    learned = len(pack.targets_L)
+    loss_mask = len(pack.targets_L)
     policy = a_policy(family, attention, model)
     with FakeTensorMode():
         on_card(policy)
-        learn(policy, POLICY, PolicyStream(*[some(learned)] * 3), pack)
+        learn(policy, POLICY, PolicyStream(*[some(loss_mask)] * 3), pack)
 
 
 REFERENCE = some(len(LENGTHS))
@@ -217,9 +217,9 @@ def test_a_student_and_its_teacher_whose_states_wait_on_the_host(divergence: str
     lm = language_model(AutoModelForCausalLM, "qwen2", SDPA, MODEL)
     with FakeTensorMode():
         teacher = Direct(on_card(TeacherModel(lm, LogitForm())))
-        (teaching,) = teach(teacher, [PACK], CARD)  # type: ignore[arg-type]
-        assert teaching.hidden_L_H.is_cpu
-        learn(on_card(policy), objective, teaching)
+        (teacher_forward,) = teacher_forward(teacher, [PACK], CARD)  # type: ignore[arg-type]
+        assert teacher_forward.hidden_L_H.is_cpu
+        learn(on_card(policy), objective, teacher_forward)
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -72,7 +72,7 @@ def test_the_rows_are_pairs_for_the_example_model(prepare: ModuleType, tmp_path:
     )
     pairs = load_pairs(DataConfig(train=own), own, template).items
     assert len(pairs) == 4
-    text = tokenizer.decode(pairs[0].chosen.tokens[pairs[0].chosen.learned])
+    text = tokenizer.decode(pairs[0].chosen.tokens[pairs[0].chosen.loss_mask])
     assert text == json.loads((out / "test.jsonl").open().readline())["chosen"] + str(
         tokenizer.eos_token
     )

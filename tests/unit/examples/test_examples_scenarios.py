@@ -83,8 +83,8 @@ def host_need(name: str) -> int:
 
 
 def test_every_scenario_is_judged_here() -> None:
-    judged = {"1_dpo_34b", "3_ppo_70b_cpu_adam_own_node", *FITS, *BREAKS}
-    assert judged == {path.stem for path in SCENARIOS.glob("*.yaml")}
+    scored = {"1_dpo_34b", "3_ppo_70b_cpu_adam_own_node", *FITS, *BREAKS}
+    assert scored == {path.stem for path in SCENARIOS.glob("*.yaml")}
 
 
 @pytest.mark.parametrize("name", FITS)
@@ -94,11 +94,11 @@ def test_it_fits(name: str) -> None:
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_it_does_not_fit_and_says_what_breaks_it_and_the_way_out(name: str) -> None:
-    code, culprit, fix = BREAKS[name]
+    code, top_consumer, fix = BREAKS[name]
     (problem,) = errors(name)
     assert plan(name).verdict == "does not fit"
     assert problem.code == code
-    assert culprit in problem.why and fix in problem.fix
+    assert top_consumer in problem.why and fix in problem.fix
 
 
 def test_34b_dpo_is_close_to_the_line() -> None:

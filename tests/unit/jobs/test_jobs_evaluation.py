@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from plimsoll.algorithm import feedback_loss as feedback_losses
 from plimsoll.algorithm import preference_loss as preference_losses
 from plimsoll.algorithm import reward_loss as reward_losses
-from plimsoll.algorithm import unpaired_loss as unpaired_losses
 from plimsoll.algorithm.choice import preference_loss
 from plimsoll.algorithm.interval import mean_interval, share_interval, wilson_interval
 from plimsoll.algorithm.separation import separation_interval
@@ -97,7 +97,7 @@ def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
     assert picture.is_file()
 
 
-@pytest.mark.parametrize("name", names_of(unpaired_losses))
+@pytest.mark.parametrize("name", names_of(feedback_losses))
 def test_every_unpaired_loss_reports_the_names(name: str) -> None:
     config: KtoConfig = config_of("kto", name)
     found = response_metrics(config, responses(LABELS, range(4)), FOUR, 0.0)

@@ -13,15 +13,15 @@ from plimsoll.records import Pair, Sample
 from plimsoll.train.update import in_batch_order
 
 
-def sample(tokens: Sequence[int], learned: Sequence[int]) -> Sample:
-    return Sample(np.array(tokens), np.array(learned, dtype=np.bool_))
+def sample(tokens: Sequence[int], loss_mask: Sequence[int]) -> Sample:
+    return Sample(np.array(tokens), np.array(loss_mask, dtype=np.bool_))
 
 
 def test_a_response_is_cut_where_its_score_is_read() -> None:
     """ChatML's line break after the end of a turn is not learned, and nothing reads it."""
     cut = up_to_end(sample([5, 6, 7, 8, 9], [0, 0, 1, 1, 0]))
     assert cut.tokens.tolist() == [5, 6, 7, 8]
-    assert cut.learned.tolist() == [False, False, False, True]
+    assert cut.loss_mask.tolist() == [False, False, False, True]
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])

@@ -13,7 +13,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.machine.surroundings import Surroundings
+from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.rules.rules import find_conflicts
@@ -47,7 +47,7 @@ def conflicts(
     job: str,
     changes: Mapping[str, Any],
     cluster: str = "8xA100-80GB",
-    here: Surroundings | None = None,
+    here: LocalHost | None = None,
 ) -> dict[str, Problem]:
     """By code."""
     read = config(job, changes)

@@ -26,7 +26,7 @@ from plimsoll.shapes.shape import MicroBatch
 from plimsoll.timeline.items import Moment
 
 LLAMA = read_shape("meta-llama/Llama-2-7b-hf")
-WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, learned=2000)
+WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, loss_tokens=2000)
 FULL = ActivationForm(
     element=2,
     checkpoint_every=None,
@@ -243,7 +243,7 @@ def test_magnitudes_with_dropout_keep_weights_of_4_bits_as_16() -> None:
 
 def test_magnitudes_write_an_update_and_an_identity_matrix_out() -> None:
     """With few tokens that is the most: of `down`, 11,008 inputs and 4,096 outputs."""
-    few = MicroBatch(tokens=64, sequences=1, longest=64, learned=8)
+    few = MicroBatch(tokens=64, sequences=1, longest=64, loss_tokens=8)
     dora = AdapterForm(rank=8, targets=("down_proj",), element=2, dora=True)
     found = _bytes(replace(FULL, adapter=dora, checkpoint_every=1), few)
     written = 2 * 11008 * (11008 + 3 * 4096)
@@ -326,7 +326,7 @@ def test_a_pack_keeps_nothing_of_attention_but_its_output_and_sums_of_rows() -> 
 def test_windows_and_bounded_scores_need_masks_of_their_own() -> None:
     """Gemma 2's scores are bounded, with a window of 4,096; Mistral 7B's window is as large."""
     form = replace(FULL, attention="sdpa", device="cpu")
-    short, long = WORK, MicroBatch(tokens=8192, sequences=1, longest=8192, learned=8192)
+    short, long = WORK, MicroBatch(tokens=8192, sequences=1, longest=8192, loss_tokens=8192)
     masks = {
         (name, work.longest): _bytes(form, work, name).get("device attention masks", 0)
         for name in ("google/gemma-2-2b", "mistralai/Mistral-7B-v0.1")

@@ -10,7 +10,7 @@ from plimsoll.engine.zero.price import layers_left
 from plimsoll.engine.zero.sizes import ZeroSizes
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
-from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.lifetimes import job_moments
 
 READ = Moment("load", "read actor")
@@ -78,10 +78,10 @@ def test_a_quantised_model_is_read_in_16_bits_on_cpu() -> None:
     assert read.item.bytes == pytest.approx(2 * linears, rel=1e-3)
 
 
-def role(**settings: object) -> tuple[Held, ...]:
+def role(**settings: object) -> tuple[Allocation, ...]:
     model = {"path": "Qwen/Qwen2.5-7B"} | settings.pop("model", {})  # type: ignore[operator]
     trained = TrainedRole.model_validate({"model": model, **settings})
-    work = MicroBatch(tokens=512, sequences=2, longest=256, learned=512)
+    work = MicroBatch(tokens=512, sequences=2, longest=256, loss_tokens=512)
     own = RoleWork("actor", SHAPE, "policy", work, 1, "cpu", MOMENTS)
     return trained_role(trained, own, "train_actor")
 

@@ -14,7 +14,7 @@ from plimsoll.rollout.vllm_price import (
     cpu_items,
 )
 from plimsoll.shapes.known_models import read_shape
-from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.lifetimes import job_moments
 
 QWEN = read_shape("Qwen/Qwen2.5-1.5B")
@@ -34,7 +34,7 @@ def sampler(**settings: object) -> Sampler:
     return Sampler(rollout, QWEN, longest=1024, sequences=64)
 
 
-def held_at(held: Iterable[Held], moment: Moment) -> dict[str, int]:
+def held_at(held: Iterable[Allocation], moment: Moment) -> dict[str, int]:
     return {one.item.name: one.item.bytes for one in held if moment in one.moments}
 
 

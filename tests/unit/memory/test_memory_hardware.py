@@ -20,7 +20,7 @@ from plimsoll.machine.hardware import (
     parse_cluster,
 )
 from plimsoll.machine.host import live_host
-from plimsoll.machine.surroundings import read_surroundings
+from plimsoll.machine.local_host import read_local_host
 
 GIB = 2**30
 
@@ -290,7 +290,7 @@ def test_a_card_whose_bytes_are_not_told_is_no_card_of_none(tell_cards: Tell) ->
     with pytest.raises(ConfigError, match=r"the bytes of GPU 0 \(NVIDIA GB10\).*90GiB"):
         live_machine()
     assert found_here().cards[0].compute_capability == (12, 1)
-    (free,) = read_surroundings().free_bytes
+    (free,) = read_local_host().free_bytes
     assert 0 < free <= live_host().capacity_bytes
 
 

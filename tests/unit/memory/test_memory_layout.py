@@ -61,7 +61,7 @@ def test_ranks_fill_nodes_card_by_card_and_engines_follow() -> None:
         "engine 1 worker 0": Slot(1, 2),
         "engine 1 worker 1": Slot(1, 3),
     }
-    assert layout.homeless == () and layout.cards_needed == 8
+    assert layout.unplaced == () and layout.cards_needed == 8
 
 
 def test_an_engine_stays_on_one_node() -> None:
@@ -80,10 +80,10 @@ def test_shared_engines_begin_again_at_the_first_card() -> None:
 
 def test_who_finds_no_card_is_named() -> None:
     layout = lay_out(spec_of(ppo("{ranks: 2, critic_ranks: 2}", "{engines: 2}")), (3,))
-    assert layout.homeless == ("critic rank 1", "engine 0", "engine 1")
+    assert layout.unplaced == ("critic rank 1", "engine 0", "engine 1")
     assert layout.cards_needed == 6
     too_wide = lay_out(spec_of(ppo("{ranks: 1}", "{tensor_parallel: 4}")), (2, 2, 2))
-    assert too_wide.homeless == ("engine 0",)
+    assert too_wide.unplaced == ("engine 0",)
 
 
 def test_without_cards_all_live_on_the_host() -> None:
@@ -111,7 +111,7 @@ def test_no_card_has_two_processes_that_have_it_for_themselves(
     assert len(set(taken)) == len(taken)
     assert all(slot.card is not None and slot.card < cards[slot.node] for slot in taken)
     groups = [p for p in layout.processes if p.kind in ("rank", "critic rank", "engine")]
-    assert len(groups) + len(layout.homeless) == ranks + critic + engines
+    assert len(groups) + len(layout.unplaced) == ranks + critic + engines
     for index in range(engines):
         own = [p for p in layout.processes if p.kind == "engine worker" and p.index == index]
         assert len(own) in (0, parallel) and len({p.slot.node for p in own}) <= 1

@@ -11,7 +11,7 @@ from plimsoll.engine.zero.sizes import Counts, ZeroSizes
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Moment
 from plimsoll.timeline.lifetimes import job_moments
-from plimsoll.timeline.tensors import Kept, state_items
+from plimsoll.timeline.tensors import Tensors, state_items
 
 COUNTS = Counts(trained=10_000_000, frozen=0, largest=6_000_000, element=2)
 SIZES = ZeroSizes(stage=2, ranks=1, accumulate=4, bucket=1000)
@@ -62,7 +62,7 @@ def test_on_cpu_the_copies_are_the_host_s() -> None:
 
 def test_the_norm_is_taken_before_the_step() -> None:
     moments = job_moments(("actor",), frozenset[Phase]({"train_actor"}))
-    step = Kept("buffers", "copy", "gradients", 10, 4, "", life="stepping")
+    step = Tensors("buffers", "copy", "gradients", 10, 4, "", life="stepping")
     kept = (*norm_copies(COUNTS, SIZES, "cuda"), step)
     items = state_items("actor", kept, "train_actor", moments)
     held = {one.item.name: one.moments for one in items}

@@ -6,9 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.memory.contents.layout import Slot
-from plimsoll.memory.contents.stores import Band, Store, judge, phase_peaks, slots_text, uses_of
+from plimsoll.memory.contents.stores import (
+    Band,
+    Store,
+    phase_peaks,
+    slots_text,
+    uses_of,
+    verdict_of,
+)
 from plimsoll.spec.run_spec import PHASES
-from plimsoll.timeline.items import Held, Item, Level, Moment
+from plimsoll.timeline.items import Allocation, Item, Level, Moment
 
 STEP = Moment("train_actor", "step")
 BACKWARD = Moment("train_actor", "forward_backward")
@@ -19,14 +26,16 @@ def item(name: str, size: int, level: Level = "allocated", role: str = "actor") 
     return Item(role, "weights", name, "device", level, size, f"{size} bytes", "by hand")
 
 
-WEIGHTS = Held(item("weights", 100), frozenset({STEP, BACKWARD, SCORE}))
-ACTIVATIONS = Held(item("activations", 70), frozenset({BACKWARD}))
-MOMENTS = Held(item("moments", 40), frozenset({STEP}))
-CONTEXT = Held(item("CUDA context", 10, "process", "process"), frozenset({STEP, BACKWARD, SCORE}))
+WEIGHTS = Allocation(item("weights", 100), frozenset({STEP, BACKWARD, SCORE}))
+ACTIVATIONS = Allocation(item("activations", 70), frozenset({BACKWARD}))
+MOMENTS = Allocation(item("moments", 40), frozenset({STEP}))
+CONTEXT = Allocation(
+    item("CUDA context", 10, "process", "process"), frozenset({STEP, BACKWARD, SCORE})
+)
 ALL = (WEIGHTS, ACTIVATIONS, MOMENTS, CONTEXT)
 
 
-def store(capacity: int | None, held: tuple[Held, ...] = ALL, gap: float = 0.0) -> Store:
+def store(capacity: int | None, held: tuple[Allocation, ...] = ALL, gap: float = 0.0) -> Store:
     return Store("device", (Slot(0, 0),), "card", capacity, held, gap)
 
 
@@ -46,7 +55,7 @@ def test_the_gap_is_reserved_and_not_allocated() -> None:
 
 
 def test_items_of_several_processes_are_one() -> None:
-    use = uses_of([WEIGHTS, WEIGHTS, Held(item("weights", 5), frozenset({SCORE}))])[0]
+    use = uses_of([WEIGHTS, WEIGHTS, Allocation(item("weights", 5), frozenset({SCORE}))])[0]
     assert use.moment == SCORE and len(use.items) == 1
     assert use.items[0].bytes == 205
     assert use.items[0].formula == "2 x (100 bytes) + (5 bytes)"
@@ -54,16 +63,16 @@ def test_items_of_several_processes_are_one() -> None:
 
 def test_verdicts_have_a_band_on_what_is_predicted() -> None:
     band = Band(0.1, "by hand")
-    assert judge(store(198), band) == "fits"
-    assert judge(store(197), band) == "risky"
-    assert judge(store(180), band) == "risky"
-    assert judge(store(179), band) == "does not fit"
-    assert judge(store(None), band) == "fits"
+    assert verdict_of(store(198), band) == "fits"
+    assert verdict_of(store(197), band) == "risky"
+    assert verdict_of(store(180), band) == "risky"
+    assert verdict_of(store(179), band) == "does not fit"
+    assert verdict_of(store(None), band) == "fits"
 
 
 def test_the_share_of_an_engine_is_no_prediction() -> None:
-    share = Held(item("KV cache", 180, "process", "rollout"), frozenset({BACKWARD}))
-    assert judge(store(181, (share,)), Band(0.1, "by hand")) == "fits"
+    share = Allocation(item("KV cache", 180, "process", "rollout"), frozenset({BACKWARD}))
+    assert verdict_of(store(181, (share,)), Band(0.1, "by hand")) == "fits"
 
 
 def test_slots_in_words() -> None:
@@ -80,11 +89,11 @@ items = st.builds(
     st.sampled_from(["allocated", "process"]),
     st.sampled_from(["actor", "critic"]),
 )
-helds = st.lists(st.builds(Held, items, st.frozensets(moments, min_size=1)), min_size=1)
+helds = st.lists(st.builds(Allocation, items, st.frozensets(moments, min_size=1)), min_size=1)
 
 
 @given(helds, st.sampled_from([0.0, 0.06]))
-def test_items_add_up_to_the_peak_of_their_phase(found: list[Held], gap: float) -> None:
+def test_items_add_up_to_the_peak_of_their_phase(found: list[Allocation], gap: float) -> None:
     uses = uses_of(found, gap)
     for use in phase_peaks(uses):
         assert sum(one.bytes for one in use.items) == use.bytes

@@ -31,7 +31,7 @@ from plimsoll.shapes.shape import MicroBatch
 torch.set_num_threads(1)
 
 UNDER, OVER = 0.94, 1.08
-WORK = MicroBatch(tokens=384, sequences=2, longest=192, learned=16)
+WORK = MicroBatch(tokens=384, sequences=2, longest=192, loss_tokens=16)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.advise.moves import saving_moves
-from plimsoll.memory.contents.stores import judge
+from plimsoll.memory.contents.stores import verdict_of
 from plimsoll.memory.plan.plan import BAND, Ground, Plan, make_plan, weigh
 from plimsoll.memory.remedies.changes import Change, changed, changes_between, value_at
 from plimsoll.memory.remedies.top_consumer import find_top_consumer
@@ -186,7 +186,9 @@ def test_what_an_error_names_is_among_what_suggestions_try(
     moves = [changes_between(config, move) for move in saving_moves(weigh(config, ground))]
     tried = {change.key for move in moves for change in move}
     found = make_plan(config, ground)
-    overfull = [one for one in (*found.devices, *found.hosts) if judge(one, BAND) == "does not fit"]
+    overfull = [
+        one for one in (*found.devices, *found.hosts) if verdict_of(one, BAND) == "does not fit"
+    ]
     values = {(change.key, change.after) for move in moves for change in move}
     for store in overfull:
         for remedy in find_top_consumer(store, config).remedies:

@@ -48,8 +48,8 @@ def test_an_adapter_is_saved_with_the_head() -> None:
 
 def test_a_reward_model_learns_at_the_ends_of_sequences_alone() -> None:
     rm, prm = spec_of(config("rm", RM)), spec_of(config("prm", PRM))
-    assert micro_batch(rm.workload, 1).learned == 4  # 2,048 tokens of sequences of 512
-    assert micro_batch(prm.workload, 1).learned == 2048  # steps may be as short as a token
+    assert micro_batch(rm.workload, 1).loss_tokens == 4  # 2,048 tokens of sequences of 512
+    assert micro_batch(prm.workload, 1).loss_tokens == 2048  # steps may be as short as a token
     a_pair = replace(rm.workload, units=1)
     assert micro_batch(a_pair, 4).tokens == 2 * 512  # a rank has both of a pair, or neither
     assert (rm.workload.together, prm.workload.together) == (2, 1)

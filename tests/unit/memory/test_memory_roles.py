@@ -16,19 +16,19 @@ from plimsoll.engine.zero.sizes import adapter_tensors
 from plimsoll.model.price.form import Capability, activation_form, attention_of
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch
-from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.lifetimes import job_moments
 
 MODEL = "Qwen/Qwen2.5-7B"
 PARAMETERS = 7_615_616_512
 LAYERS, HIDDEN, KV, INNER = 28, 3584, 512, 18944
-WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, learned=2048)
+WORK = MicroBatch(tokens=4096, sequences=4, longest=1024, loss_tokens=2048)
 MOMENTS = job_moments(("actor", "reference"), ("rollout", "score", "train_actor", "sync", "save"))
 
 REFERENCE = RoleWork("reference", read_shape(MODEL), "policy", WORK, 8, "cuda", MOMENTS)
 
 
-def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str, Held]:
+def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str, Allocation]:
     model = {"path": MODEL, "gradient_checkpointing": True} | settings.pop("model", {})
     role = TrainedRole.model_validate({"model": model, **settings})
     own = RoleWork("actor", read_shape(MODEL), "policy", WORK, ranks, device, MOMENTS)
@@ -36,7 +36,7 @@ def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str,
     return {one.item.name: one for one in held}
 
 
-def size(held: dict[str, Held], name: str) -> int:
+def size(held: dict[str, Allocation], name: str) -> int:
     return held[name].item.bytes
 
 
@@ -128,7 +128,7 @@ def test_dropout_and_four_bits_of_an_adapter_are_computed_with() -> None:
     """Dropout keeps a mask of one byte in each layer but the last, which is at its top, and its
     output in place of its input; of the weights in 4 bits one at a time is written out."""
 
-    def held(dropout: float = 0.0, quantization: str = "none") -> dict[str, Held]:
+    def held(dropout: float = 0.0, quantization: str = "none") -> dict[str, Allocation]:
         adapter = {"rank": 16, "targets": ("down_proj",), "dropout": dropout}
         model = {"gradient_checkpointing": False, "quantization": quantization}
         return actor(zero={"stage": 2}, adapter=adapter, model=model)

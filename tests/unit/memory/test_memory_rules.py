@@ -12,12 +12,12 @@ import transformers
 from rule_cases import QWEN, conflicts
 from torch import nn
 
-from plimsoll.machine.surroundings import Surroundings
+from plimsoll.machine.local_host import LocalHost
 from plimsoll.model.price.form import against_varlen
 from plimsoll.shapes.known_models import known_models, read_shape
 
 GEMMA, MIXTRAL = "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1"
-HERE = Surroundings("", {}, (), jemalloc=True)
+HERE = LocalHost("", {}, (), jemalloc=True)
 
 
 def test_plain_settings_meet_no_rule() -> None:

@@ -9,9 +9,9 @@ import pytest
 from rule_cases import conflicts
 
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.machine.surroundings import Surroundings, allocator_settings
+from plimsoll.machine.local_host import LocalHost, allocator_settings
 
-HERE = Surroundings("", {}, (), jemalloc=True)
+HERE = LocalHost("", {}, (), jemalloc=True)
 VERSIONS = {"torch": "2.13.0", "transformers": "5.19.0", "deepspeed": "0.19.8"}
 
 

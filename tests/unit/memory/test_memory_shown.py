@@ -17,7 +17,7 @@ from plimsoll.memory.plan.as_text import draw_bars, store_table
 from plimsoll.memory.plan.svg import draw_svg
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import PHASES
-from plimsoll.timeline.items import KINDS, Held, Item, Kind, Moment
+from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Moment
 
 GB = 10**9
 SVG = "{http://www.w3.org/2000/svg}"
@@ -31,13 +31,13 @@ def store(capacity: int | None) -> Store:
     always = frozenset(Moment(phase, "step") for phase in PHASES)
     step = frozenset({Moment("train_actor", "step")})
     held = (
-        Held(
+        Allocation(
             item("actor", "weights of a name that is far too long for any column", 20 * GB), always
         ),
-        Held(item("process", "CUDA context", GB, "processes"), always),
-        Held(item("actor", "moments", 40 * GB, "optimizer states"), step),
-        Held(item("actor", "crumbs", 10**6), step),
-        Held(item("critic", "crumbs", 10**6), step),
+        Allocation(item("process", "CUDA context", GB, "processes"), always),
+        Allocation(item("actor", "moments", 40 * GB, "optimizer states"), step),
+        Allocation(item("actor", "crumbs", 10**6), step),
+        Allocation(item("critic", "crumbs", 10**6), step),
     )
     return Store("device", (Slot(0, 0), Slot(0, 1)), "A100-80GB", capacity, held, 0.0)
 

@@ -10,7 +10,7 @@ from plimsoll.engine.zero.sizes import Counts, ZeroSizes
 from plimsoll.engine.zero.states import zero_states
 from plimsoll.timeline.items import Moment
 from plimsoll.timeline.lifetimes import job_moments, lifetime
-from plimsoll.timeline.tensors import Kept, kept_bytes, pinned_block, state_items
+from plimsoll.timeline.tensors import Tensors, pinned_block, state_items, tensor_bytes
 
 MOMENTS = job_moments(
     ("actor", "critic", "reference"),
@@ -23,12 +23,12 @@ def textbook(parameters: int, ranks: int, stage: int) -> float:
     """GB of weights, gradients and states in mixed precision."""
     divisors = [ranks if stage >= least else 1 for least in (3, 2, 1)]
     kept = [
-        Kept("weights", name, "parameters", parameters, each, "ZeRO, table 1", divisor)
+        Tensors("weights", name, "parameters", parameters, each, "ZeRO, table 1", divisor)
         for name, each, divisor in zip(
             ("weights", "gradients", "states"), (2, 2, 12), divisors, strict=True
         )
     ]
-    return kept_bytes(kept) / 1e9
+    return tensor_bytes(kept) / 1e9
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
@@ -114,7 +114,7 @@ def test_four_bits_with_and_without_double_quantisation() -> None:
     for scales, each in ((4 / 64, 0.5625), (1 / 64 + 4 / (64 * 256), 0.516)):
         counts = Counts(0, 0, 0, 2, quantized=64 * 256 * 1000, scales=scales)
         made = zero_states(counts, SIZES, "cuda")
-        assert kept_bytes(made) / counts.quantized == pytest.approx(each, abs=0.0005)
+        assert tensor_bytes(made) / counts.quantized == pytest.approx(each, abs=0.0005)
 
 
 def test_stage_3_gathers_at_most_what_it_may_keep_live() -> None:
@@ -142,7 +142,9 @@ def test_on_a_cpu_everything_is_in_plain_host_memory() -> None:
 
 
 def test_pinned_blocks_are_rounded_one_by_one() -> None:
-    one = Kept("optimizer states", "masters", "parameters", 2500, 4, "", where="host", pinned=1000)
+    one = Tensors(
+        "optimizer states", "masters", "parameters", 2500, 4, "", where="host", pinned=1000
+    )
     assert one.bytes == 2 * 4096 + 2048  # 4,000 and 4,000 and 2,000 bytes
     assert "powers of two" in one.formula
 
@@ -160,11 +162,11 @@ def test_an_empty_block_takes_nothing() -> None:
 
 @given(st.integers(1, 10**12), st.integers(1, 4096))
 def test_shares_cover_the_whole(elements: int, ranks: int) -> None:
-    one = Kept("weights", "weights", "parameters", elements, 2, "", ranks)
+    one = Tensors("weights", "weights", "parameters", elements, 2, "", ranks)
     assert 0 <= ranks * one.bytes - 2 * elements < 2 * ranks
 
 
 def test_a_formula_has_its_numbers() -> None:
-    one = Kept("weights", "weights", "trained parameters", 7_615_616_512, 2, "", 8)
+    one = Tensors("weights", "weights", "trained parameters", 7_615_616_512, 2, "", 8)
     assert one.formula == "2 bytes x 7,615,616,512 trained parameters / 8 ranks"
     assert one.bytes == 1_903_904_128

@@ -14,7 +14,7 @@ from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.top_consumer import find_top_consumer
-from plimsoll.timeline.items import Held, Item, Kind, Moment
+from plimsoll.timeline.items import Allocation, Item, Kind, Moment
 
 DPO = """\
 run: {directory: out, steps: 10}
@@ -140,8 +140,8 @@ def test_a_host_that_cannot_hold_both_is_told_to_part_them() -> None:
 def test_where_nothing_would_do_alone_the_largest_is_named() -> None:
     when = frozenset({Moment("train_actor", "step")})
 
-    def held(kind: Kind, size: int) -> Held:
-        return Held(
+    def held(kind: Kind, size: int) -> Allocation:
+        return Allocation(
             Item("actor", kind, kind, "device", "allocated", size, "by hand", "a test"), when
         )
 

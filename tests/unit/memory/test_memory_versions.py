@@ -13,9 +13,9 @@ from packaging.version import Version
 
 from plimsoll.machine.versions import (
     PACKAGES,
+    check_version,
     has_cuda_build,
     installed_version,
-    judge_version,
 )
 
 PROJECT = Path(__file__).parents[3]
@@ -43,13 +43,13 @@ def test_what_the_lock_files_install_is_tested(lock: str) -> None:
     pins = pins_of(lock)
     known = {name: pins[name] for name in NAMES if name in pins}
     assert {"transformers", "deepspeed", "ray"} <= set(known)
-    assert {name: judge_version(name, pin) for name, pin in known.items()} == dict.fromkeys(known)
+    assert {name: check_version(name, pin) for name, pin in known.items()} == dict.fromkeys(known)
 
 
 def test_what_the_tests_run_with_is_tested() -> None:
     here = {name: found for name in NAMES if (found := installed_version(name)) is not None}
     assert {"torch", "transformers", "deepspeed"} <= set(here)
-    assert {judge_version(name, found) for name, found in here.items()} == {None}
+    assert {check_version(name, found) for name, found in here.items()} == {None}
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_what_the_tests_run_with_is_tested() -> None:
     ],
 )
 def test_versions_outside(name: str, found: str | None, severity: str, part: str) -> None:
-    problem = judge_version(name, found)
+    problem = check_version(name, found)
     assert problem is not None and problem.severity == severity
     assert part in problem.why and f"install {name}" in problem.fix
 
 
 @pytest.mark.parametrize("found", ["2.13.0", "2.13.1", "2.13.0+cpu", "2.13.0+cu130"])
 def test_the_build_does_not_count(found: str) -> None:
-    assert judge_version("torch", found) is None
+    assert check_version("torch", found) is None
 
 
 def test_no_tested_version_is_one_that_fails() -> None:

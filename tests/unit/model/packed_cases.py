@@ -32,9 +32,9 @@ def samples_of(lengths: Sequence[int], seed: int = 0) -> list[Sample]:
     rng = np.random.default_rng(seed)
     samples = []
     for length in lengths:
-        learned = rng.random(length) < 0.66
-        learned[0] = False
-        samples.append(Sample(rng.integers(0, VOCAB, length), learned))
+        loss_mask = rng.random(length) < 0.66
+        loss_mask[0] = False
+        samples.append(Sample(rng.integers(0, VOCAB, length), loss_mask))
     return samples
 
 
@@ -83,9 +83,9 @@ def alone(path: Path, samples: Sequence[Sample], temperature: float = 1.0) -> Ou
         tokens = torch.tensor(sample.tokens)
         logits = model(tokens[None], use_cache=False).logits[0, :-1].float() / temperature
         logp = torch.log_softmax(logits, dim=-1)
-        learned = torch.tensor(sample.learned[1:])
-        logprobs.append(logp.gather(1, tokens[1:, None])[:, 0][learned])
-        entropies.append(-(logp.exp() * logp).sum(-1)[learned])
+        loss_mask = torch.tensor(sample.loss_mask[1:])
+        logprobs.append(logp.gather(1, tokens[1:, None])[:, 0][loss_mask])
+        entropies.append(-(logp.exp() * logp).sum(-1)[loss_mask])
     return outcome(torch.cat(logprobs), torch.cat(entropies), model)
 
 

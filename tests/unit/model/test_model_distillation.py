@@ -91,7 +91,12 @@ def definition(name: str, student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def full(
-    case: Case, name: str, temperature: float, share: float, form: LogitForm, taught: LogitForm
+    case: Case,
+    name: str,
+    temperature: float,
+    share: float,
+    form: LogitForm,
+    from_teacher: LogitForm,
 ) -> Distilled:
     """With all logits of both, in float64, and autograd's gradients."""
     bias = None if case.bias is None else case.bias.double()
@@ -100,7 +105,7 @@ def full(
     wide, cut = case.teacher_weight.double(), slice(len(case.weight))
     wide_bias = None if case.teacher_bias is None else case.teacher_bias.double()[cut]
     logits = torch.nn.functional.linear(case.teacher_hidden.double(), wide[cut], wide_bias)
-    teacher = capped(logits, taught)
+    teacher = capped(logits, from_teacher)
     found = definition(name, student / temperature, teacher / temperature).sum() / TOKENS
     nll = torch.nn.functional.cross_entropy(student, case.targets, reduction="sum") / TOKENS
     return Distilled((1 - share) * temperature**2 * found + share * nll, found, nll)
@@ -144,15 +149,15 @@ def test_equals_the_full_computation(
     form: LogitForm,
     bias: bool,
 ) -> None:
-    case, taught = make_case(rows, width, vocab, bias), LogitForm(0.9, 3.0)
-    lesson = case.lesson(name, temperature, share, taught)
+    case, from_teacher = make_case(rows, width, vocab, bias), LogitForm(0.9, 3.0)
+    lesson = case.lesson(name, temperature, share, from_teacher)
     ours = distil(
         *(case.hidden, case.weight, case.targets, lesson),
         bias_V=case.bias,
         chunk=chunk,
         form=form,
     )
-    plain = full(case, name, temperature, share, form, taught)
+    plain = full(case, name, temperature, share, form, from_teacher)
     check_equal(ours, plain, case.leaves(), 1e-5)
 
 

@@ -38,7 +38,7 @@ def test_the_host_does_not_wait_while_it_sends_a_pack() -> None:
     assert wanted.layout.keys_K is not None and found.layout.keys_K is not None
     for one, other in (
         (found.tokens_T, wanted.tokens_T),
-        (found.cu_learned, wanted.cu_learned),
+        (found.cu_loss_tokens, wanted.cu_loss_tokens),
         (found.layout.cu_keys, wanted.layout.cu_keys),
         (found.layout.keys_K, wanted.layout.keys_K),
     ):

@@ -47,10 +47,10 @@ def samples_in(groups: Groups, seed: int = 0) -> tuple[list[Sample], list[int]]:
         begin = rng.integers(0, VOCAB, prompt)
         group = []
         for response in responses:
-            learned = np.arange(prompt + response) >= max(1, prompt)
-            learned &= rng.random(prompt + response) < 0.66
+            loss_mask = np.arange(prompt + response) >= max(1, prompt)
+            loss_mask &= rng.random(prompt + response) < 0.66
             tokens = np.concatenate([begin, rng.integers(0, VOCAB, response)])
-            group.append(Sample(tokens, learned))
+            group.append(Sample(tokens, loss_mask))
         samples += group
         shared += shared_tokens(group)
     return samples, shared
@@ -129,9 +129,9 @@ def test_a_response_does_not_see_the_other(model: PolicyModel) -> None:
     with torch.no_grad():
         a, b = (
             model(packed([one, second], shared)).logprobs_L
-            for one in (first, Sample(changed, first.learned))
+            for one in (first, Sample(changed, first.loss_mask))
         )
-    border = int(first.learned.sum())
+    border = int(first.loss_mask.sum())
     assert torch.equal(a[border:], b[border:])
     assert (a[:border] - b[:border]).abs().max() > 1e-2
 
@@ -174,7 +174,7 @@ def test_what_the_kernel_for_cards_is_asked_for(window: int | None, tmp_path: Pa
     with (
         patch("plimsoll.model.attention.varlen_attn", varlen_by_definition),
         patch("plimsoll.model.load.attention_name", lambda *_: VARLEN),
-        patch("plimsoll.model.cpu.rows.OF_PACKS", 1),  # on cards packs are not filled
+        patch("plimsoll.model.cpu.row_counts.OF_PACKS", 1),  # on cards packs are not filled
     ):
         assert_same(together(path, samples, shared=shared), alone(path, samples))
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward import math_answer, math_form
-from plimsoll.reward.math_judge import Verdict, judge
+from plimsoll.reward.math_verifier import Verdict, verify
 
 PROJECT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data"))
@@ -204,4 +204,4 @@ def test_a_number_that_is_not_looked_at_is_one_that_is_read(text: str) -> None:
     value = re.sub("[, ]", "", found[0])
     answer = "" if "%" in text or "ercent" in text else boxed(value)  # 50 % is 50 and 0.5
     expected = Verdict.EQUAL if answer else Verdict.DIFFERENT
-    assert judge(math_form.as_math(text) or "", answer) is expected
+    assert verify(math_form.as_math(text) or "", answer) is expected

@@ -13,7 +13,7 @@ from plimsoll.config.base import OptionValue
 from plimsoll.config.rl import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory
-from plimsoll.reward import exact_match, length, math_answer, math_judge, pattern
+from plimsoll.reward import exact_match, length, math_answer, math_verifier, pattern
 from plimsoll.reward.score import build_rewards
 
 PROJECT = Path(__file__).parents[3]
@@ -106,13 +106,13 @@ def test_answers_are_checked_in_any_thread() -> None:
 
 
 def test_a_process_that_someone_else_killed_is_an_error() -> None:
-    assert math_judge.judge("1", "1") is math_judge.Verdict.EQUAL
-    process = math_judge._places().queue[-1]
+    assert math_verifier.verify("1", "1") is math_verifier.Verdict.EQUAL
+    process = math_verifier._places().queue[-1]
     assert process is not None
     process.kill()
     with pytest.raises(PlimsollError, match="ended with code -9"):
-        math_judge.judge("1", "1")
-    assert math_judge.judge("1", "1") is math_judge.Verdict.EQUAL
+        math_verifier.verify("1", "1")
+    assert math_verifier.verify("1", "1") is math_verifier.Verdict.EQUAL
 
 
 def test_a_reference_without_an_answer_is_refused() -> None:

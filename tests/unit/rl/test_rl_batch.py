@@ -28,7 +28,7 @@ from plimsoll.rl.batch import (
     policy_stream,
     score,
 )
-from plimsoll.rl.critic import foreseen, score_values, value_stream
+from plimsoll.rl.critic import explained_variance, score_values, value_stream
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
 
@@ -212,11 +212,11 @@ def test_counts_are_of_the_whole_mini_batch() -> None:
     found = trajectories()
     batch = pack_batch(found, config(mini_batches=2), ranks=2, critic_ranks=3, step=1)
     for mini in batch.minis:
-        learned = sum(len(found[i].response_tokens) for i in mini.members)
-        assert (mini.counts.tokens, mini.counts.sequences) == (learned, 4)
+        loss_mask = sum(len(found[i].response_tokens) for i in mini.members)
+        assert (mini.counts.tokens, mini.counts.sequences) == (loss_mask, 4)
         assert (len(mini.packs), len(mini.critic_packs)) == (2, 3)
         for packs in (mini.packs, mini.critic_packs):
-            assert sum(p.learned for own in packs for p in own) == learned
+            assert sum(p.loss_tokens for own in packs for p in own) == loss_mask
     assert batch.tokens == sum(map(sum, LENGTHS))
 
 
@@ -293,7 +293,7 @@ def test_metrics_of_a_batch_by_hand() -> None:
     # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
     residual = np.var([-1.0, -0.5, -2.0])
     explained = pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))
-    assert foreseen(learnables.returns, VALUES) == {"value_explained": explained}
+    assert explained_variance(learnables.returns, VALUES) == {"explained_variance": explained}
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 0.5), (1, 0.48)])
@@ -317,4 +317,4 @@ def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:
     batch = pack_batch(same, settings, 1, 1, step=1)
     learnables = estimate_advantages(batch, scores, VALUES, settings, 0.1)
     np.testing.assert_allclose(np.concatenate(learnables.returns), 0.3, rtol=1e-6)
-    assert foreseen(learnables.returns, VALUES) == {}
+    assert explained_variance(learnables.returns, VALUES) == {}

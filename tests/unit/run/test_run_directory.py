@@ -18,8 +18,8 @@ from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, RewardPart, Trajectory
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
+from plimsoll.run.json_lines import append_row, read_rows, write_rows
 from plimsoll.run.lock import LOCK_FILE, lock_directory
-from plimsoll.run.rows import append_row, read_rows, write_rows
 from plimsoll.run.trajectories import SampledResponse, read_some, write_trajectories
 
 Resume = Literal["never", "auto", "must"]

@@ -43,7 +43,7 @@ import resource, signal
 from pathlib import Path
 from plimsoll.errors import PlimsollError
 from plimsoll.run.files import write_whole
-from plimsoll.run.rows import append_row, read_rows
+from plimsoll.run.json_lines import append_row, read_rows
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 folder = Path({str(tmp_path)!r})

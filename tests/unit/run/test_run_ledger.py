@@ -9,6 +9,7 @@ import pytest
 
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.json_lines import keep_rows_until
 from plimsoll.run.ledger import (
     Ledger,
     LedgerRow,
@@ -18,7 +19,6 @@ from plimsoll.run.ledger import (
     write_ledger,
 )
 from plimsoll.run.readings import CardReading, Footprint, HostReading, Line, Reading, Share
-from plimsoll.run.rows import keep_rows_until
 
 
 def on_host(peak: int, held: int, node: str = "a", used: int = 500) -> Reading:

@@ -11,12 +11,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from plimsoll.errors import PlimsollError
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.json_lines import read_rows
 from plimsoll.run.ledger import Ledger, MemoryUse
 from plimsoll.run.metrics import MetricsSink, TensorBoardWriter, scalars_of
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import HostReading, Reading
-from plimsoll.run.rows import read_rows
-from plimsoll.run.standing import StepReport
+from plimsoll.run.step_report import StepReport
 
 USE = {"rank 0": MemoryUse(64, 60)}
 

@@ -18,7 +18,7 @@ from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counting import bytes_text, duration_text, gigabytes_text
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.progress import Progress
-from plimsoll.run.standing import Figure, StepReport, figures, headline
+from plimsoll.run.step_report import Figure, StepReport, figures, headline
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f\x80-\x9f]")
 
@@ -152,7 +152,7 @@ import time
 from pathlib import Path
 from plimsoll.run.ledger import MemoryUse
 from plimsoll.run.progress import Progress
-from plimsoll.run.standing import StepReport
+from plimsoll.run.step_report import StepReport
 with Progress("ppo", 3, Path("runs/a")) as progress:
     with progress.counting("sequences scored", 4) as advance:
         advance(3)

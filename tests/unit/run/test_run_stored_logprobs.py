@@ -22,8 +22,8 @@ from plimsoll.run.stored_logprobs import (
 )
 
 
-def sample(*tokens: int, learned: tuple[int, ...] = (1,)) -> Sample:
-    return Sample(np.array(tokens), np.isin(np.arange(len(tokens)), learned))
+def sample(*tokens: int, loss_mask: tuple[int, ...] = (1,)) -> Sample:
+    return Sample(np.array(tokens), np.isin(np.arange(len(tokens)), loss_mask))
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,10 @@ def test_numbers_come_back_bit_for_bit(values: list[float], path: Path) -> None:
 
 def test_a_key_is_of_the_tokens_and_of_what_is_learned() -> None:
     one = sample(5, 6, 7)
-    others = [sample(5, 6), sample(6, 5, 7), sample(5, 6, 7, learned=(2,)), sample(5, 6, 7, 0)]
+    others = [sample(5, 6), sample(6, 5, 7), sample(5, 6, 7, loss_mask=(2,)), sample(5, 6, 7, 0)]
     assert sequence_key(one) == sequence_key(sample(5, 6, 7))
     assert len({sequence_key(each) for each in (one, *others)}) == 5
-    assert sequence_key(Sample(one.tokens.astype(np.int32), one.learned)) == sequence_key(one)
+    assert sequence_key(Sample(one.tokens.astype(np.int32), one.loss_mask)) == sequence_key(one)
 
 
 def test_what_is_added_is_in_the_file_before_the_end(

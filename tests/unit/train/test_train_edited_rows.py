@@ -10,13 +10,13 @@ from plimsoll.run.state import RunState, SourceState
 from plimsoll.train.resuming import changed_counts, fingerprint
 
 
-def sample(*tokens: int, learned: int = 1) -> Sample:
+def sample(*tokens: int, loss_mask: int = 1) -> Sample:
     places = np.arange(len(tokens))
-    return Sample(np.array(tokens, dtype=np.int32), places >= len(tokens) - learned)
+    return Sample(np.array(tokens, dtype=np.int32), places >= len(tokens) - loss_mask)
 
 
 def steps(*labels: float) -> LabelledSteps:
-    return LabelledSteps(sample(1, 2, 3, learned=2), np.array(labels, dtype=np.float32))
+    return LabelledSteps(sample(1, 2, 3, loss_mask=2), np.array(labels, dtype=np.float32))
 
 
 def prompt(text: str, reference: str | None) -> Prompt:
@@ -26,7 +26,7 @@ def prompt(text: str, reference: str | None) -> Prompt:
 ONE, OTHER = sample(1, 2), sample(1, 3)
 DIFFERENT: dict[str, list[list[Row | Prompt]]] = {
     "samples": [[ONE, OTHER], [OTHER, ONE], [ONE], [ONE, sample(1, 3, 3)], [sample(1, 2, 1, 3)]],
-    "learned": [[sample(1, 2, 3)], [sample(1, 2, 3, learned=2)]],
+    "learned": [[sample(1, 2, 3)], [sample(1, 2, 3, loss_mask=2)]],
     "pairs": [[Pair(ONE, OTHER)], [Pair(OTHER, ONE)], [Pair(ONE, OTHER, margin=0.5)]],
     "responses": [[LabelledResponse(ONE, True)], [LabelledResponse(ONE, False)]],
     "steps": [[steps(1, 0)], [steps(0, 1)]],

@@ -179,9 +179,9 @@ def load_asked(config: PpoConfig) -> PpoData:
 def test_references_that_are_none_are_bad_rows(home: Path) -> None:
     data = load_asked(asking("\\frac43", "n/a", "6 - 5i", on_bad_row="skip"))
     assert [prompt.reference for prompt in data.train] == ["\\frac43", "6 - 5i"]
-    learned, held_out = (home / "run" / "bad_rows.jsonl").read_text().splitlines()
-    assert learned == held_out
-    bad = json.loads(learned)
+    loss_mask, held_out = (home / "run" / "bad_rows.jsonl").read_text().splitlines()
+    assert loss_mask == held_out
+    bad = json.loads(loss_mask)
     assert (bad["file"], bad["line"], bad["field"]) == ("asked.jsonl", 2, "r")
     assert bad["problem"].startswith("is no reference for the reward 'right': 'n/a' is no clear")
     for read in (load_asked, lambda config: measure(spec_of(config), home)):

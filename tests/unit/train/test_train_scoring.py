@@ -14,8 +14,8 @@ from plimsoll.records import Sample
 from plimsoll.train.loading import padding_token
 
 
-def sample(tokens: Sequence[int], learned: Sequence[int]) -> Sample:
-    return Sample(np.array(tokens), np.array(learned, dtype=np.bool_))
+def sample(tokens: Sequence[int], loss_mask: Sequence[int]) -> Sample:
+    return Sample(np.array(tokens), np.array(loss_mask, dtype=np.bool_))
 
 
 @pytest.fixture(scope="module")

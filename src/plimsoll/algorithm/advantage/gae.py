@@ -22,13 +22,13 @@ def estimate(
     """
     values_L = inputs.values_L
     next_values_L = values_L.roll(-1)
-    next_values_L[last_tokens(inputs.cu_learned)] = 0.0
+    next_values_L[last_tokens(inputs.cu_loss_tokens)] = 0.0
     deltas_L = inputs.rewards_L + gamma * next_values_L - values_L
-    advantages_L = _discounted_sums(deltas_L, inputs.cu_learned, gamma * gae_lambda)
+    advantages_L = _discounted_sums(deltas_L, inputs.cu_loss_tokens, gamma * gae_lambda)
     return Advantages(advantages_L=advantages_L, returns_L=advantages_L + values_L)
 
 
-def _discounted_sums(x_L: Tensor, cu_learned: Tensor, discount: float) -> Tensor:
+def _discounted_sums(x_L: Tensor, cu_loss_tokens: Tensor, discount: float) -> Tensor:
     """sum_k discount^k x_{t+k}, to the end of each sequence: all sequences at once.
 
     The sequences stand side by side as columns, padded with zeros below; going up from the
@@ -36,9 +36,9 @@ def _discounted_sums(x_L: Tensor, cu_learned: Tensor, discount: float) -> Tensor
     """
     if len(x_L) == 0:
         return x_L.clone()
-    sequence_L = sequence_of_token(cu_learned)
-    row_L = torch.arange(len(x_L), device=x_L.device) - cu_learned[:-1][sequence_L]
-    rows, columns = int(lengths(cu_learned).max()), len(cu_learned) - 1
+    sequence_L = sequence_of_token(cu_loss_tokens)
+    row_L = torch.arange(len(x_L), device=x_L.device) - cu_loss_tokens[:-1][sequence_L]
+    rows, columns = int(lengths(cu_loss_tokens).max()), len(cu_loss_tokens) - 1
     sums = x_L.new_zeros(rows, columns)
     sums[row_L, sequence_L] = x_L
     for row in reversed(range(rows - 1)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from math import isnan, nan
 
-from plimsoll.run.rows import Row
-from plimsoll.run.standing import Figure, figures
+from plimsoll.run.json_lines import Row
+from plimsoll.run.step_report import Figure, figures
 
 
 def metric_names(rows: Iterable[Row], prefix: str) -> list[str]:

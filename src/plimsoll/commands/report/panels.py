@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll.commands.report.metrics import metric_names
-from plimsoll.run.rows import Row
-from plimsoll.run.standing import BEFORE_STEPS
+from plimsoll.run.json_lines import Row
+from plimsoll.run.step_report import BEFORE_STEPS
 from plimsoll.spec.panels import Panel
 
 

@@ -8,7 +8,7 @@ from plimsoll.algorithm.choice import divergence
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.config.base import Choice
 from plimsoll.engine.protocol import Engine
-from plimsoll.engine.teaching import Teaching
+from plimsoll.engine.teacher_forward import TeacherForward
 from plimsoll.model.distillation import Distilled, Lesson
 from plimsoll.model.policy import PackTensors
 from plimsoll.records import BatchCounts
@@ -23,7 +23,7 @@ class DistillationObjective:
     nll_share: float
 
     def loss(
-        self, engine: Engine, pack: PackTensors, stream: Teaching, counts: BatchCounts
+        self, engine: Engine, pack: PackTensors, stream: TeacherForward, counts: BatchCounts
     ) -> LossOutput:
         device = pack.tokens_T.device
         with stream.head(device) as (weight_VH, bias_V):

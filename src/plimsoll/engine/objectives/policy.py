@@ -66,7 +66,7 @@ def _inputs(
         logprobs_L=logprobs_L,
         old_logprobs_L=logprobs_L.detach() if old_L is None else sent(old_L, device),
         advantages_L=sent(stream.advantages_L, device),
-        cu_learned=pack.cu_learned,
+        cu_loss_tokens=pack.cu_loss_tokens,
         counts=counts,
     )
     reference = None if reference_L is None else sent(reference_L, device)

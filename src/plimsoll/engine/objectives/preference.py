@@ -28,8 +28,8 @@ class PreferenceObjective:
     ) -> LossOutput:
         logprobs_L, _ = engine.forward(pack)
         inputs = PreferenceLossInputs(
-            logprobs=in_pairs(sums(logprobs_L, pack.cu_learned)),
-            lengths=in_pairs(lengths(pack.cu_learned).float()),
+            logprobs=in_pairs(sums(logprobs_L, pack.cu_loss_tokens)),
+            lengths=in_pairs(lengths(pack.cu_loss_tokens).float()),
             pairs=counts.sequences // 2,
         )
         return preference_objective(

@@ -21,13 +21,13 @@ from plimsoll.engine.zero.sizes import (
 )
 from plimsoll.engine.zero.states import weights, zero_states
 from plimsoll.model.price.activations import activation_items, backward_items
-from plimsoll.model.price.form import ActivationForm, Capability, TaughtHead, activation_form
+from plimsoll.model.price.form import ActivationForm, Capability, TeacherHead, activation_form
 from plimsoll.shapes.shape import MicroBatch, ModelShape, parameter_tensors
 from plimsoll.spec.roles import HeadKind
 from plimsoll.spec.run_spec import Phase
-from plimsoll.timeline.items import Held, Moment, Where
+from plimsoll.timeline.items import Allocation, Moment, Where
 from plimsoll.timeline.lifetimes import TrainPhase, scoring_phase
-from plimsoll.timeline.tensors import Kept, state_items
+from plimsoll.timeline.tensors import Tensors, state_items
 
 _WHOLE = ZeroSizes(stage=0, ranks=1, accumulate=4, bucket=0)
 """Of a frozen model that every rank has whole."""
@@ -65,8 +65,8 @@ def trained_role(
     *,
     entropy: bool = False,
     sync_bucket: int = 0,
-    teacher: TaughtHead | None = None,
-) -> tuple[Held, ...]:
+    teacher: TeacherHead | None = None,
+) -> tuple[Allocation, ...]:
     """What a trained role holds on one rank.
 
     phase: the one that trains it. entropy: the head computes it. sync_bucket: bytes of a bucket of
@@ -97,7 +97,7 @@ def trained_role(
     )
 
 
-def _forwards(own: RoleWork, form: ActivationForm) -> Iterator[Held]:
+def _forwards(own: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
     """Without a backward: where the role scores, and where the actor's log-probs prove a sync."""
     phases: tuple[Phase, ...] = ("score", "sync") if own.name == "actor" else ("score",)
     for phase in phases:
@@ -105,7 +105,9 @@ def _forwards(own: RoleWork, form: ActivationForm) -> Iterator[Held]:
             yield from activation_items(own.name, own.shape, own.work, form, phase)
 
 
-def _beside(counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole) -> Iterator[Kept]:
+def _beside(
+    counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole
+) -> Iterator[Tensors]:
     """A moving average, in fp32, where the masters are and divided as they are; a second copy of
     the weights; and what is written."""
     ranks = sizes.ranks if sizes.stage > 0 else 1
@@ -114,11 +116,11 @@ def _beside(counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole)
         where: Where = "device" if device == "cuda" and not sizes.offload else "host"
         name, of = "moving average of masters", "trained parameters"
         source, count = "engine/average.py", counts.trained
-        yield Kept("optimizer states", name, of, count, each, source, ranks, where, "built")
+        yield Tensors("optimizer states", name, of, count, each, source, ranks, where, "built")
     if role.zero.hpz_partition_size > 1:
         yield second_copy(counts, role.zero.hpz_partition_size)
     states = round((4 + counts.moments + each) * counts.trained / ranks)
-    yield Kept(
+    yield Tensors(
         "buffers",
         "checkpoint file",
         "bytes: of a file that is gathered, and of the one before",
@@ -130,7 +132,7 @@ def _beside(counts: Counts, sizes: ZeroSizes, device: Device, role: TrainedRole)
     )
 
 
-def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Held, ...]:
+def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Allocation, ...]:
     """What a role that only scores holds on one rank."""
     name, shape, device, moments = own.name, own.shape, own.device, own.moments
     sizes = _WHOLE
@@ -153,7 +155,7 @@ def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Held, ...]:
     )
 
 
-def _whole_model(role: FrozenRole, counts: Counts, own: RoleWork) -> Iterator[Kept]:
+def _whole_model(role: FrozenRole, counts: Counts, own: RoleWork) -> Iterator[Tensors]:
     """A copy on every rank; offloaded, in host memory with one on the device while it scores."""
     made = weights(counts, _WHOLE)
     if own.device == "cpu":
@@ -164,7 +166,7 @@ def _whole_model(role: FrozenRole, counts: Counts, own: RoleWork) -> Iterator[Ke
         return
     yield from (replace(one, life="scoring") for one in made)
     for tensors in parameter_tensors(own.shape, own.head == "value"):
-        yield Kept(
+        yield Tensors(
             "weights",
             "weights in host memory",
             "parameters",

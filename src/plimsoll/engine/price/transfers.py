@@ -11,8 +11,8 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.zero.sizes import Counts, ZeroSizes
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.timeline.items import Held, Item, Moment, Where
-from plimsoll.timeline.tensors import Kept
+from plimsoll.timeline.items import Allocation, Item, Moment, Where
+from plimsoll.timeline.tensors import Tensors
 
 SAVE_BUCKET = 2**30
 """Bytes of weights that are gathered at once to be saved."""
@@ -22,11 +22,11 @@ CHECKPOINT_FILE = 2**28
 _COMPARED = frozenset({Moment("train_actor", "forward_backward"), Moment("score", "forward")})
 
 
-def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Kept]:
+def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Tensors]:
     """The weights are mapped from the checkpoint's files, in page cache that gives way, and cast
     and taken to the device one by one. On CPU, those that are quantised are read ahead."""
     if device == "cpu":
-        yield Kept(
+        yield Tensors(
             "weights",
             "weights to quantise",
             "read to be quantised",
@@ -36,7 +36,7 @@ def loading(shape: ModelShape, counts: Counts, device: Device) -> Iterator[Kept]
             where="host",
             life="loading",
         )
-    yield Kept(
+    yield Tensors(
         "buffers",
         "copy while loading",
         "of the largest tensor",
@@ -55,7 +55,7 @@ def leaving(
     device: Device,
     sync_bucket: int,
     first: bool,
-) -> Iterator[Kept]:
+) -> Iterator[Tensors]:
     """The actor's weights on their way to engines and to files, gathered bucket by bucket on every
     rank, and collected on the first.
 
@@ -65,8 +65,8 @@ def leaving(
     every = own + counts.frozen * counts.element + counts.quantized // 2
     saved = own if adapted else every
 
-    def passing(name: str, size: int, source: str, where: Where) -> Kept:
-        return Kept("buffers", name, "bytes", size, 1, source, where=where)
+    def passing(name: str, size: int, source: str, where: Where) -> Tensors:
+        return Tensors("buffers", name, "bytes", size, 1, source, where=where)
 
     if sizes.stage == 3 and sizes.ranks > 1:
         where: Where = "device" if device == "cuda" else "host"
@@ -82,28 +82,28 @@ def leaving(
         yield replace(passing("model to save", saved, source, "host"), life="saving")
 
 
-def teaching_items(
+def teacher_items(
     teacher: FrozenRole,
     shape: ModelShape,
     tokens: int,
     ranks: int,
     device: Device,
     moments: frozenset[Moment],
-) -> Iterator[Held]:
+) -> Iterator[Allocation]:
     """What a teacher leaves for its student on a rank: hidden states, and its head where that is
     not there already. tokens: of a step, on one rank. moments: all of the job's."""
     element, hidden, vocabulary = teacher.model.element, shape.hidden, shape.vocabulary
 
     def item(name: str, where: Where, size: int, words: str) -> Item:
         formula = f"{element} bytes x {words} x {hidden:,}"
-        source = "engine/teaching.py"
+        source = "engine/teacher_forward.py"
         return Item("teacher", "frozen models", name, where, "allocated", size, formula, source)
 
     words = f"{tokens:,} tokens of a step"
     states = item("hidden states", "host", element * tokens * hidden, words)
-    yield Held(states, frozenset(moment for moment in moments if moment.phase != "load"))
+    yield Allocation(states, frozenset(moment for moment in moments if moment.phase != "load"))
     divided = teacher.stage == 3 and ranks > 1
     if divided or (teacher.offload == "cpu" and device == "cuda"):
         words = f"{vocabulary:,} of the vocabulary"
         head = item("gathered head", "device", element * vocabulary * hidden, words)
-        yield Held(head, moments & _COMPARED)
+        yield Allocation(head, moments & _COMPARED)

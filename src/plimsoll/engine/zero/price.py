@@ -18,7 +18,7 @@ from plimsoll.engine.zero.sizes import (
     largest_share,
 )
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.timeline.tensors import Kept
+from plimsoll.timeline.tensors import Tensors
 
 _DOUBLE = 8
 _WRITTEN_OUT = 5 * 4  # fp32: both moments, the scaled gradient, a square root and its quotient
@@ -26,7 +26,7 @@ _AT_ONCE = 250_000_000  # elements: zero/stage3.py, _constant_buffered_norm2
 _SOURCE = "DeepSpeed 0.19.8, runtime/zero: get_grad_norm_direct and set_norm_for_param_grad_in_gpu"
 
 
-def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Kept]:
+def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
     """What is made just before the step.
 
     Nothing at stage 0 and in BF16_Optimizer: there the norm is taken in fp32, of gradients that are
@@ -38,14 +38,14 @@ def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Ke
     yield from made if device == "cuda" else (replace(one, where="host") for one in made)
 
 
-def _copy(counts: Counts, sizes: ZeroSizes) -> Kept:
+def _copy(counts: Counts, sizes: ZeroSizes) -> Tensors:
     piece = largest_share(counts, sizes)
     if sizes.stage == 3 and sizes.offload:
         piece = min(piece, _AT_ONCE)
     return _norming("norm of a gradient", piece, _DOUBLE)
 
 
-def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Kept]:
+def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:
     """A gradient that waited in host memory."""
     if not sizes.offload:
         return
@@ -55,15 +55,17 @@ def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[
         yield _norming("gradient from the host", counts.largest, counts.element)
 
 
-def _norming(name: str, elements: int, each: int) -> Kept:
-    return Kept("gradients", name, "of the largest tensor", elements, each, _SOURCE, life="norming")
+def _norming(name: str, elements: int, each: int) -> Tensors:
+    return Tensors(
+        "gradients", name, "of the largest tensor", elements, each, _SOURCE, life="norming"
+    )
 
 
-def second_copy(counts: Counts, ranks: int) -> Kept:
+def second_copy(counts: Counts, ranks: int) -> Tensors:
     """Of the weights, by ZeRO++'s hierarchical partitioning (hpZ): a share each of so many ranks
     together, from the first forward on, made as weights are divided again after their first use
     (DeepSpeed 0.19.8, runtime/zero/partition_parameters.py, _partition_param_sec)."""
-    return Kept(
+    return Tensors(
         "buffers",
         "second copy of weights",
         "parameters",
@@ -75,7 +77,7 @@ def second_copy(counts: Counts, ranks: int) -> Kept:
     )
 
 
-def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Kept]:
+def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) -> Iterator[Tensors]:
     """Copies that a rank that computes on CPU makes while it trains, and while its engine is built,
     where GPU kernels and NCCL do without."""
     if sizes.stage in (1, 2) and not sizes.offload and not is_bf16_optimizer(counts, sizes):
@@ -83,7 +85,7 @@ def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) ->
     if optimizer.kind == "adamw_8bit":
         yield _eight_bit_step(counts, sizes)
     if sizes.stage == 3:
-        yield Kept(
+        yield Tensors(
             "buffers",
             "gloo's copy to reduce",
             "gradients",
@@ -95,13 +97,13 @@ def made_on_cpu(counts: Counts, sizes: ZeroSizes, optimizer: OptimizerConfig) ->
         )
 
 
-def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Kept:
+def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Tensors:
     """Beside the flat copy of the weights, free by then, which the heap keeps for a second."""
     source = (
         "DeepSpeed 0.19.8, zero/stage_1_and_2.py: initialize_optimizer_states; measured: 3M to "
         "120M parameters, the flat copy still resident"
     )
-    return Kept(
+    return Tensors(
         "gradients",
         "zeros for gradients",
         "trained parameters",
@@ -114,13 +116,13 @@ def _first_gradients(counts: Counts, sizes: ZeroSizes) -> Kept:
     )
 
 
-def _eight_bit_step(counts: Counts, sizes: ZeroSizes) -> Kept:
+def _eight_bit_step(counts: Counts, sizes: ZeroSizes) -> Tensors:
     """fp32 copies of one of the optimizer's tensors: at stage 0 a weight, else all of a share, or
     of a sub-group."""
     elements = counts.largest if sizes.stage == 0 else -(-counts.trained // sizes.ranks)
     if sizes.stage == 3:
         elements = min(elements, sizes.sub_group)
-    return Kept(
+    return Tensors(
         "buffers",
         "copies for 8-bit AdamW",
         "of the largest of the optimizer's tensors",

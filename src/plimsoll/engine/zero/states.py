@@ -28,7 +28,7 @@ from plimsoll.engine.zero.sizes import (
 )
 from plimsoll.timeline.items import Kind, Where
 from plimsoll.timeline.lifetimes import Life
-from plimsoll.timeline.tensors import Kept
+from plimsoll.timeline.tensors import Tensors
 
 _STAGE12 = "DeepSpeed 0.19.8, runtime/zero/stage_1_and_2.py"
 _STAGE3 = "DeepSpeed 0.19.8, runtime/zero/stage3.py"
@@ -38,7 +38,7 @@ _LARGEST = "of the largest tensor"
 _ALLREDUCE = 500_000_000  # elements: DeepSpeedEngine.buffered_allreduce_fallback
 
 
-def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Kept, ...]:
+def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Tensors, ...]:
     """Everything of the role on one rank; in host memory all of it where that is the device.
 
     There a bucket weighs what is written to it: the system gives pages at their first use.
@@ -50,7 +50,7 @@ def zero_states(counts: Counts, sizes: ZeroSizes, device: Device) -> tuple[Kept,
     return tuple(replace(one, where="host", pinned=0) for one in made)
 
 
-def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     """The weights themselves: whole, or a share and what is gathered of the others' shares."""
     divided = sizes.stage == 3
     ranks = sizes.ranks if divided else 1
@@ -64,8 +64,8 @@ def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
     )
     for name, of, elements, each in kinds:
         block = -(-elements // ranks) if pinned else 0
-        yield Kept("weights", name, of, elements, each, source, ranks, where, pinned=block)
-    yield Kept(
+        yield Tensors("weights", name, of, elements, each, source, ranks, where, pinned=block)
+    yield Tensors(
         "weights",
         "scales of 4-bit weights",
         "parameters in 4 bits",
@@ -77,18 +77,18 @@ def weights(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
         yield from _gathered(counts, sizes)
 
 
-def _gathered(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+def _gathered(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     stage = _Stage(counts, sizes, "DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py")
     rest, each = counts.stored - counts.small, counts.element
     live = min(rest, max(sizes.live, counts.largest))
     small, name = counts.small, "small parameters kept whole"
-    yield Kept("weights", name, "of small tensors", small, each, stage.source)
+    yield Tensors("weights", name, "of small tensors", small, each, stage.source)
     yield stage.buffer("live parameters", "gathered", live, each, "computing")
     ahead = min(sizes.prefetch, rest - live)
     yield stage.buffer("prefetch bucket", "on their way", ahead, each, "computing")
 
 
-def _trained(counts: Counts, sizes: ZeroSizes) -> Iterator[Kept]:
+def _trained(counts: Counts, sizes: ZeroSizes) -> Iterator[Tensors]:
     if not counts.trained:
         return
     if sizes.stage == 0:
@@ -109,24 +109,24 @@ class _Stage:
     sizes: ZeroSizes
     source: str
 
-    def whole(self, kind: Kind, name: str, each: float, life: Life) -> Kept:
+    def whole(self, kind: Kind, name: str, each: float, life: Life) -> Tensors:
         """Of every trained parameter, on every rank."""
         of, elements = "trained parameters", self.counts.trained
-        return Kept(kind, name, of, elements, each, self.source, life=life)
+        return Tensors(kind, name, of, elements, each, self.source, life=life)
 
-    def share(self, kind: Kind, name: str, each: float, life: Life) -> Kept:
+    def share(self, kind: Kind, name: str, each: float, life: Life) -> Tensors:
         """Of the trained parameters that are a rank's."""
         return replace(self.whole(kind, name, each, life), ranks=self.sizes.ranks)
 
-    def on_host(self, kind: Kind, name: str, each: float, life: Life, block: int) -> Kept:
+    def on_host(self, kind: Kind, name: str, each: float, life: Life, block: int) -> Tensors:
         """The same in host memory; block: elements that are pinned together, where any are."""
         pinned = block if self.sizes.pinned else 0
         return replace(self.share(kind, name, each, life), where="host", pinned=pinned)
 
-    def buffer(self, name: str, of: str, elements: int, each: float, life: Life) -> Kept:
-        return Kept("buffers", name, of, elements, each, self.source, life=life)
+    def buffer(self, name: str, of: str, elements: int, each: float, life: Life) -> Tensors:
+        return Tensors("buffers", name, of, elements, each, self.source, life=life)
 
-    def stage_0(self) -> Iterator[Kept]:
+    def stage_0(self) -> Iterator[Tensors]:
         each, moments = self.counts.element, self.counts.moments
         yield self.whole("gradients", "gradients", each, "training")
         if each == 4:
@@ -139,7 +139,7 @@ class _Stage:
         yield self.whole("gradients", "fp32 gradients", 4, "stepping")
         yield self.whole("gradients", "gradients of a dry step", each + 4, "building")
 
-    def stage_1_bf16(self) -> Iterator[Kept]:
+    def stage_1_bf16(self) -> Iterator[Tensors]:
         yield self.share("optimizer states", "fp32 masters", 4, "built")
         yield self.whole("gradients", "fp32 gradients", 4, "built")
         yield self.share("optimizer states", "moments", self.counts.moments, "stepped")
@@ -149,7 +149,7 @@ class _Stage:
         yield self.buffer("copies to reduce", "gradients in fp32, bf16", copied, 6, "stepping")
         yield self.whole("buffers", "flat copy of weights", 2, "building")
 
-    def stage_1_and_2(self) -> Iterator[Kept]:
+    def stage_1_and_2(self) -> Iterator[Tensors]:
         sizes, each = self.sizes, self.sizes.accumulate
         yield from self._optimizer()
         if sizes.offload:
@@ -165,7 +165,7 @@ class _Stage:
         yield self._incoming(self.counts.element)
         yield self.whole("buffers", "flat copy of weights", self.counts.element, "building")
 
-    def _stage_2_gradients(self) -> Iterator[Kept]:
+    def _stage_2_gradients(self) -> Iterator[Tensors]:
         counts, sizes, each = self.counts, self.sizes, self.counts.element
         yield self.buffer("reduce bucket", "elements", sizes.bucket, each, "backward")
         oversized = self.share("gradients", "oversized gradients", each, "backward")
@@ -187,7 +187,7 @@ class _Stage:
             yield self.share("gradients", "gradients of a micro-batch", each, "backward")
             yield self.share("gradients", "flat gradients", wide, "stepping")
 
-    def stage_3(self) -> Iterator[Kept]:
+    def stage_3(self) -> Iterator[Tensors]:
         sizes, element, each = self.sizes, self.counts.element, self.sizes.accumulate
         yield from self._optimizer()
         share, name = -(-self.counts.trained // sizes.ranks), "accumulated gradients"
@@ -204,7 +204,7 @@ class _Stage:
             yield self._widened()
         yield self._incoming(element)
 
-    def _optimizer(self) -> Iterator[Kept]:
+    def _optimizer(self) -> Iterator[Tensors]:
         """Masters and moments; offloaded, also the gradients that DeepSpeedCPUAdam reads. Stage 3
         does not pin its masters."""
         sizes, moments = self.sizes, self.counts.moments
@@ -222,7 +222,7 @@ class _Stage:
         name = f"{dtype} gradients of the optimizer"
         yield self.on_host("gradients", name, each, "built", block)
 
-    def _staging(self) -> Iterator[Kept]:
+    def _staging(self) -> Iterator[Tensors]:
         """Stages 1 and 2 with the optimizer on the host: updated weights on their way to the
         device, and two buffers of one gradient."""
         each, largest = self.counts.element, self.counts.largest
@@ -232,17 +232,17 @@ class _Stage:
         yield buffer
         yield replace(buffer, where="host", pinned=largest if self.sizes.pinned else 0)
 
-    def _incoming(self, each: int) -> Kept:
+    def _incoming(self, each: int) -> Tensors:
         """A gradient that autograd has just made, before it is added or reduced."""
         return self.buffer("incoming gradient", _LARGEST, self.counts.largest, each, "reducing")
 
-    def _widened(self) -> Kept:
+    def _widened(self) -> Tensors:
         """A rank's share of one reduced gradient, as it is added to those that are accumulated."""
         largest, each = largest_share(self.counts, self.sizes), self.sizes.accumulate
         widened = self.buffer("widened gradient", _LARGEST, largest, each, "reducing")
         return replace(widened, kind="gradients")
 
-    def _reduce_copy(self) -> Kept:
+    def _reduce_copy(self) -> Tensors:
         """The bucket, or one tensor that is larger, flattened for the collective."""
         counts = self.counts
         elements = max(min(self.sizes.bucket, counts.trained), counts.largest)

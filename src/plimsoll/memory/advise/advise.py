@@ -152,8 +152,8 @@ def _smallest_cluster(site: Site, root: State) -> Cluster | None:
 
     def at(steps: int) -> State | None:
         nodes = {"cluster.nodes": site.spec.cluster.nodes + steps}
-        homeless = root.has("more-ranks-than-gpus")  # new ranks would leave as many without a card
-        move = nodes if homeless else grown(site.spec, hardware, steps)
+        unplaced = root.has("more-ranks-than-gpus")  # new ranks would leave as many without a card
+        move = nodes if unplaced else grown(site.spec, hardware, steps)
         if steps == 0 and not _fits(root):
             move = filled(site.spec, hardware)
         return site.tried(frozenset(changes_between(site.spec, move)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.advise.room import with_room
-from plimsoll.memory.contents.stores import Store, judge, likely_worst
+from plimsoll.memory.contents.stores import Store, likely_worst, verdict_of
 from plimsoll.memory.plan.plan import Load
 from plimsoll.memory.remedies.changes import Move
 from plimsoll.memory.remedies.engines import largest_share, least_cache
@@ -47,7 +47,7 @@ def smaller_engines(load: Load) -> Iterator[Move]:
         yield from _fewer_sequences(rollout)
     elif load.job.device == "cpu":
         yield from _other_cache(rollout, load)
-    if any(judge(host, load.band) != "fits" for host in load.hosts):
+    if any(verdict_of(host, load.band) != "fits" for host in load.hosts):
         if rollout.sleep_level == 1:
             yield DEEP_SLEEP
         yield {"rollout.engines": max(1, rollout.engines // 2)}

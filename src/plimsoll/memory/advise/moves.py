@@ -13,7 +13,7 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.advise.engine_moves import engine_forms, smaller_engines
 from plimsoll.memory.advise.room import free_cards, with_room
-from plimsoll.memory.contents.stores import judge
+from plimsoll.memory.contents.stores import verdict_of
 from plimsoll.memory.plan.plan import Load
 from plimsoll.memory.remedies import levers
 from plimsoll.memory.remedies.changes import Move, Value, changed, changes_between
@@ -175,7 +175,7 @@ def _ranks(load: Load) -> Iterator[Move]:
     yield filled(spec, hardware)
     if cards := spec.cluster.nodes * len(hardware.nodes[0].cards):
         yield _as_many_as_cards(spec, cards)
-    if any(judge(host, load.band) != "fits" for host in load.hosts):
+    if any(verdict_of(host, load.band) != "fits" for host in load.hosts):
         yield {"cluster.ranks": max(1, spec.cluster.ranks // 2)}
 
 

@@ -35,6 +35,6 @@ def with_room(spec: RunSpec[Any], move: Move, hardware: Hardware) -> Move:
     nodes = made.cluster.nodes
     needed = -(-lay_out(made, [cards] * nodes).cards_needed // cards)
     for count in range(nodes, max(nodes, needed) + 2):
-        if not lay_out(made, [cards] * count).homeless:
+        if not lay_out(made, [cards] * count).unplaced:
             return move if count == nodes else {**move, "cluster.nodes": count}
     return {}

@@ -9,12 +9,12 @@ from typing import Any
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
-from plimsoll.engine.price.transfers import teaching_items
+from plimsoll.engine.price.transfers import teacher_items
 from plimsoll.engine.zero.sizes import adapter_parameters
 from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
-from plimsoll.model.price.form import Capability, TaughtHead
+from plimsoll.model.price.form import Capability, TeacherHead
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items
 from plimsoll.rollout.vllm_price import card_items, cpu_items, receiving_items, sleep_items
 from plimsoll.shapes.known_models import read_shape
@@ -22,7 +22,7 @@ from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.spec.workload import Workload
-from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.items import Allocation, Moment
 from plimsoll.timeline.lifetimes import TrainPhase, job_moments
 
 _SCORING = Moment("score", "forward")
@@ -107,7 +107,7 @@ def alike(job: Job, process: Process) -> Alike:
     return Alike(process.kind, first, card)
 
 
-def held_by(job: Job, process: Process) -> tuple[Held, ...]:
+def held_by(job: Job, process: Process) -> tuple[Allocation, ...]:
     """Everything that a process ever holds, wherever that is."""
     own = tuple(_contents(job, process))
     if job.device == "cuda":
@@ -115,7 +115,7 @@ def held_by(job: Job, process: Process) -> tuple[Held, ...]:
     return tuple(replace(one, item=replace(one.item, where="host")) for one in own)
 
 
-def _contents(job: Job, process: Process) -> Iterator[Held]:
+def _contents(job: Job, process: Process) -> Iterator[Allocation]:
     yield from _process(job, process)
     if process.kind in ("local", "rank", "critic rank"):
         first = process.index == 0
@@ -126,7 +126,7 @@ def _contents(job: Job, process: Process) -> Iterator[Held]:
         yield from _engine(job, process)
 
 
-def _process(job: Job, process: Process) -> Iterator[Held]:
+def _process(job: Job, process: Process) -> Iterator[Allocation]:
     """What it is besides what it does, and what Ray's object store carries on its node."""
     cluster, sampler = job.spec.cluster, job.sampler
     parallel = sampler.rollout.tensor_parallel if sampler else 1
@@ -136,9 +136,9 @@ def _process(job: Job, process: Process) -> Iterator[Held]:
     vllm = sampler is not None and sampler.rollout.engine == "vllm"
     cuda_build = job.hardware.nodes[process.slot.node].cuda_build
     for item in process_items(process, job.device, group, vllm, adapted, cuda_build, job.constants):
-        yield Held(item, job.moments)
+        yield Allocation(item, job.moments)
     for name, moments in _besides(job, process):
-        yield Held(constant_item(name, job.constants), moments)
+        yield Allocation(constant_item(name, job.constants), moments)
     if process.kind == "ray" and sampler is not None:
         bucket = _sync_bucket(job)
         yield from receiving_items("bucket in the object store", bucket, job.moments)
@@ -174,7 +174,7 @@ def hosted(job: Job, process: Process) -> Iterator[RoleName]:
             yield name
 
 
-def _role(job: Job, name: RoleName, first: bool) -> tuple[Held, ...]:
+def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
     """On a rank of its group; first: that collects the actor's weights when they leave."""
     spec, shape, ranks = job.spec, job.shapes[name], job.ranks(name)
     sampling = spec.sampling
@@ -192,7 +192,7 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Held, ...]:
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, own)
-        return (*held, *_taught(job, frozen)) if name == "teacher" else held
+        return (*held, *_distillation(job, frozen)) if name == "teacher" else held
     role = spec.trained[name]
     phase: TrainPhase = "train_critic" if name == "critic" else "train_actor"
     return trained_role(
@@ -201,7 +201,7 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Held, ...]:
         phase,
         entropy=sampling is not None,
         sync_bucket=_sync_bucket(job) if name == "actor" else 0,
-        teacher=_taught_head(job),
+        teacher=_teacher_head(job),
     )
 
 
@@ -231,28 +231,28 @@ def micro_batch(work: Workload, ranks: int) -> MicroBatch:
     prompt almost all of a micro-batch."""
     tokens = work.largest_pack(ranks)
     sequences = -(-tokens // work.longest)
-    learned = sequences if work.ends_only else tokens
+    loss_tokens = sequences if work.ends_only else tokens
     shared = tokens if work.shares_prompts else 0
-    return MicroBatch(tokens, sequences, min(work.longest, tokens), learned, shared)
+    return MicroBatch(tokens, sequences, min(work.longest, tokens), loss_tokens, shared)
 
 
-def _taught(job: Job, teacher: FrozenRole) -> Iterator[Held]:
+def _distillation(job: Job, teacher: FrozenRole) -> Iterator[Allocation]:
     ranks = job.ranks("teacher")
     tokens = -(-job.spec.workload.sequences // ranks) * job.spec.workload.longest
     shape = job.shapes["teacher"]
-    return teaching_items(teacher, shape, tokens, ranks, job.device, job.moments)
+    return teacher_items(teacher, shape, tokens, ranks, job.device, job.moments)
 
 
-def _taught_head(job: Job) -> TaughtHead | None:
+def _teacher_head(job: Job) -> TeacherHead | None:
     """Of an actor that learns from a teacher."""
     teacher = job.spec.models.get("teacher")
     if teacher is None:
         return None
     element, chunk = teacher.element, job.spec.actor.model.head_chunk
-    return TaughtHead(chunk, job.shapes["teacher"].hidden, element)
+    return TeacherHead(chunk, job.shapes["teacher"].hidden, element)
 
 
-def _engine(job: Job, process: Process) -> Iterator[Held]:
+def _engine(job: Job, process: Process) -> Iterator[Allocation]:
     """An engine's front, the part of it on a card, or all of it in one process."""
     sampler = job.sampler
     if sampler is None:
@@ -276,7 +276,7 @@ def _engine(job: Job, process: Process) -> Iterator[Held]:
             yield from card_items(sampler, card.usable_bytes, context, moments)
 
 
-def _one_at_a_time(held: Sequence[Held], moment: Moment) -> Iterator[Held]:
+def _one_at_a_time(held: Sequence[Allocation], moment: Moment) -> Iterator[Allocation]:
     """Roles score one after another, and so are their states written: of what exists only
     meanwhile, the largest role's counts."""
     passing: dict[str, int] = {}
@@ -291,6 +291,6 @@ def _one_at_a_time(held: Sequence[Held], moment: Moment) -> Iterator[Held]:
             yield one
 
 
-def _passes(one: Held, moment: Moment) -> bool:
+def _passes(one: Allocation, moment: Moment) -> bool:
     """Whether it is there only meanwhile: what is held while weights are saved is there always."""
     return moment in one.moments and _SAVING not in one.moments

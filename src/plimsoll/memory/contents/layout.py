@@ -51,10 +51,10 @@ class Process:
 
 @dataclass(frozen=True)
 class Layout:
-    """processes: those that have a place. homeless: names of those that found no free card."""
+    """processes: those that have a place. unplaced: names of those that found no free card."""
 
     processes: tuple[Process, ...]
-    homeless: tuple[str, ...]
+    unplaced: tuple[str, ...]
     cards_needed: int
 
 
@@ -75,9 +75,9 @@ def lay_out(spec: RunSpec[Any], cards: Sequence[int]) -> Layout:
     shared = rollout is not None and rollout.placement == "shared"
     engines = _engines(rollout, free[: len(ranks)] if shared else left)
     placed = [*ranks, *engines]
-    homeless = tuple(name for name, process in placed if process is None)
+    unplaced = tuple(name for name, process in placed if process is None)
     processes = tuple(process for _, process in placed if process is not None)
-    return Layout((*always, *processes), homeless, _cards_needed(cluster, rollout))
+    return Layout((*always, *processes), unplaced, _cards_needed(cluster, rollout))
 
 
 Placed = tuple[str, Process | None]

@@ -12,7 +12,7 @@ from plimsoll.memory.contents.stores import Use, uses_of
 from plimsoll.run.planned import Footprints
 from plimsoll.run.readings import Footprint
 from plimsoll.spec.run_spec import Phase
-from plimsoll.timeline.items import Held, Where
+from plimsoll.timeline.items import Allocation, Where
 
 
 def process_peaks(job: Job) -> dict[str, Footprints]:
@@ -56,13 +56,13 @@ def _phases(job: Job, process: Process) -> Footprints:
     }
 
 
-def _on_card(job: Job, slot: Slot) -> Iterator[Held]:
+def _on_card(job: Job, slot: Slot) -> Iterator[Allocation]:
     for process in job.layout.processes:
         if process.slot == slot:
             yield from held_by(job, process)
 
 
-def _on(held: Iterable[Held], where: Where) -> list[Held]:
+def _on(held: Iterable[Allocation], where: Where) -> list[Allocation]:
     return [one for one in held if one.item.where == where]
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.spec.run_spec import PHASES, Phase
-from plimsoll.timeline.items import KINDS, Held, Item, Kind, Level, Moment
+from plimsoll.timeline.items import KINDS, Allocation, Item, Kind, Level, Moment
 
 Verdict = Literal["fits", "risky", "does not fit"]
 VERDICTS: tuple[Verdict, ...] = ("fits", "risky", "does not fit")
@@ -74,7 +74,7 @@ class Use:
         return round(self.gap * self.allocated)
 
 
-def uses_of(held: Iterable[Held], gap: float = 0.0) -> tuple[Use, ...]:
+def uses_of(held: Iterable[Allocation], gap: float = 0.0) -> tuple[Use, ...]:
     """What is held at every moment that any of these items names.
 
     gap: the allocator's reserved bytes above its allocated ones, as a share of the latter.
@@ -149,7 +149,7 @@ class Store:
     slots: tuple[Slot, ...]
     hardware: str
     capacity: int | None
-    held: tuple[Held, ...]
+    held: tuple[Allocation, ...]
     gap: float
 
     @cached_property
@@ -178,7 +178,7 @@ class Store:
         return replace(self, held=tuple(one for one in self.held if not unwanted(one.item)))
 
 
-def judge(store: Store, band: Band) -> Verdict:
+def verdict_of(store: Store, band: Band) -> Verdict:
     """A peak over the capacity does not fit; one that the band could carry over it is risky. What
     vLLM takes of a card is set, not predicted, so no band is added to it. Nothing is said against
     a host of unknown memory."""

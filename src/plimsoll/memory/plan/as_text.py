@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from plimsoll.config.problems import Problem
-from plimsoll.memory.contents.stores import Store, Use, judge
+from plimsoll.memory.contents.stores import Store, Use, verdict_of
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import Phase
@@ -51,11 +51,11 @@ def verdict_text(plan: Plan) -> str:
         _wrap(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
     ]
-    lines = [disk, *_not_judged(plan), band, *measured, *problems]
+    lines = [disk, *_not_verified(plan), band, *measured, *problems]
     return "\n".join([*lines, f"verdict: {plan.verdict}"])
 
 
-def _not_judged(plan: Plan) -> list[str]:
+def _not_verified(plan: Plan) -> list[str]:
     """Hosts of unknown memory, which no verdict is about."""
     needs = [store.peak.bytes for store in plan.hosts if store.capacity is None]
     if not needs:
@@ -79,7 +79,7 @@ def _store_verdict(store: Store, plan: Plan) -> str:
     words = f"peak {gigabytes(peak.bytes)} GB in {peak.moment.phase} ({peak.moment.instant})"
     if store.capacity is None:
         return f"  {words}; capacity unknown"
-    return f"  {words}: {judge(store, plan.band)}"
+    return f"  {words}: {verdict_of(store, plan.band)}"
 
 
 def _wrap(text: str, indent: str) -> str:

@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import Hardware
-from plimsoll.machine.surroundings import Surroundings
+from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import Alike, Job, alike, held_by, make_job
 from plimsoll.memory.contents.disk import disk_items
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, judge
+from plimsoll.memory.contents.stores import VERDICTS, Band, Store, Verdict, verdict_of
 from plimsoll.memory.rules.rules import find_conflicts
 from plimsoll.memory.rules.shortages import find_missing, find_overfull
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.timeline.items import Held, Item
+from plimsoll.timeline.items import Allocation, Item
 
 BAND = Band(
     0.10,
@@ -39,7 +39,7 @@ class Ground:
     hardware: Hardware
     constants: Constants = field(default_factory=Constants)
     free_disk: int | None = None
-    here: Surroundings | None = None
+    host: LocalHost | None = None
     band: Band = BAND
 
 
@@ -95,7 +95,7 @@ class Plan:
 
 
 def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> Verdict:
-    found: list[Verdict] = [judge(store, band) for store in stores]
+    found: list[Verdict] = [verdict_of(store, band) for store in stores]
     if any(problem.severity == "error" for problem in problems):
         found.append("does not fit")
     return max(found, key=VERDICTS.index)
@@ -121,12 +121,12 @@ def weigh(spec: RunSpec[Any], ground: Ground) -> Load:
     hosts = tuple(_stores(job, contents, "host"))
     disk = disk_items(job)
     missing = find_missing(job, disk, ground.free_disk)
-    problems = (*find_conflicts(job, ground.here), *missing)
+    problems = (*find_conflicts(job, ground.host), *missing)
     return Load(job, ground.band, devices, hosts, disk, problems)
 
 
 def _stores(
-    job: Job, contents: Mapping[Alike, tuple[Held, ...]], where: Literal["device", "host"]
+    job: Job, contents: Mapping[Alike, tuple[Allocation, ...]], where: Literal["device", "host"]
 ) -> Iterator[Store]:
     """All cards, or all nodes' host memories; those with alike processes are one store."""
     groups: dict[object, list[Slot]] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.problems import Problem, find
-from plimsoll.machine.surroundings import Surroundings
+from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.rules.cards import card_rules
 from plimsoll.memory.rules.engines import cpu_heads, divided, engine_dtype, free_share, one_node
@@ -19,7 +19,7 @@ from plimsoll.memory.rules.models import (
     vocabularies,
 )
 from plimsoll.memory.rules.states import lost_updates, zero_plus_plus
-from plimsoll.spec.rules.machine import here_rules
+from plimsoll.spec.rules.machine import local_host_rules
 
 PLAN_RULES = (
     positions,
@@ -37,9 +37,9 @@ PLAN_RULES = (
 )
 
 
-def find_conflicts(job: Job, here: Surroundings | None) -> Iterator[Problem]:
+def find_conflicts(job: Job, host: LocalHost | None) -> Iterator[Problem]:
     """here: None for a plan of other machines."""
     yield from find(PLAN_RULES, job)
-    if here is not None:
-        yield from free_share(job, here.free_bytes)
-        yield from here_rules(job.spec, here)
+    if host is not None:
+        yield from free_share(job, host.free_bytes)
+        yield from local_host_rules(job.spec, host)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from plimsoll.config.codes import Code
 from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.contents.stores import Band, Store, judge
+from plimsoll.memory.contents.stores import Band, Store, verdict_of
 from plimsoll.memory.remedies.changes import Remedy, one_of
 from plimsoll.memory.remedies.engines import fewer_processes, starting_caches, starting_shares
 from plimsoll.memory.remedies.top_consumer import TopConsumer, find_top_consumer
@@ -32,7 +32,7 @@ def find_missing(job: Job, disk: Sequence[Item], free_disk: int | None) -> Itera
 def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Problem]:
     """An error of each card and host that does not hold its peak, a warning where it may not."""
     for store in stores:
-        verdict = judge(store, band)
+        verdict = verdict_of(store, band)
         if verdict == "does not fit":
             top = find_top_consumer(store, job.spec)
             engines = top.kind == "rollout engines"
@@ -53,12 +53,12 @@ def _cards(job: Job) -> Iterator[Problem]:
             "nothing can be put on a card that is not there",
             "cluster.device: cpu, or cluster.hardware: the cards that the run will have",
         )
-    if layout.homeless:
+    if layout.unplaced:
         yield Problem(
             "more-ranks-than-gpus",
             "error",
             f"the run needs {counted(layout.cards_needed, 'GPU')} and the hardware has {have}: no "
-            f"card is left for {_listed(layout.homeless)}",
+            f"card is left for {_listed(layout.unplaced)}",
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "
             "of an engine are on one node" * sampled,

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from plimsoll.model.attention import SDPA, Attended, Span, register_kernel, sdpa
-from plimsoll.model.cpu.rows import OF_SEQUENCES, up
+from plimsoll.model.cpu.row_counts import OF_SEQUENCES, up
 
 NAME = "plimsoll_cpu"
 

@@ -6,7 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from plimsoll.model.cpu.attention import use_packed_attention
-from plimsoll.model.cpu.rows import OF_PACKS, fill_packs
+from plimsoll.model.cpu.row_counts import OF_PACKS, fill_packs
 
 
 def use_cpu_kernels(lm: PreTrainedModel, device: torch.device) -> int:

@@ -15,7 +15,7 @@ from plimsoll.model.price.form import (
     ActivationForm,
     ChunkedHead,
     NoHead,
-    TaughtHead,
+    TeacherHead,
     UnfusedHead,
     ValueHead,
 )
@@ -28,7 +28,7 @@ from plimsoll.model.price.layer_steps import (
 )
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.spec.run_spec import Phase
-from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.items import Allocation, Moment
 
 _INT64 = 8
 _TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the heads' test
@@ -36,7 +36,7 @@ _TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the 
 
 def activation_items(
     role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, phase: Phase
-) -> tuple[Held, ...]:
+) -> tuple[Allocation, ...]:
     """What the largest forward (and backward) of a phase holds at its highest point.
 
     Held at the instant `forward_backward` where the form is trained, else at `forward`.
@@ -48,7 +48,7 @@ def activation_items(
 
 def backward_items(
     role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, at: Moment, left: int
-) -> tuple[Held, ...]:
+) -> tuple[Allocation, ...]:
     """What is held of it where the last of the first `left` layers is undone."""
     if left == 0:
         return ()
@@ -57,9 +57,9 @@ def backward_items(
     return _held(role, at, (masks, *lower.at_layer()))
 
 
-def _held(role: str, moment: Moment, parts: tuple[Part, ...]) -> tuple[Held, ...]:
+def _held(role: str, moment: Moment, parts: tuple[Part, ...]) -> tuple[Allocation, ...]:
     """Those that are not empty, as a role's items."""
-    return tuple(Held(part.item(role), frozenset({moment})) for part in parts if part.bytes)
+    return tuple(Allocation(part.item(role), frozenset({moment})) for part in parts if part.bytes)
 
 
 def _lower(shape: ModelShape, layers: int) -> ModelShape:
@@ -165,7 +165,7 @@ class _Heights:
     def _positions(self) -> Part:
         tokens, element = self.layer.tokens, self.layer.element
         wide = 2 * self.layer.shape.traits.rotary_tables * element * self.layer.shape.head_dim
-        numbers = 2 * _INT64 * (tokens + self.layer.work.learned)
+        numbers = 2 * _INT64 * (tokens + self.layer.work.loss_tokens)
         words = f"{tokens:,} tokens x {wide:,} bytes + {numbers:,} of token ids and positions"
         return Part("input ids and rotary tables", tokens * wide + numbers, words)
 
@@ -181,8 +181,8 @@ class _Heights:
 
     def _head(self) -> tuple[Part, ...]:
         """From the last hidden states to the loss, and back where it is trained."""
-        layer, learned = self.layer, self.layer.work.learned
-        inputs = self._head_inputs(learned, layer.element)
+        layer, loss_tokens = self.layer, self.layer.work.loss_tokens
+        inputs = self._head_inputs(loss_tokens, layer.element)
         gradient = self._tables(1 if layer.form.trained else 0, "of the head")
         match layer.form.head:
             case ChunkedHead() as head:
@@ -190,10 +190,10 @@ class _Heights:
             case UnfusedHead():
                 inputs = self._head_inputs(layer.tokens, layer.element)
                 return (inputs, self._all_logits(), gradient)
-            case TaughtHead() as head:
-                return (inputs, *self._taught(head), gradient)
+            case TeacherHead() as head:
+                return (inputs, *self._distillation(head), gradient)
             case ValueHead():
-                return (self._head_inputs(learned, FP32),)
+                return (self._head_inputs(loss_tokens, FP32),)
             case NoHead():
                 return (inputs,)
 
@@ -207,22 +207,22 @@ class _Heights:
         logits, words = self._logits(head.rows, "rows", self.layer.element, blocks)
         return Part("logits chunk", logits, words, "model/token_logprobs.py")
 
-    def _taught(self, head: TaughtHead) -> tuple[Part, Part]:
+    def _distillation(self, head: TeacherHead) -> tuple[Part, Part]:
         """The gradients are made where the logits are, so both chunks and both inputs are there."""
         element, blocks = head.element, _TAUGHT_BLOCKS + self.layer.shape.logits_softcapped
         both = self.layer.element + element
         logits, words = self._logits(head.rows, "rows of both", both, blocks)
-        source, learned = "model/distillation.py", self.layer.work.learned
-        inputs = f"{element} bytes x {learned:,} tokens x {head.hidden:,}"
+        source, loss_tokens = "model/distillation.py", self.layer.work.loss_tokens
+        inputs = f"{element} bytes x {loss_tokens:,} tokens x {head.hidden:,}"
         return (
             Part("logits chunks", logits, words, source),
-            Part("teacher's head inputs", element * learned * head.hidden, inputs, source),
+            Part("teacher's head inputs", element * loss_tokens * head.hidden, inputs, source),
         )
 
     def _logits(self, most: int, of: str, element: int, blocks: int) -> tuple[int, str]:
         """Of at most so many rows at once, with blocks of them in fp32: bytes, and in words."""
         vocabulary = self.layer.shape.vocabulary
-        rows = min(most, self.layer.work.learned)
+        rows = min(most, self.layer.work.loss_tokens)
         block = min(rows, max(1, BLOCK_ELEMENTS[self.layer.form.device] // vocabulary))
         words = (
             f"({element} bytes x {rows:,} {of} + {blocks} x {FP32} bytes x {block:,} rows)"

@@ -53,7 +53,7 @@ class ValueHead:
 
 
 @dataclass(frozen=True)
-class TaughtHead:
+class TeacherHead:
     """`distil`: logits of `rows` learned tokens at once, and the same of a teacher's.
 
     hidden: the teacher's hidden size. element: bytes of its weights.
@@ -69,7 +69,7 @@ class NoHead:
     """Hidden states alone: a teacher's, whose head is run with its student's."""
 
 
-Head = ChunkedHead | UnfusedHead | ValueHead | TaughtHead | NoHead
+Head = ChunkedHead | UnfusedHead | ValueHead | TeacherHead | NoHead
 
 
 @dataclass(frozen=True)

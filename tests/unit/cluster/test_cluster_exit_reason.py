@@ -6,8 +6,8 @@ import pickle
 
 import pytest
 
-from plimsoll.cluster.blame import SILENT
-from plimsoll.cluster.ending import ending, not_started
+from plimsoll.cluster.exit_reason import exit_reason, not_started
+from plimsoll.cluster.failure_logs import SILENT
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.errors import WorkerDied
 from plimsoll.machine.incident import OutOfMemory, Sighting
@@ -32,7 +32,7 @@ def sighting(before: int | None, after: int | None, used: int = 10 * GB) -> Sigh
 
 
 def told(why: str, seen: Sighting) -> list[str]:
-    error = ending("training rank 1", why, "/tmp/worker-1", seen)
+    error = exit_reason("training rank 1", why, "/tmp/worker-1", seen)
     assert isinstance(error, OutOfMemory | WorkerDied)
     first, *rest = str(error).splitlines()
     assert rest[1:] == [LOGS, RESUME]
@@ -82,14 +82,14 @@ def test_a_crash_is_not_even_where_the_kernel_killed_others() -> None:
     ],
 )  # fmt: skip
 def test_who_says_that_it_was_memory_is_believed(why: str, where: str) -> None:
-    error = ending("rollout engine 0", why, "/tmp/worker-1", sighting(0, 0))
+    error = exit_reason("rollout engine 0", why, "/tmp/worker-1", sighting(0, 0))
     assert isinstance(error, OutOfMemory)
     assert (error.incident.where, error.incident.why) == (where, why)
     assert str(error).splitlines()[1:3] == [f"  Why: {why}", LOGS]
 
 
 def test_the_error_crosses_processes_as_it_is() -> None:
-    error = ending("training rank 1", SILENT, "log", sighting(2, 3))
+    error = exit_reason("training rank 1", SILENT, "log", sighting(2, 3))
     assert isinstance(error, OutOfMemory)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert (str(again), again.incident, again.exit_code) == (str(error), error.incident, 1)

@@ -40,7 +40,7 @@ class Hang:
 
 
 @dataclass(frozen=True)
-class Vigil:
+class Heartbeats:
     """What was seen of processes, by their names, while calls were waited for. Times are seconds
     of watching.
 
@@ -55,20 +55,20 @@ class Vigil:
     moved: float = 0.0
     longest: float = 0.0
 
-    def begin(self) -> Vigil:
+    def begin(self) -> Heartbeats:
         """Other calls are waited for from now on."""
         return replace(self, moved=self.now, longest=0.0)
 
-    def later(self, seconds: float, at_most: float) -> Vigil:
+    def later(self, seconds: float, at_most: float) -> Heartbeats:
         """So many seconds have gone by. More than `at_most` are not the processes' silence: whoever
         watches was stopped itself, or the machine slept."""
         return replace(self, now=self.now + min(seconds, at_most))
 
-    def ask(self, name: str) -> Vigil:
+    def ask(self, name: str) -> Heartbeats:
         """A process is asked, or still is."""
         return replace(self, asked={name: self.now, **self.asked})
 
-    def answer(self, name: str, pulse: Pulse) -> Vigil:
+    def answer(self, name: str, pulse: Pulse) -> Heartbeats:
         """A process that was asked has answered."""
         then, before = self.pulses.get(name, (self.now, pulse))
         used = pulse.cpu_seconds - before.cpu_seconds
@@ -81,7 +81,7 @@ class Vigil:
         works = pulse.on_disk or used > _IDLE * (self.now - then)
         return answered.move() if works else answered
 
-    def move(self) -> Vigil:
+    def move(self) -> Heartbeats:
         """A call has ended, or somebody works."""
         return replace(self, moved=self.now, longest=max(self.longest, self.now - self.moved))
 

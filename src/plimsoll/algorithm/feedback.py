@@ -1,11 +1,11 @@
-"""What losses on unpaired responses share: the KL that they are held against, and their metrics."""
+"""What losses on binary feedback share: the KL that they are held against, and their metrics."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from plimsoll.algorithm.inputs import LossOutput, UnpairedLossInputs
+from plimsoll.algorithm.inputs import FeedbackLossInputs, LossOutput
 
 
 def kl_baseline(logratios_S: Tensor) -> float:
@@ -19,8 +19,8 @@ def kl_baseline(logratios_S: Tensor) -> float:
     return max(0.0, float(logratios_S.mean()))
 
 
-def unpaired_output(losses_S: Tensor, rewards_S: Tensor, inputs: UnpairedLossInputs) -> LossOutput:
-    """The output of an unpaired loss.
+def feedback_output(losses_S: Tensor, rewards_S: Tensor, inputs: FeedbackLossInputs) -> LossOutput:
+    """The output of an feedback loss.
 
     losses_S: of each response of the micro-batch. rewards_S: what the loss takes it to be worth.
     Metrics: `kl`; means over the step's responses of a label, `rewards/desirable` and
@@ -34,7 +34,7 @@ def unpaired_output(losses_S: Tensor, rewards_S: Tensor, inputs: UnpairedLossInp
     return LossOutput(losses_S.sum() / responses, metrics)
 
 
-def _reward_metrics(rewards_S: Tensor, inputs: UnpairedLossInputs) -> dict[str, Tensor]:
+def _reward_metrics(rewards_S: Tensor, inputs: FeedbackLossInputs) -> dict[str, Tensor]:
     counts, desirable_S = inputs.counts, inputs.desirable_S
     found = {}
     if counts.desirable:

@@ -1,3 +1,3 @@
 """Losses on single responses that are good or bad by themselves: every file defines one function
-`loss(inputs: UnpairedLossInputs, *, options) -> LossOutput`.
+`loss(inputs: FeedbackLossInputs, *, options) -> LossOutput`.
 """

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plimsoll.algorithm import unpaired_loss as package
-from plimsoll.algorithm.choice import unpaired_loss
-from plimsoll.algorithm.inputs import LabelCounts, LossOutput, UnpairedLossInputs
-from plimsoll.algorithm.unpaired import kl_baseline
+from plimsoll.algorithm import feedback_loss as package
+from plimsoll.algorithm.choice import feedback_loss
+from plimsoll.algorithm.feedback import kl_baseline
+from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts, LossOutput
 from plimsoll.config.base import Choice, OptionValue
 
 torch.set_num_threads(1)
@@ -41,9 +41,9 @@ def compute(
     *,
     kl: float = KL,
 ) -> LossOutput:
-    loss = unpaired_loss(Choice(name="kto", options={"beta": 0.5, **options}))
+    loss = feedback_loss(Choice(name="kto", options={"beta": 0.5, **options}))
     labels_S = torch.tensor(desirable, dtype=torch.bool)
-    return loss(UnpairedLossInputs(logratios_S, labels_S, kl, counts))
+    return loss(FeedbackLossInputs(logratios_S, labels_S, kl, counts))
 
 
 @pytest.mark.parametrize(

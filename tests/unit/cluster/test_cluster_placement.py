@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.cluster.seats import Seat, shared_seats, side_by_side, spread
+from plimsoll.cluster.placement import NodeCards, shared_placement, side_by_side, spread
 from plimsoll.errors import SettingsConflict
 
 
 def test_cpu_processes_are_where_the_plan_has_them() -> None:
-    assert [seat.node_id for seat in spread(["a", "b"], 5)] == ["a", "a", "a", "b", "b"]
-    assert [seat.node_id for seat in spread(["a", "b", "c"], 2)] == ["a", "b"]
+    assert [place.node_id for place in spread(["a", "b"], 5)] == ["a", "a", "a", "b", "b"]
+    assert [place.node_id for place in spread(["a", "b", "c"], 2)] == ["a", "b"]
     assert spread(["a"], 0) == []
 
 
@@ -25,29 +25,37 @@ def test_ranks_are_numbered_node_by_node() -> None:
     assert side_by_side(["b", "b", "a"]) == [0, 1, 2]
 
 
-def ranks(*nodes: int) -> list[Seat]:
+def ranks(*nodes: int) -> list[NodeCards]:
     """One rank per card; nodes: how many cards each has."""
     return [
-        Seat(f"n{node}", (str(card),)) for node, cards in enumerate(nodes) for card in range(cards)
+        NodeCards(f"n{node}", (str(card),))
+        for node, cards in enumerate(nodes)
+        for card in range(cards)
     ]
 
 
 def test_one_card_each_in_the_order_of_the_ranks() -> None:
-    assert shared_seats(ranks(2, 2), 3, 1) == [
-        Seat("n0", ("0",)),
-        Seat("n0", ("1",)),
-        Seat("n1", ("0",)),
+    assert shared_placement(ranks(2, 2), 3, 1) == [
+        NodeCards("n0", ("0",)),
+        NodeCards("n0", ("1",)),
+        NodeCards("n1", ("0",)),
     ]
 
 
 def test_an_engine_does_not_straddle_nodes() -> None:
-    assert shared_seats(ranks(3, 3), 2, 2) == [Seat("n0", ("0", "1")), Seat("n1", ("0", "1"))]
+    assert shared_placement(ranks(3, 3), 2, 2) == [
+        NodeCards("n0", ("0", "1")),
+        NodeCards("n1", ("0", "1")),
+    ]
     with pytest.raises(SettingsConflict, match="room for 2"):
-        shared_seats(ranks(3, 3), 3, 2)
+        shared_placement(ranks(3, 3), 3, 2)
 
 
 def test_ranks_that_came_in_another_order_are_sorted() -> None:
-    assert shared_seats(ranks(2, 2)[::-1], 2, 2) == [Seat("n0", ("0", "1")), Seat("n1", ("0", "1"))]
+    assert shared_placement(ranks(2, 2)[::-1], 2, 2) == [
+        NodeCards("n0", ("0", "1")),
+        NodeCards("n1", ("0", "1")),
+    ]
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=4), st.integers(1, 4), st.data())
@@ -56,7 +64,7 @@ def test_no_card_is_shared_by_two_engines(
 ) -> None:
     room = sum(cards // parallel for cards in nodes)
     engines = data.draw(st.integers(0, room))
-    seats = shared_seats(ranks(*nodes), engines, parallel)
-    used = [(seat.node_id, card) for seat in seats for card in seat.cards]
-    assert len(seats) == engines and all(len(seat.cards) == parallel for seat in seats)
+    placement = shared_placement(ranks(*nodes), engines, parallel)
+    used = [(place.node_id, card) for place in placement for card in place.cards]
+    assert len(placement) == engines and all(len(place.cards) == parallel for place in placement)
     assert len(used) == len(set(used))

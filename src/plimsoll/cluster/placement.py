@@ -11,16 +11,16 @@ from plimsoll.run.counting import counted
 
 
 @dataclass(frozen=True, order=True)
-class Seat:
+class NodeCards:
     """Cards of one Ray node, by their names there (see `Host`); none on CPU."""
 
     node_id: str
     cards: tuple[str, ...]
 
 
-def spread(nodes: Sequence[str], count: int) -> list[Seat]:
+def spread(nodes: Sequence[str], count: int) -> list[NodeCards]:
     """Seats on CPU, spread evenly over the nodes, in their order: as the plan has it."""
-    return [Seat(nodes[i * len(nodes) // count], ()) for i in range(count)]
+    return [NodeCards(nodes[i * len(nodes) // count], ()) for i in range(count)]
 
 
 def side_by_side(nodes: Sequence[str]) -> list[int]:
@@ -33,7 +33,7 @@ def side_by_side(nodes: Sequence[str]) -> list[int]:
     return sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
 
 
-def shared_seats(ranks: Sequence[Seat], engines: int, parallel: int) -> list[Seat]:
+def shared_placement(ranks: Sequence[NodeCards], engines: int, parallel: int) -> list[NodeCards]:
     """Cards for each engine, `parallel` of one node, in the order of the ranks; no card twice.
 
     ranks: each rank's own cards.
@@ -41,20 +41,20 @@ def shared_seats(ranks: Sequence[Seat], engines: int, parallel: int) -> list[Sea
     Raises:
         SettingsConflict: the ranks' cards are too few.
     """
-    seats = list(islice(_seats(ranks, parallel), engines))
-    if len(seats) < engines:
+    placement = list(islice(_placement(ranks, parallel), engines))
+    if len(placement) < engines:
         raise SettingsConflict(
             f"rollout.placement is shared, and {counted(engines, 'engine')} (rollout.engines) of "
             f"{counted(parallel, 'card')} each (rollout.tensor_parallel) cannot find room on the "
-            f"cards of {counted(len(ranks), 'training rank')}: there is room for {len(seats)}. An "
+            f"cards of {counted(len(ranks), 'training rank')}: there is room for {len(placement)}. An "
             "engine's cards must be of one node. Ask for fewer engines, or write "
             "rollout.placement: own"
         )
-    return seats
+    return placement
 
 
-def _seats(ranks: Sequence[Seat], parallel: int) -> Iterator[Seat]:
-    for node_id, group in groupby(sorted(ranks), key=lambda seat: seat.node_id):
-        cards = [card for seat in group for card in seat.cards]
+def _placement(ranks: Sequence[NodeCards], parallel: int) -> Iterator[NodeCards]:
+    for node_id, group in groupby(sorted(ranks), key=lambda place: place.node_id):
+        cards = [card for place in group for card in place.cards]
         for start in range(0, len(cards) - parallel + 1, parallel):
-            yield Seat(node_id, tuple(cards[start : start + parallel]))
+            yield NodeCards(node_id, tuple(cards[start : start + parallel]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from plimsoll.cluster.blame import SILENT, message, tells_of_shortage
-from plimsoll.cluster.vigil import Hang
+from plimsoll.cluster.failure_logs import SILENT, message, tells_of_shortage
+from plimsoll.cluster.heartbeats import Hang
 from plimsoll.errors import PlimsollError, WorkerDied
 from plimsoll.machine.incident import Incident, OutOfMemory, Sighting
 from plimsoll.rollout.protocol import EngineSpec
@@ -19,10 +19,10 @@ _FULL = 0.95
 _RESUME = "\n  The same command with --run.resume auto goes on from the last checkpoint."
 
 
-def ending(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
+def exit_reason(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
     """The error of a process that ended without being asked to.
 
-    name: as messages call it. why: as `blame` cut it down. log: see `blame`.
+    name: as messages call it. why: as `failure_logs` cut it down. log: see `failure_logs`.
     """
     if tells_of_shortage(why):
         on_card = "CUDA" in why or "on device" in why
@@ -37,7 +37,7 @@ def ending(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
 
 def hung(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerDied:
     """The error of a run that hangs. stopped: processes that are, as `ask_for_stacks` gives them.
-    logs: of all ranks and engines, by what messages call them; see `blame`."""
+    logs: of all ranks and engines, by what messages call them; see `failure_logs`."""
     first, *others = hang.silent or ("the run",)
     if hang.silent:
         what = f"it has not answered for {hang.seconds:.0f} s"
@@ -60,7 +60,7 @@ def not_started(spec: EngineSpec, said: str, killed: bool, log: str) -> Plimsoll
     """The error of an engine that vLLM could not start.
 
     said: by vLLM. killed: whether the kernel killed a process for want of memory meanwhile. log:
-    see `blame`.
+    see `failure_logs`.
     """
     what = f"rollout engine {spec.index}: vLLM could not start"
     if killed:

@@ -83,7 +83,7 @@ def headline(metrics: Mapping[str, float]) -> dict[str, Figure]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunProgress:
     """A step's report within its run: what a display shows.
 
     metrics: the last of each headline metric, also of those that not every step has.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.errors import PlimsollError
-from plimsoll.run.rows import append_row, document, keep_rows_until, read_rows, row_line
+from plimsoll.run.json_lines import append_row, document, keep_rows_until, read_rows, row_line
 
 plain = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allow_nan=False)
 

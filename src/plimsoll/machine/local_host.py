@@ -16,7 +16,7 @@ _ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class LocalHost:
     """allocator: the settings of torch's CUDA allocator, with the variable that has them, such as
     PYTORCH_ALLOC_CONF=expandable_segments:True; "" where none are set. versions: of the installed
     packages among `versions.PACKAGES`. free_bytes: of each GPU that a run would see; of one that
@@ -30,11 +30,11 @@ class Surroundings:
     jemalloc: bool
 
 
-def read_surroundings() -> Surroundings:
+def read_local_host() -> LocalHost:
     """As this process finds them. Raises PlimsollError when NVIDIA's driver is there and fails."""
     found = {package.name: installed_version(package.name) for package in PACKAGES}
     cards = own_cards()
-    return Surroundings(
+    return LocalHost(
         allocator_settings(os.environ),
         {name: version for name, version in found.items() if version is not None},
         tuple(c.free_bytes if c.total_bytes else live_host().free_bytes for c in cards),

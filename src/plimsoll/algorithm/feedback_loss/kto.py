@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from plimsoll.algorithm.inputs import LossOutput, UnpairedLossInputs
-from plimsoll.algorithm.unpaired import unpaired_output
+from plimsoll.algorithm.feedback import feedback_output
+from plimsoll.algorithm.inputs import FeedbackLossInputs, LossOutput
 from plimsoll.config.base import NonNegativeFloat, PositiveFloat
 
 
 def loss(
-    inputs: UnpairedLossInputs,
+    inputs: FeedbackLossInputs,
     *,
     beta: PositiveFloat = 0.1,
     desirable_weight: NonNegativeFloat = 1.0,
@@ -32,4 +32,4 @@ def loss(
         undesirable_weight * torch.sigmoid(-beta * gain_S),
     )
     weight_S = torch.where(inputs.desirable_S, desirable_weight, undesirable_weight)
-    return unpaired_output(weight_S - value_S, beta * inputs.logratios_S, inputs)
+    return feedback_output(weight_S - value_S, beta * inputs.logratios_S, inputs)

@@ -36,7 +36,7 @@ class Verdict(StrEnum):
     UNDECIDED = "undecided"
 
 
-def judge(reference: str, answer: str) -> Verdict:
+def verify(reference: str, answer: str) -> Verdict:
     """Compare two answers by value. Any thread may ask; as many at once as there are cores.
 
     Raises PlimsollError where a process cannot be started, or was killed by someone else.

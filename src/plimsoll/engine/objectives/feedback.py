@@ -1,11 +1,11 @@
-"""The objective on responses that are good or bad by themselves: an unpaired loss such as KTO's."""
+"""The objective on responses that are good or bad by themselves: an feedback loss such as KTO's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plimsoll.algorithm.choice import unpaired_loss
-from plimsoll.algorithm.inputs import LabelCounts, LossOutput, UnpairedLossInputs
+from plimsoll.algorithm.choice import feedback_loss
+from plimsoll.algorithm.inputs import FeedbackLossInputs, LabelCounts, LossOutput
 from plimsoll.algorithm.sequences import sums
 from plimsoll.config.base import Choice
 from plimsoll.engine.protocol import Engine
@@ -15,7 +15,7 @@ from plimsoll.records import BatchCounts, Bools, Floats
 
 
 @dataclass(frozen=True)
-class UnpairedStream:
+class FeedbackStream:
     """Of each sequence that is no filler, its log-prob under the reference, and its label."""
 
     reference_logprobs_S: Floats
@@ -23,20 +23,20 @@ class UnpairedStream:
 
 
 @dataclass(frozen=True)
-class UnpairedObjective:
+class FeedbackObjective:
     """The loss with everything but the batch. kl, labels: of the whole step; see
-    `UnpairedLossInputs`."""
+    `FeedbackLossInputs`."""
 
-    unpaired_loss: Choice
+    feedback_loss: Choice
     kl: float
     labels: LabelCounts
 
     def loss(
-        self, engine: Engine, pack: PackTensors, stream: UnpairedStream, counts: BatchCounts
+        self, engine: Engine, pack: PackTensors, stream: FeedbackStream, counts: BatchCounts
     ) -> LossOutput:
-        logprobs_S = sums(engine.forward(pack)[0], pack.cu_learned)
+        logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
         reference_S = sent(stream.reference_logprobs_S, logprobs_S.device)
         logratios_S = logprobs_S[: len(reference_S)] - reference_S  # a filler stands alone
         desirable_S = sent(stream.desirable_S, logprobs_S.device)
-        inputs = UnpairedLossInputs(logratios_S, desirable_S, self.kl, self.labels)
-        return unpaired_loss(self.unpaired_loss)(inputs)
+        inputs = FeedbackLossInputs(logratios_S, desirable_S, self.kl, self.labels)
+        return feedback_loss(self.feedback_loss)(inputs)

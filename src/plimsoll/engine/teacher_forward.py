@@ -20,7 +20,7 @@ from plimsoll.records import Pack
 
 
 @dataclass(frozen=True)
-class Teaching:
+class TeacherForward:
     """What a teacher makes of one micro-batch. hidden_L_H: what its head reads, in host memory."""
 
     hidden_L_H: Tensor
@@ -41,8 +41,10 @@ class Teaching:
             yield weight, bias[0] if bias else None
 
 
-def teach(teacher: Engine, packs: Sequence[Pack], device: torch.device) -> list[Teaching]:
+def teacher_forward(
+    teacher: Engine, packs: Sequence[Pack], device: torch.device
+) -> list[TeacherForward]:
     """Have the teacher read the packs."""
     with teacher.scoring():
         states = [teacher.forward(PackTensors.from_pack(pack, device)).cpu() for pack in packs]
-    return [Teaching(hidden_L_H, teacher) for hidden_L_H in states]
+    return [TeacherForward(hidden_L_H, teacher) for hidden_L_H in states]

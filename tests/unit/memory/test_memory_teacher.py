@@ -11,7 +11,7 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.overheads import Constants
-from plimsoll.timeline.items import Held, Moment
+from plimsoll.timeline.items import Allocation, Moment
 
 STUDENT, TEACHER = "Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-7B"
 LEARNING = Moment("train_actor", "forward_backward")
@@ -29,7 +29,7 @@ def changes(**more: Any) -> dict[str, Any]:
     }
 
 
-def found(role: str, name: str, **more: Any) -> list[Held]:
+def found(role: str, name: str, **more: Any) -> list[Allocation]:
     """Of rank 3, which collects nothing."""
     hardware = parse_cluster("8xA100-80GB", 1, 10**12)
     job = make_job(spec_of(read("distill", changes(**more))), hardware, Constants())
