@@ -19,13 +19,13 @@ from plimsoll.machine.hardware import Hardware, parse_bytes, parse_cluster
 from plimsoll.memory.advise.advice_json import advice_values
 from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise, smallest_change
-from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
 from plimsoll.memory.advise.costs import COSTLESS, costs_of, speed_words
 from plimsoll.memory.advise.effects import EFFECTS, effect_of, effect_words
 from plimsoll.memory.advise.moves import faster_moves, filled, grown, saving_moves
 from plimsoll.memory.advise.room import with_room
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan, weigh
+from plimsoll.memory.remedies.changes import Change, changed, changes_between, value_at
 from plimsoll.spec.run_spec import RunSpec
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
@@ -122,7 +122,7 @@ def test_suggestions_are_better_sorted_and_true(
         assert verdict == one.verdict
         assert verdict in (("fits", "risky") if plan.verdict == "does not fit" else ("fits",))
         assert one.relative_seconds < 0.97 or not advice.fits
-        assert all(value_at(config, c.key) == c.before != c.after for c in one.changes)
+        assert all(value_at(config.config, c.key) == c.before != c.after for c in one.changes)
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)

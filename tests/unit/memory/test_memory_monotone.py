@@ -14,8 +14,8 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.advise.changes import changed, changes_between
 from plimsoll.memory.plan.plan import Ground, make_plan
+from plimsoll.memory.remedies.changes import changed, changes_between
 from plimsoll.shapes.known_models import known_models
 from plimsoll.spec.run_spec import RunSpec
 

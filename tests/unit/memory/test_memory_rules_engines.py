@@ -8,7 +8,8 @@ from rule_cases import QWEN, config, conflicts
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import BAND, Ground, Plan, make_plan
-from plimsoll.memory.rules.engines import against_parallel, largest_share
+from plimsoll.memory.remedies.engines import largest_share
+from plimsoll.memory.rules.engines import against_parallel
 from plimsoll.shapes.known_models import read_shape
 
 

@@ -12,7 +12,8 @@ from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
-from plimsoll.memory.rules.top_consumer import find_top_consumer
+from plimsoll.memory.remedies.changes import one_of
+from plimsoll.memory.remedies.top_consumer import find_top_consumer
 from plimsoll.timeline.items import Allocation, Item, Kind, Moment
 
 DPO = """\
@@ -77,7 +78,7 @@ def test_34b_dpo_is_close_to_the_line_and_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "top_consumer", "fix"),
+    ("found", "top", "fix"),
     [
         (dpo(offload="none"), "the reference model", "reference.offload: cpu"),
         (dpo(checkpointing="false"), "actor's activations", "gradient_checkpointing: true"),
@@ -89,22 +90,22 @@ def test_34b_dpo_is_close_to_the_line_and_fits() -> None:
         ),
     ],
 )
-def test_each_way_to_break_has_a_line_of_its_own(found: Plan, top_consumer: str, fix: str) -> None:
+def test_each_way_to_break_has_a_line_of_its_own(found: Plan, top: str, fix: str) -> None:
     assert found.verdict == "does not fit"
     (problem,) = (p for p in found.problems if p.severity == "error")
     assert problem.code == "device-memory"
-    assert top_consumer in problem.why and "without them the rest fits" in problem.why
+    assert top in problem.why and "without them the rest fits" in problem.why
     assert fix in problem.fix
 
 
 def test_vllm_beside_the_ranks_breaks_by_its_share() -> None:
     found = plan("ppo", PPO.replace("SHARE", "0.9"), "4xA100-80GB")
     config = validate(JOBS["ppo"].config, read_tree(PPO.replace("SHARE", "0.9"), "ppo.yaml"))
-    top_consumer = find_top_consumer(found.devices[0], spec_of(config))
-    assert found.verdict == "does not fit" and top_consumer.alone
-    assert top_consumer.what == "the rollout engines"
-    assert top_consumer.bytes == int(0.9 * (found.devices[0].capacity or 0))
-    assert "a lower rollout.memory_share (now 0.9)" in top_consumer.fix
+    top = find_top_consumer(found.devices[0], spec_of(config))
+    assert found.verdict == "does not fit" and top.alone
+    assert top.what == "the rollout engines"
+    assert top.bytes == int(0.9 * (found.devices[0].capacity or 0))
+    assert "a lower rollout.memory_share (now 0.9)" in one_of(top.remedies)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +120,7 @@ def test_vllm_beside_the_ranks_breaks_by_its_share() -> None:
         plan("ppo", PPO.replace("SHARE", "0.5"), "4xA100-80GB"),
     ],
 )
-def test_the_ways_out_are_ways_out(found: Plan) -> None:
+def test_the_remedies_are_remedies(found: Plan) -> None:
     assert found.verdict == "fits"
 
 
@@ -147,9 +148,9 @@ def test_where_nothing_would_do_alone_the_largest_is_named() -> None:
     items = (held("weights", 50), held("gradients", 40), held("optimizer states", 60))
     config = validate(JOBS["sft"].config, read_tree(SFT.replace("ADAM", "none"), "sft.yaml"))
     store = Store("device", (Slot(0, 0),), "card", 30, items, 0.0)
-    top_consumer = find_top_consumer(store, spec_of(config))
-    assert top_consumer.what == "the actor's optimizer states"
-    assert not top_consumer.alone and top_consumer.bytes == 60
+    top = find_top_consumer(store, spec_of(config))
+    assert top.what == "the actor's optimizer states"
+    assert not top.alone and top.bytes == 60
     enough = find_top_consumer(
         Store("device", (Slot(0, 0),), "card", 105, items, 0.0), spec_of(config)
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from plimsoll.memory.advise.changes import Change, changes_between
 from plimsoll.memory.advise.costs import costs_of, shorter_costs
 from plimsoll.memory.advise.effects import EFFECTS, ON_MORE_MACHINES, Effect
 from plimsoll.memory.advise.faster import faster_states
@@ -16,6 +15,7 @@ from plimsoll.memory.advise.search import saving_states, smallest_state
 from plimsoll.memory.advise.states import Site, State, in_order
 from plimsoll.memory.contents.stores import VERDICTS, Verdict
 from plimsoll.memory.plan.plan import Ground
+from plimsoll.memory.remedies.changes import Change, changes_between
 from plimsoll.spec.run_spec import RunSpec
 
 _SHOWN = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from plimsoll.memory.advise.changes import Change
 from plimsoll.memory.advise.effects import effect_words
 from plimsoll.memory.advise.speed import trained_parameters
+from plimsoll.memory.remedies.changes import Change
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.spec.run_spec import RunSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Literal, get_args
 
-from plimsoll.memory.advise.changes import Change
+from plimsoll.memory.remedies.changes import Change
 
 Effect = Literal["none", "rounding", "cards", "method", "machines", "method and machines"]
 """none: the same result on the same cards. rounding: the same training with coarser numbers. cards:

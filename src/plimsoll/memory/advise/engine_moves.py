@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.memory.advise.changes import Move
 from plimsoll.memory.advise.room import with_room
 from plimsoll.memory.contents.stores import Store, likely_worst, verdict_of
 from plimsoll.memory.plan.plan import Load
-from plimsoll.memory.rules.engines import against_parallel, largest_share
-from plimsoll.rollout.vllm_price import least_cpu_cache, least_share
+from plimsoll.memory.remedies.changes import Move
+from plimsoll.memory.remedies.engines import largest_share, least_cache
+from plimsoll.memory.remedies.levers import DEEP_SLEEP
+from plimsoll.memory.rules.engines import against_parallel
+from plimsoll.rollout.vllm_price import least_share
 from plimsoll.timeline.items import Item
 
 LARGEST_SHARE = 0.9
@@ -47,7 +49,7 @@ def smaller_engines(load: Load) -> Iterator[Move]:
         yield from _other_cache(rollout, load)
     if any(verdict_of(host, load.band) != "fits" for host in load.hosts):
         if rollout.sleep_level == 1:
-            yield {"rollout.sleep_level": 2}
+            yield DEEP_SLEEP
         yield {"rollout.engines": max(1, rollout.engines // 2)}
         yield {"rollout.sync.bucket_bytes": min(_BUCKET, rollout.sync.bucket_bytes)}
 
@@ -139,7 +141,7 @@ def _other_cache(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
     halves = min(rooms, default=0) // (rollout.engines * 2**29)
     if 0 < halves / 2 < asked:
         yield {"rollout.cpu_kv_cache_gib": halves / 2}
-    yield {"rollout.cpu_kv_cache_gib": least_cpu_cache(sampler)}
+    yield least_cache(sampler)
 
 
 def _is_cache(item: Item) -> bool:

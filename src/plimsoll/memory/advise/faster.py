@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from plimsoll.memory.advise.alike import undominated
-from plimsoll.memory.advise.changes import Change, changes_between
 from plimsoll.memory.advise.moves import faster_moves
 from plimsoll.memory.advise.states import Site, State
+from plimsoll.memory.remedies.changes import Change, changes_between
 
 _FASTER = 0.95
 """Of the seconds, at most, for a config to count as faster."""

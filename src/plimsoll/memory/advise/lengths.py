@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from plimsoll.memory.advise.changes import Value, changes_between, value_at
 from plimsoll.memory.advise.states import Site, State
+from plimsoll.memory.remedies.changes import Value, changes_between, value_at
 from plimsoll.spec.run_spec import RunSpec
 
 _STEP = 64
@@ -18,7 +18,7 @@ def shortened(site: Site) -> State | None:
 
     Of PPO responses become shorter, and prompts stay.
     """
-    written = value_at(site.spec, _key(site.spec))
+    written = value_at(site.spec.config, _key(site.spec))
     assert isinstance(written, int)
 
     def at(length: int) -> State | None:
@@ -40,7 +40,7 @@ def _key(spec: RunSpec[Any]) -> str:
 
 
 def _lengths(spec: RunSpec[Any], length: int) -> dict[str, Value]:
-    written = value_at(spec, _key(spec))
+    written = value_at(spec.config, _key(spec))
     assert isinstance(written, int)
     work = spec.workload
     tokens = min(work.budget, (work.longest - written + length) * work.together)

@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.engine import TrainedRole
 from plimsoll.machine.hardware import Hardware
-from plimsoll.memory.advise.changes import Move, Value, changed, changes_between
 from plimsoll.memory.advise.engine_moves import engine_forms, smaller_engines
 from plimsoll.memory.advise.room import free_cards, with_room
 from plimsoll.memory.contents.stores import verdict_of
 from plimsoll.memory.plan.plan import Load
+from plimsoll.memory.remedies import levers
+from plimsoll.memory.remedies.changes import Move, Value, changed, changes_between
 from plimsoll.memory.rules.states import LOST_BELOW
-from plimsoll.memory.rules.ways_out import written_reference
 from plimsoll.spec.run_spec import RunSpec
 
-ADAPTER_RANK = 16
 _CHUNK = 256
 """Rows of logits at once: fewer save little more."""
 
@@ -31,7 +30,7 @@ def faster_moves(spec: RunSpec[Any], hardware: Hardware) -> Iterator[Move]:
         yield {"batch.micro_batch_tokens": factor * spec.workload.budget}
     for trained in _FASTER:
         yield _of_trained(spec, trained)
-    yield _of_frozen(spec, lambda _: {"offload": "none"})
+    yield _of_frozen(spec, levers.MODEL_OFF_HOST)
     if spec.cluster.where == "ray":
         yield filled(spec, hardware)
 
@@ -64,15 +63,6 @@ def grown(spec: RunSpec[Any], hardware: Hardware, steps: int) -> Move:
 Moves = Callable[[Load], Iterator[Move]]
 """What may be changed in one respect, of the config of a load."""
 TrainedMove = Callable[[TrainedRole], Move]
-FrozenMove = Callable[[FrozenRole], Move]
-
-
-def _adapter(role: TrainedRole) -> Move:
-    return {"adapter.rank": ADAPTER_RANK} if role.adapter is None else {}
-
-
-def _quantised(role: TrainedRole) -> Move:
-    return {**_adapter(role), "model.quantization": "nf4"}
 
 
 def _smaller_chunks(role: TrainedRole) -> Move:
@@ -97,34 +87,26 @@ def _narrow_states(role: TrainedRole) -> Move:
     return {"zero.stage": max(2, role.zero.stage), "zero.state_dtype": "bfloat16"}
 
 
-def _layer_inputs_on_host(_: TrainedRole) -> Move:
-    return {
-        "model.gradient_checkpointing": True,
-        "model.checkpoint_every": 1,
-        "model.activation_offload": "cpu",
-    }
-
-
 def _recomputes_all(role: TrainedRole) -> bool:
     return role.model.gradient_checkpointing is True
 
 
 _DIVIDED: tuple[TrainedMove, ...] = (
     lambda role: {"zero.stage": max(2, role.zero.stage)},
-    lambda _: {"zero.stage": 3},
+    lambda _: levers.DIVIDED,
 )
 _RECOMPUTED: tuple[TrainedMove, ...] = (
-    lambda _: {"model.gradient_checkpointing": "selective", "model.checkpoint_every": 1},
-    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 2},
-    lambda _: {"model.gradient_checkpointing": True, "model.checkpoint_every": 1},
-    _layer_inputs_on_host,
+    lambda _: {"model.gradient_checkpointing": "selective", **levers.EACH_LAYER_CHECKPOINTED},
+    lambda _: {**levers.ALL_RECOMPUTED, "model.checkpoint_every": 2},
+    lambda _: {**levers.ALL_RECOMPUTED, **levers.EACH_LAYER_CHECKPOINTED},
+    lambda _: {**levers.ALL_RECOMPUTED, **levers.EACH_LAYER_CHECKPOINTED, **levers.INPUTS_ON_HOST},
 )
 _NARROW: tuple[TrainedMove, ...] = (_narrow_gradients, _narrow_states, _moments_in_8_bits)
 _OFFLOADED: tuple[TrainedMove, ...] = (
-    lambda role: {"zero.stage": max(1, role.zero.stage), "zero.optimizer_offload": "cpu"},
-    lambda _: {"zero.stage": 3, "zero.parameter_offload": "cpu"},
+    levers.optimizer_on_host,
+    lambda _: levers.WEIGHTS_ON_HOST,
 )
-_ADAPTED: tuple[TrainedMove, ...] = (_adapter, _quantised)
+_ADAPTED: tuple[TrainedMove, ...] = (levers.with_adapter, levers.quantised)
 _FASTER: tuple[TrainedMove, ...] = (
     lambda _: {"zero.optimizer_offload": "none"},
     lambda _: {"zero.parameter_offload": "none"},
@@ -137,11 +119,11 @@ _FASTER: tuple[TrainedMove, ...] = (
     lambda role: {"model.gradient_checkpointing": "selective"} if _recomputes_all(role) else {},
     lambda role: {"zero.stage": min(2, role.zero.stage), "zero.parameter_offload": "none"},
 )
-_FROZEN: tuple[FrozenMove, ...] = (
-    lambda role: {"offload": "cpu"},
-    lambda role: {"stage": 3},
-    lambda role: {"stage": 3, "offload": "cpu"},
-    lambda role: {"offload": "none"},
+_FROZEN: tuple[Move, ...] = (
+    levers.MODEL_ON_HOST,
+    levers.MODEL_DIVIDED,
+    {**levers.MODEL_DIVIDED, **levers.MODEL_ON_HOST},
+    levers.MODEL_OFF_HOST,
 )
 
 
@@ -154,15 +136,11 @@ def _of_trained(spec: RunSpec[Any], move: TrainedMove) -> Move:
     }
 
 
-def _of_frozen(spec: RunSpec[Any], move: FrozenMove) -> Move:
+def _of_frozen(spec: RunSpec[Any], values: Move) -> Move:
     """The move made by all models that only score."""
     found: dict[str, Value] = {}
-    for name, role in spec.frozen.items():
-        key = spec.roles[name].key
-        made = {f"{key}.{option}": value for option, value in move(role).items()}
-        if changes_between(spec, made) and name == "reference":
-            made |= written_reference(spec)
-        found |= made
+    for name in spec.frozen:
+        found |= levers.of_frozen(spec, name, values)
     return found
 
 
@@ -179,7 +157,7 @@ def _smaller_micro_batches(load: Load) -> Iterator[Move]:
 def _stored_reference(load: Load) -> Iterator[Move]:
     spec = load.job.spec
     if spec.may_precompute and "reference" in spec.frozen:
-        yield {"reference_logprobs.precompute": True}
+        yield levers.PRECOMPUTED
 
 
 def _fewer_checkpoints(load: Load) -> Iterator[Move]:
@@ -254,7 +232,7 @@ def _trained(*moves: TrainedMove) -> Moves:
     return lambda load: (_of_trained(load.job.spec, move) for move in moves)
 
 
-def _frozen(*moves: FrozenMove) -> Moves:
+def _frozen(*moves: Move) -> Moves:
     return lambda load: (_of_frozen(load.job.spec, move) for move in moves)
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from plimsoll.machine.hardware import Hardware
-from plimsoll.memory.advise.changes import Move, changed, changes_between
 from plimsoll.memory.contents.layout import lay_out
+from plimsoll.memory.remedies.changes import Move, changed, changes_between
 from plimsoll.spec.run_spec import RunSpec
 
 

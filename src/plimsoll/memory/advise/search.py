@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from plimsoll.memory.advise.alike import undominated
-from plimsoll.memory.advise.changes import Change, Move, changes_between
 from plimsoll.memory.advise.effects import EFFECTS, ON_MORE_MACHINES, Effect, effect_of, within
 from plimsoll.memory.advise.engine_moves import engine_forms
 from plimsoll.memory.advise.moves import SAVING, saving_moves
 from plimsoll.memory.advise.states import Site, Size, State, in_order, part_of
+from plimsoll.memory.remedies.changes import Change, Move, changes_between
 
 _PASSES = 4
 """Through all respects: what is made later may make room for what was made before to be less."""

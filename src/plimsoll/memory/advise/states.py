@@ -11,12 +11,12 @@ from math import log
 from typing import Any
 
 from plimsoll.machine.hardware import Hardware
-from plimsoll.memory.advise.changes import Change, changed
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.room import on_nodes
 from plimsoll.memory.advise.speed import step_seconds
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, likely_worst
 from plimsoll.memory.plan.plan import Ground, Load, weigh
+from plimsoll.memory.remedies.changes import Change, changed
 from plimsoll.spec.run_spec import RunSpec
 
 _ALIKE = 1.25

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import floor
 
 from plimsoll.config.problems import Problem
-from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
-from plimsoll.memory.rules.top_consumer import find_top_consumer
+from plimsoll.memory.remedies.changes import one_of
+from plimsoll.memory.remedies.engines import smaller_shares
 from plimsoll.model.price.form import BFLOAT16_UNITS
-from plimsoll.rollout.vllm_price import ASLEEP, least_share
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.rules.heads import CPU_HEAD_SIZES, against_cpu_heads
@@ -139,57 +137,5 @@ def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
         f"{gigabytes(peak.bytes - beside)} GB (rollout.memory_share {rollout.memory_share:g})",
         "it breaks on the rollout engines: without them the rest fits. vLLM takes its share of the "
         "whole card, whatever the ranks hold there",
-        ", or ".join(_smaller_shares(job, rollout, ranks, band)),
+        one_of(smaller_shares(job, ranks, band)),
     )
-
-
-def _smaller_shares(job: Job, rollout: RolloutConfig, ranks: Store, band: Band) -> Iterator[str]:
-    """The shares that leave the ranks their room, as far as vLLM starts with them; cards of its
-    own."""
-    assert job.sampler is not None and ranks.capacity is not None
-    least, level = least_share(job.sampler, ranks.capacity), rollout.sleep_level
-    awake, asleep = largest_share(ranks, band), largest_share(ranks, band, asleep=True)
-    if awake >= least and level == 0:
-        yield f"rollout.memory_share: {awake:.2f}"
-    if asleep >= least:
-        sleeping = "rollout.sleep_level: 1 with " if level == 0 else ""
-        yield f"{sleeping}rollout.memory_share: {asleep:.2f}"
-    if asleep < least:
-        cards = max(len(node.cards) for node in job.hardware.nodes)
-        if rollout.tensor_parallel < cards:
-            yield f"a larger rollout.tensor_parallel (now {rollout.tensor_parallel})"
-        yield find_top_consumer(_beside_engine(ranks, rollout), job.spec).fix
-    awakened = " with rollout.sleep_level: 0" if level else ""
-    yield f"rollout.placement: own{awakened}{_further_cards(job, rollout)}"
-
-
-def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
-    """What an engine leaves of a card, and what the ranks hold there while it is awake."""
-    assert ranks.capacity is not None
-    asleep = ASLEEP if rollout.sleep_level else ()
-    awake = (
-        replace(one, moments=frozenset(m for m in one.moments if m.phase not in asleep))
-        for one in ranks.held
-    )
-    left = ranks.capacity - int(rollout.memory_share * ranks.capacity)
-    return replace(ranks, capacity=left, held=tuple(awake))
-
-
-def _further_cards(job: Job, rollout: RolloutConfig) -> str:
-    """What engines of their own need where the ranks leave too few."""
-    ranks = job.spec.cluster.ranks + (job.spec.cluster.critic_ranks or 0)
-    needed = ranks + rollout.engines * rollout.tensor_parallel
-    lacking = needed > sum(len(node.cards) for node in job.hardware.nodes)
-    return " with more cluster.nodes" if lacking else ""
-
-
-def largest_share(ranks: Store, band: Band, *, asleep: bool = False) -> float:
-    """The share of a card, in hundredths rounded down, that ranks leave to an engine that is awake
-    always, or that is asleep while they work. Their bytes are taken with the band's share.
-
-    ranks: the card with what the ranks hold there, alone.
-    """
-    assert ranks.capacity is not None
-    uses = [use for use in ranks.uses if not asleep or use.moment.phase not in ASLEEP]
-    held = max((use.bytes for use in uses), default=0) * (1 + band.share)
-    return max(0, floor(100 * (ranks.capacity - held) / ranks.capacity)) / 100

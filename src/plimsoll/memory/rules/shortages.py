@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from plimsoll.config.codes import Code
 from plimsoll.config.problems import Problem
-from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
+from plimsoll.memory.remedies.changes import Remedy, one_of
+from plimsoll.memory.remedies.engines import fewer_processes, starting_caches, starting_shares
+from plimsoll.memory.remedies.top_consumer import TopConsumer, find_top_consumer
 from plimsoll.memory.rules.engines import beside_training
-from plimsoll.memory.rules.top_consumer import TopConsumer, find_top_consumer
-from plimsoll.rollout.vllm_price import GIB, card_share, least_cpu_cache, least_share
+from plimsoll.rollout.vllm_price import GIB, card_share, least_share
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.timeline.items import Item
 
@@ -33,10 +34,10 @@ def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Pro
     for store in stores:
         verdict = verdict_of(store, band)
         if verdict == "does not fit":
-            top_consumer = find_top_consumer(store, job.spec)
-            engines = top_consumer.kind == "rollout engines"
+            top = find_top_consumer(store, job.spec)
+            engines = top.kind == "rollout engines"
             shared = beside_training(job, store, band) if engines else None
-            yield shared or _overfull(store, top_consumer)
+            yield shared or _overfull(store, top)
         elif verdict == "risky":
             yield _close(store, band)
 
@@ -61,30 +62,13 @@ def _cards(job: Job) -> Iterator[Problem]:
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "
             "of an engine are on one node" * sampled,
-            _fewer(job, have),
+            _listed_ways(fewer_processes(job)),
         )
 
 
-def _fewer(job: Job, have: int) -> str:
-    """What there can be less or more of, and engines without cards of their own. have: cards."""
-    cluster, rollout = job.spec.cluster, job.sampler.rollout if job.sampler else None
-    ranks = cluster.ranks + (cluster.critic_ranks or 0)
-    shared = rollout is not None and rollout.placement == "shared"
-    less = ["cluster.ranks"] if ranks > (have if shared else 1) else []
-    if rollout is not None:
-        less += _engines_beyond(rollout, min(ranks, have) if shared else 0)
-    ways = [f"fewer {' or '.join(less)}"] if less else []
-    ways += ["rollout.placement: shared"] if rollout is not None and not shared else []
-    ways += ["more cluster.nodes" if job.layout.cards_needed > have else "more cluster.ranks"]
-    return ", ".join(ways[:-1]) + ", or " * (len(ways) > 1) + ways[-1]
-
-
-def _engines_beyond(rollout: RolloutConfig, cards: int) -> Iterator[str]:
-    """What engines have too many of for so many cards; 0: for cards of their own."""
-    if rollout.engines > 1 and rollout.engines * rollout.tensor_parallel > cards:
-        yield "rollout.engines"
-    if rollout.tensor_parallel > cards > 0:
-        yield "parts of an engine (rollout.tensor_parallel)"
+def _listed_ways(remedies: Sequence[Remedy]) -> str:
+    *ways, last = (remedy.text for remedy in remedies)
+    return ", ".join(ways) + ", or " * bool(ways) + last
 
 
 def _engines(job: Job) -> Iterator[Problem]:
@@ -108,21 +92,8 @@ def _engines(job: Job) -> Iterator[Problem]:
         f"its weights, profiled peak and CUDA graphs take {gigabytes(fixed)} GB, and the KV cache "
         f"of one sequence of {sampler.longest:,} tokens {gigabytes(needed)} GB; vLLM would not "
         "start",
-        ", or ".join(_starting(job, least, room=least * card_bytes + beside <= card_bytes)),
+        one_of(starting_shares(job, least, room=least * card_bytes + beside <= card_bytes)),
     )
-
-
-def _starting(job: Job, least: float, *, room: bool) -> Iterator[str]:
-    """What vLLM would start with. least: share of a card; room: whether a card has it. On cards
-    that ranks share too, smaller parts of an engine leave them more. Its parts are of one node."""
-    assert job.sampler is not None
-    rollout, cards = job.sampler.rollout, max(len(node.cards) for node in job.hardware.nodes)
-    if room:
-        yield f"rollout.memory_share: {least:.2f} or more"
-    if rollout.tensor_parallel < cards and (rollout.placement == "shared" or not room):
-        yield f"a larger rollout.tensor_parallel (now {rollout.tensor_parallel})"
-    elif not room:
-        yield "a smaller model, or nodes with larger cards or more of them"
 
 
 def _cpu_cache(job: Job) -> Iterator[Problem]:
@@ -139,7 +110,7 @@ def _cpu_cache(job: Job) -> Iterator[Problem]:
         f"rollout.cpu_kv_cache_gib is {asked:g}, and the KV cache of one sequence takes "
         f"{needed / GIB:.2g} GiB",
         f"a sequence may be {sampler.longest:,} tokens long; vLLM would not start",
-        f"rollout.cpu_kv_cache_gib: {least_cpu_cache(sampler):.2f} or more, or shorter sequences",
+        one_of(starting_caches(sampler)),
     )
 
 
@@ -157,22 +128,20 @@ def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
         )
 
 
-def _overfull(store: Store, top_consumer: TopConsumer) -> Problem:
+def _overfull(store: Store, top: TopConsumer) -> Problem:
     assert store.capacity is not None
     peak = store.peak
     over = gigabytes(peak.bytes - store.capacity)
-    share = gigabytes(top_consumer.bytes)
-    alone = (
-        "without them the rest fits" if top_consumer.alone else "the largest, and not alone in it"
-    )
-    items = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in top_consumer.items[:4])
+    share = gigabytes(top.bytes)
+    alone = "without them the rest fits" if top.alone else "the largest, and not alone in it"
+    items = ", ".join(f"{item.name} {gigabytes(item.bytes)}" for item in top.items[:4])
     return Problem(
         _TOO_SMALL[store.where],
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment.phase} "
         f"({peak.moment.instant}), {over} GB more than it has",
-        f"it breaks on {top_consumer.what}, {share} GB ({items}): {alone}",
-        top_consumer.fix,
+        f"it breaks on {top.what}, {share} GB ({items}): {alone}",
+        one_of(top.remedies),
     )
 
 

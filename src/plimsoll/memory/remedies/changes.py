@@ -1,13 +1,15 @@
-"""Changes to a config: as a diff, as flags, and the config that comes of them."""
+"""Changes to a config: as remedies in words, as a diff, as flags; and the config that comes of
+them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
 
+from plimsoll.config.base import Settings
 from plimsoll.config.flags import Flag, apply_flags
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import Tree
@@ -18,6 +20,35 @@ from plimsoll.spec.run_spec import RunSpec, resolve
 Value = bool | int | float | str | None
 Move = Mapping[str, Value]
 """Dotted keys and what they become."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """What to do where memory lacks.
+
+    changes: to the config, as they can be written; of an adapter the text leaves the rank open.
+    words: what follows them, or all there is to say where no value is known.
+    """
+
+    changes: Move = field(default_factory=dict)
+    words: str = ""
+
+    @property
+    def text(self) -> str:
+        """For a person. One of several keys has "with" between them."""
+        written = " with ".join(_shown(key, value) for key, value in self.changes.items())
+        return f"{written} {self.words}".strip()
+
+
+def _shown(key: str, value: Value) -> str:
+    if key.endswith(".adapter.rank"):
+        return key.removesuffix(".rank")
+    return f"{key}: {value:.2f}" if isinstance(value, float) else f"{key}: {show(value)}"
+
+
+def one_of(remedies: Iterable[Remedy]) -> str:
+    """Any of them, as the text of a fix."""
+    return ", or ".join(remedy.text for remedy in remedies)
 
 
 @dataclass(frozen=True)
@@ -43,7 +74,7 @@ class Change:
 
 def changes_between(spec: RunSpec[Any], values: Mapping[str, Value]) -> tuple[Change, ...]:
     """Those that bring keys to `values`; keys that have them already are left out."""
-    made = (Change(key, value_at(spec, key), after) for key, after in values.items())
+    made = (Change(key, value_at(spec.config, key), after) for key, after in values.items())
     return tuple(change for change in made if change.before != change.after)
 
 
@@ -60,9 +91,9 @@ def changed(spec: RunSpec[Any], changes: Sequence[Change]) -> RunSpec[Any] | Non
     return made
 
 
-def value_at(spec: RunSpec[Any], key: str) -> Value:
-    """What a dotted key has; None where one of its sections is not there."""
-    found: object = spec.config
+def value_at(settings: Settings, key: str) -> Value:
+    """What a dotted key of settings has; None where one of its sections is not there."""
+    found: object = settings
     for name in key.split("."):
         found = None if found is None else getattr(found, name)
     assert found is None or isinstance(found, bool | int | float | str), key

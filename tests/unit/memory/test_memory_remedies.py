@@ -17,9 +17,11 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.advise.changes import Change, changed, changes_between, value_at
 from plimsoll.memory.advise.moves import saving_moves
-from plimsoll.memory.plan.plan import Ground, Plan, make_plan, weigh
+from plimsoll.memory.contents.stores import verdict_of
+from plimsoll.memory.plan.plan import BAND, Ground, Plan, make_plan, weigh
+from plimsoll.memory.remedies.changes import Change, changed, changes_between, value_at
+from plimsoll.memory.remedies.top_consumer import find_top_consumer
 from plimsoll.spec.run_spec import RunSpec
 
 ROWS = {
@@ -70,7 +72,7 @@ def settings_of(fix: str) -> Iterator[dict[str, Any]]:
 
 
 def written(config: RunSpec[Any], values: dict[str, Any]) -> RunSpec[Any] | None:
-    return changed(config, [Change(k, value_at(config, k), v) for k, v in values.items()])
+    return changed(config, [Change(k, value_at(config.config, k), v) for k, v in values.items()])
 
 
 def bytes_of(found: Plan, problem: Problem) -> int:
@@ -167,7 +169,8 @@ def test_what_an_error_names_is_among_what_suggestions_try(
     host: int,
     disk: int,
 ) -> None:
-    """Every key of a fix is one that some move changes, for this very config."""
+    """Every key of a fix is one that some move changes, for this very config; and where a remedy
+    has a value, some move writes it."""
     where = "ray" if ranks > 1 or engine == "vllm" else "local"
     engines = min(engines, ranks) if placement == "shared" or where == "local" else engines
     level = level if placement == "shared" and engine == "vllm" else 0
@@ -182,7 +185,15 @@ def test_what_an_error_names_is_among_what_suggestions_try(
     ground = Ground(parse_cluster(cluster, 1, host), free_disk=disk)
     moves = [changes_between(config, move) for move in saving_moves(weigh(config, ground))]
     tried = {change.key for move in moves for change in move}
-    for problem in make_plan(config, ground).problems:
+    found = make_plan(config, ground)
+    overfull = [
+        one for one in (*found.devices, *found.hosts) if verdict_of(one, BAND) == "does not fit"
+    ]
+    values = {(change.key, change.after) for move in moves for change in move}
+    for store in overfull:
+        for remedy in find_top_consumer(store, config).remedies:
+            assert values >= {*remedy.changes.items()}, remedy
+    for problem in found.problems:
         if problem.severity == "error" and not problem.is_conflict:
             for key in named(problem.fix, on_cards=cluster != "cpu"):
                 assert any(f"{one}.".startswith(f"{key}.") for one in tried), (key, problem)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.memory.contents.stores import Store
-from plimsoll.memory.rules.ways_out import states_way_out, way_out
+from plimsoll.memory.remedies.changes import Remedy
+from plimsoll.memory.remedies.remedies import remedies_for, remedies_for_states
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.timeline.items import Item, Kind
 
@@ -17,14 +18,14 @@ class TopConsumer:
     """Items of a peak that could go together, the largest first.
 
     what: in words. kind: None for all that a role has. alone: without them the rest fits.
-    fix: what to write in the config.
+    remedies: what to do about them, one or another.
     """
 
     what: str
     kind: Kind | None
     items: tuple[Item, ...]
     alone: bool
-    fix: str
+    remedies: tuple[Remedy, ...]
 
     @property
     def bytes(self) -> int:
@@ -62,8 +63,8 @@ def _kinds(store: Store, spec: RunSpec[Any]) -> Iterator[TopConsumer]:
         def chosen(item: Item, role: str = role, kind: Kind = kind) -> bool:
             return item.role == role and item.kind == kind
 
-        fix = way_out(role, kind, store.where, spec)
-        yield _top_consumer(store, _words(role, kind), kind, chosen, fix)
+        remedies = remedies_for(role, kind, store.where, spec)
+        yield _consumer(store, _words(role, kind), kind, chosen, remedies)
 
 
 def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[TopConsumer]:
@@ -73,17 +74,17 @@ def _roles(store: Store, spec: RunSpec[Any]) -> Iterator[TopConsumer]:
         def chosen(item: Item, role: str = role) -> bool:
             return item.role == role
 
-        fix = states_way_out(role, store.where, spec)
-        yield _top_consumer(store, f"all of the {role}", None, chosen, fix)
+        remedies = remedies_for_states(role, store.where, spec)
+        yield _consumer(store, f"all of the {role}", None, chosen, remedies)
 
 
-def _top_consumer(
-    store: Store, what: str, kind: Kind | None, chosen: Choice, fix: str
+def _consumer(
+    store: Store, what: str, kind: Kind | None, chosen: Choice, remedies: Iterable[Remedy]
 ) -> TopConsumer:
     assert store.capacity is not None
     alone = store.without(chosen).peak.bytes <= store.capacity
     items = tuple(item for item in store.peak.items if chosen(item))
-    return TopConsumer(what, kind, items, alone, fix)
+    return TopConsumer(what, kind, items, alone, tuple(remedies))
 
 
 def _words(role: str, kind: Kind) -> str:

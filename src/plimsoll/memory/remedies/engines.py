@@ -1,0 +1,127 @@
+"""Remedies for engines that do not start, or leave their cards or those beside them no room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import floor
+
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.memory.contents.contents import Job
+from plimsoll.memory.contents.stores import Band, Store
+from plimsoll.memory.remedies.changes import Move, Remedy
+from plimsoll.memory.remedies.levers import LIGHT_SLEEP
+from plimsoll.memory.remedies.top_consumer import find_top_consumer
+from plimsoll.rollout.price import Sampler
+from plimsoll.rollout.vllm_price import ASLEEP, least_cpu_cache, least_share
+
+
+def smaller_shares(job: Job, ranks: Store, band: Band) -> Iterator[Remedy]:
+    """For engines whose share and the ranks are too much together: the shares that leave the ranks
+    their room, as far as vLLM starts with them; cards of its own.
+
+    ranks: a card with what the ranks hold there, alone.
+    """
+    assert job.sampler is not None and ranks.capacity is not None
+    rollout, least = job.sampler.rollout, least_share(job.sampler, ranks.capacity)
+    level = rollout.sleep_level
+    awake, asleep = largest_share(ranks, band), largest_share(ranks, band, asleep=True)
+    if awake >= least and level == 0:
+        yield Remedy({"rollout.memory_share": awake})
+    if asleep >= least:
+        yield Remedy({**(LIGHT_SLEEP if level == 0 else {}), "rollout.memory_share": asleep})
+    if asleep < least:
+        if rollout.tensor_parallel < _cards_of_a_node(job):
+            yield _larger_parts(rollout)
+        yield from find_top_consumer(_beside_engine(ranks, rollout), job.spec).remedies
+    awake_there = {"rollout.sleep_level": 0} if level else {}
+    yield Remedy({"rollout.placement": "own", **awake_there}, _further_cards(job, rollout))
+
+
+def _larger_parts(rollout: RolloutConfig) -> Remedy:
+    return Remedy(words=f"a larger rollout.tensor_parallel (now {rollout.tensor_parallel})")
+
+
+def _cards_of_a_node(job: Job) -> int:
+    return max(len(node.cards) for node in job.hardware.nodes)
+
+
+def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
+    """What an engine leaves of a card, and what the ranks hold there while it is awake."""
+    assert ranks.capacity is not None
+    asleep = ASLEEP if rollout.sleep_level else ()
+    awake = (
+        replace(one, moments=frozenset(m for m in one.moments if m.phase not in asleep))
+        for one in ranks.held
+    )
+    left = ranks.capacity - int(rollout.memory_share * ranks.capacity)
+    return replace(ranks, capacity=left, held=tuple(awake))
+
+
+def _further_cards(job: Job, rollout: RolloutConfig) -> str:
+    """What engines of their own need where the ranks leave too few."""
+    ranks = job.spec.cluster.ranks + (job.spec.cluster.critic_ranks or 0)
+    needed = ranks + rollout.engines * rollout.tensor_parallel
+    lacking = needed > sum(len(node.cards) for node in job.hardware.nodes)
+    return "with more cluster.nodes" if lacking else ""
+
+
+def largest_share(ranks: Store, band: Band, *, asleep: bool = False) -> float:
+    """The share of a card, in hundredths rounded down, that ranks leave to an engine that is awake
+    always, or that is asleep while they work. Their bytes are taken with the band's share.
+
+    ranks: the card with what the ranks hold there, alone.
+    """
+    assert ranks.capacity is not None
+    uses = [use for use in ranks.uses if not asleep or use.moment.phase not in ASLEEP]
+    held = max((use.bytes for use in uses), default=0) * (1 + band.share)
+    return max(0, floor(100 * (ranks.capacity - held) / ranks.capacity)) / 100
+
+
+def starting_shares(job: Job, least: float, *, room: bool) -> Iterator[Remedy]:
+    """What vLLM would start with. least: share of a card; room: whether a card has it. On cards
+    that ranks share too, smaller parts of an engine leave them more. Its parts are of one node."""
+    assert job.sampler is not None
+    rollout = job.sampler.rollout
+    if room:
+        yield Remedy({"rollout.memory_share": least}, "or more")
+    if rollout.tensor_parallel < _cards_of_a_node(job) and (
+        rollout.placement == "shared" or not room
+    ):
+        yield _larger_parts(rollout)
+    elif not room:
+        yield Remedy(words="a smaller model, or nodes with larger cards or more of them")
+
+
+def starting_caches(sampler: Sampler) -> Iterator[Remedy]:
+    """The KV cache on CPU with which vLLM would start."""
+    yield Remedy(least_cache(sampler), "or more")
+    yield Remedy(words="shorter sequences")
+
+
+def least_cache(sampler: Sampler) -> Move:
+    return {"rollout.cpu_kv_cache_gib": least_cpu_cache(sampler)}
+
+
+def fewer_processes(job: Job) -> list[Remedy]:
+    """For a run with more of them than cards: what there can be less or more of, and engines
+    without cards of their own."""
+    have = sum(len(node.cards) for node in job.hardware.nodes)
+    cluster, rollout = job.spec.cluster, job.sampler.rollout if job.sampler else None
+    ranks = cluster.ranks + (cluster.critic_ranks or 0)
+    shared = rollout is not None and rollout.placement == "shared"
+    less = ["cluster.ranks"] if ranks > (have if shared else 1) else []
+    if rollout is not None:
+        less += _engines_beyond(rollout, min(ranks, have) if shared else 0)
+    remedies = [Remedy(words=f"fewer {' or '.join(less)}")] if less else []
+    remedies += [Remedy({"rollout.placement": "shared"})] if rollout and not shared else []
+    more = "more cluster.nodes" if job.layout.cards_needed > have else "more cluster.ranks"
+    return [*remedies, Remedy(words=more)]
+
+
+def _engines_beyond(rollout: RolloutConfig, cards: int) -> Iterator[str]:
+    """What engines have too many of for so many cards; 0: for cards of their own."""
+    if rollout.engines > 1 and rollout.engines * rollout.tensor_parallel > cards:
+        yield "rollout.engines"
+    if rollout.tensor_parallel > cards > 0:
+        yield "parts of an engine (rollout.tensor_parallel)"

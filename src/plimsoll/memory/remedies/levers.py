@@ -1,0 +1,64 @@
+"""The settings by which a role needs less memory: keys within its section, and what they become.
+Remedies name them, and a search for what fits tries them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plimsoll.config.engine import TrainedRole
+from plimsoll.memory.remedies.changes import Move, Value, changes_between
+from plimsoll.spec.roles import RoleName
+from plimsoll.spec.run_spec import RunSpec
+
+ADAPTER_RANK = 16
+
+DIVIDED: Move = {"zero.stage": 3}
+WEIGHTS_ON_HOST: Move = {"zero.parameter_offload": "cpu", **DIVIDED}
+ALL_RECOMPUTED: Move = {"model.gradient_checkpointing": True}
+EACH_LAYER_CHECKPOINTED: Move = {"model.checkpoint_every": 1}
+INPUTS_ON_HOST: Move = {"model.activation_offload": "cpu"}
+"""Of a role that learns."""
+
+MODEL_ON_HOST: Move = {"offload": "cpu"}
+MODEL_OFF_HOST: Move = {"offload": "none"}
+MODEL_DIVIDED: Move = {"stage": 3}
+"""Of one that only scores."""
+
+PRECOMPUTED: Move = {"reference_logprobs.precompute": True}
+"""Of a run: its reference is loaded once, before it."""
+
+LIGHT_SLEEP: Move = {"rollout.sleep_level": 1}
+DEEP_SLEEP: Move = {"rollout.sleep_level": 2}
+"""Of engines: with their weights on the host, and without."""
+
+
+def with_adapter(role: TrainedRole) -> Move:
+    return {"adapter.rank": ADAPTER_RANK} if role.adapter is None else {}
+
+
+def quantised(role: TrainedRole) -> Move:
+    return {**with_adapter(role), "model.quantization": "nf4"}
+
+
+def optimizer_on_host(role: TrainedRole) -> Move:
+    return {"zero.optimizer_offload": "cpu", "zero.stage": max(1, role.zero.stage)}
+
+
+def of_frozen(spec: RunSpec[Any], name: RoleName, values: Move) -> Move:
+    """Dotted keys of a role that only scores; with what must stand beside them."""
+    made = {f"{spec.roles[name].key}.{key}": value for key, value in values.items()}
+    if name == "reference" and changes_between(spec, made):
+        made |= _written_reference(spec)
+    return made
+
+
+def _written_reference(spec: RunSpec[Any]) -> Mapping[str, Value]:
+    """The model of a reference that the config leaves to its default, the actor's: what must stand
+    beside any other key of the reference."""
+    if spec.roles["reference"].given:
+        return {}
+    own = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of what learns
+    fields = spec.actor.model.model_dump(exclude_defaults=True, exclude=own)
+    return {f"reference.model.{key}": value for key, value in fields.items()}
