@@ -128,12 +128,12 @@ def predicted_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:
 
 
 def planned(spec: RunSpec[Any], plan: Plan | str) -> Planned:
-    """What a run needs of its plan."""
+    """What a run needs of its plan; without one, at least what its processes should hold."""
     if isinstance(plan, str):
         return Planned(predicted=predicted_peaks(spec))
     return Planned(
         (plan_json(plan), plan_svg(plan, spec.job.name)),
-        predicted_peaks(spec),
+        process_peaks(plan.job),
         fits=plan.verdict != "does not fit",
     )
 

@@ -130,8 +130,8 @@ def test_every_move_has_words_for_what_it_costs(path: Path) -> None:
     """But more ranks, whose cards the effect names."""
     config = load_any(str(path))
     hardware = named_hardware(config)
-    load = weigh(config, Ground(hardware))
-    moves = [*saving_moves(load), *faster_moves(config, hardware)]
+    plan = weigh(config, Ground(hardware))
+    moves = [*saving_moves(plan), *faster_moves(config, hardware)]
     changes = [change for move in moves for change in changes_between(config, move)]
     dear = [change for change in changes if change.after not in COSTLESS]
     assert {one.key for one in dear if len(costs_of(config, [one], 1.0)) == 2} <= {"cluster.ranks"}
@@ -222,10 +222,10 @@ def test_ranks_without_a_card_get_nodes_or_are_fewer() -> None:
 
 def test_an_implicit_reference_is_written_out_where_it_is_changed() -> None:
     config = read("dpo", DPO)
-    load = weigh(config, Ground(parse_cluster("2xA100-80GB", 1, 10**12)))
+    plan = weigh(config, Ground(parse_cluster("2xA100-80GB", 1, 10**12)))
     offers = [
         " ".join(change.flag for change in changes_between(config, move))
-        for move in saving_moves(load)
+        for move in saving_moves(plan)
     ]
     moved = [flags for flags in offers if "reference." in flags]
     assert moved
@@ -239,8 +239,8 @@ def test_narrow_states_are_proposed_where_no_update_is_lost(rate: str, proposed:
     text = SFT.replace("RANKS", "2").replace("NODES", "1").replace("MODEL", "Qwen/Qwen2-7B")
     text = text.replace("TOKENS", "512").replace("STAGE", "2").replace("CHECKPOINTING", "true")
     config = read("sft", f"{text}  optimizer: {{learning_rate: {rate}}}\n")
-    load = weigh(config, Ground(parse_cluster("2xRTX4090", 1, 10**11)))
-    moves = [dict(move) for move in saving_moves(load)]
+    plan = weigh(config, Ground(parse_cluster("2xRTX4090", 1, 10**11)))
+    moves = [dict(move) for move in saving_moves(plan)]
     narrow = {"actor.zero.stage": 2, "actor.zero.state_dtype": "bfloat16"}
     assert (narrow in moves) == proposed
 

@@ -135,9 +135,9 @@ def _suggestion(root: State, state: State) -> Suggestion:
     return Suggestion(
         changes,
         state.effect,
-        state.load.verdict,
-        max((store.peak.bytes for store in state.load.devices), default=0),
-        max(store.peak.bytes for store in state.load.hosts),
+        state.plan.verdict,
+        max((store.peak.bytes for store in state.plan.devices), default=0),
+        max(store.peak.bytes for store in state.plan.hosts),
         relative,
         costs_of(state.spec, changes, relative),
     )
@@ -178,4 +178,4 @@ def _smallest_cluster(site: Site, root: State) -> Cluster | None:
 
 
 def _fits(state: State) -> bool:
-    return state.load.verdict == "fits"
+    return state.plan.verdict == "fits"

@@ -46,7 +46,7 @@ def _results(state: State, root: State) -> tuple[int, ...]:
 
 def _costs(state: State) -> tuple[int, int]:
     """How much it changes, and the memory of all hosts, in powers of two."""
-    host = sum(store.peak.bytes * len(store.slots) for store in state.load.hosts)
+    host = sum(store.peak.bytes * len(store.slots) for store in state.plan.hosts)
     return len(state.parts), round(log2(host))
 
 

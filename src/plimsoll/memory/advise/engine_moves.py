@@ -8,7 +8,7 @@ from dataclasses import replace
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.advise.room import with_room
 from plimsoll.memory.contents.stores import Store, likely_worst, verdict_of
-from plimsoll.memory.plan.plan import Load
+from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies.changes import Move
 from plimsoll.memory.remedies.engines import largest_share, least_cache
 from plimsoll.memory.remedies.levers import DEEP_SLEEP
@@ -23,31 +23,31 @@ _BUCKET = 64 * 2**20
 """Bytes of weights at once: less saves little more."""
 
 
-def engine_forms(load: Load) -> Iterator[Move]:
+def engine_forms(plan: Plan) -> Iterator[Move]:
     """Where engines are, over how many cards each, and what they take of a card."""
-    spec = load.job.spec
+    spec = plan.job.spec
     if spec.sampling is None or spec.cluster.where == "local":
         return
     rollout = spec.sampling.rollout
-    if rollout.engine == "vllm" and load.job.device == "cuda":
-        yield from _shared(rollout, load)
-        yield from _own(rollout, load)
+    if rollout.engine == "vllm" and plan.job.device == "cuda":
+        yield from _shared(rollout, plan)
+        yield from _own(rollout, plan)
     else:
         other = "own" if rollout.placement == "shared" else "shared"
-        yield with_room(spec, {"rollout.placement": other}, load.job.hardware)
+        yield with_room(spec, {"rollout.placement": other}, plan.job.hardware)
 
 
-def smaller_engines(load: Load) -> Iterator[Move]:
+def smaller_engines(plan: Plan) -> Iterator[Move]:
     """Of engines that take no share of a card, and of those on a host that is too small."""
-    spec = load.job.spec
+    spec = plan.job.spec
     if spec.sampling is None:
         return
     rollout = spec.sampling.rollout
     if rollout.engine == "transformers":
         yield from _fewer_sequences(rollout)
-    elif load.job.device == "cpu":
-        yield from _other_cache(rollout, load)
-    if any(verdict_of(host, load.band) != "fits" for host in load.hosts):
+    elif plan.job.device == "cpu":
+        yield from _other_cache(rollout, plan)
+    if any(verdict_of(host, plan.band) != "fits" for host in plan.hosts):
         if rollout.sleep_level == 1:
             yield DEEP_SLEEP
         yield {"rollout.engines": max(1, rollout.engines // 2)}
@@ -62,22 +62,22 @@ def _fewer_sequences(rollout: RolloutConfig) -> Iterator[Move]:
         yield {"rollout.max_sequences": sequences}
 
 
-def _shared(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
+def _shared(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     """On the ranks' cards, with the largest share that leaves the ranks their room, awake and
     asleep; with the least that an engine starts with, where they leave less."""
-    cluster = load.job.spec.cluster
+    cluster = plan.job.spec.cluster
     ranks = cluster.ranks + (cluster.critic_ranks or 0)
-    beside = [store.without(_is_engine) for store in load.devices if _has_ranks(store)]
-    cards = len(load.job.hardware.nodes[0].cards) * cluster.nodes
+    beside = [store.without(_is_engine) for store in plan.devices if _has_ranks(store)]
+    cards = len(plan.job.hardware.nodes[0].cards) * cluster.nodes
     covered = min(rollout.engines * rollout.tensor_parallel, ranks, cards)
-    for parallel in _parallels(load):
+    for parallel in _parallels(plan):
         engines = max(1, covered // parallel)
         if engines * parallel > ranks:
             continue
-        least = _least(load, parallel)
+        least = _least(plan, parallel)
         homes: Move = {"cluster.ranks": cards} if cluster.ranks > cards else {}
         for level in (0, 1, 2):
-            room = min(largest_share(one, load.band, asleep=level > 0) for one in beside)
+            room = min(largest_share(one, plan.band, asleep=level > 0) for one in beside)
             yield {
                 **homes,
                 "rollout.placement": "shared",
@@ -88,13 +88,13 @@ def _shared(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
             }
 
 
-def _own(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
+def _own(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     """On cards of their own, with fewer ranks or more nodes where cards lack."""
-    cluster = load.job.spec.cluster
-    cards = len(load.job.hardware.nodes[0].cards) * cluster.nodes
-    for parallel in _parallels(load):
+    cluster = plan.job.spec.cluster
+    cards = len(plan.job.hardware.nodes[0].cards) * cluster.nodes
+    for parallel in _parallels(plan):
         engines = max(1, rollout.engines * rollout.tensor_parallel // parallel)
-        least = _least(load, parallel)
+        least = _least(plan, parallel)
         share = rollout.memory_share if least <= rollout.memory_share else LARGEST_SHARE
         move: Move = {
             "rollout.placement": "own",
@@ -107,35 +107,35 @@ def _own(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
         if least <= share:
             if 0 < left < cluster.ranks and cluster.critic_ranks is None:
                 yield {**move, "cluster.ranks": left}
-            yield with_room(load.job.spec, move, load.job.hardware)
+            yield with_room(plan.job.spec, move, plan.job.hardware)
 
 
-def _parallels(load: Load) -> list[int]:
+def _parallels(plan: Plan) -> list[int]:
     """Over how many cards of a node an engine may be divided."""
-    sampler = load.job.sampler
+    sampler = plan.job.sampler
     assert sampler is not None
-    most = len(load.job.hardware.nodes[0].cards)
+    most = len(plan.job.hardware.nodes[0].cards)
     each = sorted({*_PARALLEL, sampler.rollout.tensor_parallel})
     return [n for n in each if n <= most and not list(against_parallel(sampler.shape, n))]
 
 
-def _least(load: Load, parallel: int) -> float:
+def _least(plan: Plan, parallel: int) -> float:
     """The share of a card with which vLLM starts."""
-    sampler = load.job.sampler
+    sampler = plan.job.sampler
     assert sampler is not None
     rollout = sampler.rollout.model_copy(update={"tensor_parallel": parallel})
-    card = load.job.hardware.nodes[0].cards[0]
+    card = plan.job.hardware.nodes[0].cards[0]
     return least_share(replace(sampler, rollout=rollout), card.usable_bytes)
 
 
-def _other_cache(rollout: RolloutConfig, load: Load) -> Iterator[Move]:
+def _other_cache(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     """The KV cache on CPU for which everything else on the hosts leaves room, in halves of a GiB,
     and the least that vLLM starts with."""
-    sampler, asked = load.job.sampler, rollout.cpu_kv_cache_gib
+    sampler, asked = plan.job.sampler, rollout.cpu_kv_cache_gib
     assert sampler is not None
     rooms = [
-        store.capacity - likely_worst(store.without(_is_cache).peak, load.band)
-        for store in load.hosts
+        store.capacity - likely_worst(store.without(_is_cache).peak, plan.band)
+        for store in plan.hosts
         if store.capacity is not None and any(_is_cache(one.item) for one in store.held)
     ]
     halves = min(rooms, default=0) // (rollout.engines * 2**29)

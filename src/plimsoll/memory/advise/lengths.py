@@ -23,7 +23,7 @@ def shortened(site: Site) -> State | None:
 
     def at(length: int) -> State | None:
         state = site.tried(frozenset(changes_between(site.spec, _lengths(site.spec, length))))
-        return state if state is not None and state.load.verdict == "fits" else None
+        return state if state is not None and state.plan.verdict == "fits" else None
 
     if at(written) is not None:
         return None

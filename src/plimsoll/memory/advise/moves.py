@@ -14,7 +14,7 @@ from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.advise.engine_moves import engine_forms, smaller_engines
 from plimsoll.memory.advise.room import free_cards, with_room
 from plimsoll.memory.contents.stores import verdict_of
-from plimsoll.memory.plan.plan import Load
+from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies import levers
 from plimsoll.memory.remedies.changes import Move, Value, changed, changes_between
 from plimsoll.memory.rules.states import LOST_BELOW
@@ -60,8 +60,8 @@ def grown(spec: RunSpec[Any], hardware: Hardware, steps: int) -> Move:
     }
 
 
-Moves = Callable[[Load], Iterator[Move]]
-"""What may be changed in one respect, of the config of a load."""
+Moves = Callable[[Plan], Iterator[Move]]
+"""What may be changed in one respect, of the config of a plan."""
 TrainedMove = Callable[[TrainedRole], Move]
 
 
@@ -144,9 +144,9 @@ def _of_frozen(spec: RunSpec[Any], values: Move) -> Move:
     return found
 
 
-def _smaller_micro_batches(load: Load) -> Iterator[Move]:
+def _smaller_micro_batches(plan: Plan) -> Iterator[Move]:
     """Half the budget and so on, down to the longest sequence (or pair)."""
-    spec = load.job.spec
+    spec = plan.job.spec
     least = spec.workload.longest * spec.workload.together
     tokens = spec.workload.budget
     while tokens > least:
@@ -154,28 +154,28 @@ def _smaller_micro_batches(load: Load) -> Iterator[Move]:
         yield {"batch.micro_batch_tokens": tokens}
 
 
-def _stored_reference(load: Load) -> Iterator[Move]:
-    spec = load.job.spec
+def _stored_reference(plan: Plan) -> Iterator[Move]:
+    spec = plan.job.spec
     if spec.may_precompute and "reference" in spec.frozen:
         yield levers.PRECOMPUTED
 
 
-def _fewer_checkpoints(load: Load) -> Iterator[Move]:
-    if any(problem.code == "disk-space" for problem in load.problems):
+def _fewer_checkpoints(plan: Plan) -> Iterator[Move]:
+    if any(problem.code == "disk-space" for problem in plan.problems):
         yield {"run.keep_checkpoints": 1}
 
 
-def _ranks(load: Load) -> Iterator[Move]:
+def _ranks(plan: Plan) -> Iterator[Move]:
     """On cards that are free, or no more than there are cards; fewer where they fill a host; of a
     run in one process, on all cards of its machine, or of two of them."""
-    spec, hardware = load.job.spec, load.job.hardware
+    spec, hardware = plan.job.spec, plan.job.hardware
     if spec.cluster.where == "local":
         yield from _on_ray(spec, hardware)
         return
     yield filled(spec, hardware)
     if cards := spec.cluster.nodes * len(hardware.nodes[0].cards):
         yield _as_many_as_cards(spec, cards)
-    if any(verdict_of(host, load.band) != "fits" for host in load.hosts):
+    if any(verdict_of(host, plan.band) != "fits" for host in plan.hosts):
         yield {"cluster.ranks": max(1, spec.cluster.ranks // 2)}
 
 
@@ -203,37 +203,37 @@ def _as_many_as_cards(spec: RunSpec[Any], cards: int) -> Move:
     }
 
 
-def _critic_ranks(load: Load) -> Iterator[Move]:
+def _critic_ranks(plan: Plan) -> Iterator[Move]:
     """The critic on ranks of its own; without cards, on a node of its own."""
-    spec, cluster = load.job.spec, load.job.spec.cluster
+    spec, cluster = plan.job.spec, plan.job.spec.cluster
     if "critic" not in spec.trained or cluster.critic_ranks or cluster.where == "local":
         return
     own: Move = {"cluster.critic_ranks": cluster.ranks}
-    if _on_cards(load):
-        yield with_room(spec, own, load.job.hardware)
+    if _on_cards(plan):
+        yield with_room(spec, own, plan.job.hardware)
     else:
         yield {**own, "cluster.nodes": cluster.nodes + 1}
 
 
-def _nodes(load: Load) -> Iterator[Move]:
+def _nodes(plan: Plan) -> Iterator[Move]:
     """For all that have no card; one more, or two."""
-    spec, hardware = load.job.spec, load.job.hardware
-    if _on_cards(load):
+    spec, hardware = plan.job.spec, plan.job.hardware
+    if _on_cards(plan):
         yield with_room(spec, {}, hardware)
     if spec.cluster.where == "ray":
         yield from (grown(spec, hardware, steps) for steps in (1, 2))
 
 
-def _on_cards(load: Load) -> bool:
-    return load.job.spec.cluster.where == "ray" and bool(load.job.hardware.nodes[0].cards)
+def _on_cards(plan: Plan) -> bool:
+    return plan.job.spec.cluster.where == "ray" and bool(plan.job.hardware.nodes[0].cards)
 
 
 def _trained(*moves: TrainedMove) -> Moves:
-    return lambda load: (_of_trained(load.job.spec, move) for move in moves)
+    return lambda plan: (_of_trained(plan.job.spec, move) for move in moves)
 
 
 def _frozen(*moves: Move) -> Moves:
-    return lambda load: (_of_frozen(load.job.spec, move) for move in moves)
+    return lambda plan: (_of_frozen(plan.job.spec, move) for move in moves)
 
 
 SAVING: tuple[Moves, ...] = (
@@ -256,6 +256,6 @@ SAVING: tuple[Moves, ...] = (
 """All that need less of something: of each, one is made, or none. What takes least time first."""
 
 
-def saving_moves(load: Load) -> Iterator[Move]:
-    """All of them, for the config of this load."""
-    return (move for moves in SAVING for move in moves(load))
+def saving_moves(plan: Plan) -> Iterator[Move]:
+    """All of them, for the config of this plan."""
+    return (move for moves in SAVING for move in moves(plan))

@@ -109,7 +109,7 @@ def _first(search: Search) -> list[State]:
 
 
 def _singles(search: Search) -> list[State]:
-    made = (search.after(search.root, move) for move in saving_moves(search.root.load))
+    made = (search.after(search.root, move) for move in saving_moves(search.root.plan))
     return [_trimmed(search, one) for one in made if one is not None and search.better(one)]
 
 
@@ -120,8 +120,8 @@ def _down(search: Search, state: State, barred: frozenset[str] = frozenset()) ->
         before = state
         for moves in SAVING:
             if state.lacking == 0:
-                return _best(search, state, engine_forms(state.load), barred)
-            state = _best(search, state, moves(state.load), barred)
+                return _best(search, state, engine_forms(state.plan), barred)
+            state = _best(search, state, moves(state.plan), barred)
         if state is before:
             break
     return state
@@ -153,10 +153,10 @@ def _lessened(search: Search, state: State) -> Iterator[State]:
 def _near(search: Search, state: State) -> Iterator[Move]:
     """Other values of what is changed, and further moves."""
     keys = {change.key for change in state.changes}
-    for move in saving_moves(search.root.load):
+    for move in saving_moves(search.root.plan):
         if keys & set(move):
             yield move
-    yield from saving_moves(state.load)
+    yield from saving_moves(state.plan)
 
 
 def _as_small(search: Search, one: State, other: State) -> bool:
@@ -177,7 +177,7 @@ def _instead(search: Search, state: State) -> Iterator[State]:
 
 
 def _elsewhere(search: Search, state: State) -> Iterator[State]:
-    made = (search.after(search.root, move) for move in engine_forms(search.root.load))
+    made = (search.after(search.root, move) for move in engine_forms(search.root.plan))
     others = [one for one in made if one is not None and _placement(one) != _placement(state)]
     if others:
         start = min(others, key=lambda one: (one.lacking, search.size(one)))

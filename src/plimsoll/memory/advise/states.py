@@ -15,7 +15,7 @@ from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.room import on_nodes
 from plimsoll.memory.advise.speed import step_seconds
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, likely_worst
-from plimsoll.memory.plan.plan import Ground, Load, weigh
+from plimsoll.memory.plan.plan import Ground, Plan, weigh
 from plimsoll.memory.remedies.changes import Change, changed
 from plimsoll.spec.run_spec import RunSpec
 
@@ -40,24 +40,24 @@ class State:
     changes: frozenset[Change]
     spec: RunSpec[Any]
     hardware: Hardware
-    load: Load
+    plan: Plan
 
     @cached_property
     def lacking(self) -> float:
         """How much every phase of every store lacks, with the plan's band, as shares of their
         capacities; other errors count more than any of it. 0 where it fits."""
-        errors = sum(problem.severity == "error" for problem in self.load.problems)
-        return _ERROR * errors + sum(_lacking(store, self.load.band) for store in self.load.stores)
+        errors = sum(problem.severity == "error" for problem in self.plan.problems)
+        return _ERROR * errors + sum(_lacking(store, self.plan.band) for store in self.plan.stores)
 
     @cached_property
     def seconds(self) -> float:
         """Of a step, estimated."""
-        return step_seconds(self.load.job)
+        return step_seconds(self.plan.job)
 
     @property
     def rank(self) -> int:
         """Of the verdict: 0 fits."""
-        return VERDICTS.index(self.load.verdict)
+        return VERDICTS.index(self.plan.verdict)
 
     @cached_property
     def effect(self) -> Effect:
@@ -84,7 +84,7 @@ class State:
 
     def has(self, code: str) -> bool:
         """Whether the plan has such a problem."""
-        return any(problem.code == code for problem in self.load.problems)
+        return any(problem.code == code for problem in self.plan.problems)
 
     def idles_beside(self, other: State) -> bool:
         """Whether it has ranks without work, and the other has none."""
@@ -117,8 +117,8 @@ class Site:
         if spec is None:
             return None
         hardware = on_nodes(self.ground.hardware, spec)
-        load = weigh(spec, replace(self.ground, hardware=hardware))
-        return State(changes, spec, hardware, load)
+        plan = weigh(spec, replace(self.ground, hardware=hardware))
+        return State(changes, spec, hardware, plan)
 
 
 def _lacking(store: Store, band: Band) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from plimsoll.machine.hardware import Hardware, Node
 from plimsoll.machine.incident import Incident
 from plimsoll.memory.advise.advise import Suggestion, smallest_change
-from plimsoll.memory.contents.contents import Job, make_job
+from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks, read_as
@@ -89,8 +89,8 @@ def scene_of(
 ) -> Scene:
     """What the plan has where memory ran out. Parameters and errors as `explain`'s."""
     assert incident.seen is not None
-    ground = Ground(hardware, constants)
-    plan, job = make_plan(spec, ground), make_job(spec, hardware, constants)
+    plan = make_plan(spec, Ground(hardware, constants))
+    job = plan.job
     where: Where = incident.where if plan.devices else "host"
     stores = plan.devices if where == "device" else plan.hosts
     slots = [_on(process.slot, where) for process in _named(job, incident.seen.process)]

@@ -44,12 +44,11 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class Load:
-    """What a config puts on its machines, and whether it fits: a plan that does not yet say why a
-    card or host is too small, which takes as long as all the rest.
+class Plan:
+    """What a run puts on its machines, and whether it fits.
 
-    devices, hosts: equal ones once. disk: what the run directory holds at most. problems: but
-    those of cards and hosts that hold too much.
+    devices, hosts: equal ones once. disk: what the run directory holds at most. free_disk: bytes;
+    None unless it is the disk of this machine.
     """
 
     job: Job
@@ -57,41 +56,27 @@ class Load:
     devices: tuple[Store, ...]
     hosts: tuple[Store, ...]
     disk: tuple[Item, ...]
+    free_disk: int | None
     problems: tuple[Problem, ...]
+
+    @property
+    def constants(self) -> Constants:
+        return self.job.constants
 
     @property
     def stores(self) -> tuple[Store, ...]:
         """All cards and hosts."""
         return (*self.devices, *self.hosts)
 
-    @cached_property
-    def verdict(self) -> Verdict:
-        """That of the plan."""
-        return _worst(self.stores, self.band, self.problems)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """devices, hosts: equal ones once. disk: what the run directory holds at most. free_disk:
-    bytes; None unless it is the disk of this machine."""
-
-    band: Band
-    devices: tuple[Store, ...]
-    hosts: tuple[Store, ...]
-    disk: tuple[Item, ...]
-    free_disk: int | None
-    problems: tuple[Problem, ...]
-    constants: Constants
-
     @property
     def disk_bytes(self) -> int:
         """Of all that is written."""
         return sum(item.bytes for item in self.disk)
 
-    @property
+    @cached_property
     def verdict(self) -> Verdict:
         """The worst of all cards, hosts and problems."""
-        return _worst((*self.devices, *self.hosts), self.band, self.problems)
+        return _worst(self.stores, self.band, self.problems)
 
 
 def _worst(stores: Sequence[Store], band: Band, problems: Sequence[Problem]) -> Verdict:
@@ -106,14 +91,14 @@ def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
 
     Raises ConfigError for a model whose shape cannot be known.
     """
-    load = weigh(spec, ground)
-    problems = (*load.problems, *find_overfull(load.job, load.stores, load.band))
-    held = load.devices, load.hosts, load.disk
-    return Plan(load.band, *held, ground.free_disk, problems, ground.constants)
+    plan = weigh(spec, ground)
+    overfull = find_overfull(plan.job, plan.stores, plan.band)
+    return replace(plan, problems=(*plan.problems, *overfull))
 
 
-def weigh(spec: RunSpec[Any], ground: Ground) -> Load:
-    """As `make_plan`, and raises as it."""
+def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
+    """A plan that does not say why a card or host is too small, which takes as long as all the
+    rest; its verdict is the same. Raises as `make_plan`."""
     job = make_job(spec, ground.hardware, ground.constants)
     kinds = {alike(job, process): process for process in job.layout.processes}
     contents = {kind: held_by(job, process) for kind, process in kinds.items()}
@@ -122,7 +107,7 @@ def weigh(spec: RunSpec[Any], ground: Ground) -> Load:
     disk = disk_items(job)
     missing = find_missing(job, disk, ground.free_disk)
     problems = (*find_conflicts(job, ground.host), *missing)
-    return Load(job, ground.band, devices, hosts, disk, problems)
+    return Plan(job, ground.band, devices, hosts, disk, ground.free_disk, problems)
 
 
 def _stores(
