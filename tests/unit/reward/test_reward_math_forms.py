@@ -189,7 +189,7 @@ def test_what_is_no_clear_answer_is_no_reference(reference: str) -> None:
 
 
 def test_a_reference_that_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(math_answer, "judge", lambda gold, answer: Verdict.UNDECIDED)
+    monkeypatch.setattr(math_answer, "verify", lambda gold, answer: Verdict.UNDECIDED)
     with pytest.raises(ValueError, match=r"'2\^2' is not read within 1 s"):
         math_answer.check("2^2")
 
