@@ -21,7 +21,7 @@ MINE = """
 import torch
 
 from plimsoll.algorithm.inputs import LossOutput
-from plimsoll.algorithm.unpaired import unpaired_output
+from plimsoll.algorithm.feedback import feedback_output
 
 CALLS, ANSWERS = [], []
 
@@ -31,7 +31,7 @@ def breaks(trajectory, *, at: int):
 
 def rewards(inputs):
     signs_S = torch.where(inputs.desirable_S, 1.0, -1.0)
-    return unpaired_output(-signs_S * inputs.logratios_S, inputs.logratios_S, inputs)
+    return feedback_output(-signs_S * inputs.logratios_S, inputs.logratios_S, inputs)
 
 def tires(inputs):
     CALLS.append(None)

@@ -43,7 +43,7 @@ _OF_ALL_JOBS = (
 _INTERVAL = "accuracy_low|accuracy_high"
 _OF_A_JOB = {
     "policy_loss": "policy_loss|entropy|kl|kl_loss|kl_coefficient|reward(/.*)?|response_tokens|"
-    "finished|logprob_gap|value_.*|(actor|critic|sync)/.*",
+    "finished|logprob_gap|value_.*|explained_variance|(actor|critic|sync)/.*",
     "preference_loss": f"preference_loss|nll|{_INTERVAL}",
     "reward_loss": f"reward_loss|off_centre|calibration_error|{_INTERVAL}",
     "feedback_loss": f"accuracy|{_INTERVAL}",

@@ -98,7 +98,7 @@ def test_every_reward_loss_reports_the_names(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", names_of(feedback_losses))
-def test_every_unpaired_loss_reports_the_names(name: str) -> None:
+def test_every_feedback_loss_reports_the_names(name: str) -> None:
     config: KtoConfig = config_of("kto", name)
     found = response_metrics(config, responses(LABELS, range(4)), FOUR, 0.0)
     assert told(found) == set(spec_of(config).evaluation.written)

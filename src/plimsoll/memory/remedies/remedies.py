@@ -10,12 +10,15 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.remedies import levers
 from plimsoll.memory.remedies.changes import Move, Remedy, value_at
 from plimsoll.spec.roles import RoleName
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Kind, Where
 
 
-def remedies_for(role: str, kind: Kind, where: Where, spec: RunSpec[Any]) -> Iterator[Remedy]:
-    """For a role's items of a kind, on the device or the host that is too small for them."""
+def remedies_for(
+    role: str, kind: Kind, where: Where, phase: Phase, spec: RunSpec[Any]
+) -> Iterator[Remedy]:
+    """For a role's items of a kind, on the device or the host that is too small for them in a
+    phase."""
     match kind:
         case "frozen models":
             yield from _frozen_model(cast(RoleName, role), where, spec)
@@ -23,7 +26,7 @@ def remedies_for(role: str, kind: Kind, where: Where, spec: RunSpec[Any]) -> Ite
             assert spec.sampling is not None
             yield from _engine(where, spec.sampling.rollout)
         case "activations":
-            yield from _activations(role, where, spec)
+            yield from _activations(role, where, phase, spec)
         case "processes":
             yield Remedy(words="fewer processes on a node: cluster.ranks, or more cluster.nodes")
         case "weights" if where == "device":
@@ -115,9 +118,10 @@ def _engine(where: Where, rollout: RolloutConfig) -> Iterator[Remedy]:
         yield Remedy(words="a smaller rollout.sync.bucket_bytes")
 
 
-def _activations(role: str, where: Where, spec: RunSpec[Any]) -> Iterator[Remedy]:
+def _activations(role: str, where: Where, phase: Phase, spec: RunSpec[Any]) -> Iterator[Remedy]:
+    """What is kept for a backward pass can be less only where there is one."""
     trained = _trained(role, spec)
-    model, learns = trained.model, role in ("actor", "critic")
+    model, learns = trained.model, phase in ("train_actor", "train_critic")
     again = model.gradient_checkpointing
     if learns and again is not True:
         yield _written(role, trained, levers.ALL_RECOMPUTED)

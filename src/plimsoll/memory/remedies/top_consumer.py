@@ -63,7 +63,8 @@ def _kinds(store: Store, spec: RunSpec[Any]) -> Iterator[TopConsumer]:
         def chosen(item: Item, role: str = role, kind: Kind = kind) -> bool:
             return item.role == role and item.kind == kind
 
-        remedies = remedies_for(role, kind, store.where, spec)
+        phase = store.peak.moment.phase
+        remedies = remedies_for(role, kind, store.where, phase, spec)
         yield _consumer(store, _words(role, kind), kind, chosen, remedies)
 
 
