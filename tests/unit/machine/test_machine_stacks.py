@@ -50,6 +50,8 @@ def test_who_can_writes_its_stacks_and_who_is_stopped_is_named() -> None:
         running(ANSWERING) as stopped,
     ):
         psutil.Process(stopped.pid).suspend()
+        while psutil.Process(stopped.pid).status() != psutil.STATUS_STOPPED:
+            pass  # the signal takes a moment
         [named] = ask_for_stacks([answering.pid, deaf.pid, stopped.pid])
         assert named.startswith(f"{stopped.pid} ({sys.executable}"[:40])
         assert answering.stderr is not None and stopped.stderr is not None
