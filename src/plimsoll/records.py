@@ -61,27 +61,65 @@ class RewardPart:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One sampled response.
+    """One sampled episode; a response to a prompt is the special case of one turn.
 
-    response_tokens, sampler_logprobs: shape [R]; the log-probs are those of the distribution
-        that was sampled from (after temperature), by the engine that sampled.
-    sample_index: which of the prompt's responses this is, 0 <= sample_index < group size.
-    weight_version: the version of the weights that sampled it.
+    group: the trajectories of one prompt in one step share it, and no others do; a prompt that
+        comes twice in a step has two.
+    sample_index: which of its group this is, 0 <= sample_index < group size.
+    response_tokens: all that follows the prompt, shape [R].
+    loss_mask: True where a token was sampled, and so can be learned; shape [R].
+    sampler_logprobs: of the distribution that was sampled from (after temperature), by the engine
+        that sampled; 0 where a token was not sampled; shape [R].
+    weight_versions: of the weights that sampled each token; shape [R].
     """
 
     prompt: Prompt
+    group: int
     sample_index: int
     response_tokens: Ints
+    loss_mask: Bools
     sampler_logprobs: Floats
+    weight_versions: Ints
     response_text: str
     finish_reason: FinishReason
-    weight_version: int
     rewards: tuple[RewardPart, ...] = ()
+
+    def __post_init__(self) -> None:
+        for per_token in (self.loss_mask, self.sampler_logprobs, self.weight_versions):
+            assert per_token.shape == self.response_tokens.shape
 
     @property
     def reward(self) -> float:
         """The scalar reward: the weighted sum of the parts."""
         return sum(part.value * part.weight for part in self.rewards)
+
+
+def single_turn(
+    prompt: Prompt,
+    sample_index: int,
+    response_tokens: Ints,
+    sampler_logprobs: Floats,
+    response_text: str,
+    finish_reason: FinishReason,
+    weight_version: int,
+    rewards: tuple[RewardPart, ...] = (),
+    *,
+    group: int = 0,
+) -> Trajectory:
+    """A response, all of whose tokens were sampled with weights of one version."""
+    shape = response_tokens.shape
+    return Trajectory(
+        prompt,
+        group,
+        sample_index,
+        response_tokens,
+        np.ones(shape, np.bool_),
+        sampler_logprobs,
+        np.full(shape, weight_version, np.int64),
+        response_text,
+        finish_reason,
+        rewards,
+    )
 
 
 class Row(Protocol):

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import WeightBucket, read_bucket
@@ -74,7 +74,7 @@ def interrupted(home: Path, job: str) -> Outcome:
     """The same run in another directory, asked by a signal to stop while step 4 or so goes on."""
     command = Command(home, job, f"{job}.yaml", "--run.directory", f"{job}-again")
     command.read_until(f"{job} step {3: >2}/")
-    kind = SftConfig if job == "sft" else PpoConfig
+    kind = SftConfig if job == "sft" else RlConfig
     config = load_spec(job_of(kind), str(home / f"{job}.yaml")).run
     with pytest.raises(ConfigError, match=f"in use by process {command.process.pid}:"):
         open_run(
@@ -105,7 +105,7 @@ def test_a_run_into_pipes_prints_plain_lines_and_no_noise(job: str, whole: Outco
 def test_the_run_directory_is_complete(home: Path, job: str, whole: Outcome) -> None:
     assert whole.code == 0
     directory, settings = home / job, JOBS[job]["run"]
-    kind = SftConfig if job == "sft" else PpoConfig
+    kind = SftConfig if job == "sft" else RlConfig
     assert load_spec(job_of(kind), str(directory / "config.yaml")) == load_spec(
         job_of(kind), str(home / f"{job}.yaml")
     )
@@ -188,7 +188,7 @@ def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample
 
 @pytest.mark.usefixtures("whole")
 def test_the_model_is_the_trainers(home: Path, job: str, one_rank: RankProcesses) -> None:
-    kind = SftConfig if job == "sft" else PpoConfig
+    kind = SftConfig if job == "sft" else RlConfig
     actor = load_spec(job_of(kind), str(home / f"{job}.yaml")).actor
     path = home / job / "model"
     model = actor.model.model_copy(update={"path": str(home / "model")})

@@ -42,7 +42,7 @@ class KlConfig(Settings):
     """Responses over which an adaptive coefficient moves."""
 
 
-class PpoAlgorithm(Settings):
+class RlAlgorithm(Settings):
     """Proximal policy optimisation; Schulman et al. 2017, https://arxiv.org/abs/1707.06347."""
 
     advantage: Choice = Choice(name="gae", options={"gamma": 1.0, "gae_lambda": 0.95})

@@ -39,7 +39,7 @@ class KtoBatch(Settings):
     """The token budget of one forward on one rank; no pack exceeds it."""
 
 
-class PpoBatch(Settings):
+class RlBatch(Settings):
     """A step of PPO."""
 
     prompts: PositiveInt = 32

@@ -4,42 +4,24 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from plimsoll.config.algorithm import PpoAlgorithm
-from plimsoll.config.base import Choice, Settings
-from plimsoll.config.batch import PpoBatch
+from plimsoll.config.algorithm import RlAlgorithm
+from plimsoll.config.batch import RlBatch
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.job import JobConfig
+from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 
 
-class RewardConfig(Choice):
-    """One part of the reward: a rule of Plimsoll's (`math_answer`, `pattern`, ...) or a Python
-    function by import path, with its weight."""
-
-    weight: float = 1.0
-    """The part's weight in the sum."""
-
-
-class RewardModelConfig(Settings):
-    """A trained reward model that scores whole responses: a sequence classifier with one label and
-    the actor's tokenizer."""
-
-    role: FrozenRole
-    """The model, and how it is kept."""
-    weight: float = 1.0
-    """The score's weight in the sum."""
-
-
-class PpoConfig(JobConfig):
+class RlConfig(JobConfig):
     """Proximal policy optimisation with actor, critic, reference and rewards."""
 
     cluster: ClusterConfig = ClusterConfig()
     """Where the roles live."""
     data: DataConfig
     """Prompts with reference answers."""
-    batch: PpoBatch = PpoBatch()
+    batch: RlBatch = RlBatch()
     """What one step sees."""
     actor: TrainedRole
     """The policy."""
@@ -56,5 +38,5 @@ class PpoConfig(JobConfig):
     """The engines that sample."""
     eval_sampling: SamplingConfig | None = None
     """How held-out prompts are answered; default: as in training."""
-    algorithm: PpoAlgorithm = PpoAlgorithm()
+    algorithm: RlAlgorithm = RlAlgorithm()
     """Advantage, losses, KL."""

@@ -8,8 +8,8 @@ from typing import Any
 from plimsoll.jobs.distill import JOB as DISTILL
 from plimsoll.jobs.dpo import JOB as DPO
 from plimsoll.jobs.kto import JOB as KTO
-from plimsoll.jobs.ppo import JOB as PPO
 from plimsoll.jobs.prm import JOB as PRM
+from plimsoll.jobs.rl import JOB as PPO
 from plimsoll.jobs.rm import JOB as RM
 from plimsoll.jobs.sft import JOB as SFT
 from plimsoll.spec.job import Job

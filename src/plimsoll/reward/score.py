@@ -11,7 +11,7 @@ from typing import SupportsFloat
 
 from plimsoll.algorithm.failure import failure
 from plimsoll.config.choice import resolve_choice
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory

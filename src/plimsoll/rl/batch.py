@@ -20,7 +20,7 @@ from plimsoll.algorithm.kl import kl
 from plimsoll.algorithm.token_rewards import token_rewards
 from plimsoll.algorithm.whiten import whiten
 from plimsoll.cluster.protocol import Cluster, ranks_of
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.policy import PolicyStream
 from plimsoll.engine.worker import Worker
@@ -102,7 +102,7 @@ class Learnables:
 
 def pack_batch(
     trajectories: list[Trajectory],
-    spec: RunSpec[PpoConfig],
+    spec: RunSpec[RlConfig],
     ranks: int,
     critic_ranks: int,
     step: int,
@@ -123,15 +123,14 @@ def pack_batch(
 
 def _sample(trajectory: Trajectory) -> Sample:
     prompt, response = trajectory.prompt.tokens, trajectory.response_tokens
-    loss_mask = np.zeros(len(prompt) + len(response), dtype=np.bool_)
-    loss_mask[len(prompt) :] = True
+    loss_mask = np.concatenate([np.zeros(len(prompt), np.bool_), trajectory.loss_mask])
     return Sample(np.concatenate([prompt, response]), loss_mask)
 
 
-def score(batch: Batch, spec: RunSpec[PpoConfig], cluster: Cluster) -> Scores:
+def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
     """Reference log-probs, and the policy's log-probs where several updates need them."""
     several = spec.workload.updates > 1
-    sampled = [t.sampler_logprobs for t in batch.trajectories]
+    sampled = [t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]
     with_reference = "reference" in spec.roles
     return Scores(
         policy=by_trajectory(batch, cluster, Worker.log_probs, "actor") if several else sampled,
@@ -183,7 +182,7 @@ def estimate_advantages(
     batch: Batch,
     scores: Scores,
     values: list[Floats],
-    spec: RunSpec[PpoConfig],
+    spec: RunSpec[RlConfig],
     kl_coefficient: float,
 ) -> Learnables:
     """Token rewards, then the configured estimator over the whole batch, whitened if asked.
@@ -203,7 +202,7 @@ def estimate_advantages(
         rewards_L=rewards_L,
         values_L=_flat(values),
         cu_loss_tokens=cu_loss_tokens,
-        prompt_S=torch.tensor([t.prompt.index for t in batch.trajectories]),
+        prompt_S=torch.tensor([t.group for t in batch.trajectories]),
     )
     found = advantage(algorithm.advantage)(inputs)
     advantages_L = found.advantages_L

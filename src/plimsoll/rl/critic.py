@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives.value import ValueObjective, ValueStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.engine.worker import Worker
@@ -30,7 +30,7 @@ def train_critic(
     batch: Batch,
     values: list[Floats],
     returns: list[Floats],
-    spec: RunSpec[PpoConfig],
+    spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:

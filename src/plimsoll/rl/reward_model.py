@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
 from plimsoll.model.value import at_ends
@@ -21,7 +21,7 @@ PART = "reward_model"
 
 
 def score_by_model(
-    trajectories: Sequence[Trajectory], spec: RunSpec[PpoConfig], cluster: Cluster
+    trajectories: Sequence[Trajectory], spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Trajectory]:
     """Add the reward model's score, where there is one, to each trajectory's parts."""
     if spec.config.reward_model is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 
 from plimsoll.algorithm.interval import mean_interval
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.reward_model import score_by_model
@@ -22,7 +23,7 @@ _EVAL_SEED = 2**31 - 1
 
 
 def sample(
-    cluster: Cluster, spec: RunSpec[PpoConfig], prompts: Sequence[Prompt], step: int, scorer: Scorer
+    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], step: int, scorer: Scorer
 ) -> list[Trajectory]:
     """Responses to a step's prompts, each scored as it comes, in the prompts' order."""
     seed = int(np.random.SeedSequence([spec.run.seed, step]).generate_state(1)[0])
@@ -32,7 +33,7 @@ def sample(
 
 
 def evaluate(
-    cluster: Cluster, spec: RunSpec[PpoConfig], prompts: Sequence[Prompt], scorer: Scorer
+    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], scorer: Scorer
 ) -> dict[str, float]:
     """The mean reward, and of each part, over one response to each held-out prompt, with their
     intervals."""
@@ -41,7 +42,7 @@ def evaluate(
 
 
 def answer_held_out(
-    cluster: Cluster, spec: RunSpec[PpoConfig], prompts: Sequence[Prompt], scorer: Scorer
+    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], scorer: Scorer
 ) -> list[Trajectory]:
     """One response to each held-out prompt, with all parts of its reward."""
     sampling = spec.config.eval_sampling or spec.config.rollout.sampling
@@ -65,7 +66,7 @@ def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
-def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[PpoConfig]) -> list[Ints]:
+def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[RlConfig]) -> list[Ints]:
     """The token sequences that weight syncs are proved with: the first prompts of the data that
     have two tokens, as the log-prob of a sequence's first is not known; where none has, two prompts
     of one token after each other."""
@@ -87,5 +88,8 @@ def _answers(
     parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
     seeds = derive_seeds(seed, len(parts))
     requests = [Request(p, responses, sampling, s) for p, s in zip(parts, seeds, strict=True)]
-    found = {place: scorer(done) for place, done in cluster.generate(requests)}
+    found = {}
+    for place, done in cluster.generate(requests):
+        grouped = [replace(t, group=place * size + i // responses) for i, t in enumerate(done)]
+        found[place] = scorer(grouped)
     return [trajectory for place in sorted(found) for trajectory in found[place]]

@@ -9,7 +9,7 @@ from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import run_device, start_cluster, thread_count
 from plimsoll.config.data import DataConfig, SourceConfig
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_prompts
 from plimsoll.data.loading import Loaded, Seen
 from plimsoll.data.order import Portion
@@ -26,12 +26,12 @@ from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import LoadRows, RunData, load_data
 from plimsoll.train.session import Session
 
-PpoData = RunData[Prompt]
+RlData = RunData[Prompt]
 
 
 def load_prompt_data(
-    session: Session, spec: RunSpec[PpoConfig], check_reference: Callable[[str], object]
-) -> PpoData:
+    session: Session, spec: RunSpec[RlConfig], check_reference: Callable[[str], object]
+) -> RlData:
     """The prompts of both sources; at least as many to learn on as a step needs, with references
     that pass the check, and with a template whose end of turn ends a response."""
 
@@ -48,7 +48,7 @@ def load_prompt_data(
 
 
 def prompt_loader(
-    spec: RunSpec[PpoConfig], check_reference: Callable[[str], object]
+    spec: RunSpec[RlConfig], check_reference: Callable[[str], object]
 ) -> LoadRows[Prompt]:
     """Reads prompts, of a template whose end of turn ends a response. check_reference: as
     `load_prompts` takes it."""
@@ -62,7 +62,7 @@ def prompt_loader(
     return load
 
 
-def _check_enough(portion: Portion, drawn: float, spec: RunSpec[PpoConfig]) -> None:
+def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> None:
     """drawn: the prompts of a source in a step."""
     if portion.rows < drawn:
         raise ConfigError(
@@ -72,7 +72,7 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[PpoConfig]) -> N
         )
 
 
-def start(spec: RunSpec[PpoConfig], prompts: Iterable[Prompt]) -> Cluster:
+def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
     """Start ranks and engines. prompts: all that are to be answered."""
     longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
     rollout, held_out = spec.config.rollout, spec.config.eval_sampling
@@ -100,7 +100,7 @@ def start(spec: RunSpec[PpoConfig], prompts: Iterable[Prompt]) -> Cluster:
     return start_cluster(spec.cluster, specs)
 
 
-def first_sync(cluster: Cluster, spec: RunSpec[PpoConfig], data: PpoData) -> WeightSync:
+def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> WeightSync:
     """How weights reach the engines, once the first ones are seen to be the same there."""
     merged = spec.actor.adapter is not None and spec.config.rollout.sync.adapter == "merged"
     return prepare_sync(
@@ -112,7 +112,7 @@ def first_sync(cluster: Cluster, spec: RunSpec[PpoConfig], data: PpoData) -> Wei
     )
 
 
-def _actor_route(cluster: Cluster, spec: RunSpec[PpoConfig]) -> WeightRoute:
+def _actor_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
     """The way of the actor's weights, or of its adapter alone, to the engines."""
     rollout = spec.config.rollout
     budget = spec.workload.largest_pack(cluster.ranks)
@@ -120,7 +120,7 @@ def _actor_route(cluster: Cluster, spec: RunSpec[PpoConfig]) -> WeightRoute:
     return AdapterRoute(cluster, whole) if rollout.sync.adapter == "separate" else whole
 
 
-def make_room(cluster: Cluster, spec: RunSpec[PpoConfig]) -> None:
+def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
     """Before engines wake on cards that they share with the ranks: have the ranks give back what
     their allocators only keep for later."""
     if spec.config.rollout.placement == "shared":

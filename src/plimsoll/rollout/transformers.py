@@ -28,7 +28,7 @@ from plimsoll.engine.meter import read_memory
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.load import quiet
-from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory
+from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.arrivals import Arrivals
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
@@ -102,7 +102,7 @@ class TransformersEngine:
     ) -> Trajectory:
         tokens = row.cpu().numpy().astype(np.int64)
         length, stopped = self._length(tokens, sampling)
-        return Trajectory(
+        return single_turn(
             prompt=prompt,
             sample_index=sample,
             response_tokens=tokens[:length],

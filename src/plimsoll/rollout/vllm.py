@@ -24,7 +24,7 @@ from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order
 from plimsoll.machine.threads import waiting
 from plimsoll.model.adapter_files import WEIGHTS
-from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory
+from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
 from plimsoll.run.readings import CardReading, Reading
@@ -125,7 +125,7 @@ class VllmEngine:
             entry[token].logprob
             for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
         ]
-        return Trajectory(
+        return single_turn(
             prompt=prompt,
             sample_index=completion.index,
             response_tokens=tokens,

@@ -48,11 +48,17 @@ def _table(
         **_reward_columns(ts),
         "advantage_mean": pa.array(advantages, pa.float64()),
         "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),
-        "weight_version": pa.array([t.weight_version for t in ts], pa.int64()),
+        "weight_version": pa.array([_version(t) for t in ts], pa.int64()),
         "tokens": pa.array([t.response_tokens for t in ts], pa.list_(pa.int64())),
         "sampler_logprobs": pa.array([t.sampler_logprobs for t in ts], pa.list_(pa.float32())),
     }
     return pa.table(columns)
+
+
+def _version(trajectory: Trajectory) -> int | None:
+    """The one that began it; null of one without tokens."""
+    versions = trajectory.weight_versions
+    return int(versions[0]) if len(versions) else None
 
 
 def _reward_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:

@@ -24,7 +24,7 @@ from plimsoll.algorithm.inputs import (
     PolicyLossInputs,
     PreferenceLossInputs,
 )
-from plimsoll.config.algorithm import PpoAlgorithm
+from plimsoll.config.algorithm import RlAlgorithm
 from plimsoll.config.base import Choice
 from plimsoll.errors import ConfigError, FunctionFailed
 from plimsoll.records import BatchCounts
@@ -138,7 +138,7 @@ def policy_inputs() -> PolicyLossInputs:
 
 
 def test_the_defaults_of_the_config_resolve() -> None:
-    algorithm = PpoAlgorithm()
+    algorithm = RlAlgorithm()
     assert policy_loss(algorithm.policy_loss)(policy_inputs()).loss.item() == pytest.approx(-2)
     found = advantage(algorithm.advantage)(INPUTS)
     assert found.advantages_L.tolist() == pytest.approx([0.95 * 0.5, 0.5])

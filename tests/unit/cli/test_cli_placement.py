@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from plimsoll.commands.placement import placement
 from plimsoll.config.load import validate
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
@@ -30,7 +30,7 @@ actor: {model: {path: a}}
 
 
 def ppo(extra: str = "") -> str:
-    return placement(spec_of(validate(PpoConfig, read_tree(PPO + extra, "f"))))
+    return placement(spec_of(validate(RlConfig, read_tree(PPO + extra, "f"))))
 
 
 def test_ppo_on_ray() -> None:
@@ -55,7 +55,7 @@ def test_ppo_on_ray() -> None:
 def test_the_cores_of_each_of_several_nodes_are_divided() -> None:
     nodes = "cluster: {ranks: 2, critic_ranks: 5, nodes: 2, address: 'head:1'}\n"
     text = placement(
-        spec_of(validate(PpoConfig, read_tree(PPO.replace("cluster: {ranks: 2}\n", nodes), "f")))
+        spec_of(validate(RlConfig, read_tree(PPO.replace("cluster: {ranks: 2}\n", nodes), "f")))
     )
     assert "the machine's cores / 3\n" in text
 
@@ -68,7 +68,7 @@ def test_the_reference_of_its_own() -> None:
 
 def test_without_kl_there_is_no_reference() -> None:
     text = PPO.replace("algorithm: {", "algorithm: {kl: {place: none}, ")
-    assert "reference" not in placement(spec_of(validate(PpoConfig, read_tree(text, "f"))))
+    assert "reference" not in placement(spec_of(validate(RlConfig, read_tree(text, "f"))))
 
 
 def test_sft_in_this_process() -> None:

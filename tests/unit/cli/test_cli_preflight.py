@@ -22,7 +22,7 @@ from plimsoll.commands.found_models import find_model
 from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.load import read_config
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.distill import DistillConfig
@@ -131,7 +131,7 @@ def test_one_file_has_no_splits(hub: Any) -> None:
 
 @pytest.mark.usefixtures("house")
 def test_a_problem_tells_where_its_key_was_written() -> None:
-    config, origins = read_config(PpoConfig, "run.yaml", ["--run.resume=must"])
+    config, origins = read_config(RlConfig, "run.yaml", ["--run.resume=must"])
     with pytest.raises(ConfigError, match=r"run\.directory: runs/one   \(run\.yaml:1\)"):
         check_inputs(spec_of(config), origins)
 

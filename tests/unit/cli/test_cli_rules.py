@@ -57,7 +57,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunSpec[Any]]:
     """The jobs that were started: none is run."""
     found: list[RunSpec[Any]] = []
     monkeypatch.setattr("plimsoll.jobs.sft_loop.run", lambda spec, planned: found.append(spec))
-    monkeypatch.setattr("plimsoll.jobs.ppo_loop.run", lambda spec, planned: found.append(spec))
+    monkeypatch.setattr("plimsoll.jobs.rl_loop.run", lambda spec, planned: found.append(spec))
     return found
 
 

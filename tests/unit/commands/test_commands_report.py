@@ -15,7 +15,7 @@ from plimsoll.commands.report.comparison import Comparison
 from plimsoll.commands.report.report import report_run, table_text
 from plimsoll.commands.run import leave_report
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import append_row
@@ -108,7 +108,7 @@ def drawn(page: ElementTree.Element) -> list[str]:
 
 
 def trajectory(reward: float, prompt: str, response: str) -> Trajectory:
-    return Trajectory(
+    return single_turn(
         prompt=Prompt(0, np.array([1, 2]), prompt, None),
         sample_index=0,
         response_tokens=np.array([3]),

@@ -9,7 +9,7 @@ import pytest
 
 from plimsoll.config.job import JobConfig
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError, SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.sft import SftConfig
@@ -257,12 +257,12 @@ SFT_CASES = [
 ]
 
 
-def load(job: type[PpoConfig] | type[SftConfig], path: Path, flags: str) -> JobConfig:
+def load(job: type[RlConfig] | type[SftConfig], path: Path, flags: str) -> JobConfig:
     config: JobConfig = load_spec(job_of(job), str(path), flags.split()).config
     return config
 
 
-def refusal(job: type[PpoConfig] | type[SftConfig], path: Path, flags: str) -> PlimsollError:
+def refusal(job: type[RlConfig] | type[SftConfig], path: Path, flags: str) -> PlimsollError:
     with pytest.raises((ConfigError, SettingsConflict)) as caught:
         load(job, path, flags)
     return caught.value
@@ -270,18 +270,18 @@ def refusal(job: type[PpoConfig] | type[SftConfig], path: Path, flags: str) -> P
 
 @pytest.mark.parametrize(
     ("job", "flags", "key", "code", "mend"),
-    [(PpoConfig, *case) for case in PPO_CASES] + [(SftConfig, *case) for case in SFT_CASES],
+    [(RlConfig, *case) for case in PPO_CASES] + [(SftConfig, *case) for case in SFT_CASES],
 )
 def test_a_contradiction_is_refused_and_can_be_mended(
     tmp_path: Path,
-    job: type[PpoConfig] | type[SftConfig],
+    job: type[RlConfig] | type[SftConfig],
     flags: str,
     key: str,
     code: int,
     mend: str | None,
 ) -> None:
     path = tmp_path / "c.yaml"
-    path.write_text(PPO if job is PpoConfig else SFT)
+    path.write_text(PPO if job is RlConfig else SFT)
     error = refusal(job, path, flags)
     report = str(error)
     assert report.startswith(f"1 problem in the settings\n  {key}"), report
@@ -297,9 +297,9 @@ def test_a_contradiction_is_refused_and_can_be_mended(
 def test_rewards_may_be_left_out_beside_a_reward_model(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(PPO.replace("rewards: {answer: {name: math_answer}}\n", ""))
-    config = load(PpoConfig, path, "--reward_model.role.model.path=r")
-    assert isinstance(config, PpoConfig) and config.rewards == {}
-    report = str(refusal(PpoConfig, path, ""))
+    config = load(RlConfig, path, "--reward_model.role.model.path=r")
+    assert isinstance(config, RlConfig) and config.rewards == {}
+    report = str(refusal(RlConfig, path, ""))
     assert report.startswith("1 problem in the settings\n  rewards: {}\n      [no-reward] There is")
     assert "`answer: {name: math_answer}`, with a weight; or a reward_model" in report
 
@@ -319,23 +319,23 @@ def test_all_are_told_at_once_and_a_wrong_value_outweighs_a_conflict(tmp_path: P
     path = tmp_path / "c.yaml"
     path.write_text(PPO)
     conflicts = "--cluster.where=local --cluster.ranks=2"
-    both = refusal(PpoConfig, path, conflicts)
+    both = refusal(RlConfig, path, conflicts)
     assert both.exit_code == 4 and str(both).startswith("2 problems")
-    worse = refusal(PpoConfig, path, f"{conflicts} --algorithm.mini_batches=5")
+    worse = refusal(RlConfig, path, f"{conflicts} --algorithm.mini_batches=5")
     assert worse.exit_code == 2 and str(worse).startswith("3 problems")
 
 
 def test_the_nearest_number_of_mini_batches_is_named(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(PPO)
-    error = refusal(PpoConfig, path, "--algorithm.mini_batches=7 --batch.responses=3")
+    error = refusal(RlConfig, path, "--algorithm.mini_batches=7 --batch.responses=3")
     assert "32 * 3 = 96" in str(error) and "algorithm.mini_batches: 6" in str(error)
 
 
 def test_a_problem_tells_the_line_or_flag_of_the_first_key_that_it_names(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(PPO + "cluster: {where: local}\nrollout:\n  engines: 2\n")
-    report = str(refusal(PpoConfig, path, "--batch.micro_batch_tokens=9"))
+    report = str(refusal(RlConfig, path, "--batch.micro_batch_tokens=9"))
     first_lines = [line for line in report.splitlines() if line[:2] == "  " and line[2:3].isalpha()]
     assert first_lines == [
         f"  rollout.engine: vllm   (cluster.where: {path}:6)",  # the engine is the default

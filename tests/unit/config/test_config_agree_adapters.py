@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.job import JobConfig
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.sft import SftConfig
@@ -21,7 +21,7 @@ COMMON = "run: {directory: out, steps: 3}\nactor: {model: {path: m}}\n"
 JOBS: dict[type[JobConfig], str] = {
     SftConfig: COMMON + DATA,
     DpoConfig: COMMON + PAIRS,
-    PpoConfig: COMMON + PROMPTS + "critic: {model: {path: m}}\nrewards: {a: {name: length}}\n",
+    RlConfig: COMMON + PROMPTS + "critic: {model: {path: m}}\nrewards: {a: {name: length}}\n",
 }
 NF4 = "--actor.model.quantization=nf4"
 ADAPTER = "--actor.adapter.rank=8"
@@ -36,9 +36,9 @@ ACTORS, CRITICS = "--actor.adapter.dropout", "--critic.adapter.dropout"
 CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
     (SftConfig, NF4, "actor.model.quantization", 4, ADAPTER),
     (DpoConfig, NF4, "actor.model.quantization", 4, ADAPTER),
-    (PpoConfig, NF4, "actor.model.quantization", 4, ADAPTER),
+    (RlConfig, NF4, "actor.model.quantization", 4, ADAPTER),
     (
-        PpoConfig,
+        RlConfig,
         "--critic.model.quantization=nf4",
         "critic.model.quantization",
         4,
@@ -46,11 +46,11 @@ CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
     ),
     (SftConfig, "--actor.adapter.targets=[]", "actor.adapter.targets", 2, TARGETS),
     (SftConfig, f"{NF4} {DORA} --actor.zero.stage=3", "actor.adapter.dora", 4, STAGE_2),
-    (PpoConfig, f"{ACTORS}=0.1", "actor.adapter.dropout", 4, f"{ACTORS}=0"),
-    (PpoConfig, f"{CRITICS}=0.1", "critic.adapter.dropout", 4, f"{CRITICS}=0"),
+    (RlConfig, f"{ACTORS}=0.1", "actor.adapter.dropout", 4, f"{ACTORS}=0"),
+    (RlConfig, f"{CRITICS}=0.1", "critic.adapter.dropout", 4, f"{CRITICS}=0"),
     *(
         (
-            PpoConfig,
+            RlConfig,
             f"{SEPARATE} {flag}",
             "rollout.sync.adapter",
             4,
@@ -64,7 +64,7 @@ CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
             "--rollout.placement=shared --rollout.sleep_level=2",
         )
     ),
-    (PpoConfig, "--rollout.sync.adapter=separate", "rollout.sync.adapter", 4, ADAPTER),
+    (RlConfig, "--rollout.sync.adapter=separate", "rollout.sync.adapter", 4, ADAPTER),
     (
         DpoConfig,
         f"{OFFLOADED} --reference.model.quantization=nf4",
@@ -73,7 +73,7 @@ CASES: list[tuple[type[JobConfig], str, str, int, str]] = [
         "--reference.offload=none",
     ),
     (
-        PpoConfig,
+        RlConfig,
         "--reward_model.role.model.path=m --reward_model.role.model.quantization=nf4 "
         "--reward_model.role.offload=cpu",
         "reward_model.role.offload",
@@ -89,8 +89,8 @@ ALLOWED: list[tuple[type[JobConfig], str]] = [
     (SftConfig, "--actor.adapter.dropout=0.1"),
     (DpoConfig, f"{NF4} {ADAPTER} --actor.adapter.dropout=0.1"),
     (DpoConfig, OFFLOADED),
-    (PpoConfig, f"{NF4} {ADAPTER} --actor.zero.stage=3"),
-    (PpoConfig, f"{SEPARATE} --rollout.placement=shared --rollout.sleep_level=1"),
+    (RlConfig, f"{NF4} {ADAPTER} --actor.zero.stage=3"),
+    (RlConfig, f"{SEPARATE} --rollout.placement=shared --rollout.sleep_level=1"),
 ]
 
 

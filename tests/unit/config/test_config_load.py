@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.config.algorithm import PpoAlgorithm
+from plimsoll.config.algorithm import RlAlgorithm
 from plimsoll.config.base import Choice
 from plimsoll.config.keys import ANY, describe_keys, dump_config, keys_of
 from plimsoll.config.load import validate
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.config.yaml_tree import Tree, read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
@@ -76,7 +76,7 @@ def test_options_alone_keep_the_defaults_name_and_its_other_options(tmp_path: Pa
     text = PPO + "algorithm: {policy_loss: {options: {low: 0.1}}, advantage: {}}\n"
     algorithm = load_spec(JOBS["ppo"], write(tmp_path, text), ()).config.algorithm
     assert algorithm.policy_loss == Choice(name="clip", options={"low": 0.1})
-    assert algorithm.advantage == PpoAlgorithm().advantage
+    assert algorithm.advantage == RlAlgorithm().advantage
 
 
 def test_a_name_brings_its_functions_own_defaults(tmp_path: Path) -> None:
@@ -202,9 +202,9 @@ def test_a_dumped_config_loads_to_the_equal_config(
         "rollout": {"sampling": {"stop": stop}},
         "reference": reference,
     }
-    config = validate(PpoConfig, Tree(values, {}))
+    config = validate(RlConfig, Tree(values, {}))
     text = dump_config(config)
-    again = validate(PpoConfig, read_tree(text, "f"))
+    again = validate(RlConfig, read_tree(text, "f"))
     assert again == config
     assert dump_config(again) == text
 
@@ -223,13 +223,13 @@ def test_a_dump_names_every_key_with_its_default(tmp_path: Path) -> None:
 
 
 def test_every_key_of_every_job_says_what_it_is() -> None:
-    for job in (SftConfig, PpoConfig):
+    for job in (SftConfig, RlConfig):
         for key in keys_of(job):
             assert key.doc and key.kind, key
 
 
 def test_help_shows_type_default_and_meaning() -> None:
-    text = describe_keys(PpoConfig)
+    text = describe_keys(RlConfig)
     assert "--actor.zero.stage  [0 | 1 | 2 | 3; default 2]\n      0 divides nothing" in text
     assert "--rollout.memory_share  [number > 0 and <= 1; default 0.5]" in text
     assert "--run.steps  [integer >= 1; required]" in text
@@ -238,7 +238,7 @@ def test_help_shows_type_default_and_meaning() -> None:
 
 
 def test_help_for_a_section_alone() -> None:
-    text = describe_keys(PpoConfig, "actor.zero")
+    text = describe_keys(RlConfig, "actor.zero")
     assert text.startswith("actor.zero:") and "--actor.optimizer" not in text
     with pytest.raises(ConfigError, match=r"Nearest: actor\.zero"):
-        describe_keys(PpoConfig, "actor.zreo")
+        describe_keys(RlConfig, "actor.zreo")

@@ -9,7 +9,7 @@ import pytest
 from plimsoll.config.data import SourceConfig, WeightedSource
 from plimsoll.config.job import JobConfig
 from plimsoll.config.keys import describe_keys, dump_config
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.dpo import DpoConfig
@@ -115,7 +115,7 @@ def test_a_weight_that_is_no_number_says_what_it_must_be(tmp_path: Path) -> None
     [
         (DpoConfig, "", "--data.train.chosen=c --data.train.rejected=r"),
         (
-            PpoConfig,
+            RlConfig,
             "critic: {model: {path: m}}\nrewards: {a: {name: exact_match}}\n",
             "--data.train.prompt=p",
         ),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.keys import dump_config
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.sft import SftConfig
@@ -35,7 +35,7 @@ def written(folder: Path, text: str) -> str:
     [
         (SFT, SftConfig),
         (DPO + "algorithm: {nll_weight: 0.1}\n", DpoConfig),
-        (PPO, PpoConfig),
+        (PPO, RlConfig),
         ("# sft: imitate\n" + SFT, SftConfig),
         ("#dpo\n" + DPO, DpoConfig),
     ],
@@ -50,9 +50,9 @@ def test_flags_count_as_keys_do(tmp_path: Path) -> None:
     assert isinstance(config, DpoConfig) and config.algorithm.nll_weight == 0.1
 
 
-@pytest.mark.parametrize(("text", "model"), [(SFT, SftConfig), (DPO, DpoConfig), (PPO, PpoConfig)])
+@pytest.mark.parametrize(("text", "model"), [(SFT, SftConfig), (DPO, DpoConfig), (PPO, RlConfig)])
 def test_the_config_in_a_run_directory_says_it_too(
-    tmp_path: Path, text: str, model: type[SftConfig] | type[DpoConfig] | type[PpoConfig]
+    tmp_path: Path, text: str, model: type[SftConfig] | type[DpoConfig] | type[RlConfig]
 ) -> None:
     config = load_spec(job_of(model), written(tmp_path, text)).config
     assert load_any(written(tmp_path, dump_config(config))).config == config

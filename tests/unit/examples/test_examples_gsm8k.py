@@ -14,7 +14,7 @@ import pytest
 from plimsoll.jobs import JOBS
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.tiny import train_tokenizer
-from plimsoll.records import Prompt, Trajectory
+from plimsoll.records import Prompt, single_turn
 from plimsoll.reward.score import build_rewards
 from plimsoll.spec.load import load_spec
 
@@ -47,7 +47,7 @@ def scored(response: str, reference: str = "1900") -> dict[str, float]:
     nothing = np.zeros(0, dtype=np.int64)
     prompt = Prompt(0, nothing, "", reference)
     logprobs = np.zeros(0, dtype=np.float32)
-    trajectory = Trajectory(prompt, 0, nothing, logprobs, response, "stop", 0)
+    trajectory = single_turn(prompt, 0, nothing, logprobs, response, "stop", 0)
     (scored,) = build_rewards(config.rewards)([trajectory])
     return {part.name: part.value for part in scored.rewards}
 

@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.commands.planning import hardware_of, plan_job
 from plimsoll.config.problems import Problem
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.plan.plan import Ground, Plan
@@ -164,7 +164,7 @@ def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
     assert 0.5 <= awake < asleep < 0.9
     for words in ((awake, 0), (asleep, 1)):
         job = config("5_orz_1p5b").config
-        assert isinstance(job, PpoConfig)
+        assert isinstance(job, RlConfig)
         share, level = words
         rollout = job.rollout.model_copy(update={"memory_share": share, "sleep_level": level})
         assert plan_job(spec_of(job.model_copy(update={"rollout": rollout}))).verdict == "fits"

@@ -39,6 +39,7 @@ from plimsoll.records import (
     RewardPart,
     Sample,
     Trajectory,
+    single_turn,
 )
 from plimsoll.rl.sampling import mean_rewards
 
@@ -183,7 +184,7 @@ def answer(prompt: int, sample: int, **rewards: float) -> Trajectory:
     nothing = np.zeros(0, dtype=np.float32)
     parts = tuple(RewardPart(name, value) for name, value in rewards.items())
     asked = Prompt(10 * prompt + sample, np.array([1, prompt]), "?")
-    return Trajectory(asked, 0, np.zeros(0, np.int64), nothing, "", "stop", 0, parts)
+    return single_turn(asked, 0, np.zeros(0, np.int64), nothing, "", "stop", 0, parts)
 
 
 def test_rewards_have_intervals_over_prompts_whatever_they_are() -> None:

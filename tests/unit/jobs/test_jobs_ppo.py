@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.config.algorithm import KlConfig
-from plimsoll.config.rl import PpoConfig
-from plimsoll.jobs.ppo_loop import actor_rate, first_kl_coefficient
+from plimsoll.config.rl import RlConfig
+from plimsoll.jobs.rl_loop import actor_rate, first_kl_coefficient
 from plimsoll.jobs.which import spec_of
 from plimsoll.run.state import RunState
 
@@ -30,7 +30,7 @@ def test_only_an_adaptive_coefficient_goes_on_from_its_checkpoint(
 
 def test_the_actors_schedule_begins_with_its_own_first_step() -> None:
     """Two steps of the critic alone, then 3 steps of 2 updates: 4 of them rise, the last falls."""
-    config = PpoConfig.model_validate(
+    config = RlConfig.model_validate(
         {
             "run": {"directory": "runs/x", "steps": 5},
             "data": {"train": {"path": "x.jsonl", "prompt": "p"}},

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.job import JobConfig
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import Hardware, parse_cluster
@@ -32,10 +32,10 @@ LEARNING = {"learning_rate": 1e-5}
 NODES = {"rank 0": "a", "rank 1": "a", "critic rank 0": "b", "critic rank 1": "b", "engine 0": "c"}
 
 
-def ppo(stage: int = 3, tokens: int = 16384, **cluster: Any) -> PpoConfig:
+def ppo(stage: int = 3, tokens: int = 16384, **cluster: Any) -> RlConfig:
     role = {"model": MODEL, "optimizer": LEARNING, "zero": {"stage": stage}}
     source = {"path": "rows.jsonl", "prompt": "prompt", "reference": "answer"}
-    return PpoConfig.model_validate(
+    return RlConfig.model_validate(
         {
             "run": {"directory": "out", "steps": 2},
             "cluster": {"ranks": 2, **cluster},
@@ -230,7 +230,7 @@ def test_the_change_fits_what_was_there() -> None:
 def test_a_cache_of_vllm_that_no_host_has_becomes_what_the_rest_leaves() -> None:
     settings = ppo().model_dump()
     settings["rollout"] |= {"cpu_kv_cache_gib": 10_000.0}
-    found = on_host(PpoConfig.model_validate(settings), at("engine 0"), "load")
+    found = on_host(RlConfig.model_validate(settings), at("engine 0"), "load")
     assert found.change is not None
     (change,) = found.change.changes
     assert (change.key, change.before) == ("rollout.cpu_kv_cache_gib", 10_000.0)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.sft import SftConfig
@@ -25,9 +25,9 @@ actor: {model: {path: a}}
 PPO = BASE + "critic: {model: {path: c}}\nrewards: {r: {name: length}}\n"
 
 
-def ppo(cluster: str, rollout: str) -> PpoConfig:
+def ppo(cluster: str, rollout: str) -> RlConfig:
     text = f"{PPO}cluster: {cluster}\nrollout: {rollout}\n"
-    return validate(PpoConfig, read_tree(text, "ppo.yaml"))
+    return validate(RlConfig, read_tree(text, "ppo.yaml"))
 
 
 def where(layout: Layout) -> dict[str, Slot]:

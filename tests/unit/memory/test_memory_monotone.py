@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.load import validate
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
@@ -82,7 +82,7 @@ def fullest_card(of: RunSpec[Any]) -> int:
 
 def with_(of: RunSpec[Any], key: str, value: object) -> RunSpec[Any] | None:
     """None where the job has no such key, or the settings then contradict one another."""
-    roles = ["actor", "critic"] if isinstance(of, PpoConfig) else ["actor"]
+    roles = ["actor", "critic"] if isinstance(of, RlConfig) else ["actor"]
     keys = [key.replace("*", role) for role in roles] if key.startswith("*") else [key]
     if key.startswith("*.adapter") and of.actor.adapter is None:
         return None

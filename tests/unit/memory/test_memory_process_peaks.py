@@ -8,7 +8,7 @@ import pytest
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
@@ -35,9 +35,9 @@ def sft(**cluster: Any) -> SftConfig:
     )
 
 
-def ppo(**rollout: Any) -> PpoConfig:
+def ppo(**rollout: Any) -> RlConfig:
     source = {"path": "rows.jsonl", "prompt": "prompt", "reference": "answer"}
-    return PpoConfig.model_validate(
+    return RlConfig.model_validate(
         {
             "run": {"directory": "out", "steps": 2},
             "cluster": {"ranks": 2},

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.records import Prompt, Trajectory
+from plimsoll.records import Prompt, single_turn
 from plimsoll.reward import math_answer, math_form
 from plimsoll.reward.math_verifier import Verdict, verify
 
@@ -24,7 +24,7 @@ def reward(reference: str, response: str) -> float:
     tokens = np.zeros(1, dtype=np.int64)
     prompt = Prompt(0, tokens, "?", reference)
     logprobs = np.zeros(1, dtype=np.float32)
-    return math_answer.reward(Trajectory(prompt, 0, tokens, logprobs, response, "stop", 0))
+    return math_answer.reward(single_turn(prompt, 0, tokens, logprobs, response, "stop", 0))
 
 
 def boxed(answer: str) -> str:

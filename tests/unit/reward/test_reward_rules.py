@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
-from plimsoll.records import FinishReason, Prompt, Trajectory
+from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward import exact_match, length, math_answer, math_verifier, pattern
 from plimsoll.reward.score import build_rewards
 
@@ -25,7 +25,7 @@ def trajectory(
 ) -> Trajectory:
     tokens = np.zeros(3, dtype=np.int64)
     prompt = Prompt(0, tokens, "?", reference)
-    return Trajectory(
+    return single_turn(
         prompt, 0, tokens, np.zeros(3, dtype=np.float32), response, finish_reason, weight_version=0
     )
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.config.base import OptionValue
-from plimsoll.config.rl import RewardConfig
+from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, FunctionFailed, PlimsollError
-from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward import score
 from plimsoll.reward.score import build_rewards
 
@@ -75,7 +75,7 @@ def trajectory(response: str, reference: str | None = "72") -> Trajectory:
     tokens = np.zeros(2, dtype=np.int64)
     prompt = Prompt(41, tokens, "?", reference)
     logprobs = np.zeros(2, dtype=np.float32)
-    return Trajectory(prompt, 0, tokens, logprobs, response, "stop", weight_version=0)
+    return single_turn(prompt, 0, tokens, logprobs, response, "stop", weight_version=0)
 
 
 def config(name: str, weight: float = 1.0, **options: OptionValue) -> RewardConfig:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import spec_of
-from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.rl.sampling import evaluate, probe_sequences, sample
 from plimsoll.rollout.protocol import Request
 from plimsoll.spec.run_spec import RunSpec
@@ -44,17 +44,16 @@ class PlainCluster:
 
 
 def answer(prompt: Prompt, number: int, seed: int) -> Trajectory:
-    nothing = np.zeros(0)
-    tokens = np.array([seed])
-    return Trajectory(prompt, number, tokens, nothing.astype(np.float32), "", "stop", 0)
+    logprobs = np.zeros(1, dtype=np.float32)
+    return single_turn(prompt, number, np.array([seed]), logprobs, "", "stop", 0)
 
 
 def prompts(*indices: int) -> list[Prompt]:
     return [Prompt(i, np.array([1, 2]), str(i)) for i in indices]
 
 
-def config(responses: int) -> RunSpec[PpoConfig]:
-    found = PpoConfig.model_validate(
+def config(responses: int) -> RunSpec[RlConfig]:
+    found = RlConfig.model_validate(
         {
             "run": {"directory": "runs/x", "steps": 2, "seed": 5},
             "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
@@ -89,8 +88,11 @@ def test_trajectories_come_in_the_order_of_the_prompts(
     assert all(t.reward == 2 * (t.prompt.index + t.sample_index) for t in found)
     sizes = [len(r.prompts) * r.responses for r in cluster.requests]
     assert all(size <= max(at_once, responses) for size in sizes)
-    # A prompt that an epoch's end brings twice into a step is sampled twice, not copied.
+    # A prompt that an epoch's end brings twice into a step is sampled twice, in two groups.
     assert len({int(t.response_tokens[0]) for t in found}) == len(indices)
+    groups = [found[i : i + responses] for i in range(0, len(found), responses)]
+    assert all(len({t.group for t in own}) == 1 for own in groups)
+    assert len({t.group for t in found}) == len(indices)
 
 
 def test_a_step_can_be_sampled_again_and_others_have_other_seeds() -> None:

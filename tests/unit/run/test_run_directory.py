@@ -15,7 +15,7 @@ import pytest
 
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
-from plimsoll.records import Prompt, RewardPart, Trajectory
+from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import append_row, read_rows, write_rows
@@ -35,7 +35,7 @@ def save(run: RunDirectory, step: int) -> None:
 
 
 def trajectory(index: int, sample: int, tokens: list[int]) -> Trajectory:
-    return Trajectory(
+    return single_turn(
         prompt=Prompt(index, np.array([1, 2]), f"What is {index}?", str(index)),
         sample_index=sample,
         response_tokens=np.array(tokens),
@@ -218,7 +218,7 @@ def test_trajectories_are_read_back_as_they_were(tmp_path: Path) -> None:
         "reward_form": [0.5, 0.5, 0.5],
         "advantage_mean": [0.25, 0.0, -1.0],
         "finish_reason": ["stop", "stop", "stop"],
-        "weight_version": [3, 3, 3],
+        "weight_version": [3, None, 3],  # one without tokens
         "tokens": [[11, 12], [], [13]],
         "sampler_logprobs": [[-0.5, -0.5], [], [-0.5]],
     }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plimsoll.config.job import JobConfig
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_pairs, load_responses, load_samples, load_steps
 from plimsoll.jobs.distill import DistillConfig
 from plimsoll.jobs.dpo import DpoConfig
@@ -38,7 +38,7 @@ JOBS: dict[str, tuple[type[JobConfig], LoadRows[Any] | None, dict[str, Any], dic
     "kto": (KtoConfig, load_responses, {**SAMPLES, "label": "good"}, {}),
     "prm": (PrmConfig, load_steps, {"prompt": "q", "steps": "s", "labels": "l"}, {}),
     "ppo": (
-        PpoConfig,
+        RlConfig,
         None,
         {"prompt": "q", "reference": "a"},
         {"critic": MODEL, "rewards": {"r": {"name": "exact_match"}}},
@@ -82,7 +82,7 @@ def told(
         }
     )
     if load is None:
-        assert isinstance(config, PpoConfig)
+        assert isinstance(config, RlConfig)
         load = prompt_loader(spec_of(config), lambda reference: None)
     with open_session(spec_of(config), Planned()) as session:
         load_data(session, load)

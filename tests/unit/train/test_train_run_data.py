@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from plimsoll.config.rl import PpoConfig, RewardConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_samples
 from plimsoll.errors import ConfigError, DataError, Interrupted
-from plimsoll.jobs.ppo_loop import measure
+from plimsoll.jobs.rl_loop import measure
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Sample
 from plimsoll.reward.score import build_rewards
-from plimsoll.rl.setup import PpoData, load_prompt_data
+from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.planned import Planned
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeats
@@ -160,7 +161,7 @@ def test_rows_that_are_cut_are_counted(capsys: pytest.CaptureFixture[str]) -> No
     assert "cut " not in capsys.readouterr().out
 
 
-def asking(*answers: str, **data: Any) -> PpoConfig:
+def asking(*answers: str, **data: Any) -> RlConfig:
     """With these references to learn from, and to evaluate with."""
     rows = [{"q": "1+1=", "r": answer} for answer in answers]
     Path("asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -169,7 +170,7 @@ def asking(*answers: str, **data: Any) -> PpoConfig:
     return config.model_copy(update={"rewards": {"right": RewardConfig(name="math_answer")}})
 
 
-def load_asked(config: PpoConfig) -> PpoData:
+def load_asked(config: RlConfig) -> RlData:
     with open_session(spec_of(config), Planned()) as session:
         return load_prompt_data(
             session, spec_of(config), build_rewards(config.rewards).check_reference
@@ -217,8 +218,8 @@ def test_ctrl_c_ends_the_checking_of_references() -> None:
     assert checked == ["1"]
 
 
-def ppo(train: dict[str, Any], prompts: int, **data: Any) -> PpoConfig:
-    return PpoConfig.model_validate(
+def ppo(train: dict[str, Any], prompts: int, **data: Any) -> RlConfig:
+    return RlConfig.model_validate(
         {
             "run": {"directory": "run", "steps": 1, "tensorboard": False, "resume": "auto"},
             "cluster": {"where": "local"},
@@ -232,7 +233,7 @@ def ppo(train: dict[str, Any], prompts: int, **data: Any) -> PpoConfig:
     )
 
 
-def load_prompts(prompts: int, weight: float) -> PpoData:
+def load_prompts(prompts: int, weight: float) -> RlData:
     (few, many) = ({"path": "sums.jsonl", "prompt": "q", "limit": n} for n in (2, 6))
     config = ppo({"few": few | {"weight": weight}, "many": many}, prompts)
     with open_session(spec_of(config), Planned()) as session:

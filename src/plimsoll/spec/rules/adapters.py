@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.problems import Problem, Section
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.spec.run_spec import VLLM_RANKS
 
 
@@ -51,7 +51,7 @@ def frozen(name: str, role: FrozenRole) -> Iterator[Problem]:
         yield at.conflict("offload", why, fix, "four-bit-offload")
 
 
-def separate(config: PpoConfig) -> Iterator[Problem]:
+def separate(config: RlConfig) -> Iterator[Problem]:
     """An adapter that goes to the engines alone."""
     at = Section("", config)
     if config.rollout.sync.adapter == "merged":
@@ -61,7 +61,7 @@ def separate(config: PpoConfig) -> Iterator[Problem]:
         yield at.conflict("rollout.sync.adapter", obstacle, fix, "adapter-separate")
 
 
-def _against_separate(config: PpoConfig) -> Iterator[tuple[str, str]]:
+def _against_separate(config: RlConfig) -> Iterator[tuple[str, str]]:
     """(why not, what else to change)"""
     adapter, rollout = config.actor.adapter, config.rollout
     if adapter is None:

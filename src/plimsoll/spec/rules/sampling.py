@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.problems import Problem, Section, conflict, invalid, show
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.rules.adapters import separate, steady
@@ -19,7 +19,7 @@ _FIGURES = (
 `eval.json`."""
 
 
-def sampled(config: PpoConfig) -> Iterator[Problem]:
+def sampled(config: RlConfig) -> Iterator[Problem]:
     """A job that samples what it learns from."""
     yield from steady("actor", config.actor)
     yield from steady("critic", config.critic)
@@ -30,7 +30,7 @@ def sampled(config: PpoConfig) -> Iterator[Problem]:
     yield from _steps(config)
 
 
-def _rollout(config: PpoConfig) -> Iterator[Problem]:
+def _rollout(config: RlConfig) -> Iterator[Problem]:
     at = Section("", config)
     rollout = config.rollout
     if config.cluster.where == "local" and rollout.engine == "vllm":
@@ -58,7 +58,7 @@ def _rollout(config: PpoConfig) -> Iterator[Problem]:
         yield at.conflict("rollout.max_sequences", why, fix, "transformers-engine")
 
 
-def _sampling(config: PpoConfig) -> Iterator[Problem]:
+def _sampling(config: RlConfig) -> Iterator[Problem]:
     at = Section("", config)
     sampling = config.rollout.sampling
     if sampling.temperature == 0:
@@ -87,7 +87,7 @@ def _stop(key: str, sampling: SamplingConfig) -> Iterator[Problem]:
         yield invalid(f"{key}.stop", show(list(sampling.stop)), why, fix)
 
 
-def _kl(config: PpoConfig) -> Iterator[Problem]:
+def _kl(config: RlConfig) -> Iterator[Problem]:
     at, kl = Section("", config), config.algorithm.kl
     if kl.place == "none" and config.reference is not None:
         why = "algorithm.kl.place: none loads no reference."
@@ -126,7 +126,7 @@ def _unused_kl(at: Section, kl: KlConfig) -> Iterator[Problem]:
             yield at.conflict(name, why, fix, "kl-unused")
 
 
-def _steps(config: PpoConfig) -> Iterator[Problem]:
+def _steps(config: RlConfig) -> Iterator[Problem]:
     at = Section("", config)
     batch, algorithm = config.batch, config.algorithm
     sequences = batch.prompts * batch.responses
@@ -145,7 +145,7 @@ def _steps(config: PpoConfig) -> Iterator[Problem]:
     yield from _rewards(config)
 
 
-def _rewards(config: PpoConfig) -> Iterator[Problem]:
+def _rewards(config: RlConfig) -> Iterator[Problem]:
     weights = [part.weight for part in config.rewards.values()]
     if config.reward_model is not None:
         weights.append(config.reward_model.weight)
@@ -157,7 +157,7 @@ def _rewards(config: PpoConfig) -> Iterator[Problem]:
     yield from _names(config)
 
 
-def _names(config: PpoConfig) -> Iterator[Problem]:
+def _names(config: RlConfig) -> Iterator[Problem]:
     taken = dict.fromkeys(_FIGURES, "Another figure of an evaluation has this name.")
     measured = ("reward", "reward_model", *config.rewards)
     taken |= dict.fromkeys(

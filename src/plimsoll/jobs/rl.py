@@ -1,10 +1,10 @@
-"""PPO: what `plimsoll ppo` is. How it runs: ppo_loop.py."""
+"""PPO: what `plimsoll ppo` is. How it runs: rl_loop.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.figures import measured
 from plimsoll.spec.columns import rl_source
 from plimsoll.spec.job import Evaluation, Job, Sampling
@@ -14,7 +14,7 @@ from plimsoll.spec.rules.sampling import sampled
 from plimsoll.spec.workload import Workload
 
 
-def _roles(config: PpoConfig) -> Sequence[Role]:
+def _roles(config: RlConfig) -> Sequence[Role]:
     warmup = config.algorithm.critic_warmup_steps
     found = [
         learner("actor", config.actor, "policy", scores=True, begins=warmup),
@@ -28,7 +28,7 @@ def _roles(config: PpoConfig) -> Sequence[Role]:
     return found
 
 
-def _workload(config: PpoConfig) -> Workload:
+def _workload(config: RlConfig) -> Workload:
     algorithm, batch = config.algorithm, config.batch
     responses = batch.prompts * batch.responses
     return Workload(
@@ -43,14 +43,14 @@ def _workload(config: PpoConfig) -> Workload:
     )
 
 
-def _sampling(config: PpoConfig) -> Sampling:
+def _sampling(config: RlConfig) -> Sampling:
     batch = config.batch
     return Sampling(
         config.rollout, batch.prompts, batch.responses, config.eval_sampling, config.rewards
     )
 
 
-def _evaluation(config: PpoConfig) -> Evaluation:
+def _evaluation(config: RlConfig) -> Evaluation:
     parts = [*config.rewards, *(["reward_model"] if config.reward_model else [])]
     own = {k: v for name in parts for k, v in measured(name, None).items()}
     return Evaluation({**measured("reward", "highest"), **own})
@@ -67,12 +67,12 @@ _PANELS = (
 JOB = Job(
     name="ppo",
     summary="proximal policy optimisation",
-    config=PpoConfig,
+    config=RlConfig,
     roles=_roles,
     workload=_workload,
     columns=rl_source,
     evaluation=_evaluation,
-    loop="plimsoll.jobs.ppo_loop",
+    loop="plimsoll.jobs.rl_loop",
     choices=lambda config: {
         "advantage": config.algorithm.advantage,
         "policy_loss": config.algorithm.policy_loss,

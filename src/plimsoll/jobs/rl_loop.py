@@ -23,7 +23,7 @@ from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.problems import refuse
-from plimsoll.config.rl import PpoConfig
+from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Floats, Prompt, Trajectory
@@ -46,7 +46,7 @@ from plimsoll.rl.critic import explained_variance, score_values, train_critic
 from plimsoll.rl.reward_model import score_by_model
 from plimsoll.rl.sampling import answer_held_out, evaluate, mean_rewards, sample
 from plimsoll.rl.setup import (
-    PpoData,
+    RlData,
     first_sync,
     load_prompt_data,
     make_room,
@@ -67,17 +67,17 @@ from plimsoll.train.saving import evaluated, finished, restore, save_model, save
 from plimsoll.train.session import Session, evaluates_first
 from plimsoll.train.update import Step
 
-PpoWork = Work[PpoConfig, Prompt]
+RlWork = Work[RlConfig, Prompt]
 
 
-def run(spec: RunSpec[PpoConfig], planned: Planned) -> None:
+def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
     scorer = build_rewards(spec.config.rewards)
 
-    def read(session: Session) -> PpoData:
+    def read(session: Session) -> RlData:
         return load_prompt_data(session, spec, scorer.check_reference)
 
-    def started(data: PpoData) -> Cluster:
+    def started(data: RlData) -> Cluster:
         return start(spec, (*data.train, *data.eval))
 
     with open_work(spec, planned, read, started) as work:
@@ -89,7 +89,7 @@ def run(spec: RunSpec[PpoConfig], planned: Planned) -> None:
         save_model(work.session, work.cluster, state)
 
 
-def train(work: PpoWork, sync: WeightSync, scorer: Scorer) -> RunState:
+def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
     """The loop; gives the state after the last step."""
     spec, session, cluster, order = work.spec, work.session, work.cluster, work.data.order
     if session.resumed:
@@ -144,7 +144,7 @@ def train(work: PpoWork, sync: WeightSync, scorer: Scorer) -> RunState:
     return state
 
 
-def begin(work: PpoWork, scorer: Scorer) -> RunState:
+def begin(work: RlWork, scorer: Scorer) -> RunState:
     """The state before the first step of this run; a new run evaluates what it starts from."""
     state = first_state(work.session, work.data)
     if evaluates_first(work.spec, state):
@@ -152,7 +152,7 @@ def begin(work: PpoWork, scorer: Scorer) -> RunState:
     return replace(state, kl_coefficient=first_kl_coefficient(work.config.algorithm.kl, state))
 
 
-def evaluate_actor(work: PpoWork, scorer: Scorer) -> dict[str, float]:
+def evaluate_actor(work: RlWork, scorer: Scorer) -> dict[str, float]:
     """The mean rewards of the held-out prompts."""
     counted = work.session.progress.counted(scorer.of_held_out())
     with work.session.phase("eval", work.cluster):
@@ -163,7 +163,7 @@ def train_actor(
     batch: Batch,
     scores: Scores,
     advantages: list[Floats],
-    spec: RunSpec[PpoConfig],
+    spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:
@@ -193,7 +193,7 @@ def train_actor(
     }
 
 
-def actor_rate(spec: RunSpec[PpoConfig], step: int, number: int) -> float:
+def actor_rate(spec: RunSpec[RlConfig], step: int, number: int) -> float:
     """The actor's learning rate at an update of a step, both from 0. Its schedule begins with the
     first step that trains it, so that a warm-up is not over before."""
     algorithm = spec.config.algorithm
@@ -209,7 +209,7 @@ def first_kl_coefficient(kl: KlConfig, state: RunState) -> float:
 
 
 def next_kl_coefficient(
-    spec: RunSpec[PpoConfig], state: RunState, batch: Batch, scores: Scores
+    spec: RunSpec[RlConfig], state: RunState, batch: Batch, scores: Scores
 ) -> float:
     """The coefficient of the next step: the same, or moved towards the KL that is aimed at, once
     the actor learns."""
@@ -221,7 +221,7 @@ def next_kl_coefficient(
     return adapt(state.kl_coefficient, observed, responses, kl.target, kl.horizon)
 
 
-def measure(spec: RunSpec[PpoConfig], directory: Path) -> dict[str, float]:
+def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
     """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
     says, with its 95 % confidence interval. The answers are written to the
     directory."""
@@ -256,7 +256,7 @@ def measure(spec: RunSpec[PpoConfig], directory: Path) -> dict[str, float]:
     )
 
 
-def _with_fewest_ranks(spec: RunSpec[PpoConfig]) -> RunSpec[PpoConfig]:
+def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
     """The same with no more ranks than its rewards need."""
     ranks = spec.cluster.ranks if "reward" in spec.roles else 1
     cluster = spec.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
