@@ -1,9 +1,11 @@
 """The losses and the advantage estimator that the config chooses, ready to be called.
 
 A new one is one new file and one config value: a file in policy_loss/, preference_loss/,
-reward_loss/ or feedback_loss/ with a function `loss`, in divergence/ with a function `compare`, or
-in advantage/ with a function `estimate`; or, outside of Plimsoll, any function by import path. A
-preference loss that compares with a reference takes it as its second positional parameter.
+reward_loss/ or feedback_loss/ with a function `loss`, in divergence/ with a function `compare`, in
+advantage/ with a function `estimate`, or in correction/ with a function `weigh`; or, outside of
+Plimsoll, any function by import path. A function asks for more than its inputs by its positional
+parameters: a preference loss for the reference's log-probs, a policy loss for the sampler's, an
+advantage estimator for values, groups or greedy rewards by their names.
 """
 
 from __future__ import annotations
@@ -20,18 +22,22 @@ from plimsoll.algorithm.failure import failure
 from plimsoll.algorithm.inputs import (
     AdvantageInputs,
     Advantages,
+    CorrectionInputs,
     DivergenceInputs,
     DivergenceOutput,
     FeedbackLossInputs,
     LossOutput,
     PolicyLossInputs,
     RewardLossInputs,
+    TokenLoss,
+    TokenWeights,
 )
+from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.spec.choices import needs_reference
+from plimsoll.spec.choices import AdvantageNeed, advantage_needs, needs_reference, needs_sampler
 
 Output = TypeVar("Output")
 Shapes = Mapping[str, torch.Size]
@@ -43,7 +49,8 @@ _OF_ALL_JOBS = (
 _INTERVAL = "accuracy_low|accuracy_high"
 _OF_A_JOB = {
     "policy_loss": "policy_loss|entropy|kl|kl_loss|kl_coefficient|reward(/.*)?|response_tokens|"
-    "finished|logprob_gap|value_.*|explained_variance|(actor|critic|sync)/.*",
+    "finished|truncated|zero_signal|repetition|correction.*|value_.*|explained_variance|"
+    "(actor|critic|sync|mismatch|groups)/.*",
     "preference_loss": f"preference_loss|nll|{_INTERVAL}",
     "reward_loss": f"reward_loss|off_centre|calibration_error|{_INTERVAL}",
     "feedback_loss": f"accuracy|{_INTERVAL}",
@@ -61,9 +68,20 @@ class PreferenceLoss:
     needs_reference: bool
 
 
-def policy_loss(choice: Choice) -> Callable[[PolicyLossInputs], LossOutput]:
+def policy_loss(choice: Choice) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
     """The policy loss of the config, its options bound. Errors: see `_held`."""
-    return _held(choice, "policy_loss", LossOutput, _one_loss)
+    compared = needs_sampler(choice)
+    loss = _held(choice, "policy_loss", TokenLoss, _token_loss, arguments=1 + compared)
+
+    def compute(inputs: PolicyObjectiveInputs) -> TokenLoss:
+        return loss(inputs.policy, *([inputs.sampler_logprobs_L] if compared else []))
+
+    return compute
+
+
+def correction(choice: Choice) -> Callable[[CorrectionInputs], TokenWeights]:
+    """The correction of the config, its options bound. Errors: see `_held`."""
+    return _held(choice, "correction", TokenWeights, _weights)
 
 
 def preference_loss(choice: Choice) -> PreferenceLoss:
@@ -88,9 +106,28 @@ def divergence(choice: Choice) -> Callable[[DivergenceInputs], DivergenceOutput]
     return _held(choice, "divergence", DivergenceOutput, _rows)
 
 
-def advantage(choice: Choice) -> Callable[[AdvantageInputs], Advantages]:
-    """The advantage estimator of the config, its options bound. Errors: see `_held`."""
-    return _held(choice, "advantage", Advantages, _tokens)
+def advantage(
+    choice: Choice,
+) -> Callable[[AdvantageInputs, Mapping[AdvantageNeed, torch.Tensor]], Advantages]:
+    """The advantage estimator of the config, its options bound. It is given what it needs
+    (`advantage_needs`) by name. Errors: see `_held`."""
+    needs = advantage_needs(choice)
+    estimate = _held(
+        choice,
+        "advantage",
+        Advantages,
+        _returns if "values_L" in needs else _tokens,
+        arguments=1 + len(needs),
+    )
+    return lambda inputs, given: estimate(inputs, *(given[name] for name in needs))
+
+
+def _token_loss(inputs: PolicyLossInputs, *_: object) -> Shapes:
+    return {"loss_L": inputs.logprobs_L.shape}
+
+
+def _weights(inputs: CorrectionInputs) -> Shapes:
+    return {"weights_L": inputs.logratio_L.shape}
 
 
 def _one_loss(*_: object) -> Shapes:
@@ -102,8 +139,12 @@ def _rows(inputs: DivergenceInputs) -> Shapes:
     return {"values_N": size_NV[:1], "gradient_NV": size_NV}
 
 
-def _tokens(inputs: AdvantageInputs) -> Shapes:
-    return dict.fromkeys(("advantages_L", "returns_L"), inputs.rewards_L.shape)
+def _tokens(inputs: AdvantageInputs, *_: object) -> Shapes:
+    return {"advantages_L": inputs.shaping_L.shape}
+
+
+def _returns(inputs: AdvantageInputs, *_: object) -> Shapes:
+    return dict.fromkeys(("advantages_L", "returns_L"), inputs.shaping_L.shape)
 
 
 @dataclass(frozen=True)
@@ -151,7 +192,9 @@ class _Allocation(Generic[Output]):
                 f"one."
             )
         if isinstance(output, LossOutput):
-            self._check_metrics(output.metrics)
+            self._check_metrics(output.metrics, torch.Size())
+        if isinstance(output, TokenLoss):
+            self._check_metrics(output.metrics, output.loss_L.shape)
         return output
 
     def _output(self, *inputs: object) -> object:
@@ -162,19 +205,21 @@ class _Allocation(Generic[Output]):
         except BaseException as error:  # own code may do anything, such as sys.exit
             raise failure(str(self), error) from error
 
-    def _check_metrics(self, metrics: object) -> None:
-        """They are added up over micro-batches and ranks, where nobody knows whose they are."""
+    def _check_metrics(self, metrics: object, shape: torch.Size) -> None:
+        """They are added up over micro-batches and ranks, where nobody knows whose they are. shape:
+        that each must have."""
         if not isinstance(metrics, Mapping):
             raise ConfigError(f"{self} gave {_told(metrics)} as `metrics`, and a dict is needed.")
         for name, value in metrics.items():
-            if not isinstance(name, str) or not _is_number(value):
+            if not isinstance(name, str) or not _is_number(value, shape):
+                wanted = "a number for each token" if shape else "one number"
                 raise ConfigError(
-                    f"{self} gave the metric {name!r} as {_told(value)}. A metric is one "
-                    f"number, a tensor of shape [], and its name a text."
+                    f"{self} gave the metric {name!r} as {_told(value)}. A metric is {wanted}, a "
+                    f"tensor of shape {list(shape)}, and its name a text."
                 )
             if of_the_run(self.package, name):
                 raise ConfigError(
-                    f"{self} gave the metric {name!r}, here {float(value):g}. The run has one of "
+                    f"{self} gave the metric {name!r}. The run has one of "
                     f"this name itself, and one would overwrite the other in metrics.jsonl. Give "
                     f"it another name, such as {_other_name(name)!r}."
                 )
@@ -191,9 +236,9 @@ def _other_name(name: str) -> str:
     return f"own/{name.rpartition('/')[2]}"
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object, shape: torch.Size) -> bool:
     """Whether a metric can be added up over micro-batches and ranks."""
-    return isinstance(value, Real) or _shape(value) == torch.Size()
+    return (not shape and isinstance(value, Real)) or _shape(value) == shape
 
 
 def _told(value: object) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from plimsoll.algorithm.token_rewards import token_rewards
 from plimsoll.records import BatchCounts
 
 
@@ -21,20 +22,43 @@ class PolicyLossInputs:
     """One micro-batch of a policy loss; only logprobs_L has a gradient.
 
     logprobs_L, old_logprobs_L: log-probs (nats) of the sampled tokens under the policy that
-        learns and under the policy as it was when the step began.
+        learns and under the policy as it was when the step began, both by the trainer.
     cu_loss_tokens: int, shape [S + 1].
-    counts: of the whole optimizer step, not of this micro-batch.
     """
 
     logprobs_L: Tensor
     old_logprobs_L: Tensor
     advantages_L: Tensor
     cu_loss_tokens: Tensor
-    counts: BatchCounts
 
     def __post_init__(self) -> None:
         assert self.logprobs_L.ndim == 1 and self.cu_loss_tokens.ndim == 1
         assert self.logprobs_L.shape == self.old_logprobs_L.shape == self.advantages_L.shape
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """What a policy loss makes of each token. loss_L: before it is aggregated. metrics: each of
+    shape [L], without a gradient; the run reports its mean over the step's tokens."""
+
+    loss_L: Tensor
+    metrics: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class CorrectionInputs:
+    """One micro-batch of a correction for sampler against trainer; nothing has a gradient.
+
+    logratio_L: the log-probs (nats) of the sampled tokens by the trainer, under the policy as it
+        was when the step began, minus the sampler's own.
+    cu_loss_tokens: int, shape [S + 1].
+    """
+
+    logratio_L: Tensor
+    cu_loss_tokens: Tensor
+
+    def __post_init__(self) -> None:
+        assert self.logratio_L.ndim == 1 and self.cu_loss_tokens.ndim == 1
 
 
 @dataclass(frozen=True)
@@ -190,32 +214,52 @@ class LossOutput:
 
 
 @dataclass(frozen=True)
+class TokenWeights:
+    """What a correction multiplies the policy loss of each token with, shape [L]; no gradient."""
+
+    weights_L: Tensor
+
+
+@dataclass(frozen=True)
 class AdvantageInputs:
     """A whole batch of sequences, for an advantage estimator.
 
-    rewards_L: the reward of each learned token (see token_rewards).
-    values_L: the critic's values.
+    parts_SR: the reward of each whole response, part by part, and weights_R of the parts; float64.
+        A batch with one reward has R = 1.
+    shaping_L: what else each token is rewarded with, such as less the KL from the reference; 0
+        where there is nothing.
     cu_loss_tokens: int, shape [S + 1].
-    prompt_S: int, which prompt each sequence answers; equal for the responses of one group.
     """
 
-    rewards_L: Tensor
-    values_L: Tensor
+    parts_SR: Tensor
+    weights_R: Tensor
+    shaping_L: Tensor
     cu_loss_tokens: Tensor
-    prompt_S: Tensor
 
     def __post_init__(self) -> None:
-        assert self.rewards_L.ndim == 1
-        assert self.values_L.shape == self.rewards_L.shape
-        assert self.cu_loss_tokens.shape == (len(self.prompt_S) + 1,)
+        assert self.parts_SR.ndim == 2 and self.shaping_L.ndim == 1
+        assert self.weights_R.shape == self.parts_SR.shape[1:]
+        assert self.cu_loss_tokens.shape == (len(self.parts_SR) + 1,)
+
+    @property
+    def scores_S(self) -> Tensor:
+        """The reward of each whole response: the weighted sum of its parts; float64, so that what
+        equal rewards differ by is nothing beside a delta."""
+        return (self.parts_SR * self.weights_R).sum(1)
+
+    @property
+    def rewards_L(self) -> Tensor:
+        """The reward of each token: the shaping, and the score at the last (see token_rewards)."""
+        return token_rewards(self.scores_S.float(), self.shaping_L, self.cu_loss_tokens)
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """advantages_L for the policy loss; returns_L, the target of the value loss."""
+    """advantages_L for the policy loss; returns_L, the target of the value loss, of an estimator
+    that takes values."""
 
     advantages_L: Tensor
-    returns_L: Tensor
+    returns_L: Tensor | None = None
 
 
 def token_mean(x_L: Tensor, counts: BatchCounts) -> Tensor:

@@ -7,51 +7,109 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, token_mean
+from plimsoll.algorithm.aggregation import Aggregation, aggregate
+from plimsoll.algorithm.inputs import (
+    CorrectionInputs,
+    LossOutput,
+    PolicyLossInputs,
+    TokenLoss,
+    TokenWeights,
+    token_mean,
+)
 from plimsoll.algorithm.kl import KlEstimator, kl
+from plimsoll.algorithm.ratios import mismatch_metrics
+from plimsoll.records import BatchCounts
 
 
 @dataclass(frozen=True)
 class PolicyObjectiveInputs:
     """One micro-batch of the actor.
 
+    sampler_logprobs_L: the sampler's log-probs of the tokens that it sampled.
     entropy_L: the entropy (nats) of the policy's distribution at each learned token; needs a
         gradient only when there is an entropy bonus.
     reference_logprobs_L: the reference's log-probs of the sampled tokens; None: no KL is added.
     """
 
     policy: PolicyLossInputs
+    sampler_logprobs_L: Tensor
     entropy_L: Tensor
     reference_logprobs_L: Tensor | None
 
     def __post_init__(self) -> None:
-        assert self.entropy_L.shape == self.policy.logprobs_L.shape
-        reference_L = self.reference_logprobs_L
-        assert reference_L is None or reference_L.shape == self.policy.logprobs_L.shape
+        shape = self.policy.logprobs_L.shape
+        assert self.entropy_L.shape == shape == self.sampler_logprobs_L.shape
+        assert self.reference_logprobs_L is None or self.reference_logprobs_L.shape == shape
+
+    @property
+    def correction(self) -> CorrectionInputs:
+        """The policy as it was when the step began, by the trainer, against the sampler."""
+        old_L = self.policy.old_logprobs_L
+        return CorrectionInputs(old_L - self.sampler_logprobs_L, self.policy.cu_loss_tokens)
+
+
+@dataclass(frozen=True)
+class PolicyTerms:
+    """How the objective is put together; see `policy_objective`.
+
+    policy_loss: takes `PolicyObjectiveInputs`. correction: None: no weights. ratio_corrected: the
+    KL of each token is multiplied by its importance ratio. constant: of the aggregation of that
+    name.
+    """
+
+    policy_loss: Callable[[PolicyObjectiveInputs], TokenLoss]
+    correction: Callable[[CorrectionInputs], TokenWeights] | None
+    aggregation: Aggregation
+    constant: int
+    kl_estimator: KlEstimator
+    kl_coefficient: float
+    ratio_corrected: bool
+    entropy_bonus: float
 
 
 def policy_objective(
-    inputs: PolicyObjectiveInputs,
-    policy_loss: Callable[[PolicyLossInputs], LossOutput],
-    kl_estimator: KlEstimator,
-    kl_coefficient: float,
-    entropy_bonus: float,
+    inputs: PolicyObjectiveInputs, counts: BatchCounts, terms: PolicyTerms
 ) -> LossOutput:
-    """policy loss + kl_coefficient * mean KL (with a reference) - entropy_bonus * mean entropy.
+    """weight * policy loss + kl_coefficient * KL (with a reference) - entropy_bonus * entropy of
+    each token, aggregated. counts: of the whole optimizer step, not of this micro-batch.
 
-    Metrics: the policy loss's own, and `policy_loss`, `entropy` (mean, nats per token) and, with
-    a reference, `kl_loss` (mean KL, nats per token, before the coefficient).
+    The weights are those of the correction for sampler against trainer; they touch the policy loss
+    alone. A KL that is multiplied by the importance ratio has the gradient of the KL itself, also
+    where the policy is no longer the one that sampled (Liu et al. 2025, DeepSeek-V3.2,
+    https://arxiv.org/abs/2512.02556, section 3.1).
+
+    Metrics, means over tokens: the policy loss's own; those of `mismatch_metrics`; `correction`,
+    the mean weight, and `correction_zero`, the share of weights that are 0; `entropy` (nats); with
+    a reference, `kl_loss` (nats, before the coefficient); and `policy_loss`, aggregated.
     """
-    counts = inputs.policy.counts
-    policy = policy_loss(inputs.policy)
+
+    def total(x_L: Tensor) -> Tensor:
+        policy = inputs.policy
+        return aggregate(x_L, policy.cu_loss_tokens, counts, terms.aggregation, terms.constant)
+
+    found = terms.policy_loss(inputs)
+    loss_L, metrics_L = found.loss_L, found.metrics | mismatch_metrics(inputs.correction)
+    if terms.correction is not None:
+        weights_L = terms.correction(inputs.correction).weights_L
+        loss_L = weights_L * loss_L
+        metrics_L |= {"correction": weights_L, "correction_zero": (weights_L == 0).float()}
+    loss = total(loss_L)
+    metrics = {name: token_mean(x_L.detach(), counts) for name, x_L in metrics_L.items()}
     entropy = token_mean(inputs.entropy_L, counts)
-    loss = policy.loss
-    metrics = policy.metrics | {"policy_loss": policy.loss.detach(), "entropy": entropy.detach()}
+    metrics |= {"policy_loss": loss.detach(), "entropy": entropy.detach()}
     if inputs.reference_logprobs_L is not None:
-        kl_L = kl(inputs.policy.logprobs_L, inputs.reference_logprobs_L, kl_estimator)
-        kl_loss = token_mean(kl_L, counts)
-        loss = loss + kl_coefficient * kl_loss
-        metrics["kl_loss"] = kl_loss.detach()
-    if entropy_bonus > 0:  # without a bonus the head need not go back through the entropy
-        loss = loss - entropy_bonus * entropy
+        kl_L = _kl(inputs, terms)
+        metrics["kl_loss"] = token_mean(kl_L.detach(), counts)
+        loss = loss + terms.kl_coefficient * total(kl_L)
+    if terms.entropy_bonus > 0:  # without a bonus the head need not go back through the entropy
+        loss = loss - terms.entropy_bonus * total(inputs.entropy_L)
     return LossOutput(loss=loss, metrics=metrics)
+
+
+def _kl(inputs: PolicyObjectiveInputs, terms: PolicyTerms) -> Tensor:
+    assert inputs.reference_logprobs_L is not None
+    policy = inputs.policy
+    kl_L = kl(policy.logprobs_L, inputs.reference_logprobs_L, terms.kl_estimator)
+    if not terms.ratio_corrected:
+        return kl_L
+    return (policy.logprobs_L - policy.old_logprobs_L).exp() * kl_L

@@ -32,3 +32,26 @@ def sums(x_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
     sizes = lengths(cu_loss_tokens).long()
     # To check them, the host would wait for the card.
     return torch.segment_reduce(x_L, "sum", lengths=sizes, initial=0, unsafe=True)
+
+
+def means(x_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
+    """The mean over each sequence's learned tokens, shape [S]; 0 for one without."""
+    return sums(x_L, cu_loss_tokens) / lengths(cu_loss_tokens).clamp(min=1)
+
+
+def discounted_sums(x_L: Tensor, cu_loss_tokens: Tensor, discount: float) -> Tensor:
+    """sum_k discount^k x_{t+k}, to the end of each sequence: all sequences at once.
+
+    The sequences stand side by side as columns, padded with zeros below; going up from the
+    bottom, the padding adds nothing, so a sequence begins at its own last token.
+    """
+    if len(x_L) == 0:
+        return x_L.clone()
+    sequence_L = sequence_of_token(cu_loss_tokens)
+    row_L = torch.arange(len(x_L), device=x_L.device) - cu_loss_tokens[:-1][sequence_L]
+    rows, columns = int(lengths(cu_loss_tokens).max()), len(cu_loss_tokens) - 1
+    sums = x_L.new_zeros(rows, columns)
+    sums[row_L, sequence_L] = x_L
+    for row in reversed(range(rows - 1)):
+        sums[row] += discount * sums[row + 1]
+    return sums[row_L, sequence_L]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import model_validator
+
 from plimsoll.config.base import (
     Choice,
     NonNegativeFloat,
@@ -20,6 +22,7 @@ FUNCTIONS = {
     "reward_loss": ("loss", "algorithm.loss"),
     "feedback_loss": ("loss", "algorithm.loss"),
     "advantage": ("estimate", "algorithm.advantage"),
+    "correction": ("weigh", "algorithm.correction"),
     "divergence": ("compare", "algorithm.divergence"),
 }
 """Of each package of algorithm/ the function in each of its files, and the key that chooses one."""
@@ -40,27 +43,51 @@ class KlConfig(Settings):
     default: fixed."""
     horizon: PositiveInt = 10_000
     """Responses over which an adaptive coefficient moves."""
+    ratio_corrected: bool = False
+    """In the loss: multiply each token's KL with its importance ratio, so that its gradient is that
+    of the KL also after the first update of a step, and with k1 and k3 in the first one too."""
 
 
 class RlAlgorithm(Settings):
-    """Proximal policy optimisation; Schulman et al. 2017, https://arxiv.org/abs/1707.06347."""
+    """What is made of rewards, and how the policy learns from it. The defaults are those of
+    proximal policy optimisation; Schulman et al. 2017, https://arxiv.org/abs/1707.06347."""
 
     advantage: Choice = Choice(name="gae", options={"gamma": 1.0, "gae_lambda": 0.95})
     """The advantage estimator: a file of algorithm/advantage/, or an import path."""
     policy_loss: Choice = Choice(name="clip")
     """The policy loss: a file of algorithm/policy_loss/, or an import path."""
+    aggregation: Literal["tokens", "sequences", "constant"] = "tokens"
+    """tokens: the mean over all action tokens of a step; sequences: the mean over sequences of each
+    one's mean; constant: the sum, over aggregation_tokens for each sequence."""
+    aggregation_tokens: PositiveInt | None = None
+    """Of `aggregation: constant`; default: rollout.sampling.max_new_tokens."""
+    correction: Choice | None = Choice(name="truncate", options={"level": "token", "high": 2.0})
+    """Weights against the difference between sampler and trainer: a file of algorithm/correction/,
+    or an import path; null: none."""
     value_clip: PositiveFloat | None = 0.2
     """Clip the change of the value by this much; null turns value clipping off."""
     kl: KlConfig = KlConfig()
     """The KL from the reference."""
-    whiten_advantages: bool = True
-    """Shift and scale the batch's advantages to mean 0 and standard deviation 1."""
     entropy_bonus: NonNegativeFloat = 0.0
     """Weight of the mean token entropy that is added to the objective."""
     epochs: PositiveInt = 1
     """Passes over each batch of trajectories."""
     mini_batches: PositiveInt = 1
     """Optimizer steps per pass; must divide the number of trajectories of a step."""
+    critic_mini_batches: PositiveInt | None = None
+    """The same for the critic; default: as many."""
     critic_warmup_steps: NonNegativeInt = 0
     """Steps at the beginning that train the critic alone; the actor's schedule, and an adaptive KL
     coefficient, begin after them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whitening_of_before(cls, values: object) -> object:
+        """`whiten_advantages` of configs of before is an option of the estimator, which owns its
+        normalisation."""
+        if not isinstance(values, dict) or "whiten_advantages" not in values:
+            return values
+        rest = {name: value for name, value in values.items() if name != "whiten_advantages"}
+        advantage = rest.get("advantage") or {}
+        options = {**advantage.get("options", {}), "whiten": values["whiten_advantages"]}
+        return {**rest, "advantage": {**advantage, "options": options}}

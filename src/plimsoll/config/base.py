@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from os.path import expanduser
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
@@ -21,6 +21,10 @@ FlipRate = Annotated[float, Field(ge=0, lt=0.5)]
 """A share of wrong labels: at a half, labels say nothing."""
 WrittenPath = Annotated[str, AfterValidator(expanduser)]
 """A place on the disk, where `~` is the home directory; or else a name on the hub."""
+
+RatioLevel = Literal["token", "sequence", "geometric"]
+"""What an importance ratio is of: a token, a sequence as the product of its tokens' ratios, or a
+sequence as their geometric mean."""
 
 OptionValue = bool | int | float | str | None
 """What an option of a pluggable function may be."""

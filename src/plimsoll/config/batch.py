@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from plimsoll.config.base import PositiveInt, Settings
+from plimsoll.config.base import PositiveInt, Probability, Settings
 
 
 class SftBatch(Settings):
@@ -39,8 +39,24 @@ class KtoBatch(Settings):
     """The token budget of one forward on one rank; no pack exceeds it."""
 
 
+class DynamicSampling(Settings):
+    """Groups that teach nothing are replaced by others (Yu et al. 2025, DAPO,
+    https://arxiv.org/abs/2503.14476, section 3.2): those whose rewards are all equal, and those
+    whose mean reward does not lie strictly between two bounds."""
+
+    low: float | None = None
+    """The lower bound of a group's mean reward; default: none."""
+    high: float | None = None
+    """The upper bound; default: none."""
+    oversampling: Annotated[float, Field(ge=1)] = 1.0
+    """Prompts that are asked for at once, as a multiple of those that are still needed."""
+    max_drawn: Annotated[float, Field(ge=1)] = 4.0
+    """Prompts that a step may draw in all, as a multiple of batch.prompts; groups that teach
+    nothing then make up the number."""
+
+
 class RlBatch(Settings):
-    """A step of PPO."""
+    """A step of reinforcement learning."""
 
     prompts: PositiveInt = 32
     """Prompts per step, over all ranks."""
@@ -48,3 +64,10 @@ class RlBatch(Settings):
     """Responses sampled for each prompt."""
     micro_batch_tokens: PositiveInt = 4096
     """The token budget of one forward on one rank; no pack exceeds it."""
+    share_prompts: bool = False
+    """Compute the prompt of responses to it once, where they are in the same micro-batch."""
+    dynamic_sampling: DynamicSampling | None = None
+    """Replace groups that teach nothing; default: they stay."""
+    max_failed_groups: Probability = 0.1
+    """The share of a step's groups whose reward may fail; they are replaced. Beyond it (of at least
+    one group) the run stops."""

@@ -35,8 +35,13 @@ def read_config(
     Raises ConfigError (exit code 2) with every problem, where it was written, and what to write
     instead.
     """
-    tree = apply_flags(read_tree(read_config_text(path), path), parse_flags(flags))
+    tree = read_tree_of(path, flags)
     return validate(model, tree), tree.origins
+
+
+def read_tree_of(path: str, flags: Sequence[str]) -> Tree:
+    """The file's values, and the flags' over them, as they are written."""
+    return apply_flags(read_tree(read_config_text(path), path), parse_flags(flags))
 
 
 def validate(model: type[SettingsT], tree: Tree) -> SettingsT:

@@ -15,7 +15,10 @@ from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 
 
 class RlConfig(JobConfig):
-    """Proximal policy optimisation with actor, critic, reference and rewards."""
+    """Reinforcement learning from sampled responses and their rewards."""
+
+    preset: str | None = None
+    """Values under those of this file: the name of a preset, or a YAML file of one's own."""
 
     cluster: ClusterConfig = ClusterConfig()
     """Where the roles live."""
@@ -25,8 +28,9 @@ class RlConfig(JobConfig):
     """What one step sees."""
     actor: TrainedRole
     """The policy."""
-    critic: TrainedRole
-    """The value function; starts from its own model, with a new value head."""
+    critic: TrainedRole | None = None
+    """The value function, of an advantage that takes values; starts from its own model, with a new
+    value head."""
     reference: FrozenRole | None = None
     """The frozen policy that the KL is measured from; default: the actor's first weights."""
     rewards: dict[str, RewardConfig] = Field(default={})

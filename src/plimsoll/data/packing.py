@@ -1,7 +1,8 @@
 """Samples -> micro-batches: no padding, no pack over the token budget, as many on every rank.
 
-What is packed are groups of samples that stay together: single samples, or pairs. The samples of a
-group may share how they begin: the pack then holds their prompt once (see `Pack.shared_S`).
+What is packed are groups of samples that stay together: single samples, pairs, or responses to one
+prompt. The samples of a group may share how they begin: the pack then holds their prompt once (see
+`Pack.shared_S`).
 
 Two classic algorithms do it. First-fit decreasing finds how few packs hold all groups (at most 11/9
 of the optimum plus one; Dósa 2007). Longest processing time first (Graham 1969) then spreads the
@@ -11,7 +12,8 @@ budget, the first-fit packs are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +47,7 @@ def pack(samples: Sequence[Sample], ranks: int, budget: int) -> list[list[Pack]]
 
     Raises DataError when a sample alone is over the budget.
     """
-    groups = np.arange(len(samples))[:, None]
-    return _pack(samples, np.zeros_like(groups), groups, ranks, budget)
+    return _pack(samples, [_Group([i], [0]) for i in range(len(samples))], ranks, budget)
 
 
 def pack_pairs(
@@ -58,10 +59,52 @@ def pack_pairs(
     share_prompts: the pack holds a pair's prompt once, and the budget counts it once.
     Raises DataError when a pair alone is over the budget.
     """
-    both = [(pair.chosen, pair.rejected) for pair in pairs]
-    shared = np.array([shared_tokens(group) if share_prompts else (0, 0) for group in both])
-    samples = [sample for group in both for sample in group]
-    return _pack(samples, shared, np.arange(len(samples)).reshape(-1, 2), ranks, budget)
+    samples = [sample for pair in pairs for sample in pair.samples]
+    groups = [
+        _Group([2 * i, 2 * i + 1], shared_tokens(pair.samples) if share_prompts else [0, 0])
+        for i, pair in enumerate(pairs)
+    ]
+    return _pack(samples, groups, ranks, budget, "Pair")
+
+
+def pack_groups(
+    samples: Sequence[Sample], group_S: Sequence[int] | Ints, ranks: int, budget: int
+) -> list[list[Pack]]:
+    """As `pack`, for samples of which some begin alike: those of the same number in `group_S`. A
+    pack holds the prompt of a group once. A group that is over the budget, or over a rank's share
+    of all tokens, is divided over packs.
+
+    Raises DataError when a sample alone is over the budget.
+    """
+    lengths = [len(sample.tokens) for sample in samples]
+    most = min(budget, max(-(-sum(lengths) // ranks), *lengths))
+    members: dict[int, list[int]] = {}
+    for i, group in enumerate(group_S):
+        members.setdefault(int(group), []).append(i)
+    groups = [part for own in members.values() for part in _parts(samples, own, most)]
+    return _pack(samples, groups, ranks, budget)
+
+
+def _parts(samples: Sequence[Sample], members: Sequence[int], most: int) -> Iterator[_Group]:
+    """A group's samples in as few parts of at most so many tokens as their order gives."""
+    part: list[int] = []
+    for i in members:
+        longer = [*part, i]
+        shared = shared_tokens([samples[j] for j in longer])
+        tokens = sum(len(samples[j].tokens) for j in longer) - sum(shared)
+        if part and tokens > most:
+            yield _Group(part, shared[:-1])
+            part = []
+        part = [*part, i]
+    yield _Group(part, shared_tokens([samples[j] for j in part]))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Samples that stay together. members: their numbers. shared: see `shared_tokens`."""
+
+    members: Sequence[int]
+    shared: Sequence[int]
 
 
 def shared_tokens(group: Sequence[Sample]) -> list[int]:
@@ -84,27 +127,35 @@ def _common_tokens(one: Sample, other: Sample) -> int:
 
 
 def _pack(
-    samples: Sequence[Sample], shared_GS: Ints, groups_GS: Ints, ranks: int, budget: int
+    samples: Sequence[Sample],
+    groups: Sequence[_Group],
+    ranks: int,
+    budget: int,
+    what: str = "Sample",
 ) -> list[list[Pack]]:
-    """Packs of whole groups, all of as many samples.
-
-    groups_GS: which samples stay together. shared_GS: what they share, see `shared_tokens`.
-    """
+    """Packs of whole groups. what: a group is called."""
     assert samples and ranks > 0
-    whole_GS = np.array([len(sample.tokens) for sample in samples])[groups_GS]
-    lengths = (whole_GS - shared_GS).sum(1)
-    costs = (sequence_cost(whole_GS) - sequence_cost(shared_GS)).sum(1)
-    _check_budget(lengths, budget, "Sample" if groups_GS.shape[1] == 1 else "Pair")
+    lengths, costs = _sizes(samples, groups)
+    _check_budget(lengths, budget, what)
     by_rank = _deal(_bins(lengths, costs, ranks, budget), costs, ranks)
     return [
-        [
-            pack_one(samples, groups_GS[members].ravel(), shared_GS[members].ravel())
-            if members
-            else _filler(samples)
-            for members in bins
-        ]
+        [_joined(samples, [groups[i] for i in own]) if own else _filler(samples) for own in bins]
         for bins in by_rank
     ]
+
+
+def _sizes(samples: Sequence[Sample], groups: Sequence[_Group]) -> tuple[Ints, NDArray[np.float64]]:
+    """The tokens and the cost of each group."""
+    whole = np.array([len(samples[i].tokens) for group in groups for i in group.members])
+    shared = np.array([n for group in groups for n in group.shared])
+    starts = np.cumsum([0, *(len(group.members) for group in groups[:-1])])
+    costs = sequence_cost(whole) - sequence_cost(shared)
+    return np.add.reduceat(whole - shared, starts), np.add.reduceat(costs, starts)
+
+
+def _joined(samples: Sequence[Sample], groups: Sequence[_Group]) -> Pack:
+    members = [i for group in groups for i in group.members]
+    return pack_one(samples, members, np.array([n for group in groups for n in group.shared]))
 
 
 def pack_one(

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from plimsoll.jobs.distill import JOB as DISTILL
 from plimsoll.jobs.dpo import JOB as DPO
 from plimsoll.jobs.kto import JOB as KTO
 from plimsoll.jobs.prm import JOB as PRM
-from plimsoll.jobs.rl import JOB as PPO
+from plimsoll.jobs.rl import JOB as RL
 from plimsoll.jobs.rm import JOB as RM
 from plimsoll.jobs.sft import JOB as SFT
 from plimsoll.spec.job import Job
 
-JOBS: Mapping[str, Job[Any]] = {job.name: job for job in (SFT, DISTILL, RM, PRM, DPO, KTO, PPO)}
+_PRESETS: list[Job[Any]] = [
+    replace(RL, name=p.name, summary=p.summary, preset=p.name) for p in RL.presets.values()
+]
+
+_ALL: list[Job[Any]] = [SFT, DISTILL, RM, PRM, DPO, KTO, RL, *_PRESETS]
+
+JOBS: Mapping[str, Job[Any]] = {job.name: job for job in _ALL}
+"""A preset of a job is a command, too."""

@@ -1,11 +1,14 @@
-"""PPO: what `plimsoll ppo` is. How it runs: rl_loop.py."""
+"""Reinforcement learning: what `plimsoll rl` and its presets are. How it runs: rl_loop.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from plimsoll.config.base import Choice
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.figures import measured
+from plimsoll.rl.presets import PRESETS
+from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.columns import rl_source
 from plimsoll.spec.job import Evaluation, Job, Sampling
 from plimsoll.spec.panels import alone, both
@@ -16,10 +19,9 @@ from plimsoll.spec.workload import Workload
 
 def _roles(config: RlConfig) -> Sequence[Role]:
     warmup = config.algorithm.critic_warmup_steps
-    found = [
-        learner("actor", config.actor, "policy", scores=True, begins=warmup),
-        learner("critic", config.critic, "value", scores=True),
-    ]
+    found = [learner("actor", config.actor, "policy", scores=True, begins=warmup)]
+    if config.critic is not None and "values_L" in advantage_needs(config.algorithm.advantage):
+        found.append(learner("critic", config.critic, "value", scores=True))
     if config.algorithm.kl.place != "none":
         found.append(reference_of(config.reference, config.actor))
     if config.reward_model is not None:
@@ -40,7 +42,14 @@ def _workload(config: RlConfig) -> Workload:
         length_keys="data.max_tokens + rollout.sampling.max_new_tokens",
         mini_batches=algorithm.mini_batches,
         epochs=algorithm.epochs,
+        shares_prompts=batch.share_prompts and batch.responses > 1,
     )
+
+
+def _choices(config: RlConfig) -> Mapping[str, Choice]:
+    algorithm = config.algorithm
+    found = {"advantage": algorithm.advantage, "policy_loss": algorithm.policy_loss}
+    return found if algorithm.correction is None else found | {"correction": algorithm.correction}
 
 
 def _sampling(config: RlConfig) -> Sampling:
@@ -65,19 +74,17 @@ _PANELS = (
 )
 
 JOB = Job(
-    name="ppo",
-    summary="proximal policy optimisation",
+    name="rl",
+    summary="reinforcement learning, of any of these presets",
     config=RlConfig,
     roles=_roles,
     workload=_workload,
     columns=rl_source,
     evaluation=_evaluation,
     loop="plimsoll.jobs.rl_loop",
-    choices=lambda config: {
-        "advantage": config.algorithm.advantage,
-        "policy_loss": config.algorithm.policy_loss,
-    },
+    choices=_choices,
     rules=sampled,
     sampling=_sampling,
     panels=_PANELS,
+    presets=PRESETS,
 )

@@ -1,12 +1,12 @@
-"""Proximal policy optimisation: sample, score, learn, sync; Schulman et al. 2017.
+"""Reinforcement learning: sample, score, learn, sync.
 
-    plimsoll ppo CONFIG.yaml
+    plimsoll grpo CONFIG.yaml
 
-Each step samples responses with the current weights, gives every token a reward (the KL from the
-reference, and at the end the reward of the whole response), estimates advantages from the
-critic's values, and takes a few clipped steps. Departures from the paper: dual clip, KL by k1, k2
-or k3, whitening over the whole batch. A step with a single update is on-policy by construction:
-the old log-probs are then the ones being differentiated and are not computed again.
+Each step samples groups of responses with the current weights, has them scored, estimates each
+token's advantage, and takes one or several steps on the policy loss. What is estimated, and which
+roles it takes, is the config's; the loop knows no method by name. A step with a single update is
+on-policy by construction: the old log-probs are then the ones being differentiated and are not
+computed again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from plimsoll.reward.references import check_references
 from plimsoll.reward.score import Scorer, build_rewards
 from plimsoll.rl.batch import (
     Batch,
-    MiniBatch,
+    Learnables,
     Scores,
     batch_metrics,
     estimate_advantages,
@@ -42,9 +42,10 @@ from plimsoll.rl.batch import (
     score,
     train_on,
 )
-from plimsoll.rl.critic import explained_variance, score_values, train_critic
+from plimsoll.rl.critic import explained_variance, train_critic
+from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.reward_model import score_by_model
-from plimsoll.rl.sampling import answer_held_out, evaluate, mean_rewards, sample
+from plimsoll.rl.sampling import Sampled, answer_held_out, evaluate, mean_rewards, sample
 from plimsoll.rl.setup import (
     RlData,
     first_sync,
@@ -101,47 +102,66 @@ def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
     while not finished(session, state):
         step = state.step + 1
         with session.phase("rollout", cluster):
-            prompts = work.batch(state.data_position, spec.config.batch.prompts)
             counted = session.progress.counted(scorer)
-            trajectories = sample(cluster, spec, prompts, step, counted)
+            sampled = sample(cluster, spec, partial(_drawn, work, state), step, counted)
         with session.phase("score", cluster):
             cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
-            scored = score_by_model(trajectories, spec, cluster)
-            batch = pack_batch(scored, spec, cluster.ranks, cluster.critics.ranks, step)
-            scores = score(batch, spec, cluster)
-            values = score_values(batch, cluster)
-            learnables = estimate_advantages(batch, scores, values, spec, state.kl_coefficient)
-        with session.phase("train_critic", cluster):
-            critic = train_critic(batch, values, learnables.returns, spec, cluster, state)
+            batch, scores, learnables = learnables_of(work, sampled, state, step)
+        critic: dict[str, float] = {}
+        if scores.values_L is not None and learnables.returns_L is not None:
+            with session.phase("train_critic", cluster):
+                columns = (scores.values_L, learnables.returns_L)
+                critic = train_critic(batch, *columns, spec, cluster, state)
+                critic |= explained_variance(learnables.returns_L, scores.values_L)
         with session.phase("train_actor", cluster):
-            actor = train_actor(batch, scores, learnables.advantages, spec, cluster, state)
+            actor = train_actor(batch, scores, learnables.advantages_L, spec, cluster, state)
         with session.phase("sync", cluster):
             make_room(cluster, spec)
             proved = sync_weights(sync, step)
         metrics = (
-            batch_metrics(batch, scores, learnables)
-            | explained_variance(learnables.returns, values)
+            batch_metrics(batch, scores)
+            | sampled.metrics
             | actor
             | critic
             | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": proved.gap}
-            | epoch_metrics(order, state.data_position + len(prompts))
+            | epoch_metrics(order, state.data_position + sampled.prompts)
         )
         state = replace(
-            session.advance(state, len(prompts)),
+            session.advance(state, sampled.prompts),
             weight_version=step,
             kl_coefficient=next_kl_coefficient(spec, state, batch, scores),
         )
         if session.due(spec.run.eval_every, step):
             metrics |= evaluate_actor(work, scorer)
             state = evaluated(session, state, metrics)
-        if spec.run.keep_trajectories:
-            means = mean_advantages(learnables)
-            write_trajectories(
-                session.directory.trajectories_path(step), step, batch.trajectories, means
-            )
         session.report(step, metrics, batch.tokens)
         save_when_due(session, cluster, state)
     return state
+
+
+def _drawn(work: RlWork, state: RunState, first: int, count: int) -> list[Prompt]:
+    """Prompts of the step that follows, from the first on."""
+    return work.batch(state.data_position + first, count)
+
+
+def learnables_of(
+    work: RlWork, sampled: Sampled, state: RunState, step: int
+) -> tuple[Batch, Scores, Learnables]:
+    """Score what was sampled, estimate advantages, and write it down before it is learned from."""
+    spec, cluster = work.spec, work.cluster
+    trajectories, greedy = sampled.trajectories, sampled.greedy
+    if spec.config.batch.dynamic_sampling is None:  # else each round was scored by itself
+        trajectories = score_by_model(trajectories, spec, cluster)
+    if greedy:
+        greedy = score_by_model(greedy, spec, cluster)
+    batch = pack_batch(trajectories, spec, cluster.ranks, cluster.critics.ranks, step)
+    scores = score(batch, spec, cluster)
+    baselines = {t.group: t.reward for t in greedy}
+    learnables = estimate_advantages(batch, scores, spec, state.kl_coefficient, baselines)
+    if spec.run.keep_trajectories:
+        path = work.session.directory.trajectories_path(step)
+        write_trajectories(path, step, trajectories, mean_advantages(batch, learnables))
+    return batch, scores, learnables
 
 
 def begin(work: RlWork, scorer: Scorer) -> RunState:
@@ -162,7 +182,7 @@ def evaluate_actor(work: RlWork, scorer: Scorer) -> dict[str, float]:
 def train_actor(
     batch: Batch,
     scores: Scores,
-    advantages: list[Floats],
+    advantages_L: Floats,
     spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
@@ -174,17 +194,21 @@ def train_actor(
     with_reference = algorithm.kl.place == "loss"
     objective = PolicyObjective(
         algorithm.policy_loss,
+        algorithm.correction,
+        algorithm.aggregation,
+        algorithm.aggregation_tokens or spec.config.rollout.sampling.max_new_tokens,
         algorithm.kl.estimator,
         state.kl_coefficient if with_reference else 0.0,
+        algorithm.kl.ratio_corrected,
         algorithm.entropy_bonus,
     )
+    stream = policy_stream(batch, scores, advantages_L, with_reference)
 
     def step(mini: MiniBatch) -> Step[PolicyStream]:
-        stream = policy_stream(mini, scores, advantages, with_reference)
         return Step(mini.packs, mini.counts, objective, stream)
 
     rate = partial(actor_rate, spec, state.step)
-    metrics = train_on(batch, "actor", cluster, algorithm.epochs, step, rate)
+    metrics = train_on(batch, batch.layout, "actor", cluster, algorithm.epochs, step, rate)
     return metrics | {
         "actor/loss": metrics.pop("loss"),
         "actor/grad_norm": metrics.pop("grad_norm"),
@@ -216,7 +240,7 @@ def next_kl_coefficient(
     kl = spec.config.algorithm.kl
     if kl.target is None or state.step < spec.config.algorithm.critic_warmup_steps:
         return state.kl_coefficient
-    observed = observed_kl(scores)
+    observed = observed_kl(batch, scores)
     responses = len(batch.trajectories)
     return adapt(state.kl_coefficient, observed, responses, kl.target, kl.horizon)
 

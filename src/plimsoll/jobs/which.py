@@ -47,7 +47,11 @@ def _job_of(path: str, flags: Sequence[str]) -> str:
     if named := named_job(text):
         return named
     tree = apply_flags(read_tree(text, path), parse_flags(flags))
-    problems = {name: len(list(schema_problems(job.config, tree))) for name, job in JOBS.items()}
+    problems = {
+        name: len(list(schema_problems(job.config, tree)))
+        for name, job in JOBS.items()
+        if job.preset is None
+    }
     fewest = min(problems.values())
     nearest = [job for job, count in problems.items() if count == fewest]
     if fewest == 0:

@@ -1,12 +1,12 @@
-"""A step's trajectories on their way to the losses: packs, scores, advantages, streams.
+"""A step's trajectories on their way to the losses: layouts, columns, advantages.
 
-Trajectories are packed once, mini-batch by mini-batch; scoring and training use the same packs.
-Per-token arrays belong to trajectories (one number per response token) until a pack asks for them.
+Trajectories are packed once, mini-batch by mini-batch; scoring and training use the same packs, and
+each column is laid out once (`Layout`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
@@ -17,23 +17,14 @@ import torch
 from plimsoll.algorithm.choice import advantage
 from plimsoll.algorithm.inputs import AdvantageInputs
 from plimsoll.algorithm.kl import kl
-from plimsoll.algorithm.token_rewards import token_rewards
-from plimsoll.algorithm.whiten import whiten
-from plimsoll.cluster.protocol import Cluster, ranks_of
+from plimsoll.cluster.protocol import Cluster, Ranks
+from plimsoll.config.algorithm import RlAlgorithm
 from plimsoll.config.rl import RlConfig
-from plimsoll.data.packing import pack
 from plimsoll.engine.objectives.policy import PolicyStream
 from plimsoll.engine.worker import Worker
-from plimsoll.records import (
-    BatchCounts,
-    Floats,
-    Ints,
-    Pack,
-    Sample,
-    Trajectory,
-    from_packed,
-    to_packed,
-)
+from plimsoll.records import Floats, Pack, Trajectory
+from plimsoll.rl.layout import Layout, MiniBatch, lay_out
+from plimsoll.spec.choices import AdvantageNeed, advantage_needs
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.session import mean_metrics
@@ -43,29 +34,13 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True)
-class MiniBatch:
-    """What one optimizer step sees.
-
-    members: which trajectories of the batch; packs: by rank, their samples_S index `members`.
-    critic_packs: the same for the critic's ranks.
-    """
-
-    members: Ints
-    packs: list[list[Pack]]
-    critic_packs: list[list[Pack]]
-    counts: BatchCounts
-
-    def packs_of(self, role: RoleName) -> list[list[Pack]]:
-        """By rank of the group that hosts the role."""
-        return self.critic_packs if role == "critic" else self.packs
-
-
-@dataclass(frozen=True)
 class Batch:
-    """A step's trajectories, packed."""
+    """A step's trajectories. layout: of the actor's ranks, in which all columns are; critic_layout:
+    of the critic's, which may be as many and the same."""
 
     trajectories: list[Trajectory]
-    minis: list[MiniBatch]
+    layout: Layout
+    critic_layout: Layout
     seed: tuple[int, int]
 
     @property
@@ -73,31 +48,42 @@ class Batch:
         """Prompt and response tokens of all trajectories."""
         return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in self.trajectories)
 
-    def schedule(self, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
+    def schedule(self, layout: Layout, epochs: int) -> Iterator[tuple[int, MiniBatch]]:
         """(update number, mini-batch): every epoch in an order of its own."""
         rng = np.random.default_rng([*self.seed, 1])
-        order = (i for _ in range(epochs) for i in rng.permutation(len(self.minis)))
+        order = (i for _ in range(epochs) for i in rng.permutation(len(layout.minis)))
         for number, index in enumerate(order):
-            yield number, self.minis[index]
+            yield number, layout.minis[index]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Per trajectory, per response token. policy: log-probs of the policy that sampled, by the
-    trainer (`recomputed`) or, in strictly on-policy steps, by the sampler."""
+    """Columns of a batch, before anything is learned from it.
 
-    policy: list[Floats]
-    recomputed: bool
-    reference: list[Floats] | None
+    sampler_L: the sampler's log-probs. old_L: the trainer's, where several updates need them; in a
+    step with one update the policy that learns is the old one. reference_L: the reference's.
+    values_L: the critic's.
+    """
+
+    sampler_L: Floats
+    old_L: Floats | None
+    reference_L: Floats | None
+    values_L: Floats | None
+
+    @property
+    def policy_L(self) -> Floats:
+        """The log-probs of the policy that sampled, by the trainer where it scored them."""
+        return self.sampler_L if self.old_L is None else self.old_L
 
 
 @dataclass(frozen=True)
 class Learnables:
-    """Per trajectory, per response token: what the losses aim at. kl: KL estimates, in nats."""
+    """Columns that the losses aim at. returns_L: where there is a critic. kl_L: estimates, in nats,
+    where there is a reference."""
 
-    advantages: list[Floats]
-    returns: list[Floats]
-    kl: list[Floats] | None
+    advantages_L: Floats
+    returns_L: Floats | None
+    kl_L: Floats | None
 
 
 def pack_batch(
@@ -108,134 +94,124 @@ def pack_batch(
     step: int,
 ) -> Batch:
     """Divide the trajectories into mini-batches at random, and each into packs for the ranks."""
-    budget = spec.workload.budget
-    seed = (spec.run.seed, step)
+    seed, algorithm = (spec.run.seed, step), spec.config.algorithm
     shuffled = np.random.default_rng([*seed, 0]).permutation(len(trajectories))
-    minis = []
-    for members in np.split(shuffled, spec.config.algorithm.mini_batches):
-        samples = [_sample(trajectories[i]) for i in members]
-        counts = BatchCounts.of(samples)
-        packs = pack(samples, ranks, budget)
-        critic_packs = packs if critic_ranks == ranks else pack(samples, critic_ranks, budget)
-        minis.append(MiniBatch(members, packs, critic_packs, counts))
-    return Batch(trajectories, minis, seed)
 
+    def laid_out(minis: int, ranks: int) -> Layout:
+        return lay_out(
+            trajectories,
+            np.split(shuffled, minis),
+            ranks,
+            spec.workload.budget,
+            share_prompts=spec.workload.shares_prompts,
+        )
 
-def _sample(trajectory: Trajectory) -> Sample:
-    prompt, response = trajectory.prompt.tokens, trajectory.response_tokens
-    loss_mask = np.concatenate([np.zeros(len(prompt), np.bool_), trajectory.loss_mask])
-    return Sample(np.concatenate([prompt, response]), loss_mask)
-
-
-def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
-    """Reference log-probs, and the policy's log-probs where several updates need them."""
-    several = spec.workload.updates > 1
-    sampled = [t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]
-    with_reference = "reference" in spec.roles
-    return Scores(
-        policy=by_trajectory(batch, cluster, Worker.log_probs, "actor") if several else sampled,
-        recomputed=several,
-        reference=(
-            by_trajectory(batch, cluster, Worker.log_probs, "reference") if with_reference else None
-        ),
+    layout = laid_out(algorithm.mini_batches, ranks)
+    critic_minis = algorithm.critic_mini_batches or algorithm.mini_batches
+    same = (critic_minis, critic_ranks) == (algorithm.mini_batches, ranks)
+    return Batch(
+        trajectories, layout, layout if same else laid_out(critic_minis, critic_ranks), seed
     )
 
 
-def by_trajectory(
-    batch: Batch,
-    cluster: Cluster,
-    task: Callable[[Worker, RoleName, Sequence[Pack]], list[Floats]],
-    role: RoleName,
-) -> list[Floats]:
-    """Have all ranks score all packs of the batch; one array per trajectory."""
-    group = ranks_of(cluster, role)
-    every = zip(*(mini.packs_of(role) for mini in batch.minis), strict=True)
-    packs = [[pack for mini in own for pack in mini] for own in every]
-    answers = [iter(own) for own in group.each(task, [(role, own) for own in packs])]
-    found: list[Floats] = [np.zeros(0, dtype=np.float32)] * len(batch.trajectories)
-    for mini in batch.minis:
-        by_rank = mini.packs_of(role)
-        flat_packs = [pack for own in by_rank for pack in own]
-        flat_values = [next(i) for i, own in zip(answers, by_rank, strict=True) for _ in own]
-        arrays = from_packed(flat_packs, flat_values, len(mini.members))
-        for member, array in zip(mini.members, arrays, strict=True):
-            found[member] = array
-    return found
+def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
+    """What the roles of the run say of the batch."""
+    layout, critics = batch.layout, batch.critic_layout
+    several = spec.workload.updates > 1
+    values_L = None
+    if "critic" in spec.roles:
+        values_L = critics.moved(critics.scored(cluster.critics, Worker.values, "critic"), layout)
+    return Scores(
+        sampler_L=layout.column([t.sampler_logprobs[t.loss_mask] for t in batch.trajectories]),
+        old_L=layout.scored(cluster, Worker.log_probs, "actor") if several else None,
+        reference_L=(
+            layout.scored(cluster, Worker.log_probs, "reference")
+            if "reference" in spec.roles
+            else None
+        ),
+        values_L=values_L,
+    )
 
 
 def train_on(
     batch: Batch,
+    layout: Layout,
     role: RoleName,
-    cluster: Cluster,
+    ranks: Ranks,
     epochs: int,
     step: Callable[[MiniBatch], Step[S]],
     rate: Callable[[int], float],
 ) -> dict[str, float]:
     """All epochs and mini-batches of a role that learns; the means of their metrics. rate: at an
     update of the batch, from 0."""
-    group = ranks_of(cluster, role)
-    updates = batch.schedule(epochs)
-    return mean_metrics([update(role, group, step(mini), rate(n)) for n, mini in updates])
+    updates = batch.schedule(layout, epochs)
+    return mean_metrics([update(role, ranks, step(mini), rate(n)) for n, mini in updates])
 
 
 def estimate_advantages(
     batch: Batch,
     scores: Scores,
-    values: list[Floats],
     spec: RunSpec[RlConfig],
     kl_coefficient: float,
+    greedy: dict[int, float],
 ) -> Learnables:
-    """Token rewards, then the configured estimator over the whole batch, whitened if asked.
-    values: the critic's."""
-    algorithm = spec.config.algorithm
-    cu_loss_tokens = _offsets(scores.policy)
-    kl_L = None
-    if scores.reference is not None:
-        kl_L = kl(_flat(scores.policy), _flat(scores.reference), algorithm.kl.estimator)
-    rewards_L = token_rewards(
-        torch.tensor([t.reward for t in batch.trajectories], dtype=torch.float32),
-        kl_L if algorithm.kl.place == "reward" else None,
-        cu_loss_tokens,
-        kl_coefficient,
-    )
+    """Rewards, then the configured estimator over the whole batch. greedy: the reward of the greedy
+    response to the prompt of each group, where the estimator asks for it."""
+    algorithm, layout = spec.config.algorithm, batch.layout
+    ordered = [batch.trajectories[i] for i in layout.trajectory_S]
+    kl_L = _kl(scores, algorithm)
+    shaped = kl_L is not None and algorithm.kl.place == "reward"
     inputs = AdvantageInputs(
-        rewards_L=rewards_L,
-        values_L=_flat(values),
-        cu_loss_tokens=cu_loss_tokens,
-        prompt_S=torch.tensor([t.group for t in batch.trajectories]),
+        parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
+        weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
+        shaping_L=(
+            -kl_coefficient * kl_L
+            if kl_L is not None and shaped
+            else torch.zeros(len(scores.sampler_L))
+        ),
+        cu_loss_tokens=torch.from_numpy(layout.cu_loss_tokens),
     )
-    found = advantage(algorithm.advantage)(inputs)
-    advantages_L = found.advantages_L
-    if algorithm.whiten_advantages:
-        advantages_L = whiten(advantages_L)
+    given: dict[AdvantageNeed, torch.Tensor] = {
+        "group_S": torch.tensor([t.group for t in ordered]),
+    }
+    if scores.values_L is not None:
+        given["values_L"] = torch.from_numpy(scores.values_L)
+    if "greedy_S" in advantage_needs(algorithm.advantage):
+        greedy_S = [greedy[t.group] for t in ordered]
+        given["greedy_S"] = torch.tensor(greedy_S, dtype=torch.float64)
+    found = advantage(algorithm.advantage)(inputs, given)
     return Learnables(
-        advantages=_cut(advantages_L, cu_loss_tokens),
-        returns=_cut(found.returns_L, cu_loss_tokens),
-        kl=None if kl_L is None else _cut(kl_L, cu_loss_tokens),
+        advantages_L=found.advantages_L.float().numpy(),
+        returns_L=None if found.returns_L is None else found.returns_L.float().numpy(),
+        kl_L=None if kl_L is None else kl_L.numpy(),
     )
+
+
+def _kl(scores: Scores, algorithm: RlAlgorithm) -> torch.Tensor | None:
+    if scores.reference_L is None:
+        return None
+    policy_L, reference_L = map(torch.from_numpy, (scores.policy_L, scores.reference_L))
+    return kl(policy_L, reference_L, algorithm.kl.estimator)
 
 
 def policy_stream(
-    mini: MiniBatch, scores: Scores, advantages: list[Floats], kl_loss: bool
+    batch: Batch, scores: Scores, advantages_L: Floats, kl_loss: bool
 ) -> Callable[[Pack], PolicyStream]:
-    """What the policy loss needs beside each pack of a mini-batch."""
+    """What the policy loss needs beside each pack."""
 
-    def own(arrays: list[Floats] | None) -> list[Floats] | None:
-        return None if arrays is None else [arrays[i] for i in mini.members]
+    def of(column_L: Floats | None, pack: Pack) -> Floats | None:
+        return None if column_L is None else batch.layout.of_pack(column_L, pack)
 
-    own_advantages = [advantages[i] for i in mini.members]
-    old = own(scores.policy if scores.recomputed else None)
-    reference = own(scores.reference if kl_loss else None)
     return lambda pack: PolicyStream(
-        advantages_L=to_packed(pack, own_advantages),
-        old_logprobs_L=None if old is None else to_packed(pack, old),
-        reference_logprobs_L=None if reference is None else to_packed(pack, reference),
+        advantages_L=batch.layout.of_pack(advantages_L, pack),
+        sampler_logprobs_L=batch.layout.of_pack(scores.sampler_L, pack),
+        old_logprobs_L=of(scores.old_L, pack),
+        reference_logprobs_L=of(scores.reference_L if kl_loss else None, pack),
     )
 
 
-def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[str, float]:
-    """What the batch says of the policy: rewards, KL, lengths, and how well sampler and trainer
-    agree."""
+def batch_metrics(batch: Batch, scores: Scores) -> dict[str, float]:
+    """What the batch says of the policy: rewards, KL, lengths."""
     trajectories = batch.trajectories
     metrics = {
         "reward": fmean(t.reward for t in trajectories),
@@ -245,35 +221,29 @@ def batch_metrics(batch: Batch, scores: Scores, learnables: Learnables) -> dict[
         },
         "response_tokens": fmean(len(t.response_tokens) for t in trajectories),
         "finished": fmean(t.finish_reason == "stop" for t in trajectories),
+        "truncated": fmean(t.finish_reason == "length" for t in trajectories),
+        "zero_signal": zero_signal(trajectories),
     }
-    if learnables.kl is not None:
-        metrics["kl"] = observed_kl(scores)
-    if scores.recomputed:
-        sampled = np.concatenate([t.sampler_logprobs for t in trajectories])
-        metrics["logprob_gap"] = float(np.abs(sampled - np.concatenate(scores.policy)).mean())
+    if scores.reference_L is not None:
+        metrics["kl"] = observed_kl(batch, scores)
     return metrics
 
 
-def observed_kl(scores: Scores) -> float:
+def zero_signal(trajectories: list[Trajectory]) -> float:
+    """The share of groups whose rewards are all equal; of groups of one, 0."""
+    rewards: dict[int, list[float]] = {}
+    for t in trajectories:
+        rewards.setdefault(t.group, []).append(t.reward)
+    return fmean(len(own) > 1 and min(own) == max(own) for own in rewards.values())
+
+
+def observed_kl(batch: Batch, scores: Scores) -> float:
     """The mean KL per response from the reference (k1 summed over tokens), nats."""
-    assert scores.reference is not None
-    gaps = zip(scores.policy, scores.reference, strict=True)
-    return fmean(float((policy - reference).sum()) for policy, reference in gaps)
+    assert scores.reference_L is not None
+    return float((scores.policy_L - scores.reference_L).sum()) / len(batch.trajectories)
 
 
-def mean_advantages(learnables: Learnables) -> list[float]:
+def mean_advantages(batch: Batch, learnables: Learnables) -> list[float]:
     """Each trajectory's mean advantage."""
-    return [float(a.mean()) if len(a) else 0.0 for a in learnables.advantages]
-
-
-def _flat(arrays: Sequence[Floats]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(arrays))
-
-
-def _offsets(arrays: Sequence[Floats]) -> torch.Tensor:
-    return torch.tensor(np.cumsum([0, *(len(a) for a in arrays)]))
-
-
-def _cut(flat_L: torch.Tensor, cu_loss_tokens: torch.Tensor) -> list[Floats]:
-    pieces: list[Floats] = np.split(flat_L.float().numpy(), cu_loss_tokens[1:-1].numpy())
-    return pieces
+    own = batch.layout.by_trajectory(learnables.advantages_L)
+    return [float(a.mean()) if len(a) else 0.0 for a in own]

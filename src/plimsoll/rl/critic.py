@@ -1,4 +1,4 @@
-"""PPO's critic: it scores a step's trajectories, and learns what they returned."""
+"""The critic: it learns what a step's trajectories returned."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives.value import ValueObjective, ValueStream
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.engine.worker import Worker
-from plimsoll.records import Floats, Pack, to_packed
-from plimsoll.rl.batch import Batch, MiniBatch, by_trajectory, train_on
+from plimsoll.records import Floats, Pack
+from plimsoll.rl.batch import Batch, train_on
+from plimsoll.rl.layout import MiniBatch
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.update import Step
@@ -21,32 +21,30 @@ _ROUNDING = 1e-10
 """Of a mean square, what float32 may leave of numbers that are all the same, and more."""
 
 
-def score_values(batch: Batch, cluster: Cluster) -> list[Floats]:
-    """Of each response token of each trajectory."""
-    return by_trajectory(batch, cluster, Worker.values, "critic")
-
-
 def train_critic(
     batch: Batch,
-    values: list[Floats],
-    returns: list[Floats],
+    values_L: Floats,
+    returns_L: Floats,
     spec: RunSpec[RlConfig],
     cluster: Cluster,
     state: RunState,
 ) -> dict[str, float]:
     """All epochs and mini-batches of the critic; the means of their metrics."""
-    optimizer, updates = spec.config.critic.optimizer, spec.workload.updates
-    objective = ValueObjective(spec.config.algorithm.value_clip)
+    algorithm, optimizer = spec.config.algorithm, spec.trained["critic"].optimizer
+    layout = batch.critic_layout
+    updates = algorithm.epochs * len(layout.minis)
+    objective = ValueObjective(algorithm.value_clip)
+    stream = value_stream(batch, values_L, returns_L)
 
     def step(mini: MiniBatch) -> Step[ValueStream]:
-        stream = value_stream(mini, values, returns)
-        return Step(mini.critic_packs, mini.counts, objective, stream)
+        return Step(mini.packs, mini.counts, objective, stream)
 
     metrics = train_on(
         batch,
+        layout,
         "critic",
-        cluster,
-        spec.config.algorithm.epochs,
+        cluster.critics,
+        algorithm.epochs,
         step,
         lambda n: learning_rate(optimizer, state.step * updates + n, spec.run.steps * updates),
     )
@@ -58,18 +56,17 @@ def train_critic(
 
 
 def value_stream(
-    mini: MiniBatch, values: list[Floats], returns: list[Floats]
+    batch: Batch, values_L: Floats, returns_L: Floats
 ) -> Callable[[Pack], ValueStream]:
-    """What the value loss needs beside each pack of a mini-batch."""
-    own_returns = [returns[i] for i in mini.members]
-    old = [values[i] for i in mini.members]
-    return lambda pack: ValueStream(to_packed(pack, own_returns), to_packed(pack, old))
+    """What the value loss needs beside each pack. Columns are in the batch's layout."""
+    layout = batch.critic_layout
+    returns_L, values_L = (batch.layout.moved(x_L, layout) for x_L in (returns_L, values_L))
+    return lambda pack: ValueStream(layout.of_pack(returns_L, pack), layout.of_pack(values_L, pack))
 
 
-def explained_variance(returns: list[Floats], values: list[Floats]) -> dict[str, float]:
+def explained_variance(returns_L: Floats, values_L: Floats) -> dict[str, float]:
     """The critic's share of the returns' variance; nothing where they do not vary but for rounding,
     as where no response has earned anything yet."""
-    returns_L, values_L = np.concatenate(returns), np.concatenate(values)
     variance = float(returns_L.var())
     if variance <= _ROUNDING * float(np.square(returns_L).mean()):
         return {}

@@ -1,35 +1,129 @@
-"""Prompts to scored trajectories, for training and for evaluation."""
+"""Prompts to scored groups of responses: drawn, sampled, kept or replaced."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 
 from plimsoll.algorithm.interval import mean_interval
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.reward_model import score_by_model
 from plimsoll.rollout.protocol import Request, derive_seeds
+from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
 
 Scorer = Callable[[Sequence[Trajectory]], list[Trajectory]]
+Draw = Callable[[int, int], Sequence[Prompt]]
+"""(first, count): so many of the step's prompts, from the first on; a step may draw further."""
 
 _EVAL_SEED = 2**31 - 1
 
 
+@dataclass(frozen=True)
+class Sampled:
+    """What a step sampled. trajectories: of the groups that it learns from, group by group.
+    greedy: the greedy response to the prompt of each, where the advantage asks for it. prompts:
+    that were drawn. idle: groups of these that teach nothing."""
+
+    trajectories: list[Trajectory]
+    greedy: list[Trajectory]
+    prompts: int
+    idle: int
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """`groups/drawn`: that were sampled. `groups/idle`: the share of them that teach
+        nothing."""
+        return {"groups/drawn": self.prompts, "groups/idle": self.idle / self.prompts}
+
+
 def sample(
-    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], step: int, scorer: Scorer
-) -> list[Trajectory]:
-    """Responses to a step's prompts, each scored as it comes, in the prompts' order."""
-    seed = int(np.random.SeedSequence([spec.run.seed, step]).generate_state(1)[0])
-    return _answers(
-        cluster, prompts, spec.config.batch.responses, spec.config.rollout.sampling, seed, scorer
+    cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, scorer: Scorer
+) -> Sampled:
+    """Groups of responses to a step's prompts, each response scored as it comes.
+
+    With dynamic sampling, groups that teach nothing are replaced by further ones, in the order of
+    the prompts, until there are enough or the step has drawn its most; then they make up the
+    number.
+    """
+    batch, dynamic = spec.config.batch, spec.config.batch.dynamic_sampling
+    kept: list[list[Trajectory]] = []
+    idle: list[list[Trajectory]] = []
+    drawn = 0
+    while asked := _asked(batch.prompts, len(kept), drawn, dynamic):
+        for group in _round(cluster, spec, draw(drawn, asked), drawn, step, scorer):
+            (kept if dynamic is None or teaches(group, dynamic) else idle).append(group)
+        drawn += asked
+    groups = sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group)
+    return Sampled(
+        [t for group in groups for t in group],
+        _greedy(cluster, spec, groups, step, scorer),
+        drawn,
+        len(idle),
     )
+
+
+def _asked(needed: int, kept: int, drawn: int, dynamic: DynamicSampling | None) -> int:
+    """How many prompts to draw next; 0: no more."""
+    if dynamic is None:
+        return 0 if drawn else needed
+    more = math.ceil((needed - kept) * dynamic.oversampling)
+    return max(0, min(more, int(needed * dynamic.max_drawn) - drawn))
+
+
+def teaches(group: Sequence[Trajectory], dynamic: DynamicSampling) -> bool:
+    """Whether the rewards of a group differ, and their mean lies strictly within the bounds."""
+    rewards = [t.reward for t in group]
+    low = -math.inf if dynamic.low is None else dynamic.low
+    high = math.inf if dynamic.high is None else dynamic.high
+    return min(rewards) < max(rewards) and low < fmean(rewards) < high
+
+
+def _round(
+    cluster: Cluster,
+    spec: RunSpec[RlConfig],
+    prompts: Sequence[Prompt],
+    drawn: int,
+    step: int,
+    scorer: Scorer,
+) -> list[list[Trajectory]]:
+    """The groups of further prompts of a step that has drawn some."""
+    responses, sampling = spec.config.batch.responses, spec.config.rollout.sampling
+    found = answers(cluster, prompts, responses, sampling, _seed(spec, step, drawn), scorer)
+    if spec.config.batch.dynamic_sampling is not None:  # else all are scored once engines sleep
+        found = score_by_model(found, spec, cluster)
+    numbered = [replace(t, group=drawn + t.group) for t in found]
+    return [numbered[i : i + responses] for i in range(0, len(numbered), responses)]
+
+
+def _greedy(
+    cluster: Cluster,
+    spec: RunSpec[RlConfig],
+    groups: Sequence[Sequence[Trajectory]],
+    step: int,
+    scorer: Scorer,
+) -> list[Trajectory]:
+    """The greedy response to the prompt of each group, where the advantage asks for it."""
+    if "greedy_S" not in advantage_needs(spec.config.algorithm.advantage):
+        return []
+    sampling = spec.config.rollout.sampling.model_copy(update={"temperature": 0.0})
+    prompts = [group[0].prompt for group in groups]
+    found = answers(cluster, prompts, 1, sampling, _seed(spec, step, 0), scorer)
+    return [replace(t, group=g[0].group) for t, g in zip(found, groups, strict=True)]
+
+
+def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:
+    """Of the requests of a step that has drawn some prompts."""
+    parts = [spec.run.seed, step, drawn] if drawn else [spec.run.seed, step]
+    return int(np.random.SeedSequence(parts).generate_state(1)[0])
 
 
 def evaluate(
@@ -46,9 +140,7 @@ def answer_held_out(
 ) -> list[Trajectory]:
     """One response to each held-out prompt, with all parts of its reward."""
     sampling = spec.config.eval_sampling or spec.config.rollout.sampling
-    return score_by_model(
-        _answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), spec, cluster
-    )
+    return score_by_model(answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), spec, cluster)
 
 
 def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -76,7 +168,7 @@ def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[RlConfig]) -> list[
     return [tokens.astype(np.int64) for tokens in probe]
 
 
-def _answers(
+def answers(
     cluster: Cluster,
     prompts: Sequence[Prompt],
     responses: int,
@@ -84,6 +176,7 @@ def _answers(
     seed: int,
     scorer: Scorer,
 ) -> list[Trajectory]:
+    """Responses to each prompt, in the prompts' order; each prompt's place is their group."""
     size = max(1, cluster.responses_per_request() // responses)
     parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
     seeds = derive_seeds(seed, len(parts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 from plimsoll.config.algorithm import FUNCTIONS, PACKAGE
 from plimsoll.config.base import Choice
@@ -22,6 +22,40 @@ def needs_reference(preference_loss: Choice) -> bool:
     except ConfigError:
         return True
     return len(found) > 1
+
+
+def needs_sampler(policy_loss: Choice) -> bool:
+    """Whether a policy loss takes the sampler's log-probs, as its second positional parameter; it
+    then makes up by itself for their difference from the trainer's."""
+    return len(_parameters("policy_loss", policy_loss)) > 1
+
+
+AdvantageNeed = Literal["values_L", "group_S", "greedy_S"]
+"""What an advantage estimator may ask for besides its inputs, by the names of its positional
+parameters: the critic's values; a number that the responses of one prompt share; the reward of the
+greedy response to the same prompt."""
+
+
+def advantage_needs(advantage: Choice) -> tuple[AdvantageNeed, ...]:
+    """What an estimator asks for, in the order of its parameters; nothing for a name that cannot be
+    used, which the rules refuse."""
+    asked = _parameters("advantage", advantage)[1:]
+    return tuple(cast(AdvantageNeed, name) for name in asked if name in get_args(AdvantageNeed))
+
+
+def unknown_needs(advantage: Choice) -> tuple[str, ...]:
+    """Positional parameters of an estimator that nothing is known to be given for."""
+    asked = _parameters("advantage", advantage)[1:]
+    return tuple(name for name in asked if name not in get_args(AdvantageNeed))
+
+
+def _parameters(package: str, choice: Choice) -> tuple[str, ...]:
+    """The positional parameters of a function; none for a name that cannot be used."""
+    function, _ = FUNCTIONS[package]
+    try:
+        return positional_parameters(choice, f"{PACKAGE}.{package}", function)
+    except ConfigError:
+        return ()
 
 
 def is_own(choice: Choice) -> bool:

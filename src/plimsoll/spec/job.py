@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.job import JobConfig
+from plimsoll.config.presets import Preset
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import Goal
@@ -100,7 +101,8 @@ class Job(Generic[ConfigT]):
     must agree in a config of this job alone. sampling: None where it learns from data. rows:
     settings besides those of `data` that decide what is made of a row. has_steps: its rows have
     steps, with a separator. imitates: the loss is computed in the head, without log-probs.
-    draws_calibration: its evaluation draws a picture.
+    draws_calibration: its evaluation draws a picture. presets: those that its config may name, and
+    preset: the one that its command is.
     """
 
     name: str
@@ -119,6 +121,8 @@ class Job(Generic[ConfigT]):
     has_steps: bool = False
     imitates: bool = False
     draws_calibration: bool = False
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    preset: str | None = None
 
     def load_loop(self) -> Loop:
         """The module that runs it."""

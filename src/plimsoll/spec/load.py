@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plimsoll.config.load import read_config
+from plimsoll.config.load import read_tree_of, validate
+from plimsoll.config.presets import with_preset
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.job import ConfigT, Job
 from plimsoll.spec.rules.settings import check_agreement
@@ -21,10 +22,10 @@ def read_spec(
     Raises ConfigError (exit code 2) or SettingsConflict (4) with every problem, where it was
     written, and what to write instead.
     """
-    config, origins = read_config(job.config, path, flags)
-    spec = resolve(job, config)
-    check_agreement(spec, origins)
-    return spec, origins
+    tree = with_preset(read_tree_of(path, flags), job.presets, job.preset)
+    spec = resolve(job, validate(job.config, tree))
+    check_agreement(spec, tree.origins)
+    return spec, tree.origins
 
 
 def load_spec(job: Job[ConfigT], path: str, flags: Sequence[str] = ()) -> RunSpec[ConfigT]:

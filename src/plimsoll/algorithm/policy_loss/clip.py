@@ -1,15 +1,16 @@
 """PPO's clipped policy loss, with dual clip.
 
 Schulman et al. 2017, https://arxiv.org/abs/1707.06347; Ye et al. 2020 (dual clip),
-https://arxiv.org/abs/1912.09729.
+https://arxiv.org/abs/1912.09729; a higher upper bound: Yu et al. 2025 (DAPO),
+https://arxiv.org/abs/2503.14476.
 """
 
 from __future__ import annotations
 
 import torch
 
-from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, token_mean
-from plimsoll.algorithm.kl import kl
+from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
+from plimsoll.algorithm.ratios import ratio_metrics
 from plimsoll.config.base import NonNegativeFloat, OverOne, Probability
 from plimsoll.errors import ConfigError
 
@@ -20,16 +21,15 @@ def loss(
     clip_low: Probability = 0.2,
     clip_high: NonNegativeFloat = 0.2,
     dual_clip: OverOne | None = None,
-) -> LossOutput:
-    """Minus the mean over tokens of min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)
-    (PPO, equation 7), where ratio is the new probability of a token over the old one.
+) -> TokenLoss:
+    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) of each token (PPO, equation
+    7), where ratio is the new probability of a token over the old one.
 
     dual_clip: a number c > 1; where A < 0 the term is at least c * A (dual clip, equation 5), so
         that a token that became much likelier cannot dominate the batch. Else ConfigError.
 
-    Metrics: `clip_fraction`, the share of tokens where a clip is active and so no gradient
-    flows; `approx_kl`, an estimate (k3) of KL(old policy || new policy) in nats per token;
-    `ratio`, the mean ratio.
+    Metrics: `clip_fraction`, the share of tokens where a clip is active and so no gradient flows,
+    and those of `ratio_metrics`.
     """
     if dual_clip is not None and not dual_clip > 1:
         raise ConfigError(
@@ -44,11 +44,5 @@ def loss(
     if dual_clip is not None:
         bounded_L = torch.maximum(objective_L, dual_clip * advantages_L)
         objective_L = torch.where(advantages_L < 0, bounded_L, objective_L)
-    with torch.no_grad():
-        metrics_L = {
-            "clip_fraction": (objective_L != unclipped_L).float(),
-            "approx_kl": kl(inputs.old_logprobs_L, inputs.logprobs_L, "k3"),
-            "ratio": ratio_L,
-        }
-        metrics = {name: token_mean(x_L, inputs.counts) for name, x_L in metrics_L.items()}
-    return LossOutput(loss=-token_mean(objective_L, inputs.counts), metrics=metrics)
+    clipped = {"clip_fraction": (objective_L != unclipped_L).float()}
+    return TokenLoss(-objective_L, clipped | ratio_metrics(inputs))

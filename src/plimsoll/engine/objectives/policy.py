@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
 
 from torch import Tensor
 
-from plimsoll.algorithm.choice import policy_loss
+from plimsoll.algorithm.aggregation import Aggregation
+from plimsoll.algorithm.choice import correction, policy_loss
 from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs
-from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs, policy_objective
+from plimsoll.algorithm.kl import KlEstimator
+from plimsoll.algorithm.policy_objective import (
+    PolicyObjectiveInputs,
+    PolicyTerms,
+    policy_objective,
+)
 from plimsoll.config.base import Choice
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.attention import sent
@@ -25,17 +31,22 @@ class PolicyStream:
     """
 
     advantages_L: Floats
+    sampler_logprobs_L: Floats
     old_logprobs_L: Floats | None
     reference_logprobs_L: Floats | None
 
 
 @dataclass(frozen=True)
 class PolicyObjective:
-    """The policy's loss with everything but the batch."""
+    """The policy's loss with everything but the batch; see `PolicyTerms`."""
 
     policy_loss: Choice
-    kl_estimator: Literal["k1", "k2", "k3"]
+    correction: Choice | None
+    aggregation: Aggregation
+    constant: int
+    kl_estimator: KlEstimator
     kl_coefficient: float
+    ratio_corrected: bool
     entropy_bonus: float
 
     def loss(
@@ -44,21 +55,24 @@ class PolicyObjective:
         logprobs_L, entropy_L = engine.forward(
             pack, entropy="loss" if self.entropy_bonus > 0 else "metric"
         )
-        return policy_objective(
-            _inputs(pack, stream, logprobs_L, entropy_L, counts),
+        return policy_objective(_inputs(pack, stream, logprobs_L, entropy_L), counts, self._terms)
+
+    @cached_property
+    def _terms(self) -> PolicyTerms:
+        return PolicyTerms(
             policy_loss(self.policy_loss),
+            None if self.correction is None else correction(self.correction),
+            self.aggregation,
+            self.constant,
             self.kl_estimator,
             self.kl_coefficient,
+            self.ratio_corrected,
             self.entropy_bonus,
         )
 
 
 def _inputs(
-    pack: PackTensors,
-    stream: PolicyStream,
-    logprobs_L: Tensor,
-    entropy_L: Tensor,
-    counts: BatchCounts,
+    pack: PackTensors, stream: PolicyStream, logprobs_L: Tensor, entropy_L: Tensor
 ) -> PolicyObjectiveInputs:
     old_L, reference_L = stream.old_logprobs_L, stream.reference_logprobs_L
     device = logprobs_L.device
@@ -67,7 +81,8 @@ def _inputs(
         old_logprobs_L=logprobs_L.detach() if old_L is None else sent(old_L, device),
         advantages_L=sent(stream.advantages_L, device),
         cu_loss_tokens=pack.cu_loss_tokens,
-        counts=counts,
     )
     reference = None if reference_L is None else sent(reference_L, device)
-    return PolicyObjectiveInputs(policy, entropy_L, reference)
+    return PolicyObjectiveInputs(
+        policy, sent(stream.sampler_logprobs_L, device), entropy_L, reference
+    )

@@ -10,6 +10,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.rules.adapters import separate, steady
+from plimsoll.spec.rules.advantages import estimated
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
@@ -22,12 +23,14 @@ _FIGURES = (
 def sampled(config: RlConfig) -> Iterator[Problem]:
     """A job that samples what it learns from."""
     yield from steady("actor", config.actor)
-    yield from steady("critic", config.critic)
+    if config.critic is not None:
+        yield from steady("critic", config.critic)
     yield from separate(config)
     yield from _rollout(config)
     yield from _sampling(config)
     yield from _kl(config)
     yield from _steps(config)
+    yield from estimated(config)
 
 
 def _rollout(config: RlConfig) -> Iterator[Problem]:
@@ -93,9 +96,11 @@ def _kl(config: RlConfig) -> Iterator[Problem]:
         why = "algorithm.kl.place: none loads no reference."
         fix = "algorithm.kl.place: reward or loss, or leave reference out"
         yield at.conflict("reference", why, fix, "kl-reference")
-    if kl.place == "loss" and kl.estimator == "k1" and kl.coefficient > 0:
+    plain = kl.estimator == "k1" and not kl.ratio_corrected
+    if kl.place == "loss" and plain and kl.coefficient > 0:
         why = "With algorithm.kl.place: loss, the gradient of k1 is zero on average: only noise."
-        fix = "algorithm.kl.estimator: k2 (its gradient is that of the KL) or k3"
+        fix = "algorithm.kl.estimator: k2 (its gradient is that of the KL) or k3, or "
+        fix += "algorithm.kl.ratio_corrected: true"
         yield at.conflict("algorithm.kl.estimator", why, fix, "kl-in-loss")
     if kl.target is not None and kl.place == "none":
         why = "algorithm.kl.place: none measures no KL to steer by."

@@ -1,0 +1,15 @@
+"""REINFORCE++; Hu et al. 2025, https://arxiv.org/abs/2501.03262."""
+
+from __future__ import annotations
+
+from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
+from plimsoll.algorithm.sequences import discounted_sums
+from plimsoll.algorithm.whiten import whiten
+from plimsoll.config.base import Probability
+
+
+def estimate(inputs: AdvantageInputs, *, gamma: Probability = 1.0) -> Advantages:
+    """The return of each token, whitened over all action tokens of the batch: (A - mean) /
+    sqrt(max(variance, 1e-8)), with the population's variance."""
+    returns_L = discounted_sums(inputs.rewards_L, inputs.cu_loss_tokens, gamma)
+    return Advantages(whiten(returns_L))

@@ -1,0 +1,17 @@
+"""REINFORCE++ with the group's mean as its baseline; Hu et al. 2025,
+https://arxiv.org/abs/2501.03262."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from plimsoll.algorithm.groups import group_means, to_tokens
+from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
+from plimsoll.algorithm.whiten import whiten
+
+
+def estimate(inputs: AdvantageInputs, group_S: Tensor) -> Advantages:
+    """A = r - mean of the group, at each token of a response, then whitened over all action tokens
+    of the batch: (A - mean) / sqrt(variance + 1e-8), with the population's variance."""
+    scores_S = inputs.scores_S
+    return Advantages(whiten(to_tokens(inputs, scores_S - group_means(scores_S, group_S))))

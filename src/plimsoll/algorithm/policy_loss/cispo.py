@@ -1,0 +1,31 @@
+"""Clipped importance weights on a plain policy gradient (CISPO); MiniMax 2025,
+https://arxiv.org/abs/2506.13585, section 3.1."""
+
+from __future__ import annotations
+
+from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
+from plimsoll.algorithm.ratios import ratio_metrics
+from plimsoll.config.base import NonNegativeFloat, PositiveFloat, Probability
+
+
+def loss(
+    inputs: PolicyLossInputs,
+    *,
+    clip_low: Probability = 0.2,
+    clip_high: NonNegativeFloat = 0.2,
+    cap: PositiveFloat | None = None,
+) -> TokenLoss:
+    """-w * A * log-prob of each token, where w is its ratio within 1 - clip_low and 1 + clip_high,
+    without a gradient: so every token keeps one, as with no other clip.
+
+    cap: instead, w is the ratio but at most this absolute number, with no lower bound; 5 is usual.
+
+    Metrics: `clip_fraction`, the share of tokens whose ratio is clipped, and those of
+    `ratio_metrics`.
+    """
+    ratio_L = (inputs.logprobs_L.detach() - inputs.old_logprobs_L).exp()
+    low, high = (0.0, cap) if cap is not None else (1 - clip_low, 1 + clip_high)
+    weight_L = ratio_L.clamp(low, high)
+    clipped = {"clip_fraction": (weight_L != ratio_L).float()}
+    loss_L = -weight_L * inputs.advantages_L * inputs.logprobs_L
+    return TokenLoss(loss_L, clipped | ratio_metrics(inputs))

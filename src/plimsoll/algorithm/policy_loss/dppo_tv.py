@@ -1,0 +1,34 @@
+"""Tokens masked by how far their probability has moved from the sampler's (DPPO, total variation);
+Qi et al. 2026, https://arxiv.org/abs/2602.04879, with the form that prime-rl trains with."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
+from plimsoll.algorithm.ratios import ratio_metrics
+from plimsoll.config.base import NonNegativeFloat, Probability
+
+
+def loss(
+    inputs: PolicyLossInputs,
+    sampler_logprobs_L: Tensor,
+    *,
+    threshold: Probability = 0.2,
+    penalty: NonNegativeFloat = 1e-3,
+) -> TokenLoss:
+    """-A * ratio + penalty * (log ratio)^2 of each token, where ratio is the probability under the
+    policy that learns over the sampler's. The first term is left out where the probability has
+    moved from the sampler's by more than `threshold`, in the direction in which A would move it on.
+
+    It takes the sampler's log-probs itself, so no correction goes with it.
+
+    Metrics: `clip_fraction`, the share of tokens left out, and those of `ratio_metrics`.
+    """
+    log_ratio_L = inputs.logprobs_L - sampler_logprobs_L
+    moved_L = (inputs.logprobs_L.exp() - sampler_logprobs_L.exp()).detach()
+    up_L = inputs.advantages_L > 0
+    left_out_L = (up_L & (moved_L > threshold)) | (~up_L & (moved_L < -threshold))
+    kept_L = (~left_out_L).float()
+    loss_L = -kept_L * inputs.advantages_L * log_ratio_L.exp() + penalty * log_ratio_L.square()
+    return TokenLoss(loss_L, {"clip_fraction": left_out_L.float()} | ratio_metrics(inputs))

@@ -1,0 +1,134 @@
+"""Where each learned token of a step lies: one order, from scoring to the losses.
+
+A step is packed once. All that belongs to its tokens (log-probs, values, advantages) is a column of
+shape [L], in the order of the packs; a pack's part of a column is a slice of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from plimsoll.cluster.protocol import Ranks
+from plimsoll.data.packing import pack, pack_groups
+from plimsoll.engine.worker import Worker
+from plimsoll.records import BatchCounts, Floats, Ints, Pack, Sample, Trajectory
+from plimsoll.spec.roles import RoleName
+
+ByTrajectory = Sequence[Floats]
+"""Of each trajectory, a number for each of its learned tokens."""
+
+
+@dataclass(frozen=True)
+class MiniBatch:
+    """What one optimizer step sees. packs: of each rank."""
+
+    packs: list[list[Pack]]
+    counts: BatchCounts
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A step's trajectories in packs, for one group of ranks.
+
+    trajectory_S: which trajectory each sequence is. The packs' `samples_S` number the sequences
+        through, in this order.
+    cu_loss_tokens: shape [S + 1].
+    """
+
+    minis: list[MiniBatch]
+    trajectory_S: Ints
+    cu_loss_tokens: Ints
+
+    def of_pack(self, column_L: Floats, pack: Pack) -> Floats:
+        """A pack's part of a column; of a filler, nothing."""
+        return column_L[self._place(pack)]
+
+    def scored(
+        self,
+        ranks: Ranks,
+        task: Callable[[Worker, RoleName, Sequence[Pack]], list[Floats]],
+        role: RoleName,
+    ) -> Floats:
+        """Have all ranks score all packs: a column."""
+        every = zip(*(mini.packs for mini in self.minis), strict=True)
+        packs = [[one for mini in own for one in mini] for own in every]
+        answers = ranks.each(task, [(role, own) for own in packs])
+        column_L = np.zeros(self.cu_loss_tokens[-1], dtype=np.float32)
+        for own, values in zip(packs, answers, strict=True):
+            for one, values_L in zip(own, values, strict=True):
+                column_L[self._place(one)] = values_L
+        return column_L
+
+    def column(self, by_trajectory: ByTrajectory) -> Floats:
+        """What is known by trajectory, as a column."""
+        parts = [by_trajectory[i] for i in self.trajectory_S]
+        return np.concatenate(parts, dtype=np.float32)
+
+    def by_trajectory(self, column_L: Floats) -> list[Floats]:
+        """The inverse of `column`."""
+        pieces = np.split(column_L, self.cu_loss_tokens[1:-1])
+        return [pieces[i] for i in self._sequence_of]
+
+    def moved(self, column_L: Floats, other: Layout) -> Floats:
+        """A column of this layout as one of another of the same trajectories."""
+        return column_L if other is self else other.column(self.by_trajectory(column_L))
+
+    @cached_property
+    def _sequence_of(self) -> Ints:
+        """Which sequence each trajectory is."""
+        return np.argsort(self.trajectory_S)
+
+    def _place(self, pack: Pack) -> slice:
+        sequences = pack.samples_S[pack.samples_S >= 0]
+        if len(sequences) == 0:
+            return slice(0, 0)
+        return slice(self.cu_loss_tokens[sequences[0]], self.cu_loss_tokens[sequences[-1] + 1])
+
+
+def lay_out(
+    trajectories: Sequence[Trajectory],
+    members: Sequence[Ints],
+    ranks: int,
+    budget: int,
+    *,
+    share_prompts: bool,
+) -> Layout:
+    """Pack the mini-batches. members: which trajectories each holds. share_prompts: those of a
+    group that are in one micro-batch have their prompt in it once."""
+    samples = [_sample(t) for t in trajectories]
+    minis: list[MiniBatch] = []
+    order: list[Ints] = []
+    for own in members:
+        mine = [samples[i] for i in own]
+        groups = [trajectories[i].group for i in own]
+        packed = pack_groups(mine, groups, ranks, budget) if share_prompts else None
+        packs, places = _numbered(packed or pack(mine, ranks, budget), sum(map(len, order)))
+        minis.append(MiniBatch(packs, BatchCounts.of(mine)))
+        order.append(own[places])
+    trajectory_S = np.concatenate(order)
+    lengths = [int(samples[i].loss_mask.sum()) for i in trajectory_S]
+    return Layout(minis, trajectory_S, np.cumsum([0, *lengths]))
+
+
+def _numbered(packs: list[list[Pack]], first: int) -> tuple[list[list[Pack]], Ints]:
+    """The packs, whose sequences are numbered through from `first` on, and what numbers they had
+    in that order."""
+    places: list[int] = []
+
+    def renumbered(pack: Pack) -> Pack:
+        start = first + len(places)
+        places.extend(i for i in pack.samples_S.tolist() if i >= 0)
+        numbers = np.arange(start, first + len(places))
+        return pack if len(numbers) == 0 else replace(pack, samples_S=numbers)
+
+    return [[renumbered(pack) for pack in own] for own in packs], np.array(places)
+
+
+def _sample(trajectory: Trajectory) -> Sample:
+    prompt, response = trajectory.prompt.tokens, trajectory.response_tokens
+    loss_mask = np.concatenate([np.zeros(len(prompt), np.bool_), trajectory.loss_mask])
+    return Sample(np.concatenate([prompt, response]), loss_mask)

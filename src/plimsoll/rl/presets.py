@@ -1,0 +1,73 @@
+"""Named sets of values for `plimsoll rl`, each a command of its own; every key overrides.
+
+A preset holds what makes a method what it is, and leaves the rest to the defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from plimsoll.config.presets import Preset, Values
+
+
+def _of_groups(advantage: str, **algorithm: Any) -> Values:
+    """Without a critic and a reference: eight responses a prompt, whose prompt is computed once."""
+    return {
+        "batch": {"responses": 8, "share_prompts": True},
+        "algorithm": {"advantage": {"name": advantage}, "kl": {"place": "none"}, **algorithm},
+    }
+
+
+def _dapo() -> Values:
+    clip = {"name": "clip", "options": {"clip_low": 0.2, "clip_high": 0.28}}
+    values = _of_groups("grpo", policy_loss=clip)
+    return {**values, "batch": {**values["batch"], "dynamic_sampling": {}}}
+
+
+_ALL = (
+    Preset(
+        "ppo",
+        "proximal policy optimisation, with a critic",
+        {"algorithm": {"correction": None}},
+    ),
+    Preset("grpo", "group relative policy optimisation", _of_groups("grpo")),
+    Preset(
+        "dr_grpo",
+        "GRPO without its biases by length and spread",
+        _of_groups("dr_grpo", aggregation="constant"),
+    ),
+    Preset("rloo", "REINFORCE, each response against the others", _of_groups("rloo")),
+    Preset(
+        "reinforce_pp",
+        "REINFORCE++, whitened over the batch",
+        {"algorithm": {"advantage": {"name": "reinforce_pp"}}},
+    ),
+    Preset(
+        "gspo",
+        "GRPO with ratios of whole sequences",
+        _of_groups("grpo", policy_loss={"name": "gspo"}, aggregation="sequences"),
+    ),
+    Preset(
+        "cispo",
+        "GRPO with clipped importance weights",
+        _of_groups("grpo", policy_loss={"name": "cispo"}),
+    ),
+    Preset("dapo", "GRPO with a higher clip and dynamic sampling", _dapo()),
+    Preset(
+        "orz",
+        "Open-Reasoner-Zero: PPO without discount, KL or entropy",
+        {
+            "batch": {"responses": 8, "share_prompts": True},
+            "algorithm": {
+                "advantage": {"name": "gae", "options": {"gamma": 1.0, "gae_lambda": 1.0}},
+                "kl": {"place": "none"},
+                "entropy_bonus": 0.0,
+                "critic_mini_batches": 4,
+            },
+        },
+    ),
+)
+
+PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _ALL}
+"""By name, in the order of the help."""

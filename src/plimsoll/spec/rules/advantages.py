@@ -1,0 +1,110 @@
+"""What an advantage, a policy loss and a correction need of the rest of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plimsoll.config.problems import Problem, Section
+from plimsoll.config.rl import RlConfig
+from plimsoll.spec.choices import advantage_needs, needs_sampler, unknown_needs
+
+
+def estimated(config: RlConfig) -> Iterator[Problem]:
+    """The advantage and what it is computed from; the loss and what it is divided by."""
+    yield from _critic(config)
+    yield from _groups(config)
+    yield from _losses(config)
+
+
+def _critic(config: RlConfig) -> Iterator[Problem]:
+    at, name = Section("", config), config.algorithm.advantage.name
+    takes_values = "values_L" in advantage_needs(config.algorithm.advantage)
+    if takes_values and config.critic is None:
+        why = f"algorithm.advantage: {name} takes the values of a critic, and there is none."
+        fix = "critic.model.path: MODEL (often the actor's), or an advantage without a critic, "
+        fix += "such as algorithm.advantage.name: grpo (`plimsoll grpo`)"
+        yield at.invalid("critic", why, fix, "critic-needed")
+    if not takes_values and config.critic is not None:
+        why = f"algorithm.advantage: {name} takes no values: the critic would learn for nobody."
+        fix = "leave critic out, or algorithm.advantage.name: gae"
+        yield at.conflict("critic", why, fix, "critic-unused")
+    yield from _critic_steps(config, takes_values)
+
+
+def _critic_steps(config: RlConfig, takes_values: bool) -> Iterator[Problem]:
+    at, algorithm = Section("algorithm", config.algorithm), config.algorithm
+    sequences = config.batch.prompts * config.batch.responses
+    own = algorithm.critic_mini_batches
+    if own is not None and (own % algorithm.mini_batches or sequences % own):
+        why = f"It must be a multiple of algorithm.mini_batches ({algorithm.mini_batches}) and "
+        why += f"divide the {sequences} trajectories of a step (batch.prompts * batch.responses)."
+        fix = f"algorithm.critic_mini_batches: {algorithm.mini_batches}"
+        yield at.invalid("critic_mini_batches", why, fix, "mini-batches")
+    if takes_values:
+        return
+    for key, value in (("critic_mini_batches", own), ("critic_warmup_steps", _warmup(config))):
+        if value:
+            why = f"algorithm.advantage: {algorithm.advantage.name} has no critic."
+            yield at.conflict(key, why, f"leave algorithm.{key} out", "critic-unused")
+
+
+def _warmup(config: RlConfig) -> int:
+    return config.algorithm.critic_warmup_steps
+
+
+def _groups(config: RlConfig) -> Iterator[Problem]:
+    at, choice = Section("", config), config.algorithm.advantage
+    needs, responses = advantage_needs(choice), config.batch.responses
+    if "group_S" in needs and responses < 2:
+        why = f"algorithm.advantage: {choice.name} compares the responses to a prompt with one "
+        why += "another; one alone would always have the advantage 0, and nothing be learned."
+        fix = "batch.responses: 8, or an advantage without groups: reinforce_pp, batch_mean, gae"
+        yield at.invalid("batch.responses", why, fix, "group-of-one")
+    if config.batch.dynamic_sampling is not None and responses < 2:
+        why = "The rewards of a group of one response are always equal, so every group would be "
+        why += "replaced."
+        fix = "batch.responses: 8, or leave batch.dynamic_sampling out"
+        yield at.conflict("batch.dynamic_sampling", why, fix, "group-of-one")
+    if config.batch.dynamic_sampling is not None:
+        yield from _awake(config)
+    for name in unknown_needs(choice):
+        why = f"The estimator has the positional parameter {name!r}, and there is none to give. "
+        why += "Known: values_L, group_S, greedy_S; options are keyword-only."
+        yield at.invalid(
+            "algorithm.advantage", why, f"put {name} after a `*`, as an option", "advantage-needs"
+        )
+
+
+def _awake(config: RlConfig) -> Iterator[Problem]:
+    if config.reward_model is not None and config.rollout.sleep_level > 0:
+        why = "The reward model would score each round of samples before the engines sleep, on the "
+        why += "same cards."
+        fix = "rollout.sleep_level: 0, or leave batch.dynamic_sampling or reward_model out"
+        yield Section("batch", config.batch).conflict("dynamic_sampling", why, fix, "dynamic-awake")
+
+
+def _losses(config: RlConfig) -> Iterator[Problem]:
+    at, algorithm = Section("algorithm", config.algorithm), config.algorithm
+    if algorithm.correction is not None and needs_sampler(algorithm.policy_loss):
+        why = f"algorithm.policy_loss: {algorithm.policy_loss.name} takes the sampler's log-probs "
+        why += "itself; the difference would be made up for twice."
+        fix = "algorithm.correction: null, or another algorithm.policy_loss"
+        yield at.conflict("correction", why, fix, "corrected-twice")
+    if algorithm.aggregation_tokens is not None and algorithm.aggregation != "constant":
+        why = f"algorithm.aggregation: {algorithm.aggregation} divides by no constant."
+        fix = "algorithm.aggregation: constant, or leave algorithm.aggregation_tokens out"
+        yield at.conflict("aggregation_tokens", why, fix, "aggregation-unused")
+    if algorithm.policy_loss.name == "reinforce" and algorithm.epochs * algorithm.mini_batches > 1:
+        why = "It knows no old policy, so from a step's second update on its gradient is of a "
+        why += "policy that sampled nothing."
+        fix = "algorithm.policy_loss.name: clip, or one algorithm.epochs and mini_batches"
+        yield at.conflict("policy_loss", why, fix, "reinforce-several")
+    yield from _ratio_corrected(config)
+
+
+def _ratio_corrected(config: RlConfig) -> Iterator[Problem]:
+    kl = config.algorithm.kl
+    if kl.ratio_corrected and kl.place != "loss":
+        why = f"algorithm.kl.place: {kl.place} has no gradient to correct."
+        fix = "algorithm.kl.place: loss, or leave algorithm.kl.ratio_corrected out"
+        yield Section("algorithm.kl", kl).conflict("ratio_corrected", why, fix, "kl-unused")
