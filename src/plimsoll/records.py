@@ -17,7 +17,7 @@ Shape suffixes used in the whole project:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -42,12 +42,14 @@ class Prompt:
     tokens: the prompt after the chat template, ready for the engine, shape [P].
     text: the prompt as a person reads it (before the template).
     reference: the reference answer, where the data has one.
+    messages: the conversation before the template, for who renders it by another.
     """
 
     index: int
     tokens: TokenIds
     text: str
     reference: str | None = None
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,7 @@ def policy_step(worker: Worker, place: Place, batch: Batch, budget: int, rate: f
     streams = [
         PolicyStream(
             to_packed(p, batch.advantages),
+            to_packed(p, batch.old_logprobs),  # the sampler's; without a correction only measured
             to_packed(p, batch.old_logprobs),
             to_packed(p, batch.reference_logprobs),
         )

@@ -30,8 +30,10 @@ def step_on_nan(worker: Worker, place: Place) -> StepResult:
     packs = own_packs(place, batch, 64)
     number = np.nan if place.rank == 0 else 1.0
     advantages = [np.full_like(a, number) for a in batch.advantages]
-    streams = [PolicyStream(to_packed(p, advantages), None, None) for p in packs]
-    objective = PolicyObjective(Choice(name="clip"), "k3", 0.0, 0.0)
+    streams = [
+        PolicyStream(to_packed(p, advantages), to_packed(p, advantages), None, None) for p in packs
+    ]
+    objective = PolicyObjective(Choice(name="clip"))
     return worker.train("actor", packs, streams, batch.counts, objective, RATES[0])
 
 

@@ -69,3 +69,53 @@ def test_a_model_without_a_score_head_is_refused(home: Path) -> None:
     outcome = run_here(home, "ppo", "headless.yaml")
     assert outcome.code == 2
     assert "has no head that gives scores" in outcome.err
+
+
+def test_several_models_score_each_with_its_own_tokenizer(home: Path) -> None:
+    """A reward model that reads tokens of its own making, and a process reward model."""
+    tokenizer = load_tokenizer(str(home / "model"))
+    tokenizer.save_pretrained(home / "judge")
+    own = {"role": {"model": {"path": "judge"}}, "tokenizer": "own", "chat_template": "none"}
+    config = scored_ppo("several")
+    del config["reward_model"]
+    config["reward_models"] = {
+        "whole": {**own, "weight": 2.0},
+        "steps": {**own, "steps": {"separator": " ", "take": "mean"}},
+    }
+    write_config(home, "several", config)
+    outcome = run_here(home, "ppo", "several.yaml")
+    assert outcome.code == 0, outcome.err
+    table = parquet.read_table(home / "several" / "trajectories" / "step-000001.parquet")
+    judge = AutoModelForSequenceClassification.from_pretrained(
+        home / "judge", num_labels=1, dtype=torch.bfloat16
+    ).float()
+
+    def scores(tokens: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            hidden = judge.model(torch.tensor([tokens])).last_hidden_state[0]
+            return hidden.float() @ judge.score.weight[0].float()
+
+    def encoded(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    for row in table.to_pylist():
+        whole = [*encoded(row["prompt"]), *encoded(row["response"]), tokenizer.eos_token_id]
+        assert row["reward_whole"] == pytest.approx(float(scores(whole)[-1]), abs=0.2)
+        assert 0 <= row["reward_steps"] <= 1
+        tokens, ends = encoded(row["prompt"]), []
+        for i, step in enumerate(p for p in row["response"].split(" ") if p.strip()):
+            tokens += encoded(f" {step}" if i else step)
+            ends.append(len(tokens) - 1)
+        if ends:
+            found = torch.sigmoid(scores(tokens)[ends]).mean()
+            assert row["reward_steps"] == pytest.approx(float(found), abs=0.1)
+    assert_reported(home / "several")
+
+
+def test_settings_of_a_tokenizer_that_is_not_its_own_are_refused(home: Path) -> None:
+    config = scored_ppo("steps")
+    config["reward_model"]["steps"] = {"separator": " "}
+    write_config(home, "steps", config)
+    outcome = run_here(home, "ppo", "steps.yaml")
+    assert outcome.code == 4
+    assert "reward-tokenizer" in outcome.err

@@ -13,6 +13,9 @@ from plimsoll.config.job import JobConfig
 from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 
+REWARD_MODEL = "reward_model"
+"""What the part of a single reward model is called in metrics and trajectories."""
+
 
 class RlConfig(JobConfig):
     """Reinforcement learning from sampled responses and their rewards."""
@@ -38,9 +41,17 @@ class RlConfig(JobConfig):
     reward_model."""
     reward_model: RewardModelConfig | None = None
     """A trained reward model, as a further part of the reward."""
+    reward_models: dict[str, RewardModelConfig] = Field(default={})
+    """Several reward models, by the names that their parts of the reward are shown under."""
     rollout: RolloutConfig = RolloutConfig()
     """The engines that sample."""
     eval_sampling: SamplingConfig | None = None
     """How held-out prompts are answered; default: as in training."""
     algorithm: RlAlgorithm = RlAlgorithm()
     """Advantage, losses, KL."""
+
+    @property
+    def scoring_models(self) -> dict[str, RewardModelConfig]:
+        """All reward models, by the names of their parts of the reward."""
+        one = {} if self.reward_model is None else {REWARD_MODEL: self.reward_model}
+        return one | self.reward_models

@@ -187,7 +187,8 @@ def load_prompts(
         return Checked(row, index, readable(messages), (pieces,), reference)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Prompt:
-        return _prompt(data, field, row, sequences[0])
+        prompt = _prompt(data, field, row, sequences[0])
+        return replace(prompt, messages=tuple(prompt_of(row.row, source)))
 
     return load_rows(data, source, template, check, finish, seen)
 

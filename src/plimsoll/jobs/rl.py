@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plimsoll.config.base import Choice
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.jobs.figures import measured
 from plimsoll.rl.presets import PRESETS
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.columns import rl_source
 from plimsoll.spec.job import Evaluation, Job, Sampling
 from plimsoll.spec.panels import alone, both
-from plimsoll.spec.roles import Role, learner, reference_of
+from plimsoll.spec.roles import Role, learner, reference_of, scoring_role
 from plimsoll.spec.rules.sampling import sampled
 from plimsoll.spec.workload import Workload
 
@@ -24,9 +24,9 @@ def _roles(config: RlConfig) -> Sequence[Role]:
         found.append(learner("critic", config.critic, "value", scores=True))
     if config.algorithm.kl.place != "none":
         found.append(reference_of(config.reference, config.actor))
-    if config.reward_model is not None:
-        role, key = config.reward_model.role, "reward_model.role"
-        found.append(Role("reward", role, "value", key, scores=True))
+    for name, model in config.scoring_models.items():
+        key = name if name == REWARD_MODEL else f"reward_models.{name}"
+        found.append(Role(scoring_role(name), model.role, "value", f"{key}.role", scores=True))
     return found
 
 
@@ -60,7 +60,7 @@ def _sampling(config: RlConfig) -> Sampling:
 
 
 def _evaluation(config: RlConfig) -> Evaluation:
-    parts = [*config.rewards, *(["reward_model"] if config.reward_model else [])]
+    parts = [*config.rewards, *config.scoring_models]
     own = {k: v for name in parts for k, v in measured(name, None).items()}
     return Evaluation({**measured("reward", "highest"), **own})
 

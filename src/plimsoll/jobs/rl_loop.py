@@ -44,7 +44,7 @@ from plimsoll.rl.batch import (
 )
 from plimsoll.rl.critic import explained_variance, train_critic
 from plimsoll.rl.layout import MiniBatch
-from plimsoll.rl.reward_model import score_by_model
+from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import Sampled, answer_held_out, evaluate, mean_rewards, sample
 from plimsoll.rl.setup import (
     RlData,
@@ -60,6 +60,7 @@ from plimsoll.run.counter import counting
 from plimsoll.run.planned import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
+from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.from_data import Work, open_work
 from plimsoll.train.loading import load_measured, load_roles
@@ -151,9 +152,9 @@ def learnables_of(
     spec, cluster = work.spec, work.cluster
     trajectories, greedy = sampled.trajectories, sampled.greedy
     if spec.config.batch.dynamic_sampling is None:  # else each round was scored by itself
-        trajectories = score_by_model(trajectories, spec, cluster)
+        trajectories = score_by_models(trajectories, spec, cluster)
     if greedy:
-        greedy = score_by_model(greedy, spec, cluster)
+        greedy = score_by_models(greedy, spec, cluster)
     batch = pack_batch(trajectories, spec, cluster.ranks, cluster.critics.ranks, step)
     scores = score(batch, spec, cluster)
     baselines = {t.group: t.reward for t in greedy}
@@ -196,11 +197,11 @@ def train_actor(
         algorithm.policy_loss,
         algorithm.correction,
         algorithm.aggregation,
-        algorithm.aggregation_tokens or spec.config.rollout.sampling.max_new_tokens,
-        algorithm.kl.estimator,
-        state.kl_coefficient if with_reference else 0.0,
-        algorithm.kl.ratio_corrected,
-        algorithm.entropy_bonus,
+        constant=algorithm.aggregation_tokens or spec.config.rollout.sampling.max_new_tokens,
+        kl_estimator=algorithm.kl.estimator,
+        kl_coefficient=state.kl_coefficient if with_reference else 0.0,
+        ratio_corrected=algorithm.kl.ratio_corrected,
+        entropy_bonus=algorithm.entropy_bonus,
     )
     stream = policy_stream(batch, scores, advantages_L, with_reference)
 
@@ -257,8 +258,8 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
         closing(start(spec, loaded.items)) as cluster,
         counting("answers", len(loaded.items), sys.stdout) as advance,
     ):
-        if "reward" in spec.roles:
-            load_measured(cluster, spec, "reward")
+        for part in spec.config.scoring_models:
+            load_measured(cluster, spec, scoring_role(part))
 
         def score(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
             scored = scorer(trajectories)
@@ -282,6 +283,6 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
 
 def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
     """The same with no more ranks than its rewards need."""
-    ranks = spec.cluster.ranks if "reward" in spec.roles else 1
+    ranks = spec.cluster.ranks if spec.config.scoring_models else 1
     cluster = spec.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
     return resolve(spec.job, spec.config.model_copy(update={"cluster": cluster}))

@@ -15,7 +15,7 @@ from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
-from plimsoll.rl.reward_model import score_by_model
+from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
@@ -99,7 +99,7 @@ def _round(
     responses, sampling = spec.config.batch.responses, spec.config.rollout.sampling
     found = answers(cluster, prompts, responses, sampling, _seed(spec, step, drawn), scorer)
     if spec.config.batch.dynamic_sampling is not None:  # else all are scored once engines sleep
-        found = score_by_model(found, spec, cluster)
+        found = score_by_models(found, spec, cluster)
     numbered = [replace(t, group=drawn + t.group) for t in found]
     return [numbered[i : i + responses] for i in range(0, len(numbered), responses)]
 
@@ -140,7 +140,9 @@ def answer_held_out(
 ) -> list[Trajectory]:
     """One response to each held-out prompt, with all parts of its reward."""
     sampling = spec.config.eval_sampling or spec.config.rollout.sampling
-    return score_by_model(answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), spec, cluster)
+    return score_by_models(
+        answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), spec, cluster
+    )
 
 
 def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:

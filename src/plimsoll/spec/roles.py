@@ -8,8 +8,22 @@ from typing import Literal
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 
-RoleName = Literal["actor", "critic", "reference", "reward", "teacher"]
+RoleName = str
+"""Of a kind, or of one of several of a kind after a dot, such as `reward.helpful`."""
+
+KINDS = ("actor", "critic", "reference", "reward", "teacher")
 """In the order in which they are loaded."""
+
+
+def load_order(name: RoleName) -> tuple[int, str]:
+    """Roles are loaded in the order of this key."""
+    return KINDS.index(name.partition(".")[0]), name
+
+
+def is_role(name: str) -> bool:
+    """Whether a role may have this name."""
+    return name.partition(".")[0] in KINDS
+
 
 HeadKind = Literal["policy", "value", "states"]
 """What is computed of a token: log-probs over the vocabulary, one number, or its hidden states."""
@@ -81,3 +95,8 @@ def reference_of(given: FrozenRole | None, actor: TrainedRole, *, precompute: bo
         early=precompute,
         without_adapter=shared,
     )
+
+
+def scoring_role(part: str) -> RoleName:
+    """The role of the reward model whose part of the reward has this name."""
+    return "reward" if part == "reward_model" else f"reward.{part}"

@@ -14,7 +14,7 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import RunConfig
 from plimsoll.spec.job import ConfigT, Evaluation, Job, Sampling
-from plimsoll.spec.roles import Role, RoleName
+from plimsoll.spec.roles import Role, RoleName, load_order
 from plimsoll.spec.workload import Workload
 
 Phase = Literal[
@@ -139,7 +139,7 @@ def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
     Raises ConfigError for a loss whose name cannot be used, where it decides which roles there are.
     """
     roles = {role.name: role for role in job.roles(config)}
-    ordered = {name: roles[name] for name in get_args(RoleName) if name in roles}
+    ordered = {name: roles[name] for name in sorted(roles, key=load_order)}
     return RunSpec(
         job, config, ordered, job.workload(config), job.sampling(config), job.evaluation(config)
     )

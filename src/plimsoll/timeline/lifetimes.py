@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cache
-from typing import Literal, get_args
+from typing import Literal
 
-from plimsoll.spec.roles import RoleName
+from plimsoll.spec.roles import is_role, load_order
 from plimsoll.spec.run_spec import PHASES, Phase
 from plimsoll.timeline.items import Moment
 
@@ -137,8 +137,7 @@ def _later(role: str, moment: Moment) -> bool:
     if moment.phase != "load":
         return True
     other = moment.instant.split()[-1]
-    order = get_args(RoleName)
-    return other in order and role in order and order.index(other) > order.index(role)
+    return is_role(other) and is_role(role) and load_order(other) > load_order(role)
 
 
 assert set(INSTANTS) == set(PHASES) - {"load"}

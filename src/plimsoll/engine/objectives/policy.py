@@ -41,13 +41,13 @@ class PolicyObjective:
     """The policy's loss with everything but the batch; see `PolicyTerms`."""
 
     policy_loss: Choice
-    correction: Choice | None
-    aggregation: Aggregation
-    constant: int
-    kl_estimator: KlEstimator
-    kl_coefficient: float
-    ratio_corrected: bool
-    entropy_bonus: float
+    correction: Choice | None = None
+    aggregation: Aggregation = "tokens"
+    constant: int = 1
+    kl_estimator: KlEstimator = "k3"
+    kl_coefficient: float = 0.0
+    ratio_corrected: bool = False
+    entropy_bonus: float = 0.0
 
     def loss(
         self, engine: Engine, pack: PackTensors, stream: PolicyStream, counts: BatchCounts

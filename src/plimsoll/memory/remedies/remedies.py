@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
@@ -21,7 +21,7 @@ def remedies_for(
     phase."""
     match kind:
         case "frozen models":
-            yield from _frozen_model(cast(RoleName, role), where, spec)
+            yield from _frozen_model(role, where, spec)
         case "rollout engines":
             assert spec.sampling is not None
             yield from _engine(where, spec.sampling.rollout)
@@ -54,7 +54,7 @@ def remedies_for_states(role: str, where: Where, spec: RunSpec[Any]) -> Iterator
 
 def _trained(role: str, spec: RunSpec[Any]) -> TrainedRole:
     """Its settings; of a role that only scores, the actor's."""
-    return spec.trained.get(cast(RoleName, role), spec.actor)
+    return spec.trained.get(role, spec.actor)
 
 
 def _written(role: str, trained: TrainedRole, move: Move) -> Remedy:

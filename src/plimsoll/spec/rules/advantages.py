@@ -76,10 +76,10 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
 
 
 def _awake(config: RlConfig) -> Iterator[Problem]:
-    if config.reward_model is not None and config.rollout.sleep_level > 0:
-        why = "The reward model would score each round of samples before the engines sleep, on the "
+    if config.scoring_models and config.rollout.sleep_level > 0:
+        why = "Reward models would score each round of samples before the engines sleep, on the "
         why += "same cards."
-        fix = "rollout.sleep_level: 0, or leave batch.dynamic_sampling or reward_model out"
+        fix = "rollout.sleep_level: 0, or no batch.dynamic_sampling or reward models"
         yield Section("batch", config.batch).conflict("dynamic_sampling", why, fix, "dynamic-awake")
 
 

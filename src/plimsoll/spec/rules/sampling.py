@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.problems import Problem, Section, conflict, invalid, show
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.rules.adapters import separate, steady
@@ -152,25 +152,42 @@ def _steps(config: RlConfig) -> Iterator[Problem]:
 
 def _rewards(config: RlConfig) -> Iterator[Problem]:
     weights = [part.weight for part in config.rewards.values()]
-    if config.reward_model is not None:
-        weights.append(config.reward_model.weight)
+    weights += [model.weight for model in config.scoring_models.values()]
     if not any(weights):
         why = "There is nothing to learn from: no reward, or none with a weight other than 0."
         fix = "an entry, such as `answer: {name: math_answer}`, with a weight; or a reward_model"
         given = show({name: part.weight for name, part in config.rewards.items()})
         yield invalid("rewards", given, why, fix, code="no-reward")
+    yield from _scoring_models(config)
     yield from _names(config)
+
+
+def _scoring_models(config: RlConfig) -> Iterator[Problem]:
+    """Settings of reward models that nothing would read."""
+    for name, model in config.scoring_models.items():
+        key = name if name == REWARD_MODEL else f"reward_models.{name}"
+        at = Section(key, model)
+        if model.tokenizer == "own":
+            continue
+        if model.steps is not None:
+            why = "Steps are found in the text of a response, which its own tokenizer then reads."
+            yield at.conflict("steps", why, f"{key}.tokenizer: own", "reward-tokenizer")
+        for setting in ("chat_template", "max_tokens"):
+            if getattr(model, setting) is not None:
+                why = f"{key}.tokenizer: actor has the model read the actor's tokens as they are."
+                fix = f"{key}.tokenizer: own, or leave {key}.{setting} out"
+                yield at.conflict(setting, why, fix, "reward-tokenizer")
 
 
 def _names(config: RlConfig) -> Iterator[Problem]:
     taken = dict.fromkeys(_FIGURES, "Another figure of an evaluation has this name.")
-    measured = ("reward", "reward_model", *config.rewards)
+    measured = ("reward", REWARD_MODEL, *config.rewards, *config.reward_models)
     taken |= dict.fromkeys(
         (f"{name}_{end}" for name in measured for end in ("low", "high")),
         "An end of the confidence interval of another figure of an evaluation has this name.",
     )
-    if config.reward_model is not None:
-        taken["reward_model"] = "The score of the reward model is shown under this name."
+    shown = "The score of a reward model is shown under this name."
+    taken |= dict.fromkeys(config.scoring_models, shown)
     for name in sorted(taken.keys() & config.rewards.keys()):
         fix = "another name for this part of the rewards"
         yield invalid(f"rewards.{name}", "given", taken[name], fix, code="reward-name")
