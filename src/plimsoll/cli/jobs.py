@@ -121,6 +121,15 @@ def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
 
     memory = plan if isinstance(plan, str) else shown_plan(plan)
     return (
-        f"{dump_config(spec.config)}\n{placement(spec)}\nMemory\n{memory}\n\n"
+        f"{dump_config(spec.config)}\n{_preset(spec)}{placement(spec)}\nMemory\n{memory}\n\n"
         "Dry run: nothing was started."
     )
+
+
+def _preset(spec: RunSpec[Any]) -> str:
+    """What the preset of a run set; "" without one."""
+    from plimsoll.config.presets import KEY, shown
+
+    values = spec.config.model_dump(mode="json")
+    name = values.get(KEY)
+    return "" if name is None else f"{shown(name, spec.job.presets, values)}\n\n"

@@ -9,6 +9,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from plimsoll.config.load import read_config_text
+from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import Path, Tree, read_tree
 from plimsoll.errors import ConfigError
 
@@ -46,6 +47,27 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
     values = _over(base, tree.values) | {KEY: name}
     written = dict.fromkeys(leaves(base), f"{KEY} {name}")
     return Tree(values, {**written, **tree.origins})
+
+
+def shown(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
+    """What a preset sets, a key a line, and what stands there where the config says otherwise."""
+    base = presets[name].values if name in presets else _own(name, presets)
+    set_here = leaves(base)
+    width = max(len(".".join(path)) for path in set_here)
+    lines = [f"Preset {name}"]
+    for path, value in set_here.items():
+        found = _at(resolved, path)
+        same = found == value or value == {}
+        said = "" if same else f"   (overridden: {show(found)})"
+        lines.append(f"  {'.'.join(path):<{width}}  {show(value)}{said}")
+    return "\n".join(lines)
+
+
+def _at(values: Values, path: Path) -> object:
+    found: Any = values
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def leaves(values: Values, above: Path = ()) -> dict[Path, object]:
