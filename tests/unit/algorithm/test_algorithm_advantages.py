@@ -1,4 +1,4 @@
-"""Advantages without a critic: numbers worked out by hand, plain loops, and what all of them keep."""
+"""Advantages without a critic: numbers worked out by hand, and plain loops."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def whitened(values: Sequence[float]) -> list[float]:
         ("reinforce", [1, 1, 0, 4, 1, 1]),
         # 1.5 / 2.12132
         ("grpo", [0, 0, -1, 0.707106, -0.707106, -0.707106]),
-        # the six values of dr_grpo: mean -0.416667, variance (1 + 3 * 2.25) / 6 - 0.173611 = 1.118056
+        # the six of dr_grpo: mean -0.416667, variance (1 + 3 * 2.25) / 6 - 0.173611 = 1.118056
         ("reinforce_pp_baseline", [0.394055, 0.394055, -0.551677, 1.812653, -1.024543, -1.024543]),
         # the six returns: mean 8 / 6, variance (1 + 1 + 0 + 16 + 1 + 1) / 6 - 1.777778 = 1.555556
         ("reinforce_pp", [-0.267261, -0.267261, -1.069045, 2.138090, -0.267261, -0.267261]),
