@@ -36,7 +36,9 @@ def group_deviations(x_S: Tensor, group_S: Tensor) -> Tensor:
 def to_tokens(inputs: AdvantageInputs, advantages_S: Tensor) -> Tensor:
     """Each token's advantage: that of its whole response, and what shapes it from there on; shape
     [L]."""
-    advantages_L = advantages_S.float()[sequence_of_token(inputs.cu_loss_tokens)]
+    advantages_L = advantages_S.float()[
+        sequence_of_token(inputs.cu_loss_tokens, len(inputs.shaping_L))
+    ]
     if not torch.any(inputs.shaping_L):
         return advantages_L
     return advantages_L + discounted_sums(inputs.shaping_L, inputs.cu_loss_tokens, 1.0)

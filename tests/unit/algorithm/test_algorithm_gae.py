@@ -123,4 +123,4 @@ def test_where_the_sequences_lie() -> None:
     assert lengths(cu_loss_tokens).tolist() == [2, 0, 3]
     assert nonempty(cu_loss_tokens).tolist() == [True, False, True]
     assert last_tokens(cu_loss_tokens).tolist() == [1, 4]
-    assert sequence_of_token(cu_loss_tokens).tolist() == [0, 0, 2, 2, 2]
+    assert sequence_of_token(cu_loss_tokens, 5).tolist() == [0, 0, 2, 2, 2]
