@@ -68,15 +68,24 @@ class PreferenceLoss:
     needs_reference: bool
 
 
+@dataclass(frozen=True)
+class _PolicyLoss:
+    """A policy loss, given what it asks for; it crosses processes. compared: it takes the sampler's
+    log-probs."""
+
+    compute: Callable[..., TokenLoss]
+    compared: bool
+
+    def __call__(self, inputs: PolicyObjectiveInputs) -> TokenLoss:
+        more = [inputs.sampler_logprobs_L] if self.compared else []
+        return self.compute(inputs.policy, *more)
+
+
 def policy_loss(choice: Choice) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
     """The policy loss of the config, its options bound. Errors: see `_held`."""
     compared = needs_sampler(choice)
     loss = _held(choice, "policy_loss", TokenLoss, _token_loss, arguments=1 + compared)
-
-    def compute(inputs: PolicyObjectiveInputs) -> TokenLoss:
-        return loss(inputs.policy, *([inputs.sampler_logprobs_L] if compared else []))
-
-    return compute
+    return _PolicyLoss(loss, compared)
 
 
 def correction(choice: Choice) -> Callable[[CorrectionInputs], TokenWeights]:

@@ -16,10 +16,12 @@ def numbered(group_S: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def group_means(x_S: Tensor, group_S: Tensor) -> Tensor:
-    """The mean over each sequence's group, shape [S]."""
+    """The mean over each sequence's group, shape [S]; of equal numbers exactly that number."""
     number_S, sizes = numbered(group_S)
-    totals = x_S.new_zeros(len(sizes)).index_add(0, number_S, x_S)
-    return (totals / sizes)[number_S]
+    zeros = x_S.new_zeros(len(sizes))
+    least = zeros.scatter_reduce(0, number_S, x_S, "amin", include_self=False)
+    above = zeros.index_add(0, number_S, x_S - least[number_S])
+    return (least + above / sizes)[number_S]
 
 
 def group_deviations(x_S: Tensor, group_S: Tensor) -> Tensor:
@@ -34,7 +36,9 @@ def group_deviations(x_S: Tensor, group_S: Tensor) -> Tensor:
 def to_tokens(inputs: AdvantageInputs, advantages_S: Tensor) -> Tensor:
     """Each token's advantage: that of its whole response, and what shapes it from there on; shape
     [L]."""
-    advantages_L = advantages_S.float()[sequence_of_token(inputs.cu_loss_tokens)]
+    advantages_L = advantages_S.float()[
+        sequence_of_token(inputs.cu_loss_tokens, len(inputs.shaping_L))
+    ]
     if not torch.any(inputs.shaping_L):
         return advantages_L
     return advantages_L + discounted_sums(inputs.shaping_L, inputs.cu_loss_tokens, 1.0)

@@ -76,7 +76,8 @@ def policy_objective(
     The weights are those of the correction for sampler against trainer; they touch the policy loss
     alone. A KL that is multiplied by the importance ratio has the gradient of the KL itself, also
     where the policy is no longer the one that sampled (Liu et al. 2025, DeepSeek-V3.2,
-    https://arxiv.org/abs/2512.02556, section 3.1).
+    https://arxiv.org/abs/2512.02556, section 3.1). Beside k2, whose gradient is that of the KL by
+    itself, the ratio is a weight without a gradient.
 
     Metrics, means over tokens: the policy loss's own; those of `mismatch_metrics`; `correction`,
     the mean weight, and `correction_zero`, the share of weights that are 0; `entropy` (nats); with
@@ -112,4 +113,5 @@ def _kl(inputs: PolicyObjectiveInputs, terms: PolicyTerms) -> Tensor:
     kl_L = kl(policy.logprobs_L, inputs.reference_logprobs_L, terms.kl_estimator)
     if not terms.ratio_corrected:
         return kl_L
-    return (policy.logprobs_L - policy.old_logprobs_L).exp() * kl_L
+    ratio_L = (policy.logprobs_L - policy.old_logprobs_L).exp()
+    return (ratio_L.detach() if terms.kl_estimator == "k2" else ratio_L) * kl_L

@@ -43,7 +43,7 @@ def sampler_ratios(inputs: CorrectionInputs, level: RatioLevel) -> Tensor:
             found_S = means(logratio_L, cu_loss_tokens)
         case _:
             assert_never(level)
-    return _exp(found_S)[sequence_of_token(cu_loss_tokens)]
+    return _exp(found_S)[sequence_of_token(cu_loss_tokens, len(logratio_L))]
 
 
 def _exp(logratios: Tensor) -> Tensor:

@@ -21,10 +21,12 @@ def last_tokens(cu_loss_tokens: Tensor) -> Tensor:
     return cu_loss_tokens[1:][nonempty(cu_loss_tokens)].long() - 1
 
 
-def sequence_of_token(cu_loss_tokens: Tensor) -> Tensor:
-    """Which sequence each token belongs to; int, shape [L]."""
+def sequence_of_token(cu_loss_tokens: Tensor, tokens: int) -> Tensor:
+    """Which sequence each token belongs to; int, shape [L]. tokens: L, for which the host would
+    else wait for the card."""
     lengths_S = lengths(cu_loss_tokens)
-    return torch.arange(len(lengths_S), device=cu_loss_tokens.device).repeat_interleave(lengths_S)
+    numbers_S = torch.arange(len(lengths_S), device=cu_loss_tokens.device)
+    return numbers_S.repeat_interleave(lengths_S, output_size=tokens)
 
 
 def sums(x_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
@@ -47,7 +49,7 @@ def discounted_sums(x_L: Tensor, cu_loss_tokens: Tensor, discount: float) -> Ten
     """
     if len(x_L) == 0:
         return x_L.clone()
-    sequence_L = sequence_of_token(cu_loss_tokens)
+    sequence_L = sequence_of_token(cu_loss_tokens, len(x_L))
     row_L = torch.arange(len(x_L), device=x_L.device) - cu_loss_tokens[:-1][sequence_L]
     rows, columns = int(lengths(cu_loss_tokens).max()), len(cu_loss_tokens) - 1
     sums = x_L.new_zeros(rows, columns)

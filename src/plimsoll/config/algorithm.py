@@ -88,6 +88,9 @@ class RlAlgorithm(Settings):
         if not isinstance(values, dict) or "whiten_advantages" not in values:
             return values
         rest = {name: value for name, value in values.items() if name != "whiten_advantages"}
-        advantage = rest.get("advantage") or {}
-        options = {**advantage.get("options", {}), "whiten": values["whiten_advantages"]}
+        advantage = rest.get("advantage", {})
+        options = advantage.get("options", {}) if isinstance(advantage, dict) else None
+        if not isinstance(options, dict):  # what the schema refuses
+            return rest
+        options = {**options, "whiten": values["whiten_advantages"]}
         return {**rest, "advantage": {**advantage, "options": options}}

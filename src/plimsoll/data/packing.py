@@ -70,9 +70,9 @@ def pack_pairs(
 def pack_groups(
     samples: Sequence[Sample], group_S: Sequence[int] | Ints, ranks: int, budget: int
 ) -> list[list[Pack]]:
-    """As `pack`, for samples of which some begin alike: those of the same number in `group_S`. A
-    pack holds the prompt of a group once. A group that is over the budget, or over a rank's share
-    of all tokens, is divided over packs.
+    """As `pack`, for samples of which some begin alike: those of the same number in `group_S`. They
+    stay together, and their pack holds their prompt once. A group that is over the budget, or over
+    a rank's share of all tokens, is divided into parts, each with the prompt.
 
     Raises DataError when a sample alone is over the budget.
     """

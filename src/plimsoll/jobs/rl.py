@@ -75,7 +75,7 @@ _PANELS = (
 
 JOB = Job(
     name="rl",
-    summary="reinforcement learning, of any of these presets",
+    summary="reinforcement learning, any of these presets",
     config=RlConfig,
     roles=_roles,
     workload=_workload,

@@ -56,7 +56,7 @@ _ALL = (
     Preset("dapo", "GRPO with a higher clip and dynamic sampling", _dapo()),
     Preset(
         "orz",
-        "Open-Reasoner-Zero: PPO without discount, KL or entropy",
+        "PPO of Open-Reasoner-Zero, without a KL",
         {
             "batch": {"responses": 8, "share_prompts": True},
             "algorithm": {

@@ -49,6 +49,16 @@ def unknown_needs(advantage: Choice) -> tuple[str, ...]:
     return tuple(name for name in asked if name not in get_args(AdvantageNeed))
 
 
+def is_known(package: str, choice: Choice) -> bool:
+    """Whether there is a function of this name; the rules refuse another."""
+    function, _ = FUNCTIONS[package]
+    try:
+        positional_parameters(choice, f"{PACKAGE}.{package}", function)
+    except ConfigError:
+        return False
+    return True
+
+
 def _parameters(package: str, choice: Choice) -> tuple[str, ...]:
     """The positional parameters of a function; none for a name that cannot be used."""
     function, _ = FUNCTIONS[package]

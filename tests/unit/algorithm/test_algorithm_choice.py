@@ -7,16 +7,21 @@ import pickle
 import pkgutil
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from plimsoll.algorithm import advantage as advantage_package
+from plimsoll.algorithm import correction as correction_package
 from plimsoll.algorithm import policy_loss as policy_loss_package
-from plimsoll.algorithm.choice import advantage, divergence, policy_loss, preference_loss
+from plimsoll.algorithm.choice import (
+    advantage,
+    correction,
+    divergence,
+    policy_loss,
+    preference_loss,
+)
 from plimsoll.algorithm.inputs import (
     AdvantageInputs,
     DivergenceInputs,
@@ -24,10 +29,11 @@ from plimsoll.algorithm.inputs import (
     PolicyLossInputs,
     PreferenceLossInputs,
 )
+from plimsoll.algorithm.policy_objective import PolicyObjectiveInputs
 from plimsoll.config.algorithm import RlAlgorithm
-from plimsoll.config.base import Choice
+from plimsoll.config.base import Choice, OptionValue
 from plimsoll.errors import ConfigError, FunctionFailed
-from plimsoll.records import BatchCounts
+from plimsoll.spec.choices import AdvantageNeed, advantage_needs, needs_sampler
 
 torch.set_num_threads(1)
 
@@ -35,20 +41,23 @@ NEW_LOSS = '''
 """REINFORCE: what a user writes."""
 from __future__ import annotations
 
-from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, token_mean
+from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
 
-def reinforce(inputs: PolicyLossInputs, *, scale: float = 1.0) -> LossOutput:
-    loss = -scale * token_mean(inputs.logprobs_L * inputs.advantages_L, inputs.counts)
-    return LossOutput(loss=loss, metrics={"scale": loss.detach() * 0 + scale})
+def reinforce(inputs: PolicyLossInputs, *, scale: float = 1.0) -> TokenLoss:
+    loss_L = -scale * inputs.logprobs_L * inputs.advantages_L
+    return TokenLoss(loss_L, metrics={"scale": loss_L.detach() * 0 + scale})
 
-def no_inputs() -> LossOutput: ...
+def no_inputs() -> TokenLoss: ...
 
 METRICS = {}
 
-def with_metrics(inputs: PolicyLossInputs) -> LossOutput:
-    return LossOutput(loss=inputs.logprobs_L.sum(), metrics=METRICS)
+def with_metrics(inputs: PolicyLossInputs) -> TokenLoss:
+    return TokenLoss(inputs.logprobs_L * 1, METRICS)
 
-def detached(inputs: PolicyLossInputs) -> LossOutput:
+def off_sampler(inputs: PolicyLossInputs, sampler_logprobs_L) -> TokenLoss:
+    return TokenLoss((inputs.logprobs_L - sampler_logprobs_L).exp(), {})
+
+def detached(inputs: PolicyLossInputs) -> TokenLoss:
     return reinforce(PolicyLossInputs(inputs.logprobs_L.detach(), *list(vars(inputs).values())[1:]))
 '''
 
@@ -73,24 +82,29 @@ NEW_ADVANTAGE = """
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
 
 def rewards_alone(inputs: AdvantageInputs) -> Advantages:
-    return Advantages(inputs.rewards_L, inputs.rewards_L)
+    return Advantages(inputs.rewards_L)
 
+def greedy_then_groups(inputs, greedy_S, group_S, *, scale: float = 1.0) -> Advantages:
+    return Advantages(scale * (greedy_S * 10 + group_S)[[0, 0]])
 """
 
 OTHER_OUTPUTS = """
-from plimsoll.algorithm.inputs import Advantages, LossOutput
+from plimsoll.algorithm.inputs import Advantages, TokenLoss
 
 def tensor_alone(inputs):
-    return inputs.logprobs_L.sum()
+    return inputs.logprobs_L * 1
 
-def loss_of_each_token(inputs):
-    return LossOutput(inputs.logprobs_L, {})
+def one_loss(inputs):
+    return TokenLoss(inputs.logprobs_L.sum(), {})
 
 def number(inputs):
-    return LossOutput(inputs.logprobs_L.sum().item(), {})
+    return TokenLoss(inputs.logprobs_L.sum().item(), {})
 
 def advantage_of_each_sequence(inputs):
     return Advantages(inputs.rewards_L[-1:], inputs.rewards_L)
+
+def without_returns(inputs, values_L):
+    return Advantages(inputs.rewards_L - values_L)
 """
 
 RAISING = """
@@ -120,54 +134,78 @@ def refuses(inputs):
 """
 
 INPUTS = AdvantageInputs(
-    rewards_L=torch.tensor([0.0, 1.0]),
-    values_L=torch.tensor([0.5, 0.5]),
+    parts_SR=torch.tensor([[1.0]], dtype=torch.float64),
+    weights_R=torch.tensor([1.0], dtype=torch.float64),
+    shaping_L=torch.zeros(2),
     cu_loss_tokens=torch.tensor([0, 2]),
-    prompt_S=torch.tensor([0]),
 )
+GIVEN: dict[AdvantageNeed, torch.Tensor] = {
+    "values_L": torch.tensor([0.5, 0.5]),
+    "group_S": torch.tensor([4]),
+    "greedy_S": torch.tensor([2.0]),
+}
+"""What there is to ask for."""
 
 
-def policy_inputs() -> PolicyLossInputs:
-    return PolicyLossInputs(
-        logprobs_L=torch.tensor([-1.0, -2.0], requires_grad=True),
+def policy_inputs(*, learns: bool = True) -> PolicyObjectiveInputs:
+    policy = PolicyLossInputs(
+        logprobs_L=torch.tensor([-1.0, -2.0], requires_grad=learns),
         old_logprobs_L=torch.tensor([-1.0, -2.0]),
         advantages_L=torch.tensor([1.0, 3.0]),
         cu_loss_tokens=torch.tensor([0, 2]),
-        counts=BatchCounts(tokens=2, sequences=1),
     )
+    return PolicyObjectiveInputs(policy, torch.tensor([-1.0, -3.0]), torch.zeros(2), None)
 
 
 def test_the_defaults_of_the_config_resolve() -> None:
     algorithm = RlAlgorithm()
-    assert policy_loss(algorithm.policy_loss)(policy_inputs()).loss.item() == pytest.approx(-2)
-    found = advantage(algorithm.advantage)(INPUTS)
-    assert found.advantages_L.tolist() == pytest.approx([0.95 * 0.5, 0.5])
+    assert policy_loss(algorithm.policy_loss)(policy_inputs()).loss_L.tolist() == [-1, -3]
+    found = advantage(algorithm.advantage)(INPUTS, GIVEN)
+    # of 0.475 and 0.5, whitened
+    assert found.advantages_L.tolist() == pytest.approx([-1, 1], abs=1e-4)
+    assert algorithm.correction is not None
+    weights_L = correction(algorithm.correction)(policy_inputs().correction).weights_L
+    assert weights_L.tolist() == pytest.approx([1, 2])  # e^0, and e^1 cut at 2
 
 
 def test_options_reach_the_function() -> None:
-    estimator = advantage(Choice(name="gae", options={"gamma": 1, "gae_lambda": 0.0}))
-    assert estimator(INPUTS).advantages_L.tolist() == pytest.approx([0.0, 0.5])
+    options: dict[str, OptionValue] = {"gamma": 1, "gae_lambda": 0.0, "whiten": False}
+    estimator = advantage(Choice(name="gae", options=options))
+    assert estimator(INPUTS, GIVEN).advantages_L.tolist() == pytest.approx([0.0, 0.5])
 
 
 def test_every_file_of_the_packages_resolves() -> None:
     for module in pkgutil.iter_modules(policy_loss_package.__path__):
-        policy_loss(Choice(name=module.name))
+        assert policy_loss(Choice(name=module.name))(policy_inputs()).loss_L.requires_grad
     for module in pkgutil.iter_modules(advantage_package.__path__):
-        advantage(Choice(name=module.name))
+        advantage(Choice(name=module.name))(INPUTS, GIVEN)
+    for module in pkgutil.iter_modules(correction_package.__path__):
+        correction(Choice(name=module.name))(policy_inputs().correction)
 
 
 def test_a_new_loss_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_new_loss.py").write_text(NEW_LOSS)
     monkeypatch.syspath_prepend(tmp_path)
     choice = Choice(name="my_new_loss:reinforce", options={"scale": 2})
-    # -2 * (-1 * 1 + -2 * 3) / 2
-    assert policy_loss(choice)(policy_inputs()).loss.item() == pytest.approx(7)
+    # -2 * -1 * 1 and -2 * -2 * 3
+    assert policy_loss(choice)(policy_inputs()).loss_L.tolist() == [2, 12]
     with pytest.raises(ConfigError, match=r"no option 'scael'.*mean 'scale'"):
         policy_loss(Choice(name="my_new_loss:reinforce", options={"scael": 2}))
     with pytest.raises(
         ConfigError, match=r"cannot be called.*must take 1 positional argument, and"
     ):
         policy_loss(Choice(name="my_new_loss:no_inputs"))
+
+
+def test_a_policy_loss_takes_the_samplers_log_probs_by_a_second_parameter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_new_loss.py").write_text(NEW_LOSS)
+    monkeypatch.syspath_prepend(tmp_path)
+    choice = Choice(name="my_new_loss:off_sampler")
+    assert needs_sampler(choice) and not needs_sampler(Choice(name="clip"))
+    found = policy_loss(choice)(policy_inputs()).loss_L
+    assert found.tolist() == pytest.approx([1, math.e])
 
 
 def test_a_new_preference_loss_says_by_its_parameters_whether_it_needs_a_reference(
@@ -192,7 +230,10 @@ def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "my_new_advantage.py").write_text(NEW_ADVANTAGE)
     monkeypatch.syspath_prepend(tmp_path)
     estimator = advantage(Choice(name="my_new_advantage:rewards_alone"))
-    assert estimator(INPUTS).advantages_L.tolist() == [0.0, 1.0]
+    assert estimator(INPUTS, GIVEN).advantages_L.tolist() == [0.0, 1.0]
+    choice = Choice(name="my_new_advantage:greedy_then_groups", options={"scale": 2.0})
+    assert advantage_needs(choice) == ("greedy_S", "group_S")
+    assert advantage(choice)(INPUTS, GIVEN).advantages_L.tolist() == [48.0, 48.0]
 
 
 @pytest.mark.parametrize(
@@ -200,13 +241,10 @@ def test_a_new_advantage_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     [
         (
             "tensor_alone",
-            "gave Tensor with loss: no tensor, and LossOutput with loss: shape [] is needed",
+            "gave Tensor with loss_L: no tensor, and TokenLoss with loss_L: shape [2] is needed",
         ),
-        (
-            "loss_of_each_token",
-            "gave LossOutput with loss: shape [2], and LossOutput with loss: shape []",
-        ),
-        ("number", "gave LossOutput with loss: no tensor, and LossOutput with loss: shape []"),
+        ("one_loss", "gave TokenLoss with loss_L: shape [], and TokenLoss with loss_L: shape [2]"),
+        ("number", "gave TokenLoss with loss_L: no tensor, and TokenLoss with loss_L: shape [2]"),
     ],
 )
 def test_a_loss_that_gives_something_else_is_told(
@@ -220,19 +258,25 @@ def test_a_loss_that_gives_something_else_is_told(
         loss(policy_inputs())
     estimator = advantage(Choice(name="other_outputs:advantage_of_each_sequence"))
     with pytest.raises(ConfigError, match=r"advantages_L: shape \[1\].*advantages_L: shape \[2\]"):
-        estimator(INPUTS)
+        estimator(INPUTS, GIVEN)
+    valued = advantage(Choice(name="other_outputs:without_returns"))
+    with pytest.raises(ConfigError, match=r"returns_L: no tensor.*returns_L: shape \[2\]"):
+        valued(INPUTS, GIVEN)
 
 
 @pytest.mark.parametrize(
     ("metrics", "told"),
     [
-        ({"ratio": torch.ones(2)}, "the metric 'ratio' as shape [2]. A metric is one number"),
-        ({"ratio": "high"}, "the metric 'ratio' as 'high'. A metric is one number"),
-        ({3: torch.tensor(1.0)}, "the metric 3 as shape []. A metric is one number, a tensor of"),
-        ({"loss": torch.tensor(1.5)}, "the metric 'loss', here 1.5. The run has one of this name"),
-        ({"reward": 2.0}, "the metric 'reward', here 2. The run has one of this name itself"),
-        ({"reward/short": 2.0}, "the metric 'reward/short', here 2. The run has one of this name"),
-        ({"entropy": 2.0}, "the metric 'entropy', here 2. The run has one of this name itself"),
+        ({"share": torch.tensor(1.0)}, "the metric 'share' as shape []. A metric is a number for"),
+        ({"share": 0.5}, "the metric 'share' as 0.5. A metric is a number for each token, a ten"),
+        ({"share": "high"}, "the metric 'share' as 'high'. A metric is a number for each token"),
+        ({3: torch.ones(2)}, "the metric 3 as shape [2]. A metric is a number for each token"),
+        ({"loss": torch.ones(2)}, "the metric 'loss'. The run has one of this name itself"),
+        ({"reward": torch.ones(2)}, "the metric 'reward'. The run has one of this name itself"),
+        ({"reward/short": torch.ones(2)}, "the metric 'reward/short'. The run has one of this n"),
+        ({"entropy": torch.ones(2)}, "the metric 'entropy'. The run has one of this name itself"),
+        ({"mismatch/k3": torch.ones(2)}, "the metric 'mismatch/k3'. The run has one of this name"),
+        ({"correction": torch.ones(2)}, "the metric 'correction'. The run has one of this name"),
         (None, "None as `metrics`, and a dict is needed"),
     ],
 )
@@ -243,8 +287,8 @@ def test_a_metric_that_cannot_be_added_up_is_told(
     monkeypatch.syspath_prepend(tmp_path)
     loss = policy_loss(Choice(name="my_new_loss:with_metrics"))
     inputs = policy_inputs()
-    monkeypatch.setattr(sys.modules["my_new_loss"], "METRICS", {"share": 0.5, "n": np.float32(1)})
-    assert loss(inputs).metrics["share"] == 0.5
+    monkeypatch.setattr(sys.modules["my_new_loss"], "METRICS", {"share": torch.ones(2)})
+    assert loss(inputs).metrics["share"].tolist() == [1, 1]
     monkeypatch.setattr(sys.modules["my_new_loss"], "METRICS", metrics)
     with pytest.raises(ConfigError, match=re.escape(f"'my_new_loss:with_metrics' gave {told}")):
         loss(inputs)
@@ -307,8 +351,7 @@ def test_a_loss_without_a_gradient_is_told_where_one_is_asked_for(
     of_tokens = policy_loss(Choice(name="my_new_loss:detached"))
     with pytest.raises(ConfigError, match=r"^algorithm\.policy_loss: .*without a gradient"):
         of_tokens(policy_inputs())
-    measured = replace(policy_inputs(), logprobs_L=torch.tensor([-1.0, -2.0]))
-    assert of_tokens(measured).loss.item() == pytest.approx(3.5)  # -1 * (-1 * 1 + -2 * 3) / 2
+    assert of_tokens(policy_inputs(learns=False)).loss_L.tolist() == [1, 6]
     of_pairs = preference_loss(Choice(name="my_pairs:detached")).compute
     chosen_P = torch.zeros(0, requires_grad=True)
     none = PairValues(torch.zeros(0), torch.zeros(0))
@@ -341,7 +384,7 @@ def test_the_key_that_chose_it_is_named() -> None:
 def test_a_resolved_loss_crosses_processes() -> None:
     loss = policy_loss(Choice(name="clip", options={"clip_high": 0.3}))
     again = pickle.loads(pickle.dumps(loss))  # noqa: S301 - our own bytes
-    assert again(policy_inputs()).loss.item() == loss(policy_inputs()).loss.item()
+    assert again(policy_inputs()).loss_L.tolist() == loss(policy_inputs()).loss_L.tolist()
 
 
 def test_the_preference_loss_of_the_documents_works_as_it_stands(

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from plimsoll.algorithm.inputs import PolicyLossInputs
 from plimsoll.algorithm.policy_loss.clip import loss
 from plimsoll.errors import ConfigError
-from plimsoll.records import BatchCounts
 
 torch.set_num_threads(1)
 
-# Four of the step's eight tokens, with the terms of min(ratio * A, clip(ratio, 0.8, 1.2) * A):
+# Four tokens, with the terms of min(ratio * A, clip(ratio, 0.8, 1.2) * A):
 #   ratio  A   unclipped  clipped   min
 #   1.5    1    1.5        1.2      1.2   clipped: no gradient
 #   0.5   -1   -0.5       -0.8     -0.8   clipped: no gradient
@@ -24,55 +23,53 @@ RATIOS = [1.5, 0.5, 1.1, 5.0]
 ADVANTAGES = [1.0, -1.0, 2.0, -1.0]
 
 
-def inputs(ratios: list[float], advantages: list[float], tokens: int) -> PolicyLossInputs:
+def inputs(ratios: list[float], advantages: list[float]) -> PolicyLossInputs:
     old_L = torch.linspace(-3, -1, len(ratios), dtype=torch.float64)
     return PolicyLossInputs(
         logprobs_L=(old_L + torch.tensor(ratios, dtype=torch.float64).log()).requires_grad_(),
         old_logprobs_L=old_L,
         advantages_L=torch.tensor(advantages, dtype=torch.float64),
         cu_loss_tokens=torch.tensor([0, len(ratios)]),
-        counts=BatchCounts(tokens=tokens, sequences=1),
     )
 
 
 def test_hand_computed() -> None:
-    given_inputs = inputs(RATIOS, ADVANTAGES, tokens=8)
+    given_inputs = inputs(RATIOS, ADVANTAGES)
     output = loss(given_inputs)
-    output.loss.backward()
-    # -(1.2 - 0.8 + 2.2 - 5.0) / 8
-    assert output.loss.item() == pytest.approx(0.3)
+    output.loss_L.sum().backward()
+    assert output.loss_L.tolist() == pytest.approx([-1.2, 0.8, -2.2, 5.0])
     # the gradient of ratio * A with respect to the log-prob is ratio * A itself
     gradient = given_inputs.logprobs_L.grad
     assert gradient is not None
-    assert gradient.tolist() == pytest.approx([0, 0, -2.2 / 8, 5.0 / 8])
-    assert output.metrics["clip_fraction"].item() == pytest.approx(2 / 8)
-    assert output.metrics["ratio"].item() == pytest.approx(8.1 / 8)
-    # sum of ratio - 1 - ln(ratio): 0.094535 + 0.193147 + 0.004690 + 2.390562 = 2.682934
-    assert output.metrics["approx_kl"].item() == pytest.approx(2.682934 / 8, abs=1e-6)
+    assert gradient.tolist() == pytest.approx([0, 0, -2.2, 5.0])
+    assert output.metrics["clip_fraction"].tolist() == [1, 1, 0, 0]
+    assert output.metrics["ratio"].tolist() == pytest.approx(RATIOS)
+    # ratio - 1 - ln(ratio)
+    expected = [0.094535, 0.193147, 0.004690, 2.390562]
+    assert output.metrics["approx_kl"].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_dual_clip_bounds_only_bad_tokens_that_became_likelier() -> None:
-    given_inputs = inputs(RATIOS, ADVANTAGES, tokens=8)
+    given_inputs = inputs(RATIOS, ADVANTAGES)
     output = loss(given_inputs, dual_clip=3.0)
-    output.loss.backward()
-    # -(1.2 - 0.8 + 2.2 - 3.0) / 8
-    assert output.loss.item() == pytest.approx(0.05)
+    output.loss_L.sum().backward()
+    assert output.loss_L.tolist() == pytest.approx([-1.2, 0.8, -2.2, 3.0])
     gradient = given_inputs.logprobs_L.grad
     assert gradient is not None
-    assert gradient.tolist() == pytest.approx([0, 0, -2.2 / 8, 0])
-    assert output.metrics["clip_fraction"].item() == pytest.approx(3 / 8)
+    assert gradient.tolist() == pytest.approx([0, 0, -2.2, 0])
+    assert output.metrics["clip_fraction"].tolist() == [1, 1, 0, 1]
 
 
 def test_the_two_sides_clip_by_their_own_bounds() -> None:
     # min(1.5, 1.3) = 1.3 and min(-0.5, -0.9) = -0.9
-    output = loss(inputs([1.5, 0.5], [1.0, -1.0], tokens=2), clip_low=0.1, clip_high=0.3)
-    assert output.loss.item() == pytest.approx(-(1.3 - 0.9) / 2)
+    output = loss(inputs([1.5, 0.5], [1.0, -1.0]), clip_low=0.1, clip_high=0.3)
+    assert output.loss_L.tolist() == pytest.approx([-1.3, 0.9])
 
 
 @pytest.mark.parametrize("dual_clip", [1.0, 0.5, -1.0, float("nan")])
 def test_dual_clip_must_be_over_one(dual_clip: float) -> None:
     with pytest.raises(ConfigError, match=f"dual_clip is {dual_clip}.*over 1"):
-        loss(inputs([1.0], [1.0], tokens=1), dual_clip=dual_clip)
+        loss(inputs([1.0], [1.0]), dual_clip=dual_clip)
 
 
 @given(
@@ -84,14 +81,14 @@ def test_dual_clip_must_be_over_one(dual_clip: float) -> None:
 def test_ratio_of_one_is_the_plain_policy_gradient(
     advantages: list[float], low: float, high: float, dual: float | None
 ) -> None:
-    given_inputs = inputs([1.0] * len(advantages), advantages, tokens=7)
+    given_inputs = inputs([1.0] * len(advantages), advantages)
     output = loss(given_inputs, clip_low=low, clip_high=high, dual_clip=dual)
-    output.loss.backward()
+    output.loss_L.sum().backward()
     gradient = given_inputs.logprobs_L.grad
     assert gradient is not None
-    assert gradient.tolist() == pytest.approx([-a / 7 for a in advantages])
-    assert output.metrics["clip_fraction"].item() == 0
-    assert output.metrics["approx_kl"].item() == 0
+    assert gradient.tolist() == pytest.approx([-a for a in advantages])
+    assert not output.metrics["clip_fraction"].any()
+    assert not output.metrics["approx_kl"].any()
 
 
 @given(
@@ -99,32 +96,32 @@ def test_ratio_of_one_is_the_plain_policy_gradient(
     advantage=st.floats(-5, 5),
 )
 def test_clipping_never_improves_the_objective(ratios: list[float], advantage: float) -> None:
-    given_inputs = inputs(ratios, [advantage] * len(ratios), tokens=len(ratios))
-    unclipped = -sum(ratio * advantage for ratio in ratios) / len(ratios)
-    assert loss(given_inputs).loss.item() >= unclipped - 1e-9
+    found_L = loss(inputs(ratios, [advantage] * len(ratios))).loss_L.tolist()
+    assert all(
+        found >= -ratio * advantage - 1e-9 for found, ratio in zip(found_L, ratios, strict=True)
+    )
 
 
 def test_gradcheck_away_from_the_kinks() -> None:
-    base = inputs([1.5, 0.5, 1.1, 5.0, 0.9], [1.0, -1.0, 2.0, -1.0, -2.0], tokens=9)
+    base = inputs([1.5, 0.5, 1.1, 5.0, 0.9], [1.0, -1.0, 2.0, -1.0, -2.0])
 
     def loss_of(logprobs_L: torch.Tensor) -> torch.Tensor:
         return loss(
             PolicyLossInputs(
-                logprobs_L, base.old_logprobs_L, base.advantages_L, base.cu_loss_tokens, base.counts
+                logprobs_L, base.old_logprobs_L, base.advantages_L, base.cu_loss_tokens
             ),
             dual_clip=3.0,
-        ).loss
+        ).loss_L
 
     assert torch.autograd.gradcheck(loss_of, (base.logprobs_L,))
 
 
 def test_a_micro_batch_without_learned_tokens_adds_nothing_but_has_a_gradient() -> None:
-    empty = inputs([], [], tokens=5)
-    output = loss(empty)
-    output.loss.backward()
-    assert output.loss.item() == 0
-    assert {name: metric.item() for name, metric in output.metrics.items()} == {
-        "clip_fraction": 0,
-        "approx_kl": 0,
-        "ratio": 0,
+    output = loss(inputs([], []))
+    output.loss_L.sum().backward()
+    assert output.loss_L.tolist() == []
+    assert {name: metric.tolist() for name, metric in output.metrics.items()} == {
+        "clip_fraction": [],
+        "approx_kl": [],
+        "ratio": [],
     }

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.algorithm.advantage.gae import estimate
-from plimsoll.algorithm.inputs import AdvantageInputs
+from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
 from plimsoll.algorithm.sequences import last_tokens, lengths, nonempty, sequence_of_token
+from plimsoll.algorithm.whiten import whiten
 
 torch.set_num_threads(1)
 
@@ -21,13 +22,27 @@ BATCH = st.lists(st.lists(st.tuples(NUMBER, NUMBER), max_size=6), min_size=1, ma
 
 
 def inputs(batch: list[Sequence]) -> AdvantageInputs:
-    flat = [token for sequence in batch for token in sequence]
+    """The rewards of tokens, as shaping: the score of every response is 0."""
+    rewards = [reward for sequence in batch for reward, _ in sequence]
     return AdvantageInputs(
-        rewards_L=torch.tensor([reward for reward, _ in flat], dtype=torch.float64),
-        values_L=torch.tensor([value for _, value in flat], dtype=torch.float64),
+        parts_SR=torch.zeros(len(batch), 1, dtype=torch.float64),
+        weights_R=torch.ones(1, dtype=torch.float64),
+        shaping_L=torch.tensor(rewards, dtype=torch.float64),
         cu_loss_tokens=torch.tensor([0, *itertools.accumulate(len(s) for s in batch)]).int(),
-        prompt_S=torch.arange(len(batch)),
     )
+
+
+def values(batch: list[Sequence]) -> torch.Tensor:
+    return torch.tensor([v for sequence in batch for _, v in sequence], dtype=torch.float64)
+
+
+def plain(batch: list[Sequence], **options: float) -> Advantages:
+    return estimate(inputs(batch), values(batch), whiten=False, **options)
+
+
+def returns_of(found: Advantages) -> list[float]:
+    assert found.returns_L is not None
+    return found.returns_L.tolist()
 
 
 def loop(batch: list[Sequence], gamma: float, gae_lambda: float) -> list[float]:
@@ -47,22 +62,20 @@ def loop(batch: list[Sequence], gamma: float, gae_lambda: float) -> list[float]:
 
 def test_hand_computed() -> None:
     batch = [[(0.0, 0.5), (0.0, 0.6), (1.0, 0.7)], [], [(2.0, 1.5)]]
-    found = estimate(inputs(batch), gamma=0.9, gae_lambda=0.5)
+    found = plain(batch, gamma=0.9, gae_lambda=0.5)
     # deltas: 0.9 * 0.6 - 0.5 = 0.04, 0.9 * 0.7 - 0.6 = 0.03, 1 - 0.7 = 0.3; then 2 - 1.5 = 0.5
     # advantages, with 0.9 * 0.5 = 0.45: 0.3; 0.03 + 0.45 * 0.3 = 0.165; 0.04 + 0.45 * 0.165
     assert found.advantages_L.tolist() == pytest.approx([0.11425, 0.165, 0.3, 0.5])
-    assert found.returns_L.tolist() == pytest.approx([0.61425, 0.765, 1.0, 2.0])
+    assert returns_of(found) == pytest.approx([0.61425, 0.765, 1.0, 2.0])
 
 
 @given(BATCH, st.floats(0, 1), st.floats(0, 1))
 def test_equals_the_plain_loop(batch: list[Sequence], gamma: float, gae_lambda: float) -> None:
-    given_inputs = inputs(batch)
-    found = estimate(given_inputs, gamma=gamma, gae_lambda=gae_lambda)
+    found = plain(batch, gamma=gamma, gae_lambda=gae_lambda)
     expected = loop(batch, gamma, gae_lambda)
-    values = [value for sequence in batch for _, value in sequence]
     assert found.advantages_L.tolist() == pytest.approx(expected, abs=1e-9)
-    assert found.returns_L.tolist() == pytest.approx(
-        [a + v for a, v in zip(expected, values, strict=True)], abs=1e-9
+    assert returns_of(found) == pytest.approx(
+        [a + v for a, v in zip(expected, values(batch).tolist(), strict=True)], abs=1e-9
     )
 
 
@@ -70,18 +83,18 @@ def test_equals_the_plain_loop(batch: list[Sequence], gamma: float, gae_lambda: 
 def test_lambda_one_is_the_discounted_return_less_the_value(
     batch: list[Sequence], gamma: float
 ) -> None:
-    found = estimate(inputs(batch), gamma=gamma, gae_lambda=1.0)
+    found = plain(batch, gamma=gamma, gae_lambda=1.0)
     returns = [
         sum(gamma**k * reward for k, (reward, _) in enumerate(sequence[t:]))
         for sequence in batch
         for t in range(len(sequence))
     ]
-    assert found.returns_L.tolist() == pytest.approx(returns, abs=1e-8)
+    assert returns_of(found) == pytest.approx(returns, abs=1e-8)
 
 
 @given(BATCH, st.floats(0, 1))
 def test_lambda_zero_is_the_td_error(batch: list[Sequence], gamma: float) -> None:
-    found = estimate(inputs(batch), gamma=gamma, gae_lambda=0.0)
+    found = plain(batch, gamma=gamma, gae_lambda=0.0)
     errors = []
     for sequence in batch:
         next_values = [*(value for _, value in sequence), 0.0][1:]
@@ -91,11 +104,18 @@ def test_lambda_zero_is_the_td_error(batch: list[Sequence], gamma: float) -> Non
 
 
 def test_the_inputs_are_left_as_they_were() -> None:
-    given_inputs = inputs([[(1.0, 0.5), (2.0, 0.25)]])
-    estimate(given_inputs)
-    assert given_inputs.rewards_L.tolist() == [1.0, 2.0]
-    assert given_inputs.values_L is not None
-    assert given_inputs.values_L.tolist() == [0.5, 0.25]
+    batch = [[(1.0, 0.5), (2.0, 0.25)]]
+    given_inputs, values_L = inputs(batch), values(batch)
+    estimate(given_inputs, values_L)
+    assert given_inputs.shaping_L.tolist() == [1.0, 2.0]
+    assert values_L.tolist() == [0.5, 0.25]
+
+
+def test_whitening_is_an_option_and_leaves_the_returns() -> None:
+    batch = [[(0.0, 0.5), (1.0, 0.7)], [(2.0, 1.5)]]
+    raw, white = plain(batch), estimate(inputs(batch), values(batch))
+    torch.testing.assert_close(white.advantages_L, whiten(raw.advantages_L))
+    assert returns_of(white) == returns_of(raw)
 
 
 def test_where_the_sequences_lie() -> None:
@@ -103,4 +123,4 @@ def test_where_the_sequences_lie() -> None:
     assert lengths(cu_loss_tokens).tolist() == [2, 0, 3]
     assert nonempty(cu_loss_tokens).tolist() == [True, False, True]
     assert last_tokens(cu_loss_tokens).tolist() == [1, 4]
-    assert sequence_of_token(cu_loss_tokens).tolist() == [0, 0, 2, 2, 2]
+    assert sequence_of_token(cu_loss_tokens, 5).tolist() == [0, 0, 2, 2, 2]

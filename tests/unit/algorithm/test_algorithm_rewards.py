@@ -19,22 +19,20 @@ NUMBERS = st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=20)
 
 def test_token_rewards_by_hand() -> None:
     # sequences of 2, 0 and 1 tokens; the empty one's scalar (7) goes nowhere
-    kl_L = torch.tensor([0.1, -0.2, 0.5])
-    found = token_rewards(
-        torch.tensor([1.0, 7.0, 3.0]), kl_L, torch.tensor([0, 2, 2, 3]), coefficient=0.5
-    )
+    shaping_L = torch.tensor([-0.05, 0.1, -0.25])
+    found = token_rewards(torch.tensor([1.0, 7.0, 3.0]), shaping_L, torch.tensor([0, 2, 2, 3]))
     assert found.tolist() == pytest.approx([-0.05, 1.1, 2.75])
-    assert kl_L.tolist() == pytest.approx([0.1, -0.2, 0.5])
+    assert shaping_L.tolist() == pytest.approx([-0.05, 0.1, -0.25])
 
 
-def test_token_rewards_without_kl() -> None:
+def test_token_rewards_without_shaping() -> None:
     cu_loss_tokens = torch.tensor([0, 2, 2, 3], dtype=torch.int32)
-    found = token_rewards(torch.tensor([1.0, 7.0, 3.0]), None, cu_loss_tokens, coefficient=0.5)
+    found = token_rewards(torch.tensor([1.0, 7.0, 3.0]), torch.zeros(3), cu_loss_tokens)
     assert found.tolist() == [0, 1, 3]
 
 
 def test_token_rewards_of_only_empty_sequences() -> None:
-    found = token_rewards(torch.tensor([1.0, 2.0]), None, torch.tensor([0, 0, 0]), 0.1)
+    found = token_rewards(torch.tensor([1.0, 2.0]), torch.zeros(0), torch.tensor([0, 0, 0]))
     assert found.shape == (0,)
 
 

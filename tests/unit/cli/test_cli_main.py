@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 
 import plimsoll
 from plimsoll.cli import main
+from plimsoll.config.algorithm import FUNCTIONS
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import check_choice
 from plimsoll.jobs import JOBS
@@ -152,12 +153,40 @@ def test_wrong_usage_is_one_block_on_stderr(
     assert not Path("out").exists()
 
 
-@pytest.mark.parametrize("name", ["grpo", "RLOO", "dapo", "gspo", "reinforce", "reinforce++"])
-def test_a_method_that_is_not_there_yet_is_said_to_be(name: str, capsys: Captured) -> None:
+@pytest.mark.parametrize(
+    ("typed", "command"),
+    [("RLOO", "rloo"), ("reinforce++", "reinforce_pp"), ("dr-grpo", "dr_grpo")],
+)
+def test_a_preset_that_is_written_otherwise_is_said(
+    typed: str, command: str, capsys: Captured
+) -> None:
+    assert main([typed, "ppo.yaml"]) == 2
+    assert f"`plimsoll {command} CONFIG.yaml`" in capsys.readouterr().err
+    assert command in JOBS
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        *(("advantage", name) for name in ("reinforce", "remax", "gdpo", "batch_mean")),
+        *(("policy_loss", name) for name in ("sapo", "dppo_tv")),
+    ],
+)
+def test_a_part_of_a_method_typed_as_a_command_is_said_to_be_one_of_rl(
+    package: str, name: str, capsys: Captured
+) -> None:
+    """And there is what is named."""
     assert main([name, "ppo.yaml"]) == 2
     said = capsys.readouterr().err
-    assert f"does not have {name!r} yet" in said and "`plimsoll ppo CONFIG.yaml`" in said
-    assert "Did you mean" not in said
+    assert f"`plimsoll rl CONFIG.yaml --algorithm.{package}.name {name}`" in said
+    function, _ = FUNCTIONS[package]
+    check_choice(Choice(name=name), f"plimsoll.algorithm.{package}", function)
+
+
+def test_a_preset_refuses_a_critic_that_would_learn_for_nobody(capsys: Captured) -> None:
+    assert main(["grpo", "ppo.yaml"]) == 4
+    said = capsys.readouterr().err
+    assert "[critic-unused]" in said and "grpo takes no values" in said
 
 
 @pytest.mark.parametrize("name", ["orpo", "simpo", "ipo", "cpo"])

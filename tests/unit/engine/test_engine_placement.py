@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pkgutil import iter_modules
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from plimsoll.algorithm import preference_loss
+from plimsoll.algorithm import policy_loss, preference_loss
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.model import ModelConfig
@@ -143,8 +143,18 @@ def some(count: int) -> Floats:
     return np.zeros(count, dtype=np.float32)
 
 
-POLICY = PolicyObjective(Choice(name="clip", options={"dual_clip": 3.0}), "k3", 0.1, 0.01)
-POLICY_STREAM = PolicyStream(some(LEARNED), some(LEARNED), some(LEARNED))
+POLICY = PolicyObjective(
+    Choice(name="clip", options={"dual_clip": 3.0}),
+    correction=Choice(name="mask"),
+    aggregation="sequences",
+    constant=8,
+    kl_estimator="k3",
+    kl_coefficient=0.1,
+    ratio_corrected=True,
+    entropy_bonus=0.01,
+)
+POLICY_STREAM = PolicyStream(*[some(LEARNED)] * 4)
+POLICY_LOSSES = [Choice(name=module.name) for module in iter_modules(policy_loss.__path__)]
 
 
 @pytest.mark.parametrize("checkpointing", [False, "selective"])
@@ -162,7 +172,7 @@ def test_a_policy_with_every_attention(
     policy = a_policy(family, attention, model)
     with FakeTensorMode():
         on_card(policy)
-        learn(policy, POLICY, PolicyStream(*[some(loss_mask)] * 3), pack)
+        learn(policy, POLICY, PolicyStream(*[some(loss_mask)] * 4), pack)
 
 
 REFERENCE = some(len(LENGTHS))
@@ -174,7 +184,8 @@ PREFERENCES = [Choice(name=module.name) for module in iter_modules(preference_lo
     [
         (NllObjective(), None),
         (POLICY, POLICY_STREAM),
-        (POLICY, PolicyStream(some(LEARNED), None, None)),
+        (POLICY, PolicyStream(some(LEARNED), some(LEARNED), None, None)),
+        *((replace(POLICY, policy_loss=loss), POLICY_STREAM) for loss in POLICY_LOSSES),
         *(
             (
                 PreferenceObjective(loss, 0.1),
@@ -248,7 +259,7 @@ def test_averages_and_moments_lie_where_the_masters_do() -> None:
 
 def test_a_mistake_would_be_seen() -> None:
     """Where PyTorch let the devices mix, the tests above would say nothing."""
-    wrong = PolicyStream(some(LEARNED), None, None)
+    wrong = PolicyStream(some(LEARNED), some(LEARNED), None, None)
     policy = a_policy()
     with FakeTensorMode():
         on_card(policy)

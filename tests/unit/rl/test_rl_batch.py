@@ -1,4 +1,4 @@
-"""A step's trajectories through packs and back: every number lands at its own trajectory."""
+"""A step's scores and advantages: every number lands at its own trajectory, and by hand."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ from plimsoll.rl.batch import (
     pack_batch,
     policy_stream,
     score,
+    zero_signal,
 )
-from plimsoll.rl.critic import explained_variance, score_values, value_stream
+from plimsoll.rl.critic import explained_variance, value_stream
+from plimsoll.rl.layout import Layout
 from plimsoll.run.state import RunState
 from plimsoll.spec.run_spec import RunSpec
 
@@ -36,16 +38,24 @@ LENGTHS = [(3, 4), (1, 7), (5, 1), (2, 2), (9, 9), (4, 3), (1, 1), (6, 5)]
 """Prompt and response tokens of each trajectory."""
 
 
-def config(seed: int = 5, **algorithm: Any) -> RunSpec[RlConfig]:
+def config(
+    seed: int = 5, *, critic: bool = True, share_prompts: bool = False, **algorithm: Any
+) -> RunSpec[RlConfig]:
+    whitening = {"whiten_advantages": False} if critic else {}
     found = RlConfig.model_validate(
         {
             "run": {"directory": "runs/x", "steps": 2, "seed": seed},
             "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
-            "batch": {"prompts": 8, "micro_batch_tokens": 20},
+            "batch": {
+                "prompts": 4,
+                "responses": 2,
+                "micro_batch_tokens": 20,
+                "share_prompts": share_prompts,
+            },
             "actor": {"model": {"path": "m"}},
-            "critic": {"model": {"path": "m"}},
+            "critic": {"model": {"path": "m"}} if critic else None,
             "rewards": {"length": {"name": "length"}},
-            "algorithm": {"whiten_advantages": False, **algorithm},
+            "algorithm": {**whitening, **algorithm},
         }
     )
     return spec_of(found)
@@ -67,6 +77,7 @@ def trajectory(index: int, prompt: int, response: int) -> Trajectory:
         finish_reason="stop" if index % 2 else "length",
         weight_version=0,
         rewards=(RewardPart("length", float(index), weight=2.0),),
+        group=index,
     )
 
 
@@ -106,8 +117,8 @@ def scores_of(
     return batch, score(batch, settings, cast(Cluster, cluster))
 
 
-def values_of(batch: Batch, cluster: PlainCluster) -> list[Floats]:
-    return score_values(batch, cast(Cluster, cluster))
+def packs_of(layout: Layout) -> list[Pack]:
+    return [p for mini in layout.minis for p in chain.from_iterable(mini.packs)]
 
 
 @given(
@@ -128,14 +139,17 @@ def test_scores_land_at_their_trajectory(
     found = trajectories(lengths)
     cluster = PlainCluster(ranks, critic_ranks)
     batch, scores = scores_of(settings, cluster, found)
-    values = values_of(batch, cluster)
-    assert sorted(i for mini in batch.minis for i in mini.members) == list(range(6))
-    assert scores.reference is not None
-    for i, t in enumerate(found):
+    layout = batch.layout
+    assert scores.old_L is not None and scores.reference_L is not None
+    assert scores.values_L is not None
+    columns = (scores.sampler_L, scores.old_L, scores.reference_L, scores.values_L)
+    found_by = zip(*(layout.by_trajectory(column_L) for column_L in columns), strict=True)
+    for t, (sampler, old, reference, values) in zip(found, found_by, strict=True):
         expected = -t.response_tokens / np.float32(1000)
-        np.testing.assert_allclose(scores.policy[i], expected, rtol=1e-6)
-        np.testing.assert_allclose(scores.reference[i], expected - 0.25, rtol=1e-6)
-        np.testing.assert_allclose(values[i], expected - 0.5, rtol=1e-6)
+        np.testing.assert_array_equal(sampler, t.sampler_logprobs)
+        np.testing.assert_allclose(old, expected, rtol=1e-6)
+        np.testing.assert_allclose(reference, expected - 0.25, rtol=1e-6)
+        np.testing.assert_allclose(values, expected - 0.5, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("ranks", "critic_ranks"), [(1, None), (3, None), (2, 3)])
@@ -146,36 +160,34 @@ def test_streams_lie_beside_the_tokens_that_they_belong_to(
     found = trajectories()
     cluster = PlainCluster(ranks, critic_ranks)
     batch, scores = scores_of(settings, cluster, found)
-    own = [t.response_tokens.astype(np.float32) for t in found]
-    for mini in batch.minis:
-        policy_of = policy_stream(mini, scores, own, kl_loss=True)
-        value_of = value_stream(mini, values_of(batch, cluster), own)
-        for p in chain.from_iterable(mini.packs):
-            policy = policy_of(p)
-            old, reference = policy.old_logprobs_L, policy.reference_logprobs_L
-            assert old is not None and reference is not None
-            np.testing.assert_array_equal(policy.advantages_L, p.targets_L)
-            np.testing.assert_allclose(old, -p.targets_L / 1000, rtol=1e-6)
-            np.testing.assert_allclose(reference, old - 0.25, rtol=1e-6)
-        for p in chain.from_iterable(mini.critic_packs):
-            value = value_of(p)
-            np.testing.assert_array_equal(value.returns_L, p.targets_L)
-            np.testing.assert_allclose(value.old_values_L, -p.targets_L / 1000 - 0.5, rtol=1e-6)
+    own_L = batch.layout.column([t.response_tokens for t in found])
+    assert scores.values_L is not None
+    policy_of = policy_stream(batch, scores, own_L, kl_loss=True)
+    value_of = value_stream(batch, scores.values_L, own_L)
+    for p in packs_of(batch.layout):
+        policy = policy_of(p)
+        old, reference = policy.old_logprobs_L, policy.reference_logprobs_L
+        assert old is not None and reference is not None
+        np.testing.assert_array_equal(policy.advantages_L, p.targets_L)
+        np.testing.assert_allclose(policy.sampler_logprobs_L, -p.targets_L / 1000, rtol=1e-6)
+        np.testing.assert_allclose(old, -p.targets_L / 1000, rtol=1e-6)
+        np.testing.assert_allclose(reference, old - 0.25, rtol=1e-6)
+    for p in packs_of(batch.critic_layout):
+        value = value_of(p)
+        np.testing.assert_array_equal(value.returns_L, p.targets_L)
+        np.testing.assert_allclose(value.old_values_L, -p.targets_L / 1000 - 0.5, rtol=1e-6)
 
 
 def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
     cluster = PlainCluster(ranks=2)
     found = trajectories()
     batch, scores = scores_of(config(), cluster, found)
-    assert set(cluster.asked) == {("log_probs", "reference")}
-    assert not scores.recomputed
-    assert all(
-        np.array_equal(s, t.sampler_logprobs) for s, t in zip(scores.policy, found, strict=True)
-    )
-    [mini] = batch.minis
-    own = [floats(*[0.0] * len(t.response_tokens)) for t in found]
-    stream = policy_stream(mini, scores, own, kl_loss=False)
-    streams = [stream(p) for p in chain.from_iterable(mini.packs)]
+    assert set(cluster.asked) == {("log_probs", "reference"), ("values", "critic")}
+    assert scores.old_L is None
+    own = batch.layout.by_trajectory(scores.policy_L)
+    assert all(np.array_equal(s, t.sampler_logprobs) for s, t in zip(own, found, strict=True))
+    stream = policy_stream(batch, scores, np.zeros_like(scores.sampler_L), kl_loss=False)
+    streams = [stream(p) for p in packs_of(batch.layout)]
     assert all(s.old_logprobs_L is None and s.reference_logprobs_L is None for s in streams)
 
 
@@ -183,26 +195,35 @@ def test_a_step_with_one_update_does_not_score_the_policy_again() -> None:
 def test_a_step_with_several_updates_does(settings: RunSpec[RlConfig]) -> None:
     cluster = PlainCluster(ranks=1)
     _, scores = scores_of(settings, cluster, trajectories())
-    assert ("log_probs", "actor") in cluster.asked and scores.recomputed
+    assert ("log_probs", "actor") in cluster.asked and scores.old_L is not None
+    assert scores.policy_L is scores.old_L
 
 
 def test_without_a_kl_no_reference_is_asked() -> None:
     cluster = PlainCluster(ranks=1)
     settings = config(kl={"place": "none"})
     batch, scores = scores_of(settings, cluster, trajectories())
-    assert cluster.asked == [] and scores.reference is None
-    values = values_of(batch, cluster)
-    learnables = estimate_advantages(batch, scores, values, settings, kl_coefficient=0.1)
-    assert learnables.kl is None and "kl" not in batch_metrics(batch, scores, learnables)
+    assert cluster.asked == [("values", "critic")] and scores.reference_L is None
+    learnables = estimate_advantages(batch, scores, settings, 0.1, {})
+    assert learnables.kl_L is None and "kl" not in batch_metrics(batch, scores)
+
+
+def test_an_advantage_that_takes_no_values_asks_no_critic() -> None:
+    cluster = PlainCluster(ranks=1)
+    settings = config(critic=False, advantage={"name": "reinforce"})
+    batch, scores = scores_of(settings, cluster, trajectories())
+    assert cluster.asked == [("log_probs", "reference")] and scores.values_L is None
+    assert estimate_advantages(batch, scores, settings, 0.0, {}).returns_L is None
 
 
 def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None:
     settings = config(mini_batches=8, epochs=3)
 
     def order(step: int) -> list[int]:
-        schedule = list(pack_batch(trajectories(), settings, 1, 1, step).schedule(3))
+        batch = pack_batch(trajectories(), settings, 1, 1, step)
+        schedule = list(batch.schedule(batch.layout, 3))
         assert [update for update, _ in schedule] == list(range(24))
-        return [int(mini.members[0]) for _, mini in schedule]
+        return [int(mini.packs[0][0].samples_S[0]) for _, mini in schedule]
 
     epochs = [order(1)[i : i + 8] for i in (0, 8, 16)]
     assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
@@ -212,98 +233,140 @@ def test_every_epoch_goes_over_all_mini_batches_in_an_order_of_its_own() -> None
 
 def test_counts_are_of_the_whole_mini_batch() -> None:
     found = trajectories()
-    batch = pack_batch(found, config(mini_batches=2), ranks=2, critic_ranks=3, step=1)
-    for mini in batch.minis:
-        loss_mask = sum(len(found[i].response_tokens) for i in mini.members)
-        assert (mini.counts.tokens, mini.counts.sequences) == (loss_mask, 4)
-        assert (len(mini.packs), len(mini.critic_packs)) == (2, 3)
-        for packs in (mini.packs, mini.critic_packs):
-            assert sum(p.loss_tokens for own in packs for p in own) == loss_mask
+    settings = config(mini_batches=2, critic_mini_batches=4)
+    batch = pack_batch(found, settings, ranks=2, critic_ranks=3, step=1)
+    for layout, ranks, minis in ((batch.layout, 2, 2), (batch.critic_layout, 3, 4)):
+        assert len(layout.minis) == minis
+        for mini in layout.minis:
+            assert len(mini.packs) == ranks and mini.counts.sequences == 8 // minis
+            packs = list(chain.from_iterable(mini.packs))
+            assert mini.counts.tokens == sum(p.loss_tokens for p in packs)
+        total = sum(len(t.response_tokens) for t in found)
+        assert sum(mini.counts.tokens for mini in layout.minis) == total
     assert batch.tokens == sum(map(sum, LENGTHS))
-
-
-def two_trajectories() -> tuple[list[Trajectory], Scores]:
-    """Responses of 2 and 1 tokens with the rewards 0 and 2 (1 times its weight)."""
-    found = trajectories([(1, 2), (1, 1)])
-    scores = Scores(
-        policy=[floats(-1.0, -2.0), floats(-0.5)],
-        recomputed=True,
-        reference=[floats(-1.5, -1.0), floats(-1.0)],
-    )
-    return found, scores
+    alike = pack_batch(found, config(mini_batches=2), ranks=2, critic_ranks=2, step=1)
+    assert alike.critic_layout is alike.layout
 
 
 VALUES = [floats(1.0, 0.5), floats(4.0)]
 """Of the critic, for the two."""
 
 
+def two_trajectories(settings: RunSpec[RlConfig]) -> tuple[Batch, Scores]:
+    """Responses of 2 and 1 tokens with the rewards 0 and 2 (1 times its weight)."""
+    batch = pack_batch(trajectories([(1, 2), (1, 1)]), settings, 1, 1, step=1)
+    column = batch.layout.column
+    scores = Scores(
+        sampler_L=column([floats(-1.0, -2.5), floats(-0.5)]),
+        old_L=column([floats(-1.0, -2.0), floats(-0.5)]),
+        reference_L=column([floats(-1.5, -1.0), floats(-1.0)]),
+        values_L=column(VALUES),
+    )
+    return batch, scores
+
+
+def by_trajectory(batch: Batch, column_L: Floats | None) -> list[Floats]:
+    assert column_L is not None
+    return batch.layout.by_trajectory(column_L)
+
+
 def test_advantages_by_hand() -> None:
-    found, scores = two_trajectories()
     options = {"name": "gae", "options": {"gamma": 1.0, "gae_lambda": 0.5}}
     settings = config(advantage=options, kl={"coefficient": 0.1})
-    batch = pack_batch(found, settings, 1, 1, step=1)
-    learnables = estimate_advantages(batch, scores, VALUES, settings, kl_coefficient=0.1)
+    batch, scores = two_trajectories(settings)
+    learnables = estimate_advantages(batch, scores, settings, 0.1, {})
     # k1 is policy - reference: 0.5, -1, 0.5; rewards -0.05, 0.1 + 0 and 2 - 0.05.
     # First: delta 0.1 - 0.5 = -0.4 at the end, before it -0.05 + 0.5 - 1 + 0.5 * -0.4 = -0.75.
     # Second: 1.95 - 4 = -2.05.
-    assert learnables.kl is not None
-    np.testing.assert_allclose(np.concatenate(learnables.kl), [0.5, -1.0, 0.5])
-    np.testing.assert_allclose(learnables.advantages[0], [-0.75, -0.4], atol=1e-6)
-    np.testing.assert_allclose(learnables.advantages[1], [-2.05], atol=1e-6)
-    np.testing.assert_allclose(learnables.returns[0], [0.25, 0.1], atol=1e-6)
-    np.testing.assert_allclose(learnables.returns[1], [1.95], atol=1e-6)
-    assert mean_advantages(learnables) == pytest.approx([-0.575, -2.05])
+    kl = by_trajectory(batch, learnables.kl_L)
+    np.testing.assert_allclose(np.concatenate(kl), [0.5, -1.0, 0.5])
+    advantages = by_trajectory(batch, learnables.advantages_L)
+    np.testing.assert_allclose(np.concatenate(advantages), [-0.75, -0.4, -2.05], atol=1e-6)
+    returns = by_trajectory(batch, learnables.returns_L)
+    np.testing.assert_allclose(np.concatenate(returns), [0.25, 0.1, 1.95], atol=1e-6)
+    assert mean_advantages(batch, learnables) == pytest.approx([-0.575, -2.05])
 
 
 def test_a_kl_in_the_loss_leaves_the_rewards_alone() -> None:
-    found, scores = two_trajectories()
     settings = config(
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
-    batch = pack_batch(found, settings, 1, 1, step=1)
-    learnables = estimate_advantages(batch, scores, VALUES, settings, kl_coefficient=0.1)
-    np.testing.assert_allclose(np.concatenate(learnables.returns), [0.0, 0.0, 2.0], atol=1e-6)
+    batch, scores = two_trajectories(settings)
+    learnables = estimate_advantages(batch, scores, settings, 0.1, {})
+    returns = by_trajectory(batch, learnables.returns_L)
+    np.testing.assert_allclose(np.concatenate(returns), [0.0, 0.0, 2.0], atol=1e-6)
 
 
 def test_whitened_advantages_have_mean_0_and_deviation_1_over_the_batch() -> None:
-    found = trajectories()
     settings = config(whiten_advantages=True)
-    cluster = PlainCluster(1)
-    batch, scores = scores_of(settings, cluster, found)
-    values = values_of(batch, cluster)
-    learnables = estimate_advantages(batch, scores, values, settings, 0.0)
-    flat = np.concatenate(learnables.advantages)
-    assert float(flat.mean()) == pytest.approx(0.0, abs=1e-5)
-    assert float(flat.std()) == pytest.approx(1.0, rel=0.05)
+    batch, scores = scores_of(settings, PlainCluster(1), trajectories())
+    found_L = estimate_advantages(batch, scores, settings, 0.0, {}).advantages_L
+    assert float(found_L.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(found_L.std()) == pytest.approx(1.0, rel=0.05)
+
+
+def four(ids: Sequence[int], second: Sequence[float] = (0, 0, 0, 0)) -> list[Trajectory]:
+    """Of the groups `ids`, with the rewards 0, 1, 2 and 3 (twice), and another."""
+    found = trajectories([(2, 1), (2, 2), (2, 1), (2, 1)])
+    return [
+        replace(t, group=group, rewards=(*t.rewards, RewardPart("other", other, weight=0.5)))
+        for t, group, other in zip(found, ids, second, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_groups_are_known_by_their_ids_wherever_their_members_lie(share_prompts: bool) -> None:
+    """Rewards 0, 2, 4 + 1 and 6: in the group 7 the first and third, in 3 the others."""
+    algorithm = {"advantage": {"name": "dr_grpo"}, "kl": {"place": "none"}, "mini_batches": 2}
+    settings = config(critic=False, share_prompts=share_prompts, **algorithm)
+    batch, scores = scores_of(settings, PlainCluster(2), four([7, 3, 7, 3], (0, 0, 2, 0)))
+    learnables = estimate_advantages(batch, scores, settings, 0.0, {})
+    found = [own.tolist() for own in by_trajectory(batch, learnables.advantages_L)]
+    assert found == [[-2.5], [-2.0, -2.0], [2.5], [2.0]]
+
+
+def test_greedy_rewards_are_those_of_the_group() -> None:
+    algorithm = {"advantage": {"name": "remax"}, "kl": {"place": "none"}}
+    settings = config(critic=False, **algorithm)
+    batch, scores = scores_of(settings, PlainCluster(1), four([7, 3, 7, 3]))
+    learnables = estimate_advantages(batch, scores, settings, 0.0, {3: 1.0, 7: 10.0})
+    found = [own.tolist() for own in by_trajectory(batch, learnables.advantages_L)]
+    assert found == [[-10.0], [1.0, 1.0], [-6.0], [5.0]]
+
+
+def test_groups_without_a_signal_are_counted() -> None:
+    equal = [replace(t, rewards=t.rewards[1:]) for t in four([0, 0, 1, 1], (1, 1, 0, 1))]
+    assert zero_signal(equal) == 0.5
+    assert zero_signal([replace(t, group=i) for i, t in enumerate(equal)]) == 0
 
 
 def test_metrics_of_a_batch_by_hand() -> None:
-    found, scores = two_trajectories()
-    scores = replace(scores, reference=[floats(-1.5, -1.0), floats(-1.25)])
     settings = config(
         advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
     )
-    batch = pack_batch(found, settings, 1, 1, step=1)
-    learnables = estimate_advantages(batch, scores, VALUES, settings, 0.1)
-    metrics = batch_metrics(batch, scores, learnables)
+    batch, scores = two_trajectories(settings)
+    reference_L = batch.layout.column([floats(-1.5, -1.0), floats(-1.25)])
+    scores = replace(scores, reference_L=reference_L)
+    learnables = estimate_advantages(batch, scores, settings, 0.1, {})
+    metrics = batch_metrics(batch, scores)
     assert metrics["reward"] == 1.0 and metrics["reward/length"] == 0.5
     assert metrics["response_tokens"] == 1.5 and metrics["finished"] == 0.5
+    assert metrics["truncated"] == 0.5 and metrics["zero_signal"] == 0
     # KL per response: 0.5 - 1 = -0.5 and 0.75.
-    assert metrics["kl"] == observed_kl(scores) == pytest.approx(0.125)
-    # Sampled 0, -0.001 and -1; the trainer says -1, -2 and -0.5.
-    assert metrics["logprob_gap"] == pytest.approx((1.0 + 1.999 + 0.5) / 3)
+    assert metrics["kl"] == observed_kl(batch, scores) == pytest.approx(0.125)
     # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
     residual = np.var([-1.0, -0.5, -2.0])
     explained = pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))
-    assert explained_variance(learnables.returns, VALUES) == {"explained_variance": explained}
+    assert learnables.returns_L is not None and scores.values_L is not None
+    found = explained_variance(learnables.returns_L, scores.values_L)
+    assert found == {"explained_variance": explained}
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 0.5), (1, 0.48)])
 def test_an_adaptive_coefficient_moves_once_the_actor_learns(step: int, expected: float) -> None:
     """No KL is far below the target: 0.2 less a horizon, of whose 10 responses this step has 2."""
-    found, scores = two_trajectories()
     settings = config(kl={"target": 1.0, "horizon": 10}, critic_warmup_steps=1)
-    batch = pack_batch(found, settings, 1, 1, step=1)
+    batch, scores = two_trajectories(settings)
     state = RunState(
         step, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.5, seconds=0.0
     )
@@ -311,12 +374,4 @@ def test_an_adaptive_coefficient_moves_once_the_actor_learns(step: int, expected
 
 
 def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:
-    found, scores = two_trajectories()
-    same = [replace(t, rewards=(RewardPart("length", 0.3, 1.0),)) for t in found]
-    settings = config(
-        advantage={"name": "gae", "options": {"gae_lambda": 1.0}}, kl={"place": "loss"}
-    )
-    batch = pack_batch(same, settings, 1, 1, step=1)
-    learnables = estimate_advantages(batch, scores, VALUES, settings, 0.1)
-    np.testing.assert_allclose(np.concatenate(learnables.returns), 0.3, rtol=1e-6)
-    assert explained_variance(learnables.returns, VALUES) == {}
+    assert explained_variance(floats(0.3, 0.3, 0.3), floats(1.0, 0.5, 4.0)) == {}

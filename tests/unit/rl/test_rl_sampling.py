@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
-from plimsoll.rl.sampling import evaluate, probe_sequences, sample
-from plimsoll.rollout.protocol import Request
+from plimsoll.rl.sampling import Draw, Sampled, evaluate, probe_sequences, sample, teaches
+from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec
 
 
@@ -52,15 +54,21 @@ def prompts(*indices: int) -> list[Prompt]:
     return [Prompt(i, np.array([1, 2]), str(i)) for i in indices]
 
 
-def config(responses: int) -> RunSpec[RlConfig]:
+def config(
+    responses: int,
+    prompts: int = 4,
+    dynamic: dict[str, float] | None = None,
+    advantage: str = "reinforce",
+) -> RunSpec[RlConfig]:
+    batch = {"prompts": prompts, "responses": responses, "dynamic_sampling": dynamic}
     found = RlConfig.model_validate(
         {
             "run": {"directory": "runs/x", "steps": 2, "seed": 5},
             "data": {"train": {"path": "x.jsonl", "prompt": "p"}},
-            "batch": {"prompts": 4, "responses": responses},
+            "batch": batch,
             "actor": {"model": {"path": "m"}},
-            "critic": {"model": {"path": "m"}},
             "rewards": {"r": {"name": "length"}},
+            "algorithm": {"advantage": {"name": advantage}},
         }
     )
     return spec_of(found)
@@ -73,8 +81,25 @@ def scored(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     ]
 
 
+def drawn_from(asked: Sequence[Prompt]) -> Draw:
+    """Prompts one after the other; none twice, and none left out."""
+    place = 0
+
+    def draw(first: int, count: int) -> list[Prompt]:
+        nonlocal place
+        assert first == place and count > 0
+        place += count
+        return list(asked[first : first + count])
+
+    return draw
+
+
 def ask(cluster: PlainCluster, responses: int, asked: list[Prompt], step: int) -> list[Trajectory]:
-    return sample(cast(Cluster, cluster), config(responses), asked, step, scored)
+    spec = config(responses, prompts=len(asked))
+    found = sample(cast(Cluster, cluster), spec, drawn_from(asked), step, scored)
+    assert found.greedy == [] and found.prompts == len(asked) and found.idle == 0
+    assert found.metrics == {"groups/drawn": len(asked), "groups/idle": 0}
+    return found.trajectories
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 9))
@@ -102,6 +127,142 @@ def test_a_step_can_be_sampled_again_and_others_have_other_seeds() -> None:
 
     assert seeds(1) == seeds(1)
     assert not set(seeds(1)) & set(seeds(2))
+
+
+def test_the_seeds_of_a_step_are_what_they_were() -> None:
+    """Of the run's seed and the step; so a run of before is sampled again as it was."""
+    cluster = PlainCluster(1)
+    ask(cluster, 1, prompts(3, 4), step=7)
+    seed = int(np.random.SeedSequence([5, 7]).generate_state(1)[0])
+    assert [r.seed for r in cluster.requests] == derive_seeds(seed, 2)
+
+
+def by_rewards(rewards: Sequence[Sequence[float]]) -> Callable[..., list[Trajectory]]:
+    """rewards: of the responses to each prompt, by its index."""
+
+    def scorer(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        return [
+            replace(t, rewards=(RewardPart("r", rewards[t.prompt.index][t.sample_index]),))
+            for t in trajectories
+        ]
+
+    return scorer
+
+
+def sampled(
+    rewards: Sequence[Sequence[float]], at_once: int = 2, **dynamic: float
+) -> tuple[Sampled, PlainCluster]:
+    """Two prompts a step, of two responses each; prompts number 0, 1, 2, ..."""
+    cluster = PlainCluster(at_once)
+    asked = prompts(*range(len(rewards)))
+    found = sample(
+        cast(Cluster, cluster),
+        config(2, prompts=2, dynamic=dynamic),
+        drawn_from(asked),
+        1,
+        by_rewards(rewards),
+    )
+    groups = [found.trajectories[i : i + 2] for i in range(0, len(found.trajectories), 2)]
+    assert all(len({t.group for t in own}) == 1 for own in groups)
+    assert len({own[0].group for own in groups}) == len(groups)
+    assert all(t.group == t.prompt.index for t in found.trajectories)
+    return found, cluster
+
+
+def kept(found: Sampled) -> list[int]:
+    return [t.prompt.index for t in found.trajectories[::2]]
+
+
+IDLE, TEACHING = (1.0, 1.0), (0.0, 1.0)
+
+
+def test_groups_that_teach_nothing_are_replaced_in_the_order_of_the_prompts() -> None:
+    found, cluster = sampled([IDLE, TEACHING, IDLE, TEACHING, TEACHING])
+    assert kept(found) == [1, 3]
+    assert (found.prompts, found.idle) == (4, 2)
+    assert found.metrics == {"groups/drawn": 4, "groups/idle": 0.5}
+    seeds = [seed for r in cluster.requests for seed in r.seeds()]
+    assert len(set(seeds)) == len(seeds) == 4  # of further rounds, others
+
+
+def test_a_step_without_idle_groups_draws_no_more() -> None:
+    found, cluster = sampled([TEACHING, TEACHING, TEACHING])
+    assert (kept(found), found.prompts, found.idle) == ([0, 1], 2, 0)
+    plain = PlainCluster(2)
+    sample(cast(Cluster, plain), config(2, prompts=2), drawn_from(prompts(0, 1)), 1, scored)
+    assert [r.seed for r in cluster.requests] == [r.seed for r in plain.requests]
+
+
+def test_drawing_is_bounded_and_idle_groups_make_up_the_number() -> None:
+    found, _ = sampled([IDLE, IDLE, IDLE, TEACHING, IDLE, IDLE, TEACHING], max_drawn=3.0)
+    # two, then two, then one after the other, up to 3 * 2
+    assert found.prompts == 6
+    assert kept(found) == [0, 3] and found.idle == 5
+
+
+def test_oversampling_asks_for_more_at_once_and_takes_the_first() -> None:
+    found, _ = sampled([IDLE, TEACHING, TEACHING, TEACHING], oversampling=2.0)
+    assert (kept(found), found.prompts, found.idle) == ([1, 2], 4, 1)
+
+
+def test_oversampling_goes_over_no_bound() -> None:
+    found, _ = sampled([IDLE] * 10, oversampling=5.0, max_drawn=2.5)
+    assert (kept(found), found.prompts, found.idle) == ([0, 1], 5, 5)
+
+
+@given(
+    st.lists(st.sampled_from([IDLE, TEACHING]), min_size=40, max_size=40),
+    st.floats(1, 4),
+    st.floats(1, 6),
+    st.integers(1, 8),
+)
+def test_the_first_groups_that_teach_are_taken(
+    rewards: list[tuple[float, float]], oversampling: float, max_drawn: float, at_once: int
+) -> None:
+    found, _ = sampled(rewards, at_once, oversampling=oversampling, max_drawn=max_drawn)
+    assert 2 <= found.prompts <= 2 * max_drawn
+    drawn = range(found.prompts)
+    teaching = [i for i in drawn if rewards[i] == TEACHING]
+    idle = [i for i in drawn if rewards[i] == IDLE]
+    assert kept(found) == sorted([*teaching, *idle][:2])
+    assert found.idle == len(idle)
+    if len(teaching) < 2:
+        assert found.prompts == int(2 * max_drawn)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "low", "high", "expected"),
+    [
+        ([0.0, 1.0], None, None, True),
+        ([1.0, 1.0], None, None, False),
+        ([0.0, 0.2], 0.1, None, False),  # strictly between
+        ([0.0, 0.4], 0.1, 0.9, True),
+        ([0.8, 1.0], None, 0.9, False),
+    ],
+)
+def test_what_teaches(
+    rewards: list[float], low: float | None, high: float | None, expected: bool
+) -> None:
+    group = by_rewards([rewards])([answer(prompts(0)[0], i, 0) for i in range(2)])
+    assert teaches(group, DynamicSampling(low=low, high=high)) is expected
+
+
+def test_only_remax_asks_for_greedy_responses_one_to_each_prompt_it_learns_from() -> None:
+    cluster = PlainCluster(8)
+    spec = config(2, prompts=2, dynamic={}, advantage="remax")
+    rewards = [IDLE, TEACHING, TEACHING]
+    found = sample(
+        cast(Cluster, cluster), spec, drawn_from(prompts(0, 1, 2)), 1, by_rewards(rewards)
+    )
+    assert [(t.group, t.prompt.index, t.sample_index) for t in found.greedy] == [
+        (1, 1, 0),
+        (2, 2, 0),
+    ]
+    assert all(t.rewards for t in found.greedy)
+    *first, last = cluster.requests
+    assert [r.sampling.temperature for r in first] == [1.0, 1.0]
+    assert (last.sampling.temperature, last.responses) == (0.0, 1)
+    assert [p.index for p in last.prompts] == [1, 2]
 
 
 def test_evaluation_takes_one_response_a_prompt_and_the_mean_of_each_part() -> None:

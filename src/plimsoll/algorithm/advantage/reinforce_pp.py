@@ -10,6 +10,6 @@ from plimsoll.config.base import Probability
 
 def estimate(inputs: AdvantageInputs, *, gamma: Probability = 1.0) -> Advantages:
     """The return of each token, whitened over all action tokens of the batch: (A - mean) /
-    sqrt(max(variance, 1e-8)), with the population's variance."""
+    sqrt(variance + 1e-8), with the population's variance."""
     returns_L = discounted_sums(inputs.rewards_L, inputs.cu_loss_tokens, gamma)
     return Advantages(whiten(returns_L))

@@ -22,7 +22,7 @@ def loss(
     """
     log_ratio_L = inputs.logprobs_L - inputs.old_logprobs_L
     ratio_S = means(log_ratio_L, inputs.cu_loss_tokens).exp()
-    ratio_L = ratio_S[sequence_of_token(inputs.cu_loss_tokens)]
+    ratio_L = ratio_S[sequence_of_token(inputs.cu_loss_tokens, len(log_ratio_L))]
     unclipped_L = ratio_L * inputs.advantages_L
     clipped_L = ratio_L.clamp(1 - clip_low, 1 + clip_high) * inputs.advantages_L
     objective_L = torch.minimum(unclipped_L, clipped_L)

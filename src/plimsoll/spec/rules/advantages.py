@@ -6,13 +6,14 @@ from collections.abc import Iterator
 
 from plimsoll.config.problems import Problem, Section
 from plimsoll.config.rl import RlConfig
-from plimsoll.spec.choices import advantage_needs, needs_sampler, unknown_needs
+from plimsoll.spec.choices import advantage_needs, is_known, needs_sampler, unknown_needs
 
 
 def estimated(config: RlConfig) -> Iterator[Problem]:
     """The advantage and what it is computed from; the loss and what it is divided by."""
-    yield from _critic(config)
-    yield from _groups(config)
+    if is_known("advantage", config.algorithm.advantage):
+        yield from _critic(config)
+        yield from _groups(config)
     yield from _losses(config)
 
 

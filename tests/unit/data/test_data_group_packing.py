@@ -1,0 +1,137 @@
+"""Packing of groups that begin alike: every sample once, the budget, equal numbers, one prompt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from test_data_packing import assert_holds, prompted
+
+from plimsoll.data.packing import pack, pack_groups
+from plimsoll.errors import DataError
+from plimsoll.records import Pack, Sample
+
+
+def of_group(group: int, prompt: int, responses: list[int]) -> list[Sample]:
+    """Responses of so many tokens, all different, to a prompt of so many."""
+    first = 1000 * group
+    return [
+        prompted(
+            list(range(first, first + prompt)),
+            list(range(first + 100 * (i + 1), first + 100 * (i + 1) + n)),
+        )
+        for i, n in enumerate(responses)
+    ]
+
+
+def of_groups(groups: list[tuple[int, list[int]]]) -> tuple[list[Sample], list[int]]:
+    own = [of_group(i, *group) for i, group in enumerate(groups)]
+    return [s for g in own for s in g], [i for i, g in enumerate(own) for _ in g]
+
+
+def real(packs: list[list[Pack]]) -> list[Pack]:
+    return [p for rank in packs for p in rank if -1 not in p.samples_S]
+
+
+def test_a_group_that_fits_is_one_pack_with_its_prompt_once() -> None:
+    """11 tokens of two groups; without sharing, 19 in two."""
+    samples, group_S = of_groups([(4, [1, 2, 1]), (2, [1])])
+    [[made]] = pack_groups(samples, group_S, ranks=1, budget=11)
+    assert made.tokens == 4 + 1 + 2 + 1 + 2 + 1
+    assert made.samples_S.tolist() == [0, 1, 2, 3] and made.shared_S.tolist() == [0, 4, 4, 0]
+    assert len(pack(samples, 1, 11)[0]) == 2
+
+
+def test_a_group_over_the_budget_is_divided_and_each_part_has_the_prompt() -> None:
+    """A prompt of 4 tokens with responses of 3: two of them make 10."""
+    samples, group_S = of_groups([(4, [3, 3, 3, 3, 3])])
+    [packs] = pack_groups(samples, group_S, ranks=1, budget=10)
+    assert sorted(made.tokens for made in packs) == [7, 10, 10]
+    assert sorted(len(made.samples_S) for made in packs) == [1, 2, 2]
+
+
+def test_a_group_over_a_ranks_share_is_divided_among_the_ranks() -> None:
+    samples, group_S = of_groups([(2, [6, 6, 6, 6])])
+    packs = pack_groups(samples, group_S, ranks=2, budget=100)
+    assert [[len(made.samples_S) for made in rank] for rank in packs] == [[2], [2]]
+
+
+def test_members_of_a_group_may_stand_apart() -> None:
+    samples, group_S = of_groups([(5, [1, 1]), (6, [1, 1])])
+    order = [2, 0, 3, 1]
+    [packs] = pack_groups(
+        [samples[i] for i in order], [group_S[i] for i in order], ranks=1, budget=8
+    )
+    assert sorted(made.samples_S.tolist() for made in packs) == [[0, 2], [1, 3]]
+    assert sorted(made.tokens for made in packs) == [7, 8]
+
+
+def test_a_sample_over_the_budget_is_refused() -> None:
+    samples, group_S = of_groups([(4, [1, 1]), (9, [3])])
+    with pytest.raises(DataError, match="has 12 tokens, over the budget of 10 tokens"):
+        pack_groups(samples, group_S, ranks=1, budget=10)
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 20), st.lists(st.integers(0, 12), min_size=1, max_size=6)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(GROUPS, st.integers(1, 4), st.integers(32, 150), st.randoms())
+@example([(20, [12] * 6)], 3, 32, None)
+@example([(1, [12, 12, 12, 12, 7, 3])], 1, 32, None)
+def test_every_sample_once_within_the_budget_and_as_many_packs_on_every_rank(
+    groups: list[tuple[int, list[int]]], ranks: int, budget: int, random: object
+) -> None:
+    samples, group_S = of_groups(groups)
+    order = list(range(len(samples)))
+    if random is not None:
+        random.shuffle(order)  # type: ignore[attr-defined]
+    samples, group_S = [samples[i] for i in order], [group_S[i] for i in order]
+    packs = pack_groups(samples, group_S, ranks, budget)
+    assert len(packs) == ranks and len({len(rank) for rank in packs}) == 1
+    assert all(0 < made.tokens <= budget for rank in packs for made in rank)
+    placed = [int(i) for made in real(packs) for i in made.samples_S]
+    assert sorted(placed) == list(range(len(samples)))
+    for made in real(packs):
+        for i, number in enumerate(made.samples_S):
+            assert_holds(made, i, samples[number])
+    most = min(budget, -(-sum(len(s.tokens) for s in samples) // ranks))
+    for group, (prompt, responses) in enumerate(groups):
+        own = [i for i, g in enumerate(group_S) if g == group]
+        if prompt + sum(responses) + len(own) <= most:  # one token each where a response is empty
+            [made] = [made for made in real(packs) if set(own) & set(made.samples_S.tolist())]
+            places = [i for i, number in enumerate(made.samples_S) if number in own]
+            assert places == list(range(places[0], places[0] + len(own)))
+            shared = made.shared_S[places].tolist()
+            assert shared[0] == 0
+            assert all(n >= prompt - 1 for n in shared[1:])
+
+
+@given(GROUPS, st.integers(1, 3))
+def test_with_room_for_all_a_prompt_is_held_once_by_rank_at_most(
+    groups: list[tuple[int, list[int]]], ranks: int
+) -> None:
+    samples, group_S = of_groups(groups)
+    packs = pack_groups(samples, group_S, ranks, budget=10_000)
+    assert all(len(rank) == 1 for rank in packs)
+    for group, (prompt, responses) in enumerate(groups):
+        begins = [
+            made
+            for made in real(packs)
+            for i, number in enumerate(made.samples_S)
+            if group_S[number] == group and made.shared_S[i] == 0
+        ]
+        if prompt > 1 and all(responses):
+            assert len(begins) <= ranks
+
+
+def test_it_depends_on_nothing_but_its_arguments() -> None:
+    samples, group_S = of_groups([(1 + i % 5, [i % 4, 3, 1]) for i in range(20)])
+    one, two = (pack_groups(samples, np.array(group_S), 3, 40) for _ in range(2))
+    assert [[p.samples_S.tolist() for p in rank] for rank in one] == [
+        [p.samples_S.tolist() for p in rank] for rank in two
+    ]
