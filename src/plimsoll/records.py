@@ -17,7 +17,7 @@ Shape suffixes used in the whole project:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -42,12 +42,16 @@ class Prompt:
     tokens: the prompt after the chat template, ready for the engine, shape [P].
     text: the prompt as a person reads it (before the template).
     reference: the reference answer, where the data has one.
+    source: which of the data's sources it is from.
+    columns: all further columns of the row, by name.
     """
 
     index: int
     tokens: TokenIds
     text: str
     reference: str | None = None
+    source: str = ""
+    columns: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

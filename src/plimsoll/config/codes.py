@@ -53,6 +53,7 @@ Code = Literal[
     "reference-free-loss",
     "reference-logprobs",
     "reward-name",
+    "reward-settings",
     "sampling-for-training",
     "sequence-over-positions",
     "sleep-expandable-segments",

@@ -63,12 +63,22 @@ def reference_check(reward: partial[Any]) -> Check | None:
     return partial(check, **{name: v for name, v in reward.keywords.items() if name in named})
 
 
+def reward_function(choice: Choice) -> partial[Any]:
+    """What a part of the reward names, with its options bound; it may be an `async def`.
+
+    Raises ConfigError where it cannot be used.
+    """
+    return resolve_choice(choice, REWARDS, "reward", awaited=True)
+
+
 def check_rewards(rewards: Mapping[str, Choice]) -> Iterator[Problem]:
     """Parts of a reward that cannot be used, by their names. Rules need no torch, so they are
     imported."""
     for name, part in rewards.items():
+        if not part.name:  # servers, or a judge
+            continue
         try:
-            resolve_choice(part, REWARDS, "reward")
+            reward_function(part)
         except ConfigError as error:
             yield unusable(f"rewards.{name}", part, error)
 
@@ -78,7 +88,7 @@ def check_references(
 ) -> Iterator[Problem]:
     """Sources without the references that rewards compare with. sources: by their keys in the
     config."""
-    chosen = {name: resolve_choice(part, REWARDS, "reward") for name, part in rewards.items()}
+    chosen = {name: reward_function(part) for name, part in rewards.items() if part.name}
     comparing = [name for name, reward in chosen.items() if reference_check(reward) is not None]
     for key, source in sources.items():
         if comparing and source.reference is None:

@@ -14,7 +14,7 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward import exact_match, length, math_answer, math_verifier, pattern
-from plimsoll.reward.score import build_rewards
+from plimsoll.reward.rule import build_rewards
 
 PROJECT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data"))

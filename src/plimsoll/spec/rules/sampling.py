@@ -10,6 +10,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.rules.adapters import separate, steady
+from plimsoll.spec.rules.rewards import reward_part
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
@@ -154,6 +155,8 @@ def _rewards(config: RlConfig) -> Iterator[Problem]:
         fix = "an entry, such as `answer: {name: math_answer}`, with a weight; or a reward_model"
         given = show({name: part.weight for name, part in config.rewards.items()})
         yield invalid("rewards", given, why, fix, code="no-reward")
+    for name, part in config.rewards.items():
+        yield from reward_part(f"rewards.{name}", part)
     yield from _names(config)
 
 
