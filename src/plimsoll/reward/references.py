@@ -28,7 +28,9 @@ _AT_ONCE = "at_once"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
 
-def checks_references(check: Callable[..., object]) -> Callable[[_Reward], _Reward]:
+def checks_references(
+    check: Callable[..., object], *, unless: str | None = None
+) -> Callable[[_Reward], _Reward]:
     """Mark a reward as one that needs references, each of which `check` looks at before a run.
 
     check: takes a reference, and by keyword those of the reward's options that it names; raises
@@ -36,7 +38,7 @@ def checks_references(check: Callable[..., object]) -> Callable[[_Reward], _Rewa
     """
 
     def mark(reward: _Reward) -> _Reward:
-        setattr(reward, _ATTRIBUTE, check)
+        setattr(reward, _ATTRIBUTE, (check, unless))
         return reward
 
     return mark
@@ -56,8 +58,8 @@ def is_answered_at_once(reward: partial[Any]) -> bool:
 def reference_check(reward: partial[Any]) -> Check | None:
     """The check that a reward brings, with its own share of the options that are bound; None where
     it brings none."""
-    check = getattr(reward.func, _ATTRIBUTE, None)
-    if check is None:
+    check, unless = getattr(reward.func, _ATTRIBUTE, (None, None))
+    if check is None or unless in reward.keywords:
         return None
     named = inspect.signature(check).parameters
     return partial(check, **{name: v for name, v in reward.keywords.items() if name in named})
