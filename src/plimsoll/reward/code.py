@@ -40,7 +40,7 @@ def reward(
     tests: the column of the tests; default: the reference. entry_point: the column with the name of
     the function that is asked for. setup: the column with lines that go before the program, such as
     imports. seconds: of the processor for one test (of the clock twice as many); total_seconds: of
-    the clock for all, after which no further test is passed. max_tests: only the first ones are run.
+    the clock for all, after which no further test is passed. max_tests: only so many are run.
 
     Raises DataError where the row has no tests that can be read, and PlimsollError where this
     machine cannot confine a program.
