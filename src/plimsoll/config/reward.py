@@ -50,7 +50,7 @@ class JudgeReward(Settings):
     further columns of the row stand for theirs; `{{` and `}}` are plain braces."""
     system: str | None = None
     """A system message before it."""
-    pattern: str = r"(?i)score\D{0,3}(-?\d+(?:\.\d+)?)"
+    pattern: str = r"(?i)score[^\d-]{0,10}(-?\d+(?:\.\d+)?)"
     """The regular expression whose first group is the score; of several matches the last counts."""
     low: float = 0.0
     """The lowest score that it may give; this is worth 0."""

@@ -42,8 +42,8 @@ def reward(
     imports. seconds: of the processor for one test (of the clock twice as many); total_seconds: of
     the clock for all, after which no further test is passed. max_tests: only so many are run.
 
-    Raises DataError where the row has no tests that can be read, and PlimsollError where this
-    machine cannot confine a program.
+    Raises DataError where the row has no tests that can be read, and ConfigError where this machine
+    cannot confine a program.
     """
     cases = _cases(trajectory, tests, entry_point)[:max_tests]
     blocks = _BLOCK.findall(trajectory.response_text)

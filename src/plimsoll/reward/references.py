@@ -7,6 +7,7 @@ every reference while the rows are read, so that one that nothing could equal is
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.problems import Problem, invalid
+from plimsoll.config.reward import JudgeReward, RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.spec.choices import unusable
 
@@ -73,10 +75,19 @@ def reward_function(choice: Choice) -> partial[Any]:
     return resolve_choice(choice, REWARDS, "reward", awaited=True)
 
 
+def missing_key(judge: JudgeReward) -> bool:
+    """Whether the environment variable that is to hold a judge's key is not set here."""
+    return judge.api_key is not None and not os.environ.get(judge.api_key)
+
+
 def check_rewards(rewards: Mapping[str, Choice]) -> Iterator[Problem]:
     """Parts of a reward that cannot be used, by their names. Rules need no torch, so they are
     imported."""
     for name, part in rewards.items():
+        if isinstance(part, RewardConfig) and part.judge is not None and missing_key(part.judge):
+            why = "It names the environment variable of the judge's key, which is not set here."
+            fix = "set the variable, or leave it out"
+            yield invalid(f"rewards.{name}.judge.api_key", part.judge.api_key, why, fix)
         if not part.name:  # servers, or a judge
             continue
         try:

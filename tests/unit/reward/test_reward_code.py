@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from plimsoll.errors import DataError
+from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward import code
+from plimsoll.reward.sandbox import confine
 from plimsoll.reward.sandbox.cases import cases_of
 from plimsoll.reward.sandbox.run import Bounds, run
 
@@ -187,3 +188,9 @@ def test_time_memory_and_output_are_bounded() -> None:
 def test_a_program_does_not_see_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert "secret" not in output("import os; print(os.environ)")[1]
+
+
+def test_without_a_filter_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confine.platform, "machine", lambda: "riscv64")
+    with pytest.raises(ConfigError, match="run only where the kernel confines them by seccomp"):
+        code.reward(trajectory(fenced("print(1)"), STDIN))

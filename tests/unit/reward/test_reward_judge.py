@@ -14,6 +14,7 @@ import pytest
 from plimsoll.config.reward import JudgeReward, RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
 
 
@@ -107,3 +108,11 @@ def test_a_missing_column_or_key_is_told(url: str) -> None:
     with pytest.raises(ConfigError, match="environment variable NO_SUCH_KEY is to hold the key"):
         judged(url, ["Score: 1"], trajectory(level=1), api_key="NO_SUCH_KEY")
     assert Endpoint.asked == []
+
+
+def test_a_key_that_is_not_set_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = JudgeReward(url="https://h/v1", model="m", prompt="{response}", api_key="JUDGE_KEY")
+    (problem,) = check_rewards({"taste": RewardConfig(judge=judge)})
+    assert (problem.key, problem.what) == ("rewards.taste.judge.api_key", "JUDGE_KEY")
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    assert [*check_rewards({"taste": RewardConfig(judge=judge)})] == []

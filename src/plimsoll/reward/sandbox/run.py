@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from plimsoll.errors import PlimsollError
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.reward.sandbox import confine
+from plimsoll.reward.sandbox.runner import UNCONFINED
 
 _RUNNER = Path(__file__).with_name("runner.py")
 _ENVIRONMENT = {
@@ -21,6 +22,10 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+_UNCONFINED = (
+    "Programs of a policy are run only where the kernel confines them by seccomp: on Linux, x86-64 or "
+    "ARM64. Serve this reward from such a machine with `plimsoll serve-reward`"
+)
 _SLACK_SECONDS = 20.0  # of the runner itself, on a busy machine
 
 
@@ -49,13 +54,11 @@ def run(program: str, cases: Sequence[Mapping[str, object]], bounds: Bounds) -> 
     cases: `{"input": text}`, which the program reads; `{"call": name, "arguments": [...]}`, a
     function that it defines; or `{"check": text}`, which is run after it.
 
-    Raises PlimsollError where this machine cannot keep a program within limits.
+    Raises ConfigError where this machine cannot keep a program within limits, and PlimsollError
+    where the process that runs it fails.
     """
     if not confine.is_known():
-        raise PlimsollError(
-            "Programs of a policy are run only where the kernel can confine them: on Linux, x86-64 "
-            "or ARM64. Serve this reward from such a machine with `plimsoll serve-reward`"
-        )
+        raise ConfigError(_UNCONFINED)
     job = {
         "program": program,
         "cases": [*cases],
@@ -75,10 +78,11 @@ def run(program: str, cases: Sequence[Mapping[str, object]], bounds: Bounds) -> 
         )
     except subprocess.TimeoutExpired as error:
         raise PlimsollError("The process that runs programs did not answer") from error
+    if done.returncode == UNCONFINED:
+        raise ConfigError(_UNCONFINED)
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
         raise PlimsollError(
-            f"The process that runs programs ended with code {done.returncode}: {last}. Where the "
-            f"kernel refuses seccomp, no program of a policy is run"
+            f"The process that runs programs ended with code {done.returncode}: {last}"
         )
     return [Ended(one["ended"], one["output"]) for one in json.loads(done.stdout)]

@@ -9,6 +9,7 @@ library alone.
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -20,12 +21,16 @@ from pathlib import Path
 from typing import Any
 
 _OUTPUT_BYTES = 4 * 1024**2
+UNCONFINED = 3
+"""The exit code where the kernel keeps no limits."""
 _RESULT = 3  # where a child writes what a call gave
 
 
 def main() -> None:
     """Run all cases."""
     confine.end_with_parent()
+    if not _can_confine():
+        sys.exit(UNCONFINED)
     job = json.load(sys.stdin)
     until = time.monotonic() + job["total_seconds"]
     results = []
@@ -33,6 +38,18 @@ def main() -> None:
         seconds = min(2 * job["seconds"], until - time.monotonic())
         results.append(_run(job, case, seconds) if seconds > 0 else _ended("time"))
     json.dump(results, sys.stdout)
+
+
+def _can_confine() -> bool:
+    """Whether the kernel lets a process give up what it must."""
+    child = os.fork()
+    if child == 0:
+        try:
+            confine.confine()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def _run(job: dict[str, Any], case: dict[str, Any], seconds: float) -> dict[str, str]:
@@ -126,6 +143,6 @@ def _write(text: str) -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    import confine
-
+    confine: Any = importlib.import_module("confine")
+    sys.path.pop(0)
     main()

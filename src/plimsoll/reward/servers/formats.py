@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, shown
 
 Ask = Callable[[Sequence[Trajectory]], dict[str, Any]]
@@ -56,14 +56,12 @@ def outcomes(reply: object, wanted: int) -> list[Outcome]:
         return [Broken(said)] * wanted
     if len(rewards) != wanted:
         return numbers(rewards, wanted)
-    return [
-        number(one) if (said := _failure(one)) is None else Failed(f": {said}") for one in rewards
-    ]
+    return [_outcome(one) for one in rewards]
 
 
-def _failure(one: object) -> str | None:
+def _outcome(one: object) -> Outcome:
     said = one.get("failed") if isinstance(one, Mapping) else None
-    return said if isinstance(said, str) else None
+    return Failed(f": {said}") if isinstance(said, str) else number(one)
 
 
 def read_request(body: Mapping[str, Any]) -> list[Trajectory]:
@@ -127,6 +125,6 @@ def _read(one: object) -> Trajectory:
         one.get("columns") or {},
     )
     tokens = np.asarray(one.get("response_tokens") or [], np.int64)
-    finish = "length" if one.get("finish_reason") == "length" else "stop"
+    finish: FinishReason = "length" if one.get("finish_reason") == "length" else "stop"
     logprobs, group = np.zeros(tokens.shape, np.float32), int(one.get("group") or 0)
     return single_turn(prompt, 0, tokens, logprobs, response, finish, 0, group=group)

@@ -18,6 +18,7 @@ from plimsoll.config.reward import JudgeReward
 from plimsoll.errors import ConfigError
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, shown
+from plimsoll.reward.references import missing_key
 from plimsoll.reward.servers.replicas import Replicas
 
 
@@ -86,11 +87,6 @@ class Judge:
             between = f"{settings.low:g} to {settings.high:g}"
             return Failed(f" found a score of {score:g}, outside {between}, in {shown(text)}")
         return Given((score - settings.low) / (settings.high - settings.low))
-
-
-def missing_key(settings: JudgeReward) -> bool:
-    """Whether the variable that is to hold the key is not set here."""
-    return settings.api_key is not None and not os.environ.get(settings.api_key)
 
 
 def _key(settings: JudgeReward) -> str:

@@ -75,7 +75,8 @@ class Replicas:
             if not response.is_success:
                 return Broken(answered)
             try:
-                return response.json()
+                answer: object = response.json()
+                return answer
             except ValueError:
                 return Broken(f": {server.url} answered no JSON: {shown(response.text)}")
 

@@ -7,10 +7,11 @@ import string
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
+from plimsoll.config.codes import Code
 from plimsoll.config.problems import Problem, Section, invalid
 from plimsoll.config.reward import HttpReward, JudgeReward, RewardConfig
 
-_CODE = "reward-settings"
+_CODE: Code = "reward-settings"
 _OF_FUNCTIONS = ("batch", "time_limit", "retries", "process", "memory_gib", "at_once", "options")
 
 
