@@ -43,6 +43,8 @@ class Prompt:
     text: the prompt as a person reads it (before the template).
     reference: the reference answer, where the data has one.
     messages: the conversation before the template, for who renders it by another.
+    source: which of the data's sources it is from.
+    columns: all further columns of the row, by name.
     """
 
     index: int
@@ -50,6 +52,8 @@ class Prompt:
     text: str
     reference: str | None = None
     messages: Sequence[Mapping[str, Any]] = ()
+    source: str = ""
+    columns: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ def failure(what: str, error: BaseException, shown: str = "") -> FunctionFailed:
 
     what: how the function is called. shown: what it was called with, in sentences.
     """
+    told, lines = told_of(error)
+    return FunctionFailed(f"{what} raised {told}{'. ' if shown else ''}{shown}\n{lines}".rstrip())
+
+
+def told_of(error: BaseException) -> tuple[str, str]:
+    """What a function raised, in a line; and where it came from, from the function's own lines on.
+    To be asked where the function is called."""
     told = " ".join("".join(traceback.format_exception_only(error)).split())
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first one is the call
-    lines = "".join(traceback.StackSummary.from_list(frames).format())
-    return FunctionFailed(f"{what} raised {told}{'. ' if shown else ''}{shown}\n{lines}".rstrip())
+    return told, "".join(traceback.StackSummary.from_list(frames).format())

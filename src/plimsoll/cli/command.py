@@ -22,6 +22,7 @@ from plimsoll import __version__
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.methods import told_of
 from plimsoll.cli.options import ReaderGone, show
+from plimsoll.cli.serving import serve_reward
 from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
@@ -45,6 +46,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll eval CONFIG|RUN          how good a model is on held-out rows
   plimsoll export RUN --to DIR      a checkpoint as a model that others load
   plimsoll merge ADAPTER --out DIR  an adapter and its base as one plain model
+  plimsoll serve-reward CONFIG      the rewards of a config, over HTTP
   plimsoll plan CONFIG.yaml         will it fit? every byte by role, phase, item
   plimsoll report RUN               predicted and measured memory, and curves
   plimsoll calibrate RUN...         fit the plan's constants to this machine
@@ -161,6 +163,7 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "doctor": doctor,
     "merge": merge,
     "export": export,
+    "serve-reward": serve_reward,
 }
 _LIGHT = {"plan", "report", "calibrate", "doctor"}
 """Commands that compute nothing."""

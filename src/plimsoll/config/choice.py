@@ -29,7 +29,7 @@ from plimsoll.errors import ConfigError
 
 
 def resolve_choice(
-    choice: Choice, package: str, function: str, arguments: int = 1
+    choice: Choice, package: str, function: str, arguments: int = 1, *, awaited: bool = False
 ) -> functools.partial[Any]:
     """The function that `choice` names, with the choice's options bound.
 
@@ -37,12 +37,13 @@ def resolve_choice(
         `plimsoll.algorithm.policy_loss`.
     function: the name of the one function that each of its files defines, such as `loss`.
     arguments: how many it is called with, by position.
+    awaited: whether one's own may be an `async def`.
 
     Raises ConfigError for a name, an option or an option's value that cannot be used, and for a
     function that cannot be called so.
     """
     if ":" in choice.name:
-        found = _by_import_path(choice.name)
+        found = _by_import_path(choice.name, awaited)
     else:
         found = _by_name(choice.name, package, function)
     bound = functools.partial(found, **_checked_options(choice, _signature_of(found)))
@@ -152,7 +153,7 @@ def _defined(package: str, file: str, function: str) -> ast.FunctionDef | None:
     return None
 
 
-def _by_import_path(path: str) -> Callable[..., Any]:
+def _by_import_path(path: str, awaited: bool = False) -> Callable[..., Any]:
     module_name, _, function = path.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -161,12 +162,12 @@ def _by_import_path(path: str) -> Callable[..., Any]:
             f"{path!r} cannot be imported: {type(error).__name__}: {error}. Write "
             f"my.module:my_function, and put the folder that holds the module on PYTHONPATH."
         ) from error
-    return _function_of(module, function, path)
+    return _function_of(module, function, path, awaited)
 
 
-def _function_of(module: ModuleType, function: str, name: str) -> Callable[..., Any]:
+def _function_of(module: ModuleType, function: str, name: str, awaited: bool) -> Callable[..., Any]:
     found: object = vars(module).get(function)
-    if inspect.iscoroutinefunction(found):
+    if inspect.iscoroutinefunction(found) and not awaited:
         raise ConfigError(
             f"{name!r} is an `async def`, and nothing would await what it gives. Name a plain "
             f"`def`, which may call it by asyncio.run."

@@ -61,6 +61,7 @@ Code = Literal[
     "reference-logprobs",
     "reinforce-several",
     "reward-name",
+    "reward-settings",
     "reward-tokenizer",
     "sampling-for-training",
     "sequence-over-positions",

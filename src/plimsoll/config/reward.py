@@ -4,16 +4,110 @@ from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.base import Choice, PositiveInt, Settings
+from plimsoll.config.base import (
+    Choice,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+)
 from plimsoll.config.engine import FrozenRole
 
 
-class RewardConfig(Choice):
-    """One part of the reward: a rule of Plimsoll's (`math_answer`, `pattern`, ...) or a Python
-    function by import path, with its weight."""
+class HttpReward(Settings):
+    """Servers that score over HTTP, each as good as any other."""
 
+    urls: tuple[str, ...]
+    """Their addresses, such as `http://host:8000/score`. A request goes to the least busy one; one
+    that does not answer is left alone for a while."""
+    format: Literal["plimsoll", "openrlhf"] = "plimsoll"
+    """What they are asked: as `plimsoll serve-reward` is, with references and columns; or as
+    OpenRLHF asks, with query, prompts and labels."""
+    tokenizer: str | None = None
+    """The model whose tokenizer writes the texts of `openrlhf` as the actor saw them, with the chat
+    template; default: the prompt's text, followed by the response."""
+    batch: PositiveInt = 32
+    """Responses per request, at most."""
+    at_once: PositiveInt = 4
+    """Requests to one server at the same time."""
+    time_limit: PositiveFloat = 60.0
+    """Seconds for the answer to one request."""
+    retries: NonNegativeInt = 8
+    """Further tries after a request that failed, 0.5 s after the first one, then after twice as
+    long each time, up to 30 s: by default over more than a minute."""
+
+
+class JudgeReward(Settings):
+    """A language model that judges responses, behind an endpoint of OpenAI's form."""
+
+    url: str
+    """The endpoint up to its version, such as `https://api.openai.com/v1`."""
+    model: str
+    """The model's name there."""
+    prompt: str
+    """What it is asked: text in which `{prompt}`, `{response}`, `{reference}` and the names of
+    further columns of the row stand for theirs; `{{` and `}}` are plain braces."""
+    system: str | None = None
+    """A system message before it."""
+    pattern: str = r"(?i)score[^\d-]{0,10}(-?\d+(?:\.\d+)?)"
+    """The regular expression whose first group is the score; of several matches the last counts."""
+    low: float = 0.0
+    """The lowest score that it may give; this is worth 0."""
+    high: float = 10.0
+    """The highest one; this is worth 1."""
+    api_key: str | None = None
+    """The environment variable that holds the key; never the key itself."""
+    max_tokens: PositiveInt = 1024
+    """The length of its answer."""
+    temperature: NonNegativeFloat = 0.0
+    """How it samples."""
+    at_once: PositiveInt = 16
+    """Requests at the same time."""
+    time_limit: PositiveFloat = 120.0
+    """Seconds for one answer."""
+    retries: NonNegativeInt = 8
+    """Further tries, as for `http.retries`; after an answer without a score, too."""
+
+
+class RewardConfig(Choice):
+    """One part of the reward, with its weight: a rule of Plimsoll's (`math_answer`, `pattern`, ...)
+    or a Python function by import path; or `http` servers; or a `judge`."""
+
+    name: str = ""
+    """The rule's name, or an import path `my.module:my_function` of a `def` or `async def`. One of
+    name, http and judge is given."""
     weight: float = 1.0
     """The part's weight in the sum."""
+    http: HttpReward | None = None
+    """Servers that score."""
+    judge: JudgeReward | None = None
+    """A language model that judges."""
+    batch: bool | None = None
+    """Whether the function takes a list of trajectories and gives a list of numbers; default: as
+    its first parameter is annotated (`list[Trajectory]` or `Sequence[Trajectory]`: yes)."""
+    time_limit: PositiveFloat = 60.0
+    """Seconds for one call of the function."""
+    retries: NonNegativeInt = 2
+    """Further calls after one that failed, 0.1 s after the first one, then after twice as long each
+    time."""
+    process: bool = False
+    """Call the function in processes of their own: one that hangs, crashes or takes too much memory
+    is ended and replaced, which costs its trajectory (of a batch function, its batch) alone."""
+    memory_gib: PositiveFloat | None = None
+    """What the function may take in its own process, beyond what that has once it is loaded."""
+    at_once: PositiveInt | None = None
+    """Calls at the same time: of a plain function in threads (default 1, as it may not be safe
+    there), in processes (one per core), of an `async def` (64)."""
+    clip: tuple[float, float] | None = None
+    """The lowest and the highest value: what is outside counts as the nearer one. Before
+    `normalize`."""
+    normalize: bool = False
+    """Subtract the mean of all values of the run so far and divide by their standard deviation; in
+    training only."""
+    truncated_factor: NonNegativeFloat | None = None
+    """What the value is multiplied by where the response was cut at the longest length (ProRL's
+    stop_properly_penalty_coef); default: nothing."""
 
 
 class StepsConfig(Settings):

@@ -28,7 +28,7 @@ from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Floats, Prompt, Trajectory
 from plimsoll.reward.references import check_references
-from plimsoll.reward.score import Scorer, build_rewards
+from plimsoll.reward.score import Scorer, open_rewards
 from plimsoll.rl.batch import (
     Batch,
     Learnables,
@@ -74,8 +74,11 @@ RlWork = Work[RlConfig, Prompt]
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
     """Train; resumes where `run.resume` says so."""
-    scorer = build_rewards(spec.config.rewards)
+    with open_rewards(spec.config.rewards) as scorer:
+        _train_with(scorer, spec, planned)
 
+
+def _train_with(scorer: Scorer, spec: RunSpec[RlConfig], planned: Planned) -> None:
     def read(session: Session) -> RlData:
         return load_prompt_data(session, spec, scorer.check_reference)
 
@@ -250,7 +253,11 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
     """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
     says, with its 95 % confidence interval. The answers are written to the
     directory."""
-    scorer, spec = build_rewards(spec.config.rewards).of_held_out(), _with_fewest_ranks(spec)
+    with open_rewards(spec.config.rewards) as scorer:
+        return _measured_with(scorer.of_held_out(), _with_fewest_ranks(spec), directory)
+
+
+def _measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
     if spec.data.eval is not None:
         refuse(check_references(spec.config.rewards, {"data.eval": spec.data.eval}))
     loaded = load_held_out(spec, prompt_loader(spec, scorer.check_reference))

@@ -7,6 +7,7 @@ every reference while the rows are read, so that one that nothing could equal is
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.problems import Problem, invalid
+from plimsoll.config.reward import JudgeReward, RewardConfig
 from plimsoll.errors import ConfigError
 from plimsoll.spec.choices import unusable
 
@@ -28,7 +30,9 @@ _AT_ONCE = "at_once"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
 
-def checks_references(check: Callable[..., object]) -> Callable[[_Reward], _Reward]:
+def checks_references(
+    check: Callable[..., object], *, unless: str | None = None
+) -> Callable[[_Reward], _Reward]:
     """Mark a reward as one that needs references, each of which `check` looks at before a run.
 
     check: takes a reference, and by keyword those of the reward's options that it names; raises
@@ -36,7 +40,7 @@ def checks_references(check: Callable[..., object]) -> Callable[[_Reward], _Rewa
     """
 
     def mark(reward: _Reward) -> _Reward:
-        setattr(reward, _ATTRIBUTE, check)
+        setattr(reward, _ATTRIBUTE, (check, unless))
         return reward
 
     return mark
@@ -56,19 +60,38 @@ def is_answered_at_once(reward: partial[Any]) -> bool:
 def reference_check(reward: partial[Any]) -> Check | None:
     """The check that a reward brings, with its own share of the options that are bound; None where
     it brings none."""
-    check = getattr(reward.func, _ATTRIBUTE, None)
-    if check is None:
+    check, unless = getattr(reward.func, _ATTRIBUTE, (None, None))
+    if check is None or unless in reward.keywords:
         return None
     named = inspect.signature(check).parameters
     return partial(check, **{name: v for name, v in reward.keywords.items() if name in named})
+
+
+def reward_function(choice: Choice) -> partial[Any]:
+    """What a part of the reward names, with its options bound; it may be an `async def`.
+
+    Raises ConfigError where it cannot be used.
+    """
+    return resolve_choice(choice, REWARDS, "reward", awaited=True)
+
+
+def missing_key(judge: JudgeReward) -> bool:
+    """Whether the environment variable that is to hold a judge's key is not set here."""
+    return judge.api_key is not None and not os.environ.get(judge.api_key)
 
 
 def check_rewards(rewards: Mapping[str, Choice]) -> Iterator[Problem]:
     """Parts of a reward that cannot be used, by their names. Rules need no torch, so they are
     imported."""
     for name, part in rewards.items():
+        if isinstance(part, RewardConfig) and part.judge is not None and missing_key(part.judge):
+            why = "It names the environment variable of the judge's key, which is not set here."
+            fix = "set the variable, or leave it out"
+            yield invalid(f"rewards.{name}.judge.api_key", part.judge.api_key, why, fix)
+        if not part.name:  # servers, or a judge
+            continue
         try:
-            resolve_choice(part, REWARDS, "reward")
+            reward_function(part)
         except ConfigError as error:
             yield unusable(f"rewards.{name}", part, error)
 
@@ -78,7 +101,7 @@ def check_references(
 ) -> Iterator[Problem]:
     """Sources without the references that rewards compare with. sources: by their keys in the
     config."""
-    chosen = {name: resolve_choice(part, REWARDS, "reward") for name, part in rewards.items()}
+    chosen = {name: reward_function(part) for name, part in rewards.items() if part.name}
     comparing = [name for name, reward in chosen.items() if reference_check(reward) is not None]
     for key, source in sources.items():
         if comparing and source.reference is None:

@@ -1,37 +1,67 @@
-"""From the config's rewards to a function that scores a trajectory."""
+"""From the config's rewards to what scores trajectories, all rewards side by side as they come."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import SupportsFloat
 
-from plimsoll.algorithm.failure import failure
-from plimsoll.config.choice import resolve_choice
 from plimsoll.config.reward import RewardConfig
-from plimsoll.errors import ConfigError, DataError, PlimsollError
-from plimsoll.machine.host import usable_cores
+from plimsoll.errors import PlimsollError
 from plimsoll.records import RewardPart, Trajectory
-from plimsoll.reward.references import Check, is_answered_at_once, reference_check
+from plimsoll.reward.event_loop import end_all, event_loop
+from plimsoll.reward.opening import open_source
+from plimsoll.reward.outcome import Broken, Failed, Given, Outcome
+from plimsoll.reward.rule import Rule, Rules, build_rewards, shown_texts
+from plimsoll.reward.running import Running, State
+from plimsoll.reward.source import Source, side_by_side
 
-_SHOWN_CHARACTERS = 200
-_LEAST_PER_THREAD = 32  # a process for fewer takes longer to start than it saves
+_TRAINING = "data.train"
 
 
 @dataclass(frozen=True)
-class _Rule:
-    """choice: what the config says the function is, such as `my_rewards:short`. check: what it
-    brings to look at references, if anything. at_once: whether several threads may call it."""
+class RewardFailure:
+    """A reward that gave no number for a trajectory, however often it was tried.
 
-    name: str
-    choice: str
-    weight: float
-    function: Callable[[Trajectory], object]
-    check: Check | None
-    at_once: bool
+    group, prompt_index: the trajectory's. where: the reward and the row, as messages name them.
+    said: what it said, going on after `where`. shown: prompt and response. lines: of a traceback.
+    """
+
+    group: int
+    prompt_index: int
+    reward: str
+    where: str
+    said: str
+    shown: str
+    lines: str = ""
+    kind: type[PlimsollError] = PlimsollError
+
+    def __str__(self) -> str:
+        return f"{self.where}{self.said}. {self.shown}\n{self.lines}".rstrip()
+
+    def error(self) -> PlimsollError:
+        """What stops a run for it."""
+        return self.kind(str(self))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """trajectories: those that got all parts of their reward, in the order they were given in.
+    failures: what the others lack, at least one each."""
+
+    trajectories: tuple[Trajectory, ...]
+    failures: tuple[RewardFailure, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rule, and what scores it. running: of its values so far, where they are normalised."""
+
+    rule: Rule
+    source: Source
+    running: Running | None
 
 
 @dataclass(frozen=True)
@@ -39,135 +69,133 @@ class Scorer:
     """Gives trajectories their reward parts, in the order of the config. source: of their prompts,
     as the config calls it."""
 
-    rules: tuple[_Rule, ...]
-    source: str = "data.train"
+    parts: tuple[Part, ...]
+    loop: asyncio.AbstractEventLoop
+    source: str = _TRAINING
 
     def of_held_out(self) -> Scorer:
-        """The same for prompts of `data.eval`."""
+        """The same for prompts of `data.eval`, whose values are not normalised."""
         return replace(self, source="data.eval")
 
-    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """New trajectories with the parts. Rules that may be called at once are, by threads; the
-        others one after another.
+    def submit(self, trajectories: Sequence[Trajectory]) -> Future[Scored]:
+        """Begin to score; returns at once. What is given by all calls is scored side by side.
 
-        Raises PlimsollError, naming rule, row, prompt and response, where a rule fails or gives
-        something else than a finite number.
+        The future raises PlimsollError, naming rule, row, prompt and response, as soon as something
+        else than a finite number comes, or what no other try would mend.
         """
-        threads = min(usable_cores(), len(trajectories) // _LEAST_PER_THREAD)
-        pool = ThreadPoolExecutor(max(1, threads))
+        return asyncio.run_coroutine_threadsafe(self._scored(tuple(trajectories)), self.loop)
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """New trajectories with the parts.
+
+        Raises PlimsollError, as `submit`, and for the first trajectory that a reward failed for.
+        """
+        future = self.submit(trajectories)
         try:
-            asked = [
-                (t, [(rule, _ask(rule, t, pool)) for rule in self.rules]) for t in trajectories
-            ]
-            return [
-                replace(t, rewards=tuple(_part(*call, t, self.source) for call in calls))
-                for t, calls in asked
-            ]
-        finally:
-            pool.shutdown(cancel_futures=True)
+            scored = future.result()
+        except BaseException:  # Ctrl-C, too
+            future.cancel()
+            raise
+        if scored.failures:
+            raise scored.failures[0].error()
+        return [*scored.trajectories]
 
     def check_reference(self, reference: str) -> None:
-        """Have every rule that compares with references look at one, before anything is sampled.
+        """As `Rules.check_reference`."""
+        Rules(tuple(part.rule for part in self.parts)).check_reference(reference)
 
-        Raises DataError, naming the rule, where it cannot be compared with, and PlimsollError where
-        the check itself fails.
-        """
-        for rule in self.rules:
-            if rule.check is not None:
-                _check(rule, rule.check, reference)
+    def state(self) -> dict[str, State]:
+        """The running statistics of the rewards that are normalised, by name, as plain numbers."""
+        return {p.rule.name: p.running.state() for p in self.parts if p.running is not None}
+
+    def restore(self, state: Mapping[str, Mapping[str, float]]) -> None:
+        """Go on with the statistics of a run that went before; those without any begin anew."""
+        for part in self.parts:
+            if part.running is not None and part.rule.name in state:
+                part.running.restore(state[part.rule.name])
+
+    async def _scored(self, trajectories: tuple[Trajectory, ...]) -> Scored:
+        columns = await side_by_side(self._outcomes(part, trajectories) for part in self.parts)
+        rows = [[column[i] for column in columns] for i in range(len(trajectories))]
+        failures = [
+            _failure(part.rule, trajectory, outcome, self.source)
+            for trajectory, row in zip(trajectories, rows, strict=True)
+            for part, outcome in zip(self.parts, row, strict=True)
+            if isinstance(outcome, Failed)
+        ]
+        whole = [i for i, row in enumerate(rows) if all(isinstance(one, Given) for one in row)]
+        scored = [trajectories[i] for i in whole]
+        values = [
+            self._values(part, scored, [column[i] for i in whole])
+            for part, column in zip(self.parts, columns, strict=True)
+        ]
+        return Scored(
+            tuple(self._with_parts(t, [own[at] for own in values]) for at, t in enumerate(scored)),
+            tuple(failures),
+        )
+
+    def _with_parts(self, trajectory: Trajectory, values: Sequence[float]) -> Trajectory:
+        parts = zip(self.parts, values, strict=True)
+        rewards = (RewardPart(p.rule.name, value, p.rule.config.weight) for p, value in parts)
+        return replace(trajectory, rewards=tuple(rewards))
+
+    async def _outcomes(self, part: Part, trajectories: Sequence[Trajectory]) -> list[Outcome]:
+        found = await part.source.score(trajectories)
+        for trajectory, outcome in zip(trajectories, found, strict=True):
+            if isinstance(outcome, Broken):
+                raise _failure(part.rule, trajectory, outcome, self.source).error()
+        return found
+
+    def _values(
+        self, part: Part, trajectories: Sequence[Trajectory], given: Sequence[Outcome]
+    ) -> list[float]:
+        """The values of a part as the config wants them."""
+        values = [
+            part.rule.adjusted(one.value, trajectory)
+            for trajectory, one in zip(trajectories, given, strict=True)
+            if isinstance(one, Given)
+        ]
+        if part.running is None or self.source != _TRAINING:
+            return values
+        part.running.add(values)
+        return [part.running.normalized(value) for value in values]
 
 
-def build_rewards(rewards: Mapping[str, RewardConfig]) -> Scorer:
-    """The scorer of a config's `rewards`.
+@contextmanager
+def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
+    """The scorer of a config's `rewards`, and the event loop, processes and HTTP clients that it
+    needs; all of them are closed at the end, whatever it is.
 
     Raises ConfigError where a rule or an option cannot be used.
     """
-    return Scorer(tuple(_rule(name, config) for name, config in rewards.items()))
+    rules = build_rewards(rewards).rules
+    with event_loop() as loop:
+        stack = AsyncExitStack()
+        opening = _opened(rules, stack)
+        try:
+            yield Scorer(asyncio.run_coroutine_threadsafe(opening, loop).result(), loop)
+        finally:
+            asyncio.run_coroutine_threadsafe(_close(stack), loop).result()
 
 
-def _rule(name: str, config: RewardConfig) -> _Rule:
-    try:
-        function = resolve_choice(config, "plimsoll.reward", "reward")
-    except ConfigError as error:
-        raise ConfigError(f"rewards.{name}: {error}") from error
-    check, at_once = reference_check(function), is_answered_at_once(function)
-    return _Rule(name, config.name, config.weight, function, check, at_once)
+async def _opened(rules: Sequence[Rule], stack: AsyncExitStack) -> tuple[Part, ...]:
+    return tuple(
+        [Part(rule, await open_source(rule, stack), Running.of(rule.config)) for rule in rules]
+    )
 
 
-def _check(rule: _Rule, check: Check, reference: str) -> None:
-    try:
-        check(reference)
-    except ValueError as error:
-        raise DataError(f"is no reference for the reward {rule.name!r}: {error}") from error
-    except PlimsollError:
-        raise
-    except Exception as error:
-        where = f"The check of references of the {_named(rule)}"
-        raise failure(where, error, f"The reference{_cut(reference)}.") from error
+async def _close(stack: AsyncExitStack) -> None:
+    await end_all()  # what is still at work would replace what is ended
+    await stack.aclose()
 
 
-def _ask(rule: _Rule, trajectory: Trajectory, pool: ThreadPoolExecutor) -> Callable[[], object]:
-    """What gives the rule's value: when called, or already at work on it."""
-    if rule.at_once:
-        return pool.submit(rule.function, trajectory).result
-    return partial(rule.function, trajectory)
-
-
-def _part(
-    rule: _Rule, ask: Callable[[], object], trajectory: Trajectory, source: str
-) -> RewardPart:
-    where = _where(rule, trajectory, source)
-    try:
-        value = ask()
-    except PlimsollError as error:
-        raise type(error)(f"{where}: {error}") from error
-    except KeyboardInterrupt:  # Ctrl-C
-        raise
-    except BaseException as error:  # own code may do anything, and the row must be known
-        raise failure(where, error, _shown(trajectory)) from error
-    number = _finite(value)
-    if number is None:
-        raise PlimsollError(
-            f"{where} gave {_repr(value)} ({type(value).__name__}), and a reward must be a finite "
-            f"number. {_shown(trajectory)}"
-        )
-    return RewardPart(rule.name, number, rule.weight)
-
-
-def _finite(value: object) -> float | None:
-    """A number of Python's, NumPy's or torch's; None for anything else, and for NaN or infinity."""
-    if not isinstance(value, SupportsFloat):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # many numbers; or one too large
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _repr(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of over 4,300 digits
-        text = object.__repr__(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-
-
-def _where(rule: _Rule, trajectory: Trajectory, source: str) -> str:
-    row = f"row {trajectory.prompt.index} (from 0) of {source}"
-    return f"The {_named(rule)}, at {row}"
-
-
-def _named(rule: _Rule) -> str:
-    own = f" ({rule.choice})" if ":" in rule.choice else ""
-    return f"reward {rule.name!r}{own}"
-
-
-def _shown(trajectory: Trajectory) -> str:
-    texts = {"prompt": trajectory.prompt.text, "response": trajectory.response_text}
-    return " ".join(f"The {name}{_cut(text)}." for name, text in texts.items())
-
-
-def _cut(text: str) -> str:
-    cut = " (cut)" if len(text) > _SHOWN_CHARACTERS else ""
-    return f"{cut}: {text[:_SHOWN_CHARACTERS]!r}"
+def _failure(
+    rule: Rule, trajectory: Trajectory, outcome: Failed | Broken, source: str
+) -> RewardFailure:
+    index = trajectory.prompt.index
+    where = f"The {rule.shown}, at row {index} (from 0) of {source}"
+    lines = outcome.lines if isinstance(outcome, Failed) else ""
+    shown = shown_texts(trajectory)
+    return RewardFailure(
+        trajectory.group, index, rule.name, where, outcome.said, shown, lines, outcome.kind
+    )

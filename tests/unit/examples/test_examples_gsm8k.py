@@ -15,7 +15,7 @@ from plimsoll.jobs import JOBS
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.tiny import train_tokenizer
 from plimsoll.records import Prompt, single_turn
-from plimsoll.reward.score import build_rewards
+from plimsoll.reward.score import open_rewards
 from plimsoll.spec.load import load_spec
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "gsm8k"
@@ -48,7 +48,8 @@ def scored(response: str, reference: str = "1900") -> dict[str, float]:
     prompt = Prompt(0, nothing, "", reference)
     logprobs = np.zeros(0, dtype=np.float32)
     trajectory = single_turn(prompt, 0, nothing, logprobs, response, "stop", 0)
-    (scored,) = build_rewards(config.rewards)([trajectory])
+    with open_rewards(config.rewards) as scorer:
+        (scored,) = scorer([trajectory])
     return {part.name: part.value for part in scored.rewards}
 
 

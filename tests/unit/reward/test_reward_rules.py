@@ -4,6 +4,7 @@ import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,9 @@ from plimsoll.config.base import OptionValue
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
-from plimsoll.reward import exact_match, length, math_answer, math_verifier, pattern
-from plimsoll.reward.score import build_rewards
+from plimsoll.reward import exact_match, length, math_answer, math_verifier, overlong, pattern
+from plimsoll.reward import format as form
+from plimsoll.reward.rule import build_rewards
 
 PROJECT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data"))
@@ -205,3 +207,47 @@ def test_length_is_about_responses_that_did_not_stop() -> None:
     assert length.reward(trajectory("x", finish_reason="length"), value=-0.5) == -0.5
     assert length.reward(trajectory("x", finish_reason="length")) == -1.0
     assert length.reward(trajectory("x", finish_reason="stop"), value=-0.5) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [
+        ("<think>a</think><answer>b</answer>", 1.0),
+        (" <think>\na\n</think>\n\n<answer> b </answer>\n", 1.0),
+        ("<think>a</think> so <answer>b</answer>", 0.0),
+        ("<think>a</think><answer>b</answer> Done.", 0.0),
+        ("<answer>b</answer><think>a</think>", 0.0),
+        ("<think>a</think><think>a</think><answer>b</answer>", 0.0),
+        ("<think>a<answer>b</answer></think>", 0.0),
+        ("<think> </think><answer>b</answer>", 0.0),
+        ("<think>a</think>", 0.0),
+        ("b", 0.0),
+    ],
+)
+def test_format_wants_each_part_once_and_in_order(response: str, value: float) -> None:
+    assert form.reward(trajectory(response)) == value
+    other = response.replace("think", "reason")
+    assert form.reward(trajectory(other), think="reason") == value
+
+
+def test_format_knows_a_template_that_opens_the_first_tag() -> None:
+    rest = trajectory("a</think><answer>b</answer>")
+    assert (form.reward(rest), form.reward(rest, opened=True)) == (0.0, 1.0)
+    assert form.reward(trajectory("<think>a</think><answer>b</answer>"), opened=True) == 1.0
+    assert form.reward(trajectory("a<answer>b</answer>"), opened=True) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "value"), [(0, 0.0), (16, 0.0), (17, -0.25), (18, -0.5), (20, -1.0), (30, -1.0)]
+)
+def test_overlong_falls_linearly_within_the_buffer(tokens: int, value: float) -> None:
+    """Of DAPO's equation 13 with L_max = 20 and L_cache = 4."""
+    given = replace(
+        trajectory("x"),
+        response_tokens=np.zeros(tokens, np.int64),
+        loss_mask=np.ones(tokens, np.bool_),
+        sampler_logprobs=np.zeros(tokens, np.float32),
+        weight_versions=np.zeros(tokens, np.int64),
+    )
+    assert overlong.reward(given, max_new_tokens=20, buffer=4) == value
+    assert overlong.reward(given, max_new_tokens=20, buffer=4, factor=0.5) == value / 2

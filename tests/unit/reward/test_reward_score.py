@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,12 @@ from plimsoll.config.base import OptionValue
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, FunctionFailed, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
-from plimsoll.reward import score
-from plimsoll.reward.score import build_rewards
+from plimsoll.reward import opening
+from plimsoll.reward.rule import build_rewards
+from plimsoll.reward.score import open_rewards
 
 MODULE = """
-import asyncio, math
+import asyncio, math, os, signal, time
 import numpy, torch
 from plimsoll.reward.references import checks_references
 def ratio(trajectory, *, over: int = 10):
@@ -51,7 +53,9 @@ class Wordless(Exception):
 def fails_without_words(trajectory):
     raise Wordless
 def is_interrupted(trajectory):
-    raise KeyboardInterrupt
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+    return 1.0
 def is_one_of(reference, *, letters: str = "ABCD"):
     if reference not in letters:
         raise ValueError(f"{reference!r} is none of {letters}")
@@ -79,20 +83,27 @@ def trajectory(response: str, reference: str | None = "72") -> Trajectory:
 
 
 def config(name: str, weight: float = 1.0, **options: OptionValue) -> RewardConfig:
-    return RewardConfig(name=name, weight=weight, options=options)
+    return RewardConfig(name=name, weight=weight, options=options, retries=0)
+
+
+def scored(
+    rewards: Mapping[str, RewardConfig], trajectories: Sequence[Trajectory]
+) -> list[Trajectory]:
+    with open_rewards(rewards) as scorer:
+        return scorer(trajectories)
 
 
 def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) -> None:
-    scorer = build_rewards(
-        {
-            "right": config("math_answer", 2.0),
-            "form": config("pattern", 0.5, pattern=r"#### \d+", full=True),
-            "own": config(f"{module}:ratio", -1.0, over=14),
-            "short": config(f"{module}:is_short"),
-        }
-    )
+    rewards = {
+        "right": config("math_answer", 2.0),
+        "form": config("pattern", 0.5, pattern=r"#### \d+", full=True),
+        "own": config(f"{module}:ratio", -1.0, over=14),
+        "short": config(f"{module}:is_short"),
+    }
     before = trajectory("#### 72")
-    (after,) = scorer([before])
+    with open_rewards(rewards) as scorer:
+        (after,) = scorer([before])
+        assert scorer([after])[0].rewards == after.rewards  # scored anew, not twice
     assert after.rewards == (
         RewardPart("right", 1.0, 2.0),
         RewardPart("form", 1.0, 0.5),
@@ -101,7 +112,6 @@ def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) ->
     )
     assert after.reward == 2.0 + 0.5 - 0.5 + 1.0
     assert before.rewards == ()
-    assert scorer([after])[0].rewards == after.rewards  # scored anew, not twice
 
 
 @pytest.mark.parametrize(
@@ -122,9 +132,8 @@ def test_parts_are_in_the_order_of_the_config_with_their_weights(module: str) ->
 def test_a_rule_that_fails_names_itself_row_prompt_and_response(
     module: str, function: str, why: str
 ) -> None:
-    scorer = build_rewards({"mine": config(f"{module}:{function}")})
     with pytest.raises(PlimsollError) as caught:
-        scorer([trajectory("a" * 300 + "b")])
+        scored({"mine": config(f"{module}:{function}")}, [trajectory("a" * 300 + "b")])
     message = str(caught.value)
     row = "row 41 (from 0) of data.train"
     assert f"The reward 'mine' ({module}:{function}), at {row} {why}" in message
@@ -135,15 +144,16 @@ def test_a_rule_that_fails_names_itself_row_prompt_and_response(
 
 @pytest.mark.parametrize("function", ["fails", "gives_nan"])
 def test_a_held_out_row_is_told_as_such(module: str, function: str) -> None:
-    scorer = build_rewards({"mine": config(f"{module}:{function}")}).of_held_out()
-    with pytest.raises(PlimsollError, match=r", at row 41 \(from 0\) of data\.eval "):
-        scorer([trajectory("a")])
+    with (
+        open_rewards({"mine": config(f"{module}:{function}")}) as scorer,
+        pytest.raises(PlimsollError, match=r", at row 41 \(from 0\) of data\.eval "),
+    ):
+        scorer.of_held_out()([trajectory("a")])
 
 
 def test_a_rule_that_raises_shows_its_line(module: str) -> None:
-    scorer = build_rewards({"mine": config(f"{module}:fails")})
     with pytest.raises(FunctionFailed, match=r'\n  File "\S+my_rewards.py", line 10, in fails\n'):
-        scorer([trajectory("a")])
+        scored({"mine": config(f"{module}:fails")}, [trajectory("a")])
 
 
 def test_a_rule_looks_at_references_with_its_own_options(module: str) -> None:
@@ -164,8 +174,9 @@ def test_the_pages_reward_looks_at_references(
     section = page.partition("### Which references a reward can use")[2]
     (tmp_path / "page_rewards.py").write_text(section.split("```python\n")[1].split("```")[0])
     monkeypatch.syspath_prepend(tmp_path)
-    scorer = build_rewards({"letter": config("page_rewards:picks", lenient=True)})
-    assert scorer([trajectory("b", reference="B")])[0].rewards[0].value == 1.0
+    rewards = {"letter": config("page_rewards:picks", lenient=True)}
+    scorer = build_rewards(rewards)
+    assert scored(rewards, [trajectory("b", reference="B")])[0].rewards[0].value == 1.0
     scorer.check_reference("B")
     with pytest.raises(DataError, match="'BC' is none of ABCD"):
         scorer.check_reference("BC")
@@ -191,19 +202,18 @@ def test_a_check_of_references_that_fails_is_told_with_the_reference(module: str
 
 def test_ctrl_c_in_a_rule_is_no_failure_of_it(module: str) -> None:
     with pytest.raises(KeyboardInterrupt):
-        build_rewards({"mine": config(f"{module}:is_interrupted")})([trajectory("a")])
+        scored({"mine": config(f"{module}:is_interrupted")}, [trajectory("a")])
 
 
 def test_one_number_of_torch_or_numpy_is_a_reward(module: str) -> None:
     names = ("gives_one_of_torch", "gives_one_of_numpy")
-    scorer = build_rewards({name: config(f"{module}:{name}") for name in names})
-    assert [part.value for part in scorer([trajectory("a")])[0].rewards] == [0.5, 1.0]
+    rewards = {name: config(f"{module}:{name}") for name in names}
+    assert [part.value for part in scored(rewards, [trajectory("a")])[0].rewards] == [0.5, 1.0]
 
 
 def test_a_known_error_keeps_its_kind_and_gains_the_row() -> None:
-    scorer = build_rewards({"right": config("math_answer")})
     with pytest.raises(DataError, match=r", at row 41 \(from 0\) of data\.train: the prompt"):
-        scorer([trajectory("#### 72", reference=None)])
+        scored({"right": config("math_answer")}, [trajectory("#### 72", reference=None)])
 
 
 @pytest.mark.parametrize(
@@ -226,26 +236,24 @@ def test_settings_that_cannot_be_used_are_refused_before_the_run(
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=5), st.sampled_from(["stop", "length"]))
 def test_the_reward_is_the_weighted_sum(weights: list[float], finish: str) -> None:
-    scorer = build_rewards(
-        {f"part {i}": config("pattern", w, pattern="x") for i, w in enumerate(weights)}
-    )
-    assert scorer([trajectory("x")])[0].reward == pytest.approx(sum(weights))
-    assert scorer([trajectory("y")])[0].reward == 0.0
+    rewards = {f"part {i}": config("pattern", w, pattern="x") for i, w in enumerate(weights)}
+    right, wrong = scored(rewards, [trajectory("x"), trajectory("y")])
+    assert right.reward == pytest.approx(sum(weights)) and wrong.reward == 0.0
 
 
 def test_answers_that_are_judged_at_once_keep_their_order_and_one_that_ends_a_process_only_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(score, "usable_cores", lambda: 3)
-    scorer = build_rewards({"right": config("math_answer"), "cut": config("length")})
+    monkeypatch.setattr(opening, "usable_cores", lambda: 3)
+    rewards = {"right": config("math_answer"), "cut": config("length")}
     answers = ["#### 72", "#### 73", "#### $9^{9^{9^9}}$"] + ["#### 72", "#### 7"] * 48
-    scored = scorer([trajectory(answer) for answer in answers])
-    assert [t.response_text for t in scored] == answers
-    assert [t.rewards[0].value for t in scored] == [1.0, 0.0, 0.0] + [1.0, 0.0] * 48
+    found = scored(rewards, [trajectory(answer) for answer in answers])
+    assert [t.response_text for t in found] == answers
+    assert [t.rewards[0].value for t in found] == [1.0, 0.0, 0.0] + [1.0, 0.0] * 48
 
 
 def test_the_first_trajectory_that_fails_is_told(module: str) -> None:
     """Whichever rule is asked first, and however many are asked at once."""
     parts = {"right": config("math_answer"), "mine": config(f"{module}:fails")}
     with pytest.raises(PlimsollError, match=f"The reward 'mine' .{module}:fails., at row 41"):
-        build_rewards(parts)([trajectory("#### 1"), trajectory("#### 1", reference="none at all")])
+        scored(parts, [trajectory("#### 1"), trajectory("#### 2")])

@@ -18,7 +18,7 @@ from plimsoll.jobs.rl_loop import measure
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Sample
-from plimsoll.reward.score import build_rewards
+from plimsoll.reward.rule import build_rewards
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.planned import Planned

@@ -11,6 +11,7 @@ from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.rules.adapters import separate, steady
 from plimsoll.spec.rules.advantages import estimated
+from plimsoll.spec.rules.rewards import reward_part
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
@@ -159,6 +160,8 @@ def _rewards(config: RlConfig) -> Iterator[Problem]:
         given = show({name: part.weight for name, part in config.rewards.items()})
         yield invalid("rewards", given, why, fix, code="no-reward")
     yield from _scoring_models(config)
+    for name, part in config.rewards.items():
+        yield from reward_part(f"rewards.{name}", part)
     yield from _names(config)
 
 

@@ -1,0 +1,150 @@
+"""The rewards of a config over HTTP.
+
+    plimsoll serve-reward CONFIG.yaml
+
+Each at its name: POST http://HOST:PORT/NAME; where only one is served, at /score and /get_reward
+too. Both request formats are read (reward/servers/formats.py). Values are those before weight and
+normalisation, which are the asking run's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from plimsoll.config.problems import refuse
+from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import RlConfig
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.jobs.which import load_any
+from plimsoll.records import Trajectory
+from plimsoll.reward.references import check_rewards
+from plimsoll.reward.score import Scored, Scorer, open_rewards
+from plimsoll.reward.servers.formats import read_request
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_PACKAGES = ("fastapi", "uvicorn")
+
+Answer = tuple[int, dict[str, Any]]
+"""An HTTP status, and what is answered as JSON."""
+
+
+def refuse_without_packages() -> None:
+    """Raises ConfigError where what serves is not installed."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"plimsoll serve-reward needs {' and '.join(missing)}, which is not installed. Install "
+            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`."
+        )
+
+
+def chosen_rewards(
+    config: str, flags: Sequence[str], name: str | None
+) -> Mapping[str, RewardConfig]:
+    """The rewards of a config, or the one of this name.
+
+    Raises ConfigError where there is none, and where one cannot be used.
+    """
+    loaded = load_any(config, flags).config
+    rewards = loaded.rewards if isinstance(loaded, RlConfig) else {}
+    if not rewards:
+        raise ConfigError(f"{config} has no `rewards` to serve. Give a config of plimsoll ppo.")
+    if name is not None and name not in rewards:
+        raise ConfigError(f"{config} has no reward {name!r}. It has: {', '.join(rewards)}.")
+    chosen = {key: reward for key, reward in rewards.items() if name in (None, key)}
+    refuse(check_rewards(chosen))
+    return chosen
+
+
+def serve(rewards: Mapping[str, RewardConfig], host: str, port: int) -> None:
+    """Answer until it is interrupted.
+
+    Raises ConfigError where the address cannot be had.
+    """
+    import uvicorn
+
+    with ExitStack() as stack:
+        scorers = {
+            name: replace(stack.enter_context(open_rewards({name: reward})), source="the request")
+            for name, reward in rewards.items()
+        }
+        place = stack.enter_context(_bound(host, port))
+        for path in _paths(scorers):
+            print(f"POST http://{host}:{place.getsockname()[1]}{path}", flush=True)
+        settings = uvicorn.Config(_app(_paths(scorers)), log_level="warning")
+        uvicorn.Server(settings).run(sockets=[place])
+
+
+async def answer(scorer: Scorer, body: bytes) -> Answer:
+    """What a request is answered: 200 with the rewards; 500 where OpenRLHF's format has no place
+    for one that failed; 422 where the request, or what the reward gave, is wrong."""
+    try:
+        asked = json.loads(body)
+        if not isinstance(asked, Mapping):
+            raise ValueError("an object is needed")
+        given = [replace(t, group=place) for place, t in enumerate(read_request(asked))]
+        scored = await asyncio.wrap_future(scorer.submit(given))
+    except (ValueError, PlimsollError) as error:
+        return 422, {"detail": str(error)}
+    if "trajectories" in asked:
+        return 200, {"rewards": _rewards(given, scored)}
+    if scored.failures:
+        return 500, {"detail": str(scored.failures[0])}
+    rewards = [t.rewards[0].value for t in scored.trajectories]
+    return 200, {"rewards": rewards, "scores": rewards, "extra_logs": {}}
+
+
+def _rewards(asked: Sequence[Trajectory], scored: Scored) -> list[object]:
+    """A number for each, or what its reward said where it failed."""
+    values: dict[int, object] = {t.group: t.rewards[0].value for t in scored.trajectories}
+    failed: dict[int, object] = {one.group: {"failed": str(one)} for one in scored.failures}
+    return [(values | failed)[trajectory.group] for trajectory in asked]
+
+
+def _paths(scorers: Mapping[str, Scorer]) -> dict[str, Scorer]:
+    """Where each is served."""
+    paths = {f"/{name}": scorer for name, scorer in scorers.items()}
+    if len(scorers) == 1:
+        (only,) = scorers.values()
+        paths |= {"/score": only, "/get_reward": only}
+    return paths
+
+
+def _app(paths: Mapping[str, Scorer]) -> FastAPI:
+    from fastapi import FastAPI
+    from fastapi.responses import JSONResponse
+    from starlette.requests import Request
+
+    app = FastAPI(title="Plimsoll's rewards")
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    async def score(request: Request) -> JSONResponse:
+        status, content = await answer(paths[request.url.path], await request.body())
+        return JSONResponse(content, status)
+
+    app.add_route("/health", health, methods=["GET"])
+    for path in paths:
+        app.add_route(path, score, methods=["POST"])
+    return app
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there."""
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"{host}:{port} cannot be served at: {error.strerror}. Give another --port, or 0 for a "
+            f"free one."
+        ) from error

@@ -1,0 +1,28 @@
+"""Reward for a response that thinks first and answers then, each within its tags."""
+
+from __future__ import annotations
+
+from plimsoll.records import Trajectory
+
+
+def reward(
+    trajectory: Trajectory, *, think: str = "think", answer: str = "answer", opened: bool = False
+) -> float:
+    """1 for `<think>...</think><answer>...</answer>`, each tag once and neither part empty, with
+    nothing but white space around and between them; 0 otherwise.
+
+    opened: the chat template has opened the first tag, so the response begins inside it.
+    """
+    text = trajectory.response_text.strip()
+    if opened and f"<{think}>" not in text:
+        text = f"<{think}>{text}"
+    at, parts = 0, []
+    for tag in (think, answer):
+        begin, end = f"<{tag}>", f"</{tag}>"
+        if text.count(begin) != 1 or text.count(end) != 1 or not text[at:].startswith(begin):
+            return 0.0
+        closed = text.find(end, at)
+        parts.append(text[at + len(begin) : closed])
+        at = closed + len(end)
+        at += len(text[at:]) - len(text[at:].lstrip())
+    return float(at == len(text) and all(part.strip() for part in parts))

@@ -1,0 +1,98 @@
+"""A part of the reward as the config gives it, checked, before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from plimsoll.algorithm.failure import failure
+from plimsoll.config.reward import RewardConfig
+from plimsoll.errors import ConfigError, DataError, PlimsollError
+from plimsoll.records import Trajectory
+from plimsoll.reward.outcome import SHOWN_CHARACTERS
+from plimsoll.reward.references import Check, reference_check, reward_function
+
+
+@dataclass(frozen=True)
+class Rule:
+    """function: what `config.name` names, its options bound; None where `config` names servers or a
+    judge. check: what it brings to look at references, if anything."""
+
+    name: str
+    config: RewardConfig
+    function: partial[Any] | None
+    check: Check | None
+
+    @property
+    def shown(self) -> str:
+        """As messages name it, such as `reward 'mine' (my_rewards:short)`."""
+        own = f" ({self.config.name})" if ":" in self.config.name else ""
+        return f"reward {self.name!r}{own}"
+
+    def adjusted(self, value: float, trajectory: Trajectory) -> float:
+        """A value within the bounds of `clip`, times `truncated_factor` where that holds."""
+        if self.config.clip is not None:
+            low, high = self.config.clip
+            value = min(max(value, low), high)
+        factor = self.config.truncated_factor
+        truncated = trajectory.finish_reason == "length"
+        return value if factor is None or not truncated else value * factor
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All parts of a reward, in the order of the config."""
+
+    rules: tuple[Rule, ...]
+
+    def check_reference(self, reference: str) -> None:
+        """Have every rule that compares with references look at one, before anything is sampled.
+
+        Raises DataError, naming the rule, where it cannot be compared with, and PlimsollError where
+        the check itself fails.
+        """
+        for rule in self.rules:
+            if rule.check is not None:
+                _check(rule, rule.check, reference)
+
+
+def build_rewards(rewards: Mapping[str, RewardConfig]) -> Rules:
+    """The parts of a config's `rewards`.
+
+    Raises ConfigError where a rule or an option cannot be used.
+    """
+    return Rules(tuple(_rule(name, config) for name, config in rewards.items()))
+
+
+def _rule(name: str, config: RewardConfig) -> Rule:
+    try:
+        function = reward_function(config) if config.name else None
+    except ConfigError as error:
+        raise ConfigError(f"rewards.{name}: {error}") from error
+    return Rule(name, config, function, None if function is None else reference_check(function))
+
+
+def _check(rule: Rule, check: Check, reference: str) -> None:
+    try:
+        check(reference)
+    except ValueError as error:
+        raise DataError(f"is no reference for the reward {rule.name!r}: {error}") from error
+    except PlimsollError:
+        raise
+    except Exception as error:
+        where = f"The check of references of the {rule.shown}"
+        raise failure(where, error, f"The reference{cut(reference)}.") from error
+
+
+def shown_texts(trajectory: Trajectory) -> str:
+    """Prompt and response as messages show them."""
+    texts = {"prompt": trajectory.prompt.text, "response": trajectory.response_text}
+    return " ".join(f"The {name}{cut(text)}." for name, text in texts.items())
+
+
+def cut(text: str) -> str:
+    """A text as messages show it, after its name."""
+    mark = " (cut)" if len(text) > SHOWN_CHARACTERS else ""
+    return f"{mark}: {text[:SHOWN_CHARACTERS]!r}"

@@ -1,0 +1,1 @@
+"""Programs that a policy wrote, run within limits that the kernel keeps."""

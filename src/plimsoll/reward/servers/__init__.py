@@ -1,0 +1,1 @@
+"""Rewards that others compute: servers over HTTP, and judges."""

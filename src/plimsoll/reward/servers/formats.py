@@ -1,0 +1,130 @@
+"""What a reward server is asked and answers, as JSON: Plimsoll's form and OpenRLHF's.
+
+Plimsoll: {"trajectories": [{"prompt", "response", "reference", "source", "columns", "index",
+"group", "finish_reason", "prompt_tokens", "response_tokens"}, ...]} -> {"rewards": [number or
+{"failed": text}, ...]}.
+
+OpenRLHF (openrlhf/utils/agent.py, openrlhf/cli/serve_rm.py): {"query": [...], "prompts": [...],
+"labels": [...]} -> {"rewards": [...]}, where a query is prompt and response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
+from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, shown
+
+Ask = Callable[[Sequence[Trajectory]], dict[str, Any]]
+"""Trajectories to what a server is asked."""
+Texts = Callable[[Trajectory], tuple[str, str]]
+"""Prompt and response as a server of OpenRLHF's is to see them."""
+
+
+def plimsoll_request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    """As `plimsoll serve-reward` is asked."""
+    return {"trajectories": [_written(trajectory) for trajectory in trajectories]}
+
+
+def openrlhf_request(texts: Texts) -> Ask:
+    """As OpenRLHF asks."""
+
+    def request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        pairs = [texts(trajectory) for trajectory in trajectories]
+        return {
+            "query": [prompt + response for prompt, response in pairs],
+            "prompts": [prompt for prompt, _ in pairs],
+            "labels": [trajectory.prompt.reference for trajectory in trajectories],
+        }
+
+    return request
+
+
+def plain_texts(trajectory: Trajectory) -> tuple[str, str]:
+    """Without chat template and special tokens."""
+    return trajectory.prompt.text, trajectory.response_text
+
+
+def outcomes(reply: object, wanted: int) -> list[Outcome]:
+    """What a server answered, for each trajectory that it was asked about."""
+    rewards = reply.get("rewards") if isinstance(reply, Mapping) else None
+    if not isinstance(rewards, list):
+        said = f' answered {shown(reply)}, and {{"rewards": [...]}} is needed'
+        return [Broken(said)] * wanted
+    if len(rewards) != wanted:
+        return numbers(rewards, wanted)
+    return [_outcome(one) for one in rewards]
+
+
+def _outcome(one: object) -> Outcome:
+    said = one.get("failed") if isinstance(one, Mapping) else None
+    return Failed(f": {said}") if isinstance(said, str) else number(one)
+
+
+def read_request(body: Mapping[str, Any]) -> list[Trajectory]:
+    """What a server is asked, in either form. Of OpenRLHF's, the response is what follows the
+    prompt in the query.
+
+    Raises ValueError, saying what is wrong.
+    """
+    if "trajectories" in body:
+        return [_read(one) for one in _list(body, "trajectories")]
+    queries = _list(body, "query")
+    prompts = _list(body, "prompts") if body.get("prompts") is not None else [""] * len(queries)
+    labels = _list(body, "labels") if body.get("labels") is not None else [None] * len(queries)
+    if not len(queries) == len(prompts) == len(labels):
+        raise ValueError(
+            f"there are {len(queries)} in query, {len(prompts)} in prompts, {len(labels)} in labels"
+        )
+    return [
+        _read({"prompt": prompt, "response": str(query).removeprefix(prompt), "reference": label})
+        for query, prompt, label in zip(queries, prompts, labels, strict=True)
+    ]
+
+
+def _list(body: Mapping[str, Any], key: str) -> list[Any]:
+    found = body.get(key)
+    if not isinstance(found, list):
+        raise ValueError(f'"{key}" is no list; {{"trajectories": [...]}} or {{"query": [...]}}')
+    return found
+
+
+def _written(trajectory: Trajectory) -> dict[str, Any]:
+    prompt = trajectory.prompt
+    return {
+        "prompt": prompt.text,
+        "response": trajectory.response_text,
+        "reference": prompt.reference,
+        "source": prompt.source,
+        "columns": dict(prompt.columns),
+        "finish_reason": trajectory.finish_reason,
+        "index": prompt.index,
+        "group": trajectory.group,
+        "prompt_tokens": prompt.tokens.tolist(),
+        "response_tokens": trajectory.response_tokens.tolist(),
+    }
+
+
+def _read(one: object) -> Trajectory:
+    if not isinstance(one, Mapping):
+        raise ValueError(f"{shown(one)} is no trajectory")
+    reference, response = one.get("reference"), one.get("response")
+    if not isinstance(response, str) or not isinstance(reference, str | None):
+        raise ValueError(
+            f"response and reference are text, not {shown(response)} and {shown(reference)}"
+        )
+    prompt = Prompt(
+        int(one.get("index") or 0),
+        np.asarray(one.get("prompt_tokens") or [], np.int64),
+        str(one.get("prompt") or ""),
+        reference,
+        str(one.get("source") or ""),
+        one.get("columns") or {},
+    )
+    tokens = np.asarray(one.get("response_tokens") or [], np.int64)
+    finish: FinishReason = "length" if one.get("finish_reason") == "length" else "stop"
+    logprobs, group = np.zeros(tokens.shape, np.float32), int(one.get("group") or 0)
+    return single_turn(prompt, 0, tokens, logprobs, response, finish, 0, group=group)

@@ -1,0 +1,111 @@
+"""A language model that judges responses, behind an endpoint of OpenAI's form.
+
+POST URL/chat/completions: https://platform.openai.com/docs/api-reference/chat; vLLM, SGLang and
+others serve the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from plimsoll.config.reward import JudgeReward
+from plimsoll.errors import ConfigError
+from plimsoll.records import Trajectory
+from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, shown
+from plimsoll.reward.references import missing_key
+from plimsoll.reward.servers.replicas import Replicas
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Asks for one response at a time, and reads the score out of the answer."""
+
+    settings: JudgeReward
+    endpoint: Replicas
+
+    @classmethod
+    def of(cls, settings: JudgeReward, client: httpx.AsyncClient) -> Judge:
+        """That of a config.
+
+        Raises ConfigError where the variable that holds its key is not set.
+        """
+        url = f"{settings.url.rstrip('/')}/chat/completions"
+        headers = {} if settings.api_key is None else {"Authorization": f"Bearer {_key(settings)}"}
+        return cls(
+            settings,
+            Replicas.of(client, [url], settings.time_limit, settings.at_once, headers),
+        )
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        return [await self._judged(trajectory) for trajectory in trajectories]
+
+    async def _judged(self, trajectory: Trajectory) -> Outcome:
+        try:
+            asked = self._request(trajectory)
+        except (KeyError, IndexError) as error:
+            said = f": the judge's prompt names {error}, and the row has no such column"
+            return Broken(said, ConfigError)
+        reply = await self.endpoint.post(asked)
+        if isinstance(reply, Failed | Broken):
+            return reply
+        text = _text(reply)
+        if text is None:
+            return Broken(f" answered {shown(reply)}, and a chat completion is needed")
+        return self._score(text)
+
+    def _request(self, trajectory: Trajectory) -> dict[str, Any]:
+        settings, prompt = self.settings, trajectory.prompt
+        own = {"prompt": prompt.text, "response": trajectory.response_text}
+        names = {"source": prompt.source, "reference": prompt.reference or "", **prompt.columns}
+        content = settings.prompt.format_map(names | own)
+        system = [] if settings.system is None else [_message("system", settings.system)]
+        return {
+            "model": settings.model,
+            "messages": [*system, _message("user", content)],
+            "temperature": settings.temperature,
+            "max_tokens": settings.max_tokens,
+        }
+
+    def _score(self, text: str) -> Outcome:
+        """The score as a share of the range; a text without one, or outside, may come out right
+        the next time."""
+        settings = self.settings
+        found = [match[1] for match in re.finditer(settings.pattern, text)]
+        if not found:
+            return Failed(f" found no score by its pattern in {shown(text)}")
+        try:
+            score = float(found[-1])
+        except (TypeError, ValueError):
+            return Failed(f" found no number but {found[-1]!r} in {shown(text)}")
+        if not settings.low <= score <= settings.high:
+            between = f"{settings.low:g} to {settings.high:g}"
+            return Failed(f" found a score of {score:g}, outside {between}, in {shown(text)}")
+        return Given((score - settings.low) / (settings.high - settings.low))
+
+
+def _key(settings: JudgeReward) -> str:
+    if settings.api_key is None or missing_key(settings):
+        raise ConfigError(
+            f"the environment variable {settings.api_key} is to hold the key of the judge at "
+            f"{settings.url}, and is not set. Set it, or leave api_key out."
+        )
+    return os.environ[settings.api_key]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _text(reply: object) -> str | None:
+    """The text of a chat completion; None of anything else."""
+    try:
+        content = reply["choices"][0]["message"]["content"]  # type: ignore[index]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return content if isinstance(content, str) else None

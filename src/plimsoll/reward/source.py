@@ -1,0 +1,59 @@
+"""Something that scores trajectories, and how it is tried again where it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from plimsoll.records import Trajectory
+from plimsoll.reward.outcome import Failed, Outcome
+
+Call = Callable[[Sequence[Trajectory]], Awaitable[Sequence[Outcome]]]
+"""One try: an outcome for each trajectory, in order. It ends within a time limit of its own and
+raises nothing."""
+
+LONGEST_WAIT = 30.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Source:
+    """call: one try. size: how many trajectories it takes at most; None for any number. retries:
+    further tries for those that failed. wait: seconds before the first of these; twice as many
+    before each one after it, up to LONGEST_WAIT."""
+
+    call: Call
+    size: int | None
+    retries: int
+    wait: float
+
+    async def score(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
+        """An outcome for each, in order; a failure is the last one."""
+        size = self.size or max(1, len(trajectories))
+        parts = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
+        return [one for part in await side_by_side(map(self._tried, parts)) for one in part]
+
+    async def _tried(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
+        found = [*await self.call(trajectories)]
+        for again in range(self.retries):
+            failed = [i for i, one in enumerate(found) if isinstance(one, Failed)]
+            if not failed:
+                break
+            await asyncio.sleep(min(LONGEST_WAIT, self.wait * 2**again))
+            once_more = await self.call([trajectories[i] for i in failed])
+            for i, outcome in zip(failed, once_more, strict=True):
+                found[i] = outcome
+        return found
+
+
+async def side_by_side(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """All results, in order. Where one raises, the others are ended, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
