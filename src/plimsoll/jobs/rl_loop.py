@@ -35,7 +35,6 @@ from plimsoll.rl.batch import (
     Scores,
     batch_metrics,
     estimate_advantages,
-    mean_advantages,
     observed_kl,
     pack_batch,
     policy_stream,
@@ -58,7 +57,7 @@ from plimsoll.rollout.sync import WeightSync, sync_weights
 from plimsoll.run.counter import counting
 from plimsoll.run.planned import Planned
 from plimsoll.run.state import RunState
-from plimsoll.run.trajectories import write_trajectories
+from plimsoll.run.trajectories import TokenScores, write_trajectories
 from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.from_data import Work, open_work
 from plimsoll.train.loading import load_measured, load_roles
@@ -111,6 +110,11 @@ def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
             scores = score(batch, spec, cluster)
             values = score_values(batch, cluster)
             learnables = estimate_advantages(batch, scores, values, spec, state.kl_coefficient)
+            if spec.run.keep_trajectories:
+                trainer = scores.policy if scores.recomputed else None
+                known = TokenScores(learnables.advantages, trainer)
+                path = session.directory.trajectories_path(step)
+                write_trajectories(path, step, batch.trajectories, known)
         with session.phase("train_critic", cluster):
             critic = train_critic(batch, values, learnables.returns, spec, cluster, state)
         with session.phase("train_actor", cluster):
@@ -134,11 +138,6 @@ def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
         if session.due(spec.run.eval_every, step):
             metrics |= evaluate_actor(work, scorer)
             state = evaluated(session, state, metrics)
-        if spec.run.keep_trajectories:
-            means = mean_advantages(learnables)
-            write_trajectories(
-                session.directory.trajectories_path(step), step, batch.trajectories, means
-            )
         session.report(step, metrics, batch.tokens)
         save_when_due(session, cluster, state)
     return state
