@@ -22,7 +22,17 @@ from plimsoll import __version__
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.methods import told_of
 from plimsoll.cli.options import ReaderGone, show
-from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
+from plimsoll.cli.tools import (
+    calibrate,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    merge,
+    plan,
+    report,
+    rollouts,
+)
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
 from plimsoll.machine.nvidia import card_order
@@ -47,6 +57,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll merge ADAPTER --out DIR  an adapter and its base as one plain model
   plimsoll plan CONFIG.yaml         will it fit? every byte by role, phase, item
   plimsoll report RUN               predicted and measured memory, and curves
+  plimsoll rollouts RUN             what was sampled, group by group
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
 
@@ -157,12 +168,13 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "eval": evaluate,
     "plan": plan,
     "report": report,
+    "rollouts": rollouts,
     "calibrate": calibrate,
     "doctor": doctor,
     "merge": merge,
     "export": export,
 }
-_LIGHT = {"plan", "report", "calibrate", "doctor"}
+_LIGHT = {"plan", "report", "rollouts", "calibrate", "doctor"}
 """Commands that compute nothing."""
 
 

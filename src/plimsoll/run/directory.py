@@ -122,6 +122,10 @@ class RunDirectory:
         """
         return max(_by_step(self.path / "checkpoints"), default=None)
 
+    def trajectories(self) -> dict[int, Path]:
+        """The steps that have trajectories, in their order, with their files."""
+        return dict(sorted(_by_step(self.path / "trajectories")))
+
     def latest_trajectories(self) -> tuple[int, Path] | None:
         """The last step that has trajectories, and their file."""
         return max(_by_step(self.path / "trajectories"), default=None)
