@@ -20,6 +20,7 @@ from plimsoll.run.files import append_whole, write_whole
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.progress import Progress
+from plimsoll.run.responses import read_groups, widest
 from plimsoll.run.step_report import StepReport
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
@@ -78,6 +79,9 @@ class MetricsSink:
         append_row(self.directory.metrics_path, {"step": report.step, **scalars})
         if self.tensorboard is not None:
             self.tensorboard.write(report.step, scalars)
+        sampled = self.directory.trajectories_path(report.step)
+        if self.progress.shows_responses and sampled.is_file():
+            self.progress.sampled(widest(read_groups(sampled)))
         self.progress.update(report)
 
     def write_ledger(self, rows: Sequence[LedgerRow]) -> None:

@@ -106,6 +106,11 @@ def read_groups(path: Path) -> list[ResponseGroup]:
     return [ResponseGroup(list(own)) for _, own in groupby(ordered, lambda one: one.group)]
 
 
+def widest(groups: Sequence[ResponseGroup]) -> ResponseGroup:
+    """The first of those whose rewards are furthest apart: what is learned most from."""
+    return max(groups, key=lambda group: group.spread)
+
+
 def read_some(path: Path, count: int) -> list[SampledResponse]:
     """Of a step so many, or all: the best first, the worst last, and between them others at even
     distances in that order."""
