@@ -17,6 +17,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import append_whole, write_whole
+from plimsoll.run.health import HealthWatch
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
 from plimsoll.run.progress import Progress
@@ -67,14 +68,16 @@ def _record(event: Event) -> bytes:
 
 @dataclass(frozen=True)
 class MetricsSink:
-    """metrics.jsonl, TensorBoard (where wanted) and the progress display, as one."""
+    """metrics.jsonl, TensorBoard (where wanted) and the progress display, as one. health: None of
+    a run whose figures have no healthy ranges."""
 
     directory: RunDirectory
     progress: Progress
     tensorboard: TensorBoardWriter | None = None
+    health: HealthWatch | None = None
 
     def write(self, report: StepReport) -> None:
-        """Write the step's row, then show it."""
+        """Write the step's row, show it, and warn of what is not healthy."""
         scalars = scalars_of(report)
         append_row(self.directory.metrics_path, {"step": report.step, **scalars})
         if self.tensorboard is not None:
@@ -83,6 +86,9 @@ class MetricsSink:
         if self.progress.shows_responses and sampled.is_file():
             self.progress.sampled(widest(read_groups(sampled)))
         self.progress.update(report)
+        if self.health is not None:
+            for warning in self.health.add(report.step, report.metrics):
+                self.progress.note(str(warning))
 
     def write_ledger(self, rows: Sequence[LedgerRow]) -> None:
         """Write rows of the ledger, all of one step."""

@@ -23,8 +23,9 @@ from plimsoll.machine.meter import read_host, reset_process_peak
 from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.health import HealthWatch, health_after
 from plimsoll.run.interrupt import StopRequest
-from plimsoll.run.json_lines import write_rows
+from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, memory_use
 from plimsoll.run.metrics import MetricsSink, TensorBoardWriter
@@ -220,7 +221,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
             ledger=Ledger(planned.predicted, state.step - evaluates_first(spec, state)),
             leaks=LeakWatch(),
             progress=progress,
-            sink=MetricsSink(directory, progress, board),
+            sink=MetricsSink(directory, progress, board, _health(spec, directory)),
             stop=stop,
             state=state,
             template=template,
@@ -230,6 +231,14 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         stack.callback(session.write_rest)
         with session.stopping_while_loading():
             yield session
+
+
+def _health(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
+    """Of a run that samples, from where it stopped."""
+    if spec.sampling is None:
+        return None
+    path = directory.metrics_path
+    return HealthWatch(health_after(read_rows(path) if path.is_file() else []))
 
 
 def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:
