@@ -68,6 +68,8 @@ class RunDirectory:
     """The rows of data that were skipped."""
     tensorboard_path = _Item("tensorboard")
     """The TensorBoard event files."""
+    loggers_path = _Item("loggers.json")
+    """What other loggers know the run by; there only where one was asked for."""
     model_path = _Item("model")
     """The final model; written whole, at the end of the run."""
 

@@ -28,7 +28,8 @@ from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, memory_use
-from plimsoll.run.metrics import MetricsSink, TensorBoardWriter
+from plimsoll.run.loggers.open import open_loggers
+from plimsoll.run.metrics import MetricsSink
 from plimsoll.run.planned import Planned
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Reading
@@ -202,9 +203,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         if planned.plan is not None:
             directory.write_plan(*planned.plan)
         stop = stack.enter_context(StopRequest())
-        board = None
-        if run.tensorboard:
-            board = TensorBoardWriter(directory.tensorboard_path, state.step + 1 if latest else 0)
+        settings = spec.config.model_dump(mode="json")
+        first_step = state.step + 1 if latest else 0
+        loggers = stack.enter_context(open_loggers(run, directory, settings, first_step))
         progress = stack.enter_context(
             Progress(spec.job.name, run.steps, directory.path, sys.stdout)
         )
@@ -221,7 +222,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
             ledger=Ledger(planned.predicted, state.step - evaluates_first(spec, state)),
             leaks=LeakWatch(),
             progress=progress,
-            sink=MetricsSink(directory, progress, board, _health(spec, directory)),
+            sink=MetricsSink(directory, progress, loggers, _health(spec, directory)),
             stop=stop,
             state=state,
             template=template,
