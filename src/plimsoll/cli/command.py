@@ -23,7 +23,17 @@ from plimsoll.cli.jobs import run_job
 from plimsoll.cli.methods import told_of
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.serving import serve_reward
-from plimsoll.cli.tools import calibrate, demo, doctor, evaluate, export, merge, plan, report
+from plimsoll.cli.tools import (
+    calibrate,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    merge,
+    plan,
+    report,
+    rollouts,
+)
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
 from plimsoll.machine.nvidia import card_order
@@ -49,6 +59,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll serve-reward CONFIG      the rewards of a config, over HTTP
   plimsoll plan CONFIG.yaml         will it fit? every byte by role, phase, item
   plimsoll report RUN               predicted and measured memory, and curves
+  plimsoll rollouts RUN             what was sampled, group by group
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
 
@@ -159,13 +170,14 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "eval": evaluate,
     "plan": plan,
     "report": report,
+    "rollouts": rollouts,
     "calibrate": calibrate,
     "doctor": doctor,
     "merge": merge,
     "export": export,
     "serve-reward": serve_reward,
 }
-_LIGHT = {"plan", "report", "calibrate", "doctor"}
+_LIGHT = {"plan", "report", "rollouts", "calibrate", "doctor"}
 """Commands that compute nothing."""
 
 

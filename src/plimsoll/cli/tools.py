@@ -1,9 +1,10 @@
-"""The commands that train nothing by themselves: demo, plan, eval, export, report, calibrate,
-doctor, merge.
+"""The commands that train nothing by themselves: demo, plan, eval, export, report, rollouts,
+calibrate, doctor, merge.
 """
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from os.path import expanduser
@@ -132,6 +133,43 @@ def report(words: list[str]) -> None:
     from plimsoll.commands.report.report import report_run
 
     show(report_run(Path(options.run)))
+
+
+def rollouts(words: list[str]) -> None:
+    parser = Parser(
+        "rollouts",
+        description="Show what was sampled in a step of reinforcement learning: a line for each "
+        "group, or a group in full, its responses side by side with their rewards.",
+    )
+    parser.add_argument("run", metavar="RUN|FILE", help="a run.directory, or a Parquet file of one")
+    parser.add_argument("--step", type=int, metavar="N", help="default: the last")
+    parser.add_argument("--group", type=int, metavar="G", help="only the group of this number")
+    parser.add_argument("--prompt", metavar="TEXT", help="only prompts that hold the text")
+    order = parser.add_mutually_exclusive_group()
+    order.add_argument(
+        "--worst", dest="order", action="store_const", const="worst", help="the lowest mean reward"
+    )
+    order.add_argument(
+        "--best", dest="order", action="store_const", const="best", help="the highest mean reward"
+    )
+    order.add_argument(
+        "--diff",
+        type=int,
+        metavar="STEP",
+        help="the prompt whose mean reward changed most, beside what this step had",
+    )
+    parser.add_argument(
+        "--count", type=int, default=1, metavar="C", help="groups to show in full (%(default)s)"
+    )
+    options = vars(parser.parse_args(words))
+
+    from rich.console import Console
+
+    from plimsoll.commands.rollouts import Wanted, show_rollouts
+
+    path, console = Path(options.pop("run")), Console(file=sys.stdout)
+    side_by_side = sys.stdout.isatty() and not console.is_dumb_terminal
+    show(show_rollouts(path, Wanted(**options), console if side_by_side else None))
 
 
 def calibrate(words: list[str]) -> None:

@@ -16,6 +16,10 @@ Goal = Literal["lowest", "highest"]
 """Which value of a metric is the best."""
 
 
+LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+"""A package that keeps metrics."""
+
+
 class BestConfig(Settings):
     """Which evaluation is the best, what is done with its checkpoint, and when to stop early."""
 
@@ -60,3 +64,8 @@ class RunConfig(Settings):
     """Write every step's trajectories to Parquet (PPO)."""
     tensorboard: bool = True
     """Write TensorBoard event files into the run directory."""
+    loggers: tuple[LoggerName, ...] = ()
+    """Where metrics, config and sampled responses go, too: wandb, mlflow and trackio, each of which
+    must be installed; tensorboard is there unless run.tensorboard is false."""
+    logger_project: str = "plimsoll"
+    """What loggers file the run under: W&B's and Trackio's project, MLflow's experiment."""

@@ -35,11 +35,11 @@ from plimsoll.rl.batch import (
     Scores,
     batch_metrics,
     estimate_advantages,
-    mean_advantages,
     observed_kl,
     pack_batch,
     policy_stream,
     score,
+    token_scores,
     train_on,
 )
 from plimsoll.rl.critic import explained_variance, train_critic
@@ -164,7 +164,7 @@ def learnables_of(
     learnables = estimate_advantages(batch, scores, spec, state.kl_coefficient, baselines)
     if spec.run.keep_trajectories:
         path = work.session.directory.trajectories_path(step)
-        write_trajectories(path, step, trajectories, mean_advantages(batch, learnables))
+        write_trajectories(path, step, trajectories, token_scores(batch, scores, learnables))
     return batch, scores, learnables
 
 

@@ -24,6 +24,7 @@ from plimsoll.engine.objectives.policy import PolicyStream
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Pack, Trajectory
 from plimsoll.rl.layout import Layout, MiniBatch, lay_out
+from plimsoll.run.trajectories import TokenScores
 from plimsoll.spec.choices import AdvantageNeed, advantage_needs
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -243,7 +244,19 @@ def observed_kl(batch: Batch, scores: Scores) -> float:
     return float((scores.policy_L - scores.reference_L).sum()) / len(batch.trajectories)
 
 
-def mean_advantages(batch: Batch, learnables: Learnables) -> list[float]:
-    """Each trajectory's mean advantage."""
-    own = batch.layout.by_trajectory(learnables.advantages_L)
-    return [float(a.mean()) if len(a) else 0.0 for a in own]
+def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenScores:
+    """What is written beside each trajectory's tokens."""
+
+    def of_responses(column_L: Floats) -> list[Floats]:
+        return [_spread(t, x) for t, x in zip(batch.trajectories, of(column_L), strict=True)]
+
+    of = batch.layout.by_trajectory
+    trainer = None if scores.old_L is None else of_responses(scores.old_L)
+    return TokenScores(of_responses(learnables.advantages_L), trainer)
+
+
+def _spread(trajectory: Trajectory, learned: Floats) -> Floats:
+    """A number for each response token, 0 where it is not learned."""
+    found = np.zeros(len(trajectory.response_tokens), dtype=np.float32)
+    found[trajectory.loss_mask] = learned
+    return found

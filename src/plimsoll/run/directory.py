@@ -68,6 +68,8 @@ class RunDirectory:
     """The rows of data that were skipped."""
     tensorboard_path = _Item("tensorboard")
     """The TensorBoard event files."""
+    loggers_path = _Item("loggers.json")
+    """What other loggers know the run by; there only where one was asked for."""
     model_path = _Item("model")
     """The final model; written whole, at the end of the run."""
 
@@ -121,6 +123,10 @@ class RunDirectory:
         Checkpoints get their names when they are complete, so a half-written one is never found.
         """
         return max(_by_step(self.path / "checkpoints"), default=None)
+
+    def trajectories(self) -> dict[int, Path]:
+        """The steps that have trajectories, in their order, with their files."""
+        return dict(sorted(_by_step(self.path / "trajectories")))
 
     def latest_trajectories(self) -> tuple[int, Path] | None:
         """The last step that has trajectories, and their file."""

@@ -1,7 +1,8 @@
 """The two ways of showing a run's progress.
 
-On a terminal: a bar with the time that is left, the last values under it, and what goes on now,
-redrawn in place. Elsewhere (a pipe, a log file, a dumb terminal): one plain ASCII line per step.
+On a terminal: a bar with the time that is left, the last values under it, of sampled responses a
+good and a bad one, and what goes on now, redrawn in place. Elsewhere (a pipe, a log file, a dumb
+terminal): one plain ASCII line per step.
 A run whose reader goes away (`plimsoll ppo ... | head -1`), or whose log file's disk is full, says
 so once on standard error, and goes on unseen.
 """
@@ -11,16 +12,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Protocol, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import chop_cells
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from plimsoll.run.counter import Advance, count_bar, count_lines
+from plimsoll.run.excerpt import excerpt
 from plimsoll.run.output import silence, tell
+from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import Figure, RunProgress, StepReport, headline
 
 _UNSEEN = (
@@ -30,7 +35,9 @@ _UNSEEN = (
 
 
 class Display(Protocol):
-    """A way of showing progress."""
+    """A way of showing progress. shows_responses: whether it has a place for sampled ones."""
+
+    shows_responses: bool
 
     def show(self, progress: RunProgress) -> None:
         """Show the step that has just ended."""
@@ -57,6 +64,8 @@ def display_for(stream: TextIO, now: Callable[[], str]) -> Display:
 
 class PlainDisplay:
     """A line per step."""
+
+    shows_responses = False
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -109,6 +118,8 @@ def _padded(figure: Figure) -> str:
 
 class LiveDisplay:
     """A block at the bottom of a terminal that is redrawn in place, several times a second."""
+
+    shows_responses = True
 
     def __init__(self, console: Console, now: Callable[[], str]) -> None:
         self._now = now
@@ -164,7 +175,31 @@ def live_block(progress: RunProgress) -> Group:
     values.add_column()
     for label, texts in _value_rows(progress).items():
         values.add_row(label, Text("   ".join(texts)))
+    if progress.sampled is not None:
+        for label, shown in _sampled_rows(progress.sampled).items():
+            values.add_row(label, shown)
     return Group(bar, values)
+
+
+@dataclass(frozen=True)
+class _Excerpt:
+    """As much of a text as some lines of a column hold."""
+
+    text: str
+    lines: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        lines = chop_cells(excerpt(self.text, self.lines * width), width)
+        yield Text("\n".join(lines[: self.lines]))
+
+
+def _sampled_rows(group: ResponseGroup) -> dict[str, _Excerpt]:
+    """The best and the worst of a group; one of them where all are as good."""
+    first, last = group.responses[0], group.responses[-1]
+    shown = {"best": first, "worst": last} if group.spread else {"sampled": first}
+    answers = {f"{name} {one.reward:.4g}": one.response for name, one in shown.items()}
+    return {"prompt": _Excerpt(group.prompt, 1)} | {n: _Excerpt(t, 2) for n, t in answers.items()}
 
 
 def _value_rows(progress: RunProgress) -> dict[str, list[str]]:

@@ -14,6 +14,7 @@ from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counter import Advance
 from plimsoll.run.counting import counted, duration_text
 from plimsoll.run.displays import display_for
+from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 
 Given = TypeVar("Given")
@@ -46,6 +47,7 @@ class Progress:
         self._directory = directory
         self._stream = stream if stream is not None else sys.stdout
         self._last: dict[str, Figure] = {}
+        self._sampled: ResponseGroup | None = None
         self._steps_seen = 0
         self._seconds = 0.0
         self._phase: _Phase | None = None
@@ -68,7 +70,18 @@ class Progress:
             self._steps_seen += 1
             self._seconds += report.seconds_without(BEFORE_STEPS)
             left = (self._steps - report.step) * self._seconds / self._steps_seen
-        self._display.show(RunProgress(self._job, self._steps, report, self._last, left))
+        self._display.show(
+            RunProgress(self._job, self._steps, report, self._last, left, self._sampled)
+        )
+
+    @property
+    def shows_responses(self) -> bool:
+        """Whether there is a place for sampled ones."""
+        return self._display.shows_responses
+
+    def sampled(self, group: ResponseGroup) -> None:
+        """Have responses to one prompt shown from the next step's end on."""
+        self._sampled = group
 
     def enter(self, phase: TimedPhase) -> None:
         """Show what goes on from here, and for how long."""

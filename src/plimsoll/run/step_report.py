@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from plimsoll.run.counting import duration_text
 from plimsoll.run.ledger import MemoryUse
+from plimsoll.run.responses import ResponseGroup
 
 _HEADLINE = re.compile(
     r"reward|reward/.+|rewards/margin|accuracy|kl|divergence|loss|value_loss|eval/.+"
@@ -87,6 +88,7 @@ class RunProgress:
     """A step's report within its run: what a display shows.
 
     metrics: the last of each headline metric, also of those that not every step has.
+    sampled: responses to one prompt of the last step that has some.
     seconds_left: an estimate from the steps so far; None before the first one.
     """
 
@@ -95,6 +97,7 @@ class RunProgress:
     report: StepReport
     metrics: Mapping[str, Figure]
     seconds_left: float | None
+    sampled: ResponseGroup | None = None
 
     @property
     def left(self) -> str:

@@ -1,58 +1,121 @@
-"""Trajectories as Parquet: one row per sampled response; written, and some read for people."""
+"""Trajectories as Parquet: one row per sampled response, with all that replaying it takes."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from plimsoll.records import Trajectory
+from plimsoll.errors import ConfigError
+from plimsoll.records import Bools, Floats, Ints, Prompt, RewardPart, Trajectory
 from plimsoll.run.files import whole_file
+
+_PARTS = pa.list_(
+    pa.struct([("name", pa.string()), ("value", pa.float64()), ("weight", pa.float64())])
+)
+_PROMPT_TOKENS = pa.list_(pa.int32())
+_IDS = pa.list_(pa.int64())
+_PER_TOKEN = pa.list_(pa.float32())
+_WHOLE = [
+    *("group", "prompt_index", "sample_index", "source", "columns", "prompt", "prompt_tokens"),
+    *("response", "tokens", "loss_mask", "reference", "parts", "sampler_logprobs"),
+    *("weight_versions", "finish_reason"),
+]
+"""The columns that make a trajectory."""
+
+
+@dataclass(frozen=True)
+class TokenScores:
+    """What is known of a step's tokens before it is learned from.
+
+    Each is an array for every trajectory, over its response tokens, shape [R], in nats where they
+    are log-probs. None has NaN; tokens that were not sampled (`loss_mask` is False) have 0.
+
+    advantages: None where they are not estimated. trainer_logprobs: of the policy that sampled, by
+        the trainer; None where it did not compute them.
+    """
+
+    advantages: Sequence[Floats] | None = None
+    trainer_logprobs: Sequence[Floats] | None = None
+
+
+_UNSCORED = TokenScores()
 
 
 def write_trajectories(
-    path: Path,
-    step: int,
-    trajectories: Sequence[Trajectory],
-    advantages_mean: Sequence[float] | None,
+    path: Path, step: int, trajectories: Sequence[Trajectory], scores: TokenScores | None
 ) -> None:
-    """Write the trajectories of a step, in their order.
+    """Write the trajectories of a step, in their order; before anything learns from them.
 
-    Each reward part has a column `reward_<name>` with its value before the weight; all
-    trajectories have the same parts. `advantage_mean` is null where there is none.
+    Beside `parts`, which has all of them with their weights, each reward part has a column
+    `reward_<name>` with its value before the weight, null for trajectories without it.
+    `advantage_mean` is over the tokens that are learned; null where there is no advantage.
+
+    Raises PlimsollError with the path where the disk is full or not writable.
     """
-    table = _table(step, trajectories, advantages_mean)
+    table = _table(step, trajectories, _UNSCORED if scores is None else scores)
     with whole_file(path) as partial:
         pq.write_table(table, partial, compression="zstd")
 
 
-def _table(
-    step: int, trajectories: Sequence[Trajectory], advantages_mean: Sequence[float] | None
-) -> pa.Table:
-    ts = trajectories
-    advantages = [None] * len(ts) if advantages_mean is None else list(advantages_mean)
-    assert len(advantages) == len(ts), f"{len(advantages)} advantages, {len(ts)} trajectories"
+def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table:
+    prompts = [t.prompt for t in ts]
+    advantages = _checked("advantages", scores.advantages, ts)
+    trainer_logprobs = _checked("trainer_logprobs", scores.trainer_logprobs, ts)
     columns = {
         "step": pa.array([step] * len(ts), pa.int64()),
-        "prompt_index": pa.array([t.prompt.index for t in ts], pa.int64()),
+        "group": pa.array([t.group for t in ts], pa.int64()),
+        "prompt_index": pa.array([p.index for p in prompts], pa.int64()),
         "sample_index": pa.array([t.sample_index for t in ts], pa.int64()),
-        "prompt": pa.array([t.prompt.text for t in ts], pa.string()),
+        "source": pa.array([p.source for p in prompts], pa.string()),
+        "columns": pa.array([json.dumps(dict(p.columns)) for p in prompts], pa.string()),
+        "prompt": pa.array([p.text for p in prompts], pa.string()),
+        "prompt_tokens": pa.array([p.tokens for p in prompts], _PROMPT_TOKENS),
         "response": pa.array([t.response_text for t in ts], pa.string()),
-        "reference": pa.array([t.prompt.reference for t in ts], pa.string()),
+        "tokens": pa.array([t.response_tokens for t in ts], _IDS),
+        "loss_mask": pa.array([t.loss_mask for t in ts], pa.list_(pa.bool_())),
+        "reference": pa.array([p.reference for p in prompts], pa.string()),
         "reward": pa.array([t.reward for t in ts], pa.float64()),
         **_reward_columns(ts),
-        "advantage_mean": pa.array(advantages, pa.float64()),
-        "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),
+        "parts": pa.array([[_part(part) for part in t.rewards] for t in ts], _PARTS),
+        "advantage_mean": pa.array(map(_learned_mean, advantages, ts), pa.float64()),
+        "advantages": pa.array(advantages, _PER_TOKEN),
+        "sampler_logprobs": pa.array([t.sampler_logprobs for t in ts], _PER_TOKEN),
+        "trainer_logprobs": pa.array(trainer_logprobs, _PER_TOKEN),
         "weight_version": pa.array([_version(t) for t in ts], pa.int64()),
-        "tokens": pa.array([t.response_tokens for t in ts], pa.list_(pa.int64())),
-        "sampler_logprobs": pa.array([t.sampler_logprobs for t in ts], pa.list_(pa.float32())),
+        "weight_versions": pa.array([t.weight_versions for t in ts], _IDS),
+        "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),
     }
     return pa.table(columns)
+
+
+def _checked(
+    name: str, arrays: Sequence[Floats] | None, trajectories: Sequence[Trajectory]
+) -> Sequence[Floats | None]:
+    """The arrays, which fit their trajectories; a None for each where there are none."""
+    if arrays is None:
+        return [None] * len(trajectories)
+    counts = f"{len(arrays)} {name}, {len(trajectories)} trajectories"
+    assert len(arrays) == len(trajectories), counts
+    for array, trajectory in zip(arrays, trajectories, strict=True):
+        expected = trajectory.response_tokens.shape
+        assert array.shape == expected, f"{name} of {array.shape} for tokens of {expected}"
+        assert not np.isnan(array).any(), f"{name} with NaN"
+    return arrays
+
+
+def _learned_mean(array: Floats | None, trajectory: Trajectory) -> float | None:
+    """0 of a trajectory without tokens to learn."""
+    if array is None:
+        return None
+    learned = array[trajectory.loss_mask]
+    return float(learned.mean()) if len(learned) else 0.0
 
 
 def _version(trajectory: Trajectory) -> int | None:
@@ -61,50 +124,58 @@ def _version(trajectory: Trajectory) -> int | None:
     return int(versions[0]) if len(versions) else None
 
 
+def _part(part: RewardPart) -> dict[str, Any]:
+    return {"name": part.name, "value": part.value, "weight": part.weight}
+
+
 def _reward_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
-    if not trajectories:
-        return {}
-    names = [part.name for part in trajectories[0].rewards]
-    for trajectory in trajectories:
-        found = [part.name for part in trajectory.rewards]
-        assert found == names, f"reward parts {found} beside {names}"
+    found = [{part.name: part.value for part in t.rewards} for t in trajectories]
+    names = dict.fromkeys(name for values in found for name in values)
     return {
-        f"reward_{name}": pa.array([t.rewards[i].value for t in trajectories], pa.float64())
-        for i, name in enumerate(names)
+        f"reward_{name}": pa.array([values.get(name) for values in found], pa.float64())
+        for name in names
     }
 
 
-@dataclass(frozen=True)
-class SampledResponse:
-    """A row as a person reads it. parts: of the reward, before their weights."""
+def read_trajectories(path: Path) -> list[Trajectory]:
+    """Read back what `write_trajectories` wrote, in its order; whole records, as they were.
 
-    prompt: str
-    response: str
-    reference: str | None
-    reward: float
-    parts: Mapping[str, float]
-    cut_off: bool
-
-
-def read_some(path: Path, count: int) -> list[SampledResponse]:
-    """Of a step's trajectories so many, or all: the best first, the worst last, and between them
-    others at even distances in that order."""
-    names = pq.read_schema(path).names
-    parts = [name for name in names if name.startswith("reward_")]
-    columns = ["prompt", "response", "reference", "reward", "finish_reason", *parts]
-    table = pq.read_table(path, columns=columns)
-    order = pc.sort_indices(table, sort_keys=[("reward", "descending")]).to_pylist()
-    last, shown = len(order) - 1, min(count, len(order))
-    places = [order[round(i * last / max(shown - 1, 1))] for i in range(shown)]
-    return [_sampled(row, parts) for row in table.take(places).to_pylist()]
+    Raises ConfigError for a file that has not all their columns, as older versions wrote it.
+    """
+    lacking = sorted(set(_WHOLE) - set(pq.read_schema(path).names))
+    if lacking:
+        raise ConfigError(
+            f"{path} holds no whole trajectories: it has no {', '.join(lacking)}. An older version "
+            "wrote it, which did not keep them. Give the run.directory of a newer run."
+        )
+    return [_trajectory(row) for row in pq.read_table(path, columns=_WHOLE).to_pylist()]
 
 
-def _sampled(row: Mapping[str, Any], parts: Sequence[str]) -> SampledResponse:
-    return SampledResponse(
-        prompt=row["prompt"],
-        response=row["response"],
-        reference=row["reference"],
-        reward=row["reward"],
-        parts={name.removeprefix("reward_"): row[name] for name in parts},
-        cut_off=row["finish_reason"] == "length",
+def _trajectory(row: Mapping[str, Any]) -> Trajectory:
+    return Trajectory(
+        prompt=Prompt(
+            row["prompt_index"],
+            np.array(row["prompt_tokens"], np.int32),
+            row["prompt"],
+            row["reference"],
+            row["source"],
+            json.loads(row["columns"]),
+        ),
+        group=row["group"],
+        sample_index=row["sample_index"],
+        response_tokens=_ints(row["tokens"]),
+        loss_mask=_bools(row["loss_mask"]),
+        sampler_logprobs=np.array(row["sampler_logprobs"], np.float32),
+        weight_versions=_ints(row["weight_versions"]),
+        response_text=row["response"],
+        finish_reason=row["finish_reason"],
+        rewards=tuple(RewardPart(**part) for part in row["parts"]),
     )
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, np.int64)
+
+
+def _bools(values: Sequence[bool]) -> Bools:
+    return np.array(values, np.bool_)

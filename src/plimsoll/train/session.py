@@ -23,11 +23,13 @@ from plimsoll.machine.meter import read_host, reset_process_peak
 from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.health import HealthWatch, health_after
 from plimsoll.run.interrupt import StopRequest
-from plimsoll.run.json_lines import write_rows
+from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, memory_use
-from plimsoll.run.metrics import MetricsSink, TensorBoardWriter
+from plimsoll.run.loggers.open import open_loggers
+from plimsoll.run.metrics import MetricsSink
 from plimsoll.run.planned import Planned
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Reading
@@ -201,9 +203,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         if planned.plan is not None:
             directory.write_plan(*planned.plan)
         stop = stack.enter_context(StopRequest())
-        board = None
-        if run.tensorboard:
-            board = TensorBoardWriter(directory.tensorboard_path, state.step + 1 if latest else 0)
+        settings = spec.config.model_dump(mode="json")
+        first_step = state.step + 1 if latest else 0
+        loggers = stack.enter_context(open_loggers(run, directory, settings, first_step))
         progress = stack.enter_context(
             Progress(spec.job.name, run.steps, directory.path, sys.stdout)
         )
@@ -220,7 +222,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
             ledger=Ledger(planned.predicted, state.step - evaluates_first(spec, state)),
             leaks=LeakWatch(),
             progress=progress,
-            sink=MetricsSink(directory, progress, board),
+            sink=MetricsSink(directory, progress, loggers, _health(spec, directory)),
             stop=stop,
             state=state,
             template=template,
@@ -230,6 +232,14 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         stack.callback(session.write_rest)
         with session.stopping_while_loading():
             yield session
+
+
+def _health(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:
+    """Of a run that samples, from where it stopped."""
+    if spec.sampling is None:
+        return None
+    path = directory.metrics_path
+    return HealthWatch(health_after(read_rows(path) if path.is_file() else []))
 
 
 def evaluates_first(spec: RunSpec[Any], state: RunState) -> bool:

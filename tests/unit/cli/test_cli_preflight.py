@@ -528,6 +528,25 @@ def test_packages_that_only_some_settings_need(monkeypatch: pytest.MonkeyPatch) 
         assert f"  {key}" in report
 
 
+@pytest.mark.usefixtures("house")
+def test_loggers_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "trackio" else found(name)
+    )
+    report = refusal("--run.loggers=[tensorboard, trackio]")
+    assert report.startswith("1 problem") and "[package-missing]" in report
+    assert "  run.loggers: [tensorboard, trackio]" in report
+    assert "-> `pip install trackio`, or leave trackio out" in report
+
+
+@pytest.mark.usefixtures("house")
+def test_tensorboard_cannot_be_asked_for_and_turned_off() -> None:
+    report = refusal("--run.loggers=[tensorboard]", "--run.tensorboard=false")
+    assert "  run.loggers: [tensorboard]" in report and "leave one of the two out" in report
+    check("--run.loggers=[tensorboard]")
+
+
 def missing_library(name: str) -> None:
     raise OSError(f"{name}: cannot open shared object file")
 

@@ -4,13 +4,10 @@ import fcntl
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from plimsoll.config.run import RunConfig
@@ -20,7 +17,7 @@ from plimsoll.run.directory import RunDirectory, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import append_row, read_rows, write_rows
 from plimsoll.run.lock import LOCK_FILE, lock_directory
-from plimsoll.run.trajectories import SampledResponse, read_some, write_trajectories
+from plimsoll.run.trajectories import write_trajectories
 
 Resume = Literal["never", "auto", "must"]
 
@@ -199,77 +196,6 @@ os.kill(os.getpid(), signal.SIGKILL)
     killed = subprocess.run([sys.executable, "-c", program, str(tmp_path)])
     assert killed.returncode == -9
     open_run(config(tmp_path)).close()
-
-
-def test_trajectories_are_read_back_as_they_were(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    given = [trajectory(7, 0, [11, 12]), trajectory(7, 1, []), trajectory(8, 0, [13])]
-    write_trajectories(run.trajectories_path(12), 12, given, [0.25, 0.0, -1.0])
-    table = pq.read_table(tmp_path / "trajectories" / "step-000012.parquet")
-    assert table.to_pydict() == {
-        "step": [12, 12, 12],
-        "prompt_index": [7, 7, 8],
-        "sample_index": [0, 1, 0],
-        "prompt": ["What is 7?", "What is 7?", "What is 8?"],
-        "response": ["It is 7.", "It is 7.", "It is 8."],
-        "reference": ["7", "7", "8"],
-        "reward": [2.5, 2.5, 2.5],
-        "reward_right": [1.0, 1.0, 1.0],
-        "reward_form": [0.5, 0.5, 0.5],
-        "advantage_mean": [0.25, 0.0, -1.0],
-        "finish_reason": ["stop", "stop", "stop"],
-        "weight_version": [3, None, 3],  # one without tokens
-        "tokens": [[11, 12], [], [13]],
-        "sampler_logprobs": [[-0.5, -0.5], [], [-0.5]],
-    }
-    assert table.schema.field("sampler_logprobs").type == pa.list_(pa.float32())
-
-
-def test_missing_advantages_and_references_are_null(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    write_trajectories(run.trajectories_path(1), 1, [trajectory(7, 0, [11])], None)
-    assert pq.read_table(run.trajectories_path(1))["advantage_mean"].to_pylist() == [None]
-    with pytest.raises(AssertionError, match="2 advantages, 1 traj"):
-        write_trajectories(run.trajectories_path(1), 1, [trajectory(7, 0, [11])], [0.0, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"), [(1, [9.0]), (3, [9.0, 5.0, 0.0]), (5, [9.0, 7.0, 5.0, 2.0, 0.0])]
-)
-def test_some_responses_are_the_best_the_worst_and_some_between(
-    tmp_path: Path, count: int, shown: list[float]
-) -> None:
-    run = RunDirectory(tmp_path)
-    rewards = [4, 0, 9, 7, 1, 8, 2, 3, 6, 5]
-    given = [
-        replace(
-            trajectory(place, 0, [1]),
-            rewards=(RewardPart("right", reward, 0.5), RewardPart("form", reward / 2, 1.0)),
-            finish_reason="length" if reward == 0 else "stop",
-        )
-        for place, reward in enumerate(rewards)
-    ]
-    write_trajectories(run.trajectories_path(3), 3, given[:1], None)
-    write_trajectories(run.trajectories_path(12), 12, given, None)
-    latest = run.latest_trajectories()
-    assert latest == (12, run.trajectories_path(12))
-    found = read_some(latest[1], count)
-    assert [one.reward for one in found] == shown
-    assert found[0] == SampledResponse(
-        "What is 2?", "It is 2.", "2", 9.0, {"right": 9.0, "form": 4.5}, cut_off=False
-    )
-    assert [one.cut_off for one in found] == [one.reward == 0 for one in found]
-
-
-def test_of_few_responses_each_is_shown_once(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    assert run.latest_trajectories() is None
-    for count in (1, 2):
-        write_trajectories(
-            run.trajectories_path(count), count, [trajectory(i, 0, [1]) for i in range(count)], None
-        )
-        found = read_some(run.trajectories_path(count), 5)
-        assert [one.reference for one in found] == [str(i) for i in range(count)]
 
 
 def test_bad_rows_are_listed(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from plimsoll.errors import PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import read_rows
 from plimsoll.run.ledger import Ledger, MemoryUse
-from plimsoll.run.metrics import MetricsSink, TensorBoardWriter, scalars_of
+from plimsoll.run.loggers.loggers import Loggers
+from plimsoll.run.loggers.tensorboard import TensorBoardLogger
+from plimsoll.run.metrics import MetricsSink, scalars_of
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import HostReading, Reading
 from plimsoll.run.step_report import StepReport
@@ -34,7 +36,7 @@ def test_one_write_reaches_file_tensorboard_and_display(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     stream = io.StringIO()
     with Progress("ppo", 2, tmp_path, stream) as progress:
-        sink = MetricsSink(run, progress, TensorBoardWriter(run.tensorboard_path))
+        sink = MetricsSink(run, progress, Loggers([TensorBoardLogger(run.tensorboard_path)]))
         sink.write(report(1))
         sink.write(report(2))
     assert read_rows(run.metrics_path)[1] == {
@@ -55,7 +57,7 @@ def test_the_ledger_reaches_file_and_tensorboard(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     ledger = Ledger({}, 0)
     with Progress("ppo", 2, tmp_path, io.StringIO()) as progress:
-        sink = MetricsSink(run, progress, TensorBoardWriter(run.tensorboard_path))
+        sink = MetricsSink(run, progress, Loggers([TensorBoardLogger(run.tensorboard_path)]))
         for step, peak in ((1, 30), (2, 40)):
             ledger.add("score", {"rank 0": Reading(HostReading("a", peak, 9, 50, 100))}, 1.0)
             sink.write_ledger(ledger.take(step))
@@ -71,9 +73,9 @@ def test_a_metric_cannot_take_the_place_of_a_measure() -> None:
 
 def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None:
     for first, value in ((1, 1.0), (3, 2.0)):
-        writer = TensorBoardWriter(tmp_path, first_step=first)
+        writer = TensorBoardLogger(tmp_path, first_step=first)
         for step in range(first, 5):
-            writer.write(step, {"loss": value})
+            writer.scalars(step, {"loss": value})
     assert scalars(tmp_path, "loss") == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
 
 
@@ -82,26 +84,26 @@ def test_tensorboard_shows_each_step_once_where_the_clock_goes_back(
 ) -> None:
     for first, now in ((0, 1_700_000_000.0), (3, 1_600_000_000.0), (2, 1_600_000_000.0)):
         monkeypatch.setattr("time.time", lambda now=now: now)
-        writer = TensorBoardWriter(tmp_path, first_step=first)
+        writer = TensorBoardLogger(tmp_path, first_step=first)
         for step in range(first, 5):
-            writer.write(step, {"loss": first})
+            writer.scalars(step, {"loss": first})
     monkeypatch.undo()
     assert scalars(tmp_path, "loss") == [(0, 0), (1, 0), (2, 2), (3, 2), (4, 2)]
 
 
 def test_tensorboard_keeps_what_it_had_where_the_disk_is_full(tmp_path: Path) -> None:
     """A limit on the size of files stands for it."""
-    writer = TensorBoardWriter(tmp_path)
-    writer.write(1, {"loss": 1.0})
+    writer = TensorBoardLogger(tmp_path)
+    writer.scalars(1, {"loss": 1.0})
     size = next(tmp_path.iterdir()).stat().st_size
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8, limits[1]))
     try:
         with pytest.raises(PlimsollError, match=r"Cannot add to .*tfevents.*Free disk space"):
-            writer.write(2, {"loss": 2.0})
+            writer.scalars(2, {"loss": 2.0})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    writer.write(3, {"loss": 3.0})
+    writer.scalars(3, {"loss": 3.0})
     assert scalars(tmp_path, "loss") == [(1, 1.0), (3, 3.0)]
 
 
@@ -110,7 +112,7 @@ def test_the_whole_room_needs_no_torch() -> None:
 import sys
 import plimsoll.run.interrupt, plimsoll.run.metrics
 import plimsoll.run.state, plimsoll.run.clock, plimsoll.reward.score
-from plimsoll.run.metrics import TensorBoardWriter
+from plimsoll.run.loggers.open import open_loggers
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

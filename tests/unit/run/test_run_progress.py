@@ -172,13 +172,44 @@ with Progress("ppo", 3, Path("runs/a")) as progress:
 """
 
 
-def on_terminal(columns: int, terminal: str = "xterm-256color") -> str:
-    """What PROGRAM writes to a real pseudo-terminal of this width."""
+SAMPLED = """
+import sys
+from pathlib import Path
+import numpy as np
+from plimsoll.records import Prompt, RewardPart, single_turn
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.metrics import MetricsSink
+from plimsoll.run.progress import Progress
+from plimsoll.run.step_report import StepReport
+from plimsoll.run.trajectories import write_trajectories
+
+def answer(group, sample, reward, text):
+    prompt = Prompt(group, np.array([1], np.int32), f"question {group}")
+    rewards = (RewardPart("right", reward),)
+    tokens, zeros = np.array([1]), np.zeros(1, np.float32)
+    return single_turn(prompt, sample, tokens, zeros, text, "stop", 0, rewards, group=group)
+
+run = RunDirectory(Path(sys.argv[1]))
+with Progress("ppo", 2, run.path) as progress:
+    sink = MetricsSink(run, progress)
+    dull = [answer(0, 0, 0.5, "dull"), answer(0, 1, 0.5, "dull too")]
+    long = "\\x1b[2J" + "thinking " * 90 + "#### 4"
+    apart = [answer(1, 0, 0.0, long), answer(1, 1, 1.0, "#### 5")]
+    write_trajectories(run.trajectories_path(1), 1, dull + apart, None)
+    sink.write(StepReport(1, {"reward": 0.5}, 4, {}, {}))
+    write_trajectories(run.trajectories_path(2), 2, dull, None)
+    sink.write(StepReport(2, {"reward": 0.5}, 4, {}, {}))
+"""
+
+
+def on_terminal(columns: int, terminal: str = "xterm-256color", *words: str) -> str:
+    """What PROGRAM writes to a real pseudo-terminal of this width. words: of another program."""
     controller, terminal_end = pty.openpty()
     ioctl(terminal_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     unset = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
     env = {k: v for k, v in os.environ.items() if k not in unset} | {"TERM": terminal}
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=terminal_end, env=env)
+    program = [sys.executable, "-c", *(words or [PROGRAM])]
+    process = subprocess.Popen(program, stdout=terminal_end, env=env)
     os.close(terminal_end)
     chunks = []
     while True:
@@ -225,6 +256,32 @@ def test_the_block_shows_values_speed_seconds_and_memory() -> None:
         "memory rank 0 1.9 of 2.1 GB engine 0 42 kB",
     ):
         assert part in last
+
+
+def test_the_block_shows_the_best_and_the_worst_of_a_group(tmp_path: Path) -> None:
+    written = on_terminal(80, "xterm-256color", SAMPLED, str(tmp_path))
+    assert "\x1b[2J" not in written  # a response's own, which would empty the screen
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+    lines = re.split(r"[\r\n]+", shown)
+    assert max(map(len, lines)) <= 80
+    first, second = shown[shown.index("ppo 1/2") :].split("ppo 2/2", 1)
+    place = next(i for i, line in enumerate(lines) if line.startswith("prompt"))
+    assert [line.split() for line in lines[place : place + 2]] == [
+        ["prompt", "question", "1"],
+        ["best", "1", "####", "5"],
+    ]
+    worst = first[first.index("worst 0") :]
+    begun, ended = worst.splitlines()[:2]
+    assert begun.startswith("worst 0 \\x1b[2Jthinking thinking")
+    assert ended.startswith("       ") and ended.rstrip().endswith("thinking #### 4")
+    assert "sampled 0.5 dull" in " ".join(second.split()) and "worst" not in second
+
+
+def test_a_pipe_gets_no_responses(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SAMPLED, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("\n") == 3 and "question" not in done.stdout
 
 
 def test_a_dumb_terminal_gets_plain_lines() -> None:

@@ -29,9 +29,9 @@ from plimsoll.run.counting import duration_text, gigabytes_text
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import Row, read_rows
 from plimsoll.run.ledger import LedgerRow
+from plimsoll.run.responses import read_some
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BEFORE_STEPS
-from plimsoll.run.trajectories import read_some
 
 _RESPONSES = 5
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from plimsoll.config.problems import Problem, find, invalid
+from plimsoll.config.problems import Problem, find, invalid, show
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.tools import (
     FOR_CPU_ADAM,
@@ -44,6 +44,7 @@ def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
     """What a run needs and is not installed here."""
     yield from missing_for_processes(spec)
     yield from _missing(_of_roles(spec))
+    yield from _missing_loggers(spec)
     if spec.cluster.address is None:
         yield from _for_cpu_adam(spec)
         yield from _for_zero_plus_plus(spec)
@@ -82,6 +83,17 @@ def _missing(needs: Iterator[_Need]) -> Iterator[Problem]:
             why = f"The package {module} is not installed."
             fix = f"install plimsoll-rl with its extra `cpu` or `gpu`, or write {other}"
             yield invalid(key, value, why, fix, code="package-missing")
+
+
+def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """They are no part of any extra that runs need."""
+    for name in spec.run.loggers:
+        if importlib.util.find_spec(name) is None:
+            why = f"The package {name} is not installed."
+            fix = f"`pip install {name}`, or leave {name} out"
+            yield invalid(
+                "run.loggers", show(list(spec.run.loggers)), why, fix, code="package-missing"
+            )
 
 
 def _for_engines(spec: RunSpec[Any]) -> Iterator[Problem]:

@@ -24,6 +24,9 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
         why = "Only the rows of a process reward model (plimsoll prm) have steps."
         fix = "leave data.step_separator out"
         yield at.invalid("data.step_separator", why, fix, "data-columns")
+    if "tensorboard" in spec.run.loggers and not spec.run.tensorboard:
+        why = "run.tensorboard is false, which turns TensorBoard off."
+        yield at.invalid("run.loggers", why, "leave one of the two out")
     if spec.cluster.critic_ranks is not None and "critic" not in spec.trained:
         why = "This job trains no critic."
         fix = "leave cluster.critic_ranks out"

@@ -1,0 +1,186 @@
+"""The healthy range of each figure, and what leaving it on either side usually means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from types import MappingProxyType
+
+Metrics = Mapping[str, float]
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What something usually means, and what to try."""
+
+    means: str
+    attempt: str
+
+
+@dataclass(frozen=True)
+class HealthyRange:
+    """what: what the figure is, with its unit. bounds: lowest and highest, both healthy. below,
+    above: what it means to be there. settles: steps at a run's beginning that are not looked at."""
+
+    what: str
+    bounds: Callable[[Metrics], Bounds]
+    below: Advice
+    above: Advice
+    settles: int = 0
+
+
+def _fixed(low: float, high: float) -> Callable[[Metrics], Bounds]:
+    return lambda metrics: (low, high)
+
+
+_KL_NOISE, _KL_OF_SHORT, _KL_A_TOKEN = -1.0, 20.0, 0.1
+
+
+def _kl_bounds(metrics: Metrics) -> Bounds:
+    """Rewards of a model are over-optimised from some ten nats on (Gao et al. 2022,
+    arXiv:2210.10760, figure 1: responses of some fifty tokens); long answers with rewards that can
+    be verified come to hundreds without harm, so that these count by the token."""
+    return _KL_NOISE, max(_KL_OF_SHORT, _KL_A_TOKEN * metrics.get("response_tokens", 0.0))
+
+
+_NEVER = Advice("It cannot be there.", "to report it: the figure is computed wrongly.")
+
+_DIFFERENT = Advice(
+    "The engine gives sampled tokens other probabilities than the trainer does: another dtype or "
+    "kernel, weights that are several versions old, or a sync that went wrong.",
+    "rollout.dtype as actor.model.dtype, top_p 1, sync/logprob_gap beside it (large: the sync), a "
+    "correction that masks instead of truncating, a smaller bound of staleness.",
+)
+
+RANGES: Mapping[str, HealthyRange] = MappingProxyType(
+    {
+        "reward": HealthyRange("the mean reward", _fixed(-inf, inf), _NEVER, _NEVER),
+        "kl": HealthyRange(
+            "the KL of the actor from the reference, nats per response",
+            _kl_bounds,
+            Advice(
+                "A KL is below 0 only by the chance of few samples: the log-probs that are "
+                "compared are not of the distribution that was sampled from.",
+                "rollout.sampling without top_p and the like, no minimum of tokens; mismatch/abs.",
+            ),
+            Advice(
+                "The actor is far from where it began, most often because it has found a way to "
+                "please the reward that nobody meant.",
+                "to read what is rewarded (plimsoll rollouts RUN --best), a larger "
+                "algorithm.kl.coefficient or an algorithm.kl.target, a lower learning rate.",
+            ),
+        ),
+        "entropy": HealthyRange(
+            "the mean entropy of the actor's next token, nats",
+            _fixed(0.01, 4.0),
+            Advice(
+                "Collapse: the responses to a prompt become the same, and there is nothing left to "
+                "compare. A task that is solved ends here, too.",
+                "a higher clip_high of the policy loss (DAPO: 0.28), algorithm.entropy_bonus, a KL "
+                "from the reference, a temperature of 1.",
+            ),
+            Advice(
+                "The actor unlearns its language and samples from ever more of the vocabulary.",
+                "a lower learning rate, a smaller algorithm.entropy_bonus, a KL from the "
+                "reference.",
+            ),
+        ),
+        "actor/grad_norm": HealthyRange(
+            "the norm of the actor's gradient before it is clipped",
+            _fixed(1e-6, 10.0),
+            Advice(
+                "There is nothing to learn from: all advantages of the step are 0.",
+                "zero_signal and the rewards (plimsoll rollouts RUN): are they all equal?",
+            ),
+            Advice(
+                "At a max_grad_norm of 1 less than a tenth of it is applied: the step's direction "
+                "is that of a few tokens.",
+                "a lower learning rate with a warm-up, whitened or clipped advantages, a look at "
+                "mismatch/abs and clip_fraction.",
+            ),
+        ),
+        "clip_fraction": HealthyRange(
+            "the share of tokens whose gradient the policy loss cuts off",
+            _fixed(0.0, 0.3),
+            _NEVER,
+            Advice(
+                "The updates of a step take the actor far from the policy that sampled.",
+                "a lower learning rate, fewer algorithm.epochs or mini_batches; a wide clip of "
+                "sequences (gspo) where that is meant.",
+            ),
+        ),
+        "mismatch/abs": HealthyRange(
+            "the mean difference of a token's log-prob between trainer and sampler, nats",
+            _fixed(0.0, 0.05),
+            _NEVER,
+            _DIFFERENT,
+        ),
+        "mismatch/k3": HealthyRange(
+            "the KL between sampler and trainer by k3, nats per token",
+            _fixed(0.0, 0.01),
+            _NEVER,
+            _DIFFERENT,
+        ),
+        "mismatch/outside": HealthyRange(
+            "the share that the correction truncates or masks",
+            _fixed(0.0, 0.1),
+            _NEVER,
+            _DIFFERENT,
+        ),
+        "response_tokens": HealthyRange(
+            "the mean length of responses, tokens",
+            _fixed(1.5, inf),
+            Advice(
+                "Responses are empty: the actor ends before it has said anything.",
+                "to read some (plimsoll rollouts RUN), the chat template, a reward for ending "
+                "early that outweighs the answer's.",
+            ),
+            _NEVER,
+        ),
+        "truncated": HealthyRange(
+            "the share of responses that were cut off at their longest",
+            _fixed(0.0, 0.3),
+            _NEVER,
+            Advice(
+                "What is cut off has no answer and earns nothing, however good it was; or the "
+                "actor has stopped to end its responses.",
+                "a larger rollout.sampling.max_new_tokens, a penalty for overlong responses, the "
+                "stop strings and the chat template.",
+            ),
+        ),
+        "zero_signal": HealthyRange(
+            "the share of groups whose rewards are all equal",
+            _fixed(0.0, 0.5),
+            _NEVER,
+            Advice(
+                "These groups teach nothing and cost as much: the prompts are too easy, too hard, "
+                "or the reward cannot tell responses apart.",
+                "dynamic sampling, prompts chosen by their difficulty, more responses of each, a "
+                "reward with more than two values.",
+            ),
+        ),
+        "explained_variance": HealthyRange(
+            "the share of the returns' variance that the critic predicts",
+            _fixed(0.0, 1.0),
+            Advice(
+                "The critic is worse than a constant would be, and adds noise to the advantages.",
+                "algorithm.critic_warmup_steps, another critic.optimizer.learning_rate, a wider "
+                "algorithm.value_clip, or an advantage without a critic.",
+            ),
+            _NEVER,
+            settles=10,
+        ),
+        "repetition": HealthyRange(
+            "the share of responses that repeat themselves",
+            _fixed(0.0, 0.1),
+            _NEVER,
+            Advice(
+                "The actor falls into loops, often after it was cut off and rewarded all the same.",
+                "a penalty for overlong responses, a higher entropy or KL, to read the worst "
+                "(plimsoll rollouts RUN --worst).",
+            ),
+        ),
+    }
+)

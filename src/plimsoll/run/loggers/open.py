@@ -1,0 +1,102 @@
+"""Opening the loggers that a config asks for, under the names by which they know the run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from plimsoll.config.run import LoggerName, RunConfig
+from plimsoll.errors import ConfigError
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.files import write_whole
+from plimsoll.run.json_lines import document
+from plimsoll.run.loggers.loggers import Loggers
+from plimsoll.run.loggers.protocol import About, Logger, LoggerFailed
+from plimsoll.run.loggers.tensorboard import TensorBoardLogger
+
+_TABLES = 100
+"""Of responses in a whole run, at most."""
+
+
+@contextmanager
+def open_loggers(
+    config: RunConfig, directory: RunDirectory, settings: Mapping[str, Any], first_step: int
+) -> Iterator[Loggers]:
+    """Open them within the run's directory; within the block they take metrics, and at its end they
+    send what is left. What each knows the run by is kept in loggers.json, for a run that goes on.
+
+    settings: the resolved config. first_step: the first that is still to come.
+    Raises ConfigError where one cannot be opened.
+    """
+    names = dict.fromkeys(config.loggers)
+    loggers: list[Logger] = []
+    if config.tensorboard:
+        loggers.append(TensorBoardLogger(directory.tensorboard_path, first_step))
+    known = _known(directory)
+    for name in names:
+        if name != "tensorboard":
+            logger = _opened(name, config, directory, settings, known.get(name))
+            known[name] = logger.identity
+            write_whole(directory.loggers_path, document(known))
+            loggers.append(logger)
+    found = Loggers(loggers, table_every=-(-config.steps // _TABLES))
+    failed = True
+    try:
+        yield found
+        failed = False
+    finally:
+        found.close(lambda line: print(line, file=sys.stderr), failed=failed)
+
+
+def _known(directory: RunDirectory) -> dict[str, str]:
+    path = directory.loggers_path
+    if not path.is_file():
+        return {}
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not JSON ({error}). Remove it to have the loggers begin a new run."
+        ) from error
+    return {str(name): str(identity) for name, identity in known.items()}
+
+
+def _opened(
+    name: LoggerName,
+    config: RunConfig,
+    directory: RunDirectory,
+    settings: Mapping[str, Any],
+    known: str | None,
+) -> Logger:
+    path = directory.path
+    about = About(config.logger_project, path.resolve().name, path, settings, known)
+    try:
+        logger: Logger = _load(name)(about)
+    except LoggerFailed as error:
+        again = f", or {known} out of {directory.loggers_path} to begin a new one" if known else ""
+        raise ConfigError(
+            f"run.loggers: {name} cannot be opened: {error}. Correct what it says, or leave {name} "
+            f"out of run.loggers{again}."
+        ) from error
+    return logger
+
+
+def _load(name: LoggerName) -> type[Any]:
+    """The logger's class; each is imported only where it is asked for."""
+    match name:
+        case "wandb":
+            from plimsoll.run.loggers.wandb import WandbLogger
+
+            return WandbLogger
+        case "mlflow":
+            from plimsoll.run.loggers.mlflow import MlflowLogger
+
+            return MlflowLogger
+        case "trackio":
+            from plimsoll.run.loggers.trackio import TrackioLogger
+
+            return TrackioLogger
+    raise AssertionError(name)

@@ -1,0 +1,69 @@
+"""TensorBoard's event files."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from plimsoll.run.files import append_whole, write_whole
+from plimsoll.run.responses import SampledResponse
+
+_NAME = re.compile(r"events\.out\.tfevents\.(\d+\.\d+)\.")
+
+
+class TensorBoardLogger:
+    """Writes scalars, each step's at once: TensorBoard's own writer has a thread for it, which ends
+    with a traceback where the disk is full, and is heard of a step later.
+
+    directory: where the event file goes; several parts of a run share it.
+    first_step: what earlier event files hold from this step on is dropped by TensorBoard, so a
+        resumed run shows each step once.
+    """
+
+    name = "TensorBoard"
+    identity = ""
+    has_tables = False
+
+    def __init__(self, directory: Path, first_step: int = 1) -> None:
+        now = time.time()
+        # TensorBoard reads files in the order of their names, that is of their beginning; the clock
+        # may have gone back since, or be that of another machine.
+        begun = max([now, *(begun + 1e-6 for begun in _beginnings(directory))])
+        name = f"events.out.tfevents.{begun:017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self._path = directory / name
+        start = SessionLog(status=SessionLog.START)
+        head = Event(wall_time=now, file_version="brain.Event:2")
+        begin = Event(wall_time=now, step=first_step, session_log=start)
+        write_whole(self._path, _record(head) + _record(begin))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Write numbers of a step. Raises PlimsollError where the disk is full."""
+        found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        event = Event(wall_time=time.time(), step=step, summary=Summary(value=found))
+        append_whole(self._path, _record(event))
+
+    def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
+        """It has no tables."""
+
+    def close(self, *, failed: bool) -> None:
+        """Everything is written."""
+
+
+def _beginnings(directory: Path) -> list[float]:
+    """What the names of the event files that are there say."""
+    return [float(match[1]) for path in directory.glob("*") if (match := _NAME.match(path.name))]
+
+
+def _record(event: Event) -> bytes:
+    buffer = BytesIO()
+    RecordWriter(buffer).write(event.SerializeToString())
+    return buffer.getvalue()

@@ -1,0 +1,51 @@
+"""Trackio. TRACKIO_DIR says where, and TRACKIO_SPACE_ID sends it to a Space, as for any of its
+programs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import trackio
+
+from plimsoll.run.loggers.protocol import About, failing, table_of
+from plimsoll.run.responses import SampledResponse
+
+_FAILURES = (OSError, sqlite3.Error, ValueError, RuntimeError)
+
+
+class TrackioLogger:
+    """A run of Trackio, which knows runs by their names: those of a project must differ."""
+
+    name = "Trackio"
+    has_tables = True
+
+    def __init__(self, about: About) -> None:
+        self.identity = about.known or f"{about.name}-{uuid4().hex[:8]}"
+        with failing(*_FAILURES):
+            self._run: Any = trackio.init(
+                project=about.project,
+                name=self.identity,
+                resume="allow",
+                config=dict(about.settings),
+                auto_log_cpu=False,
+                auto_log_gpu=False,
+            )
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep numbers of a step."""
+        with failing(*_FAILURES):
+            self._run.log(dict(values), step=step)
+
+    def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
+        """Keep a table."""
+        columns, data = table_of(step, rows)
+        with failing(*_FAILURES):
+            self._run.log({"responses": trackio.Table(columns=columns, data=data)}, step=step)
+
+    def close(self, *, failed: bool) -> None:
+        """Wait until all is written."""
+        with failing(*_FAILURES):
+            self._run.finish()

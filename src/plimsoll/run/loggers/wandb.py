@@ -1,0 +1,54 @@
+"""Weights & Biases. Its own environment variables (WANDB_MODE=offline, WANDB_ENTITY) hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import wandb
+
+from plimsoll.run.loggers.protocol import About, failing, table_of
+from plimsoll.run.responses import SampledResponse
+
+_FAILURES = (wandb.errors.Error, OSError)
+
+
+class WandbLogger:
+    """A run of W&B; its curves have the step of the run on their axis, so that steps which a
+    resumed run does again are not refused as past."""
+
+    name = "W&B"
+    has_tables = True
+
+    def __init__(self, about: About) -> None:
+        self.identity = about.known or uuid4().hex[:8]
+        with failing(*_FAILURES):
+            self._run: Any = wandb.init(
+                project=about.project,
+                name=about.name,
+                id=self.identity,
+                resume="allow",
+                dir=str(about.directory),
+                config=dict(about.settings),
+                allow_val_change=True,
+                settings=wandb.Settings(console="off"),
+            )
+            self._run.define_metric("step", hidden=True)
+            self._run.define_metric("*", step_metric="step")
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep numbers of a step."""
+        with failing(*_FAILURES):
+            self._run.log({"step": step, **values})
+
+    def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
+        """Keep a table."""
+        columns, data = table_of(step, rows)
+        with failing(*_FAILURES):
+            self._run.log({"step": step, "responses": wandb.Table(columns=columns, data=data)})
+
+    def close(self, *, failed: bool) -> None:
+        """Wait until all is sent."""
+        with failing(*_FAILURES):
+            self._run.finish(exit_code=int(failed))

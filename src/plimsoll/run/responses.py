@@ -1,0 +1,119 @@
+"""Sampled responses as people read them: from a step's trajectories on the disk, the columns that
+say something to a person; of files of older versions too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+_PART = "reward_"
+_READ = (
+    *("group", "prompt_index", "sample_index", "source", "prompt", "response", "reference"),
+    *("reward", "advantage_mean", "weight_version", "finish_reason"),
+)
+
+
+@dataclass(frozen=True)
+class SampledResponse:
+    """A row as a person reads it.
+
+    group: which responses answer the same prompt in the same step. parts: of the reward, before
+    their weights. advantage: the mean over the tokens that are learned; None where none was
+    estimated. version: of the weights that began it; None of one without tokens.
+    """
+
+    group: int
+    prompt_index: int
+    sample_index: int
+    source: str
+    prompt: str
+    response: str
+    reference: str | None
+    reward: float
+    parts: Mapping[str, float]
+    advantage: float | None
+    tokens: int
+    version: int | None
+    cut_off: bool
+
+
+@dataclass(frozen=True)
+class ResponseGroup:
+    """The responses to one prompt in one step, from the highest reward to the lowest."""
+
+    responses: Sequence[SampledResponse]
+
+    @property
+    def number(self) -> int:
+        """The group's id in its step."""
+        return self.responses[0].group
+
+    @property
+    def prompt(self) -> str:
+        """What all of them answer."""
+        return self.responses[0].prompt
+
+    @property
+    def reward(self) -> float:
+        """The mean."""
+        return fmean(one.reward for one in self.responses)
+
+    @property
+    def spread(self) -> float:
+        """The highest reward less the lowest."""
+        return self.responses[0].reward - self.responses[-1].reward
+
+
+def read_responses(path: Path) -> list[SampledResponse]:
+    """All of a step, in the order in which they were written."""
+    names = pq.read_schema(path).names
+    parts = [name for name in names if name.startswith(_PART)]
+    table = pq.read_table(path, columns=[*(n for n in _READ if n in names), "tokens", *parts])
+    lengths = pc.list_value_length(table["tokens"]).to_pylist()
+    rows = table.drop_columns(["tokens"]).to_pylist()
+    return [_response(row, length, parts) for row, length in zip(rows, lengths, strict=True)]
+
+
+def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> SampledResponse:
+    """Before groups were kept, the prompt's place in the data told them apart."""
+    return SampledResponse(
+        group=row.get("group", row["prompt_index"]),
+        prompt_index=row["prompt_index"],
+        sample_index=row["sample_index"],
+        source=row.get("source", ""),
+        prompt=row["prompt"],
+        response=row["response"],
+        reference=row["reference"],
+        reward=row["reward"],
+        parts={n.removeprefix(_PART): row[n] for n in parts if row[n] is not None},
+        advantage=row["advantage_mean"],
+        tokens=tokens,
+        version=row["weight_version"],
+        cut_off=row["finish_reason"] == "length",
+    )
+
+
+def read_groups(path: Path) -> list[ResponseGroup]:
+    """All of a step, group by group, in the order of their numbers."""
+    ordered = sorted(read_responses(path), key=lambda one: (one.group, -one.reward))
+    return [ResponseGroup(list(own)) for _, own in groupby(ordered, lambda one: one.group)]
+
+
+def widest(groups: Sequence[ResponseGroup]) -> ResponseGroup:
+    """The first of those whose rewards are furthest apart: what is learned most from."""
+    return max(groups, key=lambda group: group.spread)
+
+
+def read_some(path: Path, count: int) -> list[SampledResponse]:
+    """Of a step so many, or all: the best first, the worst last, and between them others at even
+    distances in that order."""
+    ordered = sorted(read_responses(path), key=lambda one: -one.reward)
+    last, shown = len(ordered) - 1, min(count, len(ordered))
+    return [ordered[round(i * last / max(shown - 1, 1))] for i in range(shown)]

@@ -1,0 +1,226 @@
+"""`plimsoll rollouts`: groups of responses for people, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import resource
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from plimsoll.cli import main
+from plimsoll.commands.rollouts import Wanted, show_rollouts
+from plimsoll.errors import ConfigError
+from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.excerpt import excerpt, visible
+from plimsoll.run.trajectories import TokenScores, write_trajectories
+
+
+def response(prompt: int, group: int, sample: int, right: float, text: str) -> Trajectory:
+    return single_turn(
+        Prompt(prompt, np.array([1], np.int32), f"{prompt} + 1 =", f"{prompt + 1}", "sums"),
+        sample,
+        np.array([5, 6, 7]),
+        np.zeros(3, np.float32),
+        text,
+        "stop" if right else "length",
+        4,
+        (RewardPart("right", right), RewardPart("form", 0.5, 0.5)),
+        group=group,
+    )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two steps that share prompt 7, and one of other prompts."""
+    steps = {
+        1: [response(7, 0, 0, 0.0, "9"), response(7, 0, 1, 0.0, "10")],
+        2: [response(3, 0, 0, 1.0, "4"), response(3, 0, 1, 1.0, "four")],
+        5: [
+            *(response(7, 0, 0, 0.0, "seven"), response(7, 0, 1, 1.0, "8\x1b[31m")),
+            *(response(8, 1, 0, 1.0, "9"), response(8, 1, 1, 1.0, "nine")),
+        ],
+    }
+    for step, rows in steps.items():
+        advantages = [np.full(3, t.reward - 0.75, np.float32) for t in rows]
+        path = RunDirectory(tmp_path).trajectories_path(step)
+        write_trajectories(path, step, rows, TokenScores(advantages))
+    return tmp_path
+
+
+def test_a_step_is_a_line_for_each_group(run: Path) -> None:
+    lines = show_rollouts(run, Wanted(), None).splitlines()
+    assert lines[0] == (
+        "Step 5: 2 groups, 4 responses, mean reward 1. Groups whose rewards are all equal: 1."
+    )
+    assert [line.split(None, 6) for line in lines[2:5]] == [
+        ["group", "reward", "lowest", "highest", "tokens", "cut", "off  prompt"],
+        ["0", "0.75", "0.25", "1.25", "3", "1/2", "7 + 1 ="],
+        ["1", "1.25", "1.25", "1.25", "3", "0/2", "8 + 1 ="],
+    ]
+    assert lines[-1].startswith("--group G shows one in full")
+
+
+def test_a_group_is_shown_in_full_the_best_response_first(run: Path) -> None:
+    assert show_rollouts(run, Wanted(group=0), None) == (
+        "Step 5, group 0: 2 responses, mean reward 0.75 (0.25 to 1.25)\n"
+        "Prompt 7 of sums\n"
+        "    7 + 1 =\n"
+        "Reference: 8\n"
+        "\n"
+        "[1] reward 1.25 | right 1, form 0.5 | advantage +0.5 | 3 tokens | version 4\n"
+        "    8\\x1b[31m\n"
+        "\n"
+        "[0] reward 0.25 | right 0, form 0.5 | advantage -0.5 | 3 tokens, cut off | version 4\n"
+        "    seven\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "title"),
+    [
+        (Wanted(order="worst"), "Step 5, group 0:"),
+        (Wanted(order="best"), "Step 5, group 1:"),
+        (Wanted(prompt="8 +"), "Step 5, group 1:"),
+        (Wanted(step=1), "Step 1, group 0:"),  # it has one
+    ],
+)
+def test_one_group_is_chosen(run: Path, wanted: Wanted, title: str) -> None:
+    assert show_rollouts(run, wanted, None).startswith(title)
+
+
+def test_several_are_shown_where_that_is_asked_for(run: Path) -> None:
+    shown = show_rollouts(run, Wanted(order="worst", count=2), None)
+    assert [line for line in shown.splitlines() if line.startswith("Step")] == [
+        "Step 5, group 0: 2 responses, mean reward 0.75 (0.25 to 1.25)",
+        "Step 5, group 1: 2 responses, mean reward 1.25",
+    ]
+
+
+@pytest.mark.parametrize("wanted", [Wanted(step=5, diff=1), Wanted(step=1, diff=5)])
+def test_a_prompts_groups_of_two_steps_come_in_their_order(run: Path, wanted: Wanted) -> None:
+    lines = show_rollouts(run, wanted, None).splitlines()
+    assert lines[0] == "Mean reward 0.25 in step 1, 0.75 in step 5 (+0.5)"
+    titles = [line.partition(":")[0] for line in lines if line.startswith("Step")]
+    assert titles == ["Step 1, group 0", "Step 5, group 0"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "told"),
+    [
+        (Wanted(step=3), "has no trajectories of step 3. Give one of the steps 1 to 2, 5."),
+        (Wanted(group=2), "Step 5 has no group 2. Give one of the groups 0 to 1."),
+        (Wanted(prompt="z"), "None of the 2 prompts of step 5 has 'z' in it."),
+        (Wanted(diff=2), "Step 2 has no prompt that step 5 has .* Steps that have: 1."),
+        (Wanted(step=2, diff=1), "No other step has one, either."),
+        (Wanted(diff=4), "has no trajectories of step 4"),
+        (Wanted(count=0), "--count 0 shows nothing"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is(run: Path, wanted: Wanted, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        show_rollouts(run, wanted, None)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none is no directory. Give the run.directory"):
+        show_rollouts(tmp_path / "none", Wanted(), None)
+    with pytest.raises(ConfigError, match=r"holds no trajectories. Runs of reinforcement"):
+        show_rollouts(tmp_path, Wanted(), None)
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"metrics.jsonl holds no trajectories: ArrowInvalid"):
+        show_rollouts(file, Wanted(), None)
+
+
+def test_a_file_of_trajectories_is_shown_as_a_step(run: Path) -> None:
+    path = RunDirectory(run).trajectories_path(2)
+    assert show_rollouts(path, Wanted(), None).startswith("Step 2, group 0: 2 responses")
+
+
+@pytest.mark.parametrize(("width", "beside"), [(120, True), (50, False)])
+def test_on_a_terminal_responses_stand_side_by_side_where_there_is_room(
+    run: Path, width: int, beside: bool
+) -> None:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    lines = show_rollouts(run, Wanted(order="best"), console).splitlines()
+    assert any("9 " in line and "nine" in line for line in lines) == beside
+    assert max(map(len, lines)) <= width
+
+
+def test_two_steps_stand_side_by_side_on_a_terminal(run: Path) -> None:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    lines = show_rollouts(run, Wanted(diff=1), console).splitlines()
+    assert any("Step 1, group 0" in line and "Step 5, group 0" in line for line in lines)
+    assert any("\\x1b[31m" in line for line in lines) and "\x1b" not in "\n".join(lines)
+
+
+def test_control_codes_of_a_model_are_shown_and_not_obeyed() -> None:
+    assert visible("a\tb\r\n\x1b[2Jü\u202e日\x00") == "a\tb\\r\n\\x1b[2Jü\\u202e日\\x00"
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"),
+    [(23, "one two three four five"), (15, "one t ...  five"), (6, "one tw")],
+)
+def test_a_long_text_keeps_its_beginning_and_its_end(length: int, shown: str) -> None:
+    assert excerpt(" one two\n\nthree  four five ", length) == shown
+
+
+def test_the_command_takes_its_options_and_refuses_two_orders(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollouts", str(run), "--step", "5", "--worst"]) == 0
+    assert "Step 5, group 0" in capsys.readouterr().out
+    assert main(["rollouts", str(run), "--worst", "--diff", "1"]) == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_128_rows_take_under_a_second_of_work_and_no_torch(tmp_path: Path) -> None:
+    rows = [response(i // 8, i // 8, i % 8, float(i % 3 == 0), "so " * 100) for i in range(128)]
+    write_trajectories(RunDirectory(tmp_path).trajectories_path(1), 1, rows, None)
+    program = """
+import sys
+from plimsoll.cli import main
+main(["rollouts", sys.argv[1]])
+print("torch" in sys.modules)
+"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.startswith("Step 1: 16 groups, 128 responses"), done.stderr
+    assert done.stdout.endswith("False\n")
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1.0
+
+
+def test_a_real_terminal_is_filled_to_its_width(run: Path) -> None:
+    controller, terminal = pty.openpty()
+    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
+    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
+    command = [sys.executable, "-m", "plimsoll", "rollouts", str(run), "--best"]
+    process = subprocess.Popen(command, stdout=terminal, env=env | {"TERM": "xterm-256color"})
+    os.close(terminal)
+    written = b""
+    while chunk := _read(controller):
+        written += chunk
+    assert process.wait(timeout=20) == 0
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).splitlines()
+    assert max(map(len, lines)) == 90 and any("nine" in line and "9 " in line for line in lines)
+
+
+def _read(controller: int) -> bytes:
+    try:
+        return os.read(controller, 65536)
+    except OSError:  # Linux's way to say that the other end is closed
+        return b""

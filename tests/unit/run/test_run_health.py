@@ -1,0 +1,171 @@
+"""Figures that leave their healthy ranges are told once, with what that means."""
+
+from __future__ import annotations
+
+import io
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.health import (
+    QUIET,
+    Health,
+    HealthWatch,
+    health_after,
+    repeating,
+    repetition,
+    warnings_of,
+)
+from plimsoll.run.health_ranges import RANGES
+from plimsoll.run.json_lines import read_rows
+from plimsoll.run.metrics import MetricsSink
+from plimsoll.run.progress import Progress
+from plimsoll.run.step_report import StepReport
+
+HEALTHY = {
+    "reward": 0.4,
+    "kl": 3.0,
+    "entropy": 0.6,
+    "actor/grad_norm": 0.3,
+    "clip_fraction": 0.05,
+    "mismatch/abs": 0.01,
+    "mismatch/k3": 3e-4,
+    "mismatch/outside": 0.001,
+    "response_tokens": 250.0,
+    "truncated": 0.05,
+    "zero_signal": 0.25,
+    "explained_variance": 0.5,
+    "repetition": 0.0,
+}
+
+
+def test_every_figure_has_a_range_and_a_healthy_run_no_warning() -> None:
+    assert set(RANGES) == set(HEALTHY)
+    assert warnings_of(HEALTHY) == []
+    assert warnings_of({"loss": nan, "eval/reward": nan}) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "told"),
+    [
+        ("kl", 26.0, "please the reward"),
+        ("kl", -1.5, "not of the distribution that was sampled from"),
+        ("entropy", 0.001, "Collapse"),
+        ("entropy", 6.0, "unlearns its language"),
+        ("actor/grad_norm", 0.0, "all advantages of the step are 0"),
+        ("actor/grad_norm", 11.0, "less than a tenth of it is applied"),
+        ("clip_fraction", 0.31, "far from the policy that sampled"),
+        ("mismatch/abs", 0.06, "other probabilities than the trainer"),
+        ("mismatch/k3", 0.02, "other probabilities than the trainer"),
+        ("mismatch/outside", 0.2, "other probabilities than the trainer"),
+        ("response_tokens", 1.0, "Responses are empty"),
+        ("truncated", 0.5, "What is cut off has no answer"),
+        ("zero_signal", 0.75, "teach nothing and cost as much"),
+        ("explained_variance", -0.1, "worse than a constant"),
+        ("repetition", 0.2, "falls into loops"),
+        ("reward", nan, "divided by 0"),
+        ("kl", nan, "divided by 0"),
+    ],
+)
+def test_what_leaves_its_range_is_told_with_what_it_means(
+    metric: str, value: float, told: str
+) -> None:
+    (found,) = warnings_of(HEALTHY | {metric: value})
+    assert found.metric == metric and told in found.means
+    text = str(found)
+    assert "\n" not in text and text.startswith(f"warning: {metric} is {value:.3g}")
+
+
+def test_a_warning_is_a_line_with_range_meaning_and_advice() -> None:
+    (found,) = warnings_of({"truncated": 0.5})
+    assert (found.low, found.high) == (0.0, 0.3)
+    assert str(found) == (
+        "warning: truncated is 0.5, healthy is 0 to 0.3 (the share of responses that were cut off "
+        "at their longest). What is cut off has no answer and earns nothing, however good it was; "
+        "or the actor has stopped to end its responses. Try: a larger "
+        "rollout.sampling.max_new_tokens, a penalty for overlong responses, the stop strings and "
+        "the chat template."
+    )
+    (found,) = warnings_of({"response_tokens": 1.0})
+    assert found.high == inf and "is 1, healthy is 1.5 or more (" in str(found)
+
+
+def test_the_kl_of_long_responses_is_counted_by_the_token() -> None:
+    assert [one.high for one in warnings_of({"kl": 30.0, "response_tokens": 50.0})] == [20.0]
+    assert warnings_of({"kl": 300.0, "response_tokens": 4000.0}) == []
+    assert [one.high for one in warnings_of({"kl": 401.0, "response_tokens": 4000.0})] == [400.0]
+
+
+def told(values: list[float], metric: str = "truncated") -> list[int]:
+    """The steps, from 1, at which a figure's values are warned of."""
+    watch = HealthWatch(Health())
+    return [n for n, value in enumerate(values, start=1) if watch.add(n, {metric: value})]
+
+
+def test_a_figure_is_told_when_it_leaves_and_not_at_every_step() -> None:
+    assert told([0.1, 0.5, 0.6, 0.5]) == [2]
+    assert told([0.5] + [0.1] * QUIET + [0.5]) == [1, QUIET + 2]
+    assert told([0.5] + [0.1] * (QUIET - 1) + [0.5]) == [1]
+    assert told([0.5, 0.1] * 40) == [1]  # one that comes and goes
+
+
+def test_a_new_critic_is_given_time() -> None:
+    assert told([-3.0] * 10, "explained_variance") == []
+    assert told([-3.0] * 12, "explained_variance") == [11]
+
+
+@given(
+    st.lists(st.sampled_from([0.1, 0.5, nan]), max_size=90),
+    st.integers(0, 90),
+)
+def test_a_resumed_run_tells_what_one_that_was_not_stopped_tells(
+    values: list[float], stop: int
+) -> None:
+    rows = [{"step": n, "truncated": value} for n, value in enumerate(values, start=1)]
+    whole, parted = HealthWatch(Health()), HealthWatch(Health())
+    expected, found = [], []
+    for number, row in enumerate(rows):
+        if number == stop:
+            written = [{k: None if v != v else v for k, v in one.items()} for one in rows[:number]]
+            parted = HealthWatch(health_after(written))
+        metrics = {"truncated": row["truncated"]}
+        expected.append([str(one) for one in whole.add(int(row["step"]), metrics)])
+        found.append([str(one) for one in parted.add(int(row["step"]), metrics)])
+    assert found == expected
+
+
+def test_the_warning_stands_under_the_line_of_its_step(tmp_path: Path) -> None:
+    run, stream = RunDirectory(tmp_path), io.StringIO()
+    with Progress("rl", 3, tmp_path, stream) as progress:
+        sink = MetricsSink(run, progress, health=HealthWatch(Health()))
+        for step, kl in ((1, 1.0), (2, nan), (3, nan)):
+            sink.write(StepReport(step, {"kl": kl}, 1, {}, {}))
+    lines = stream.getvalue().splitlines()[1:]
+    assert [line.split(" | ")[0] for line in lines if "step" in line[:10]] == [
+        f"rl step {n}/3" for n in (1, 2, 3)
+    ]
+    assert lines[2].startswith("warning: kl is nan (the KL of") and len(lines) == 4
+    assert health_after(read_rows(run.metrics_path)) == Health({"kl": 3})
+
+
+def test_repetition_is_the_share_of_4_grams_that_came_before() -> None:
+    assert repetition([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(0.2)
+    assert repetition([7] * 13) == pytest.approx(0.9)  # ten, of one kind
+    assert repetition(range(50)) == 0.0
+    assert repetition([1, 2, 3]) == 0.0 and repetition([]) == 0.0
+
+
+def test_responses_repeat_themselves_or_do_not() -> None:
+    loop, plain = [1, 2, 3] * 20, list(range(60))
+    assert repeating([loop, plain, plain, loop]) == 0.5
+    assert repeating([]) == 0.0
+
+
+@given(st.lists(st.integers(0, 3), max_size=40))
+def test_repetition_is_a_share(tokens: list[int]) -> None:
+    assert 0.0 <= repetition(tokens) < 1.0
+    assert repetition(tokens + tokens) >= repetition(tokens)

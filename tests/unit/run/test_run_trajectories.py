@@ -1,0 +1,260 @@
+"""What was sampled, on the disk: written and read whole, and as people read it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plimsoll.errors import ConfigError
+from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.responses import SampledResponse, read_groups, read_responses, read_some
+from plimsoll.run.trajectories import TokenScores, read_trajectories, write_trajectories
+
+
+def trajectory(index: int, sample: int, tokens: list[int]) -> Trajectory:
+    return single_turn(
+        prompt=Prompt(
+            index, np.array([1, 2], np.int32), f"What is {index}?", str(index), "sums", {"level": 3}
+        ),
+        sample_index=sample,
+        response_tokens=np.array(tokens, np.int64),
+        sampler_logprobs=np.array([-0.5] * len(tokens), dtype=np.float32),
+        response_text=f"It is {index}.",
+        finish_reason="stop",
+        weight_version=3,
+        rewards=(RewardPart("right", 1.0, 2.0), RewardPart("form", 0.5)),
+        group=index - 7,
+    )
+
+
+def floats(*values: float) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.array(values, np.float32)
+
+
+def test_a_row_has_what_people_and_training_need(tmp_path: Path) -> None:
+    step = [
+        replace(trajectory(7, 0, [11, 12]), loss_mask=np.array([True, False])),
+        trajectory(7, 1, []),
+        replace(trajectory(8, 0, [13]), rewards=(RewardPart("form", 0.25, 2.0),)),
+    ]
+    advantages = [floats(0.25, 0), floats(), floats(-1)]
+    write_trajectories(
+        tmp_path / "step.parquet",
+        12,
+        step,
+        TokenScores(advantages, [floats(-0.5, 0), floats(), floats(-0.125)]),
+    )
+    table = pq.read_table(tmp_path / "step.parquet")
+    right = {"name": "right", "value": 1.0, "weight": 2.0}
+    form = {"name": "form", "value": 0.5, "weight": 1.0}
+    assert table.to_pydict() == {
+        "step": [12, 12, 12],
+        "group": [0, 0, 1],
+        "prompt_index": [7, 7, 8],
+        "sample_index": [0, 1, 0],
+        "source": ["sums", "sums", "sums"],
+        "columns": ['{"level": 3}'] * 3,
+        "prompt": ["What is 7?", "What is 7?", "What is 8?"],
+        "prompt_tokens": [[1, 2]] * 3,
+        "response": ["It is 7.", "It is 7.", "It is 8."],
+        "tokens": [[11, 12], [], [13]],
+        "loss_mask": [[True, False], [], [True]],
+        "reference": ["7", "7", "8"],
+        "reward": [2.5, 2.5, 0.5],
+        "reward_right": [1.0, 1.0, None],
+        "reward_form": [0.5, 0.5, 0.25],
+        "parts": [[right, form], [right, form], [{"name": "form", "value": 0.25, "weight": 2.0}]],
+        "advantage_mean": [0.25, 0.0, -1.0],  # over the tokens that are learned
+        "advantages": [[0.25, 0.0], [], [-1.0]],
+        "sampler_logprobs": [[-0.5, -0.5], [], [-0.5]],
+        "trainer_logprobs": [[-0.5, 0.0], [], [-0.125]],
+        "weight_version": [3, None, 3],  # one without tokens
+        "weight_versions": [[3, 3], [], [3]],
+        "finish_reason": ["stop", "stop", "stop"],
+    }
+    for name in ("advantages", "sampler_logprobs", "trainer_logprobs"):
+        assert table.schema.field(name).type == pa.list_(pa.float32())
+
+
+def test_what_is_not_known_of_tokens_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "step.parquet"
+    for scores in (None, TokenScores()):
+        write_trajectories(path, 1, [trajectory(7, 0, [11])], scores)
+        table = pq.read_table(path)
+        for name in ("advantage_mean", "advantages", "trainer_logprobs"):
+            assert table[name].to_pylist() == [None]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        ([floats(0), floats(1)], "2 advantages, 1 trajectories"),
+        ([floats(0)], r"advantages of \(1,\) for tokens of \(2,\)"),
+        ([floats(0, np.nan)], "advantages with NaN"),
+    ],
+)
+def test_scores_must_fit_their_tokens(tmp_path: Path, arrays: list[Any], told: str) -> None:
+    with pytest.raises(AssertionError, match=told):
+        write_trajectories(tmp_path / "a", 1, [trajectory(7, 0, [11, 12])], TokenScores(arrays))
+
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    """Any, of any number of turns."""
+    length = draw(st.integers(0, 4))
+
+    def per_token(strategy: st.SearchStrategy[Any], dtype: type) -> np.ndarray[Any, Any]:
+        return np.array(draw(st.lists(strategy, min_size=length, max_size=length)), dtype)
+
+    ids = st.integers(0, 2**31 - 1)
+    prompt = Prompt(
+        draw(st.integers(0, 2**40)),
+        np.array(draw(st.lists(ids, max_size=4)), np.int32),
+        draw(texts),
+        draw(st.none() | texts),
+        draw(texts),
+        draw(st.dictionaries(texts, values, max_size=2)),
+    )
+    names = draw(st.lists(texts, max_size=3, unique=True))
+    return Trajectory(
+        prompt=prompt,
+        group=draw(st.integers(0, 9)),
+        sample_index=draw(st.integers(0, 9)),
+        response_tokens=per_token(ids, np.int64),
+        loss_mask=per_token(st.booleans(), np.bool_),
+        sampler_logprobs=per_token(st.floats(-50, 0, width=32), np.float32),
+        weight_versions=per_token(st.integers(0, 2**40), np.int64),
+        response_text=draw(texts),
+        finish_reason=draw(st.sampled_from(["stop", "length"])),
+        rewards=tuple(RewardPart(name, draw(numbers), draw(numbers)) for name in names),
+    )
+
+
+def plain(record: Trajectory) -> tuple[Any, ...]:
+    """To compare; arrays with their types."""
+    arrays = (
+        record.prompt.tokens,
+        record.response_tokens,
+        record.loss_mask,
+        record.sampler_logprobs,
+        record.weight_versions,
+    )
+    none = np.zeros(0, np.int64)
+    rest = replace(
+        record,
+        prompt=replace(record.prompt, tokens=none),
+        response_tokens=none,
+        loss_mask=none.astype(np.bool_),
+        sampler_logprobs=none.astype(np.float32),
+        weight_versions=none,
+    )
+    return repr(rest), [(array.dtype, array.tolist()) for array in arrays]
+
+
+@settings(max_examples=60, deadline=None)
+@given(step=st.lists(trajectories(), max_size=4))
+def test_what_is_written_is_read_back_equal(
+    step: list[Trajectory], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.parquet"
+    write_trajectories(path, 1, step, None)
+    assert list(map(plain, read_trajectories(path))) == list(map(plain, step))
+
+
+def of_before(path: Path) -> None:
+    """A file as it was before groups, masks and advantages of tokens were kept."""
+    rows: dict[str, list[Any]] = {
+        "step": [1, 1, 1],
+        "prompt_index": [7, 7, 9],
+        "sample_index": [0, 1, 0],
+        "prompt": ["a", "a", "b"],
+        "response": ["x", "y", "z"],
+        "reference": [None, None, "2"],
+        "reward": [0.0, 1.0, 0.5],
+        "reward_right": [0.0, 1.0, 0.5],
+        "advantage_mean": [0.25, None, -1.0],
+        "finish_reason": ["stop", "length", "stop"],
+        "weight_version": [3, None, 3],
+        "tokens": [[11, 12], [], [13]],
+        "sampler_logprobs": [[-0.5, -0.5], [], [-0.5]],
+    }
+    pq.write_table(pa.table(rows), path)
+
+
+def test_files_of_before_are_read_by_people_and_refused_for_training(tmp_path: Path) -> None:
+    path = tmp_path / "step.parquet"
+    of_before(path)
+    first, second = read_groups(path)
+    assert [one.response for one in first.responses] == ["y", "x"]
+    assert (first.number, first.prompt, first.reward, first.spread) == (7, "a", 0.5, 1.0)
+    assert second.responses == [
+        SampledResponse(
+            *(9, 9, 0, "", "b", "z", "2", 0.5), {"right": 0.5}, -1.0, 1, 3, cut_off=False
+        )
+    ]
+    with pytest.raises(ConfigError, match="it has no columns, group, loss_mask, parts, prompt_tok"):
+        read_trajectories(path)
+
+
+def test_groups_are_told_apart_where_a_prompt_comes_twice(tmp_path: Path) -> None:
+    path = tmp_path / "step.parquet"
+    step = [replace(trajectory(7, i % 2, [1]), group=i // 2) for i in range(4)]
+    write_trajectories(path, 1, step, None)
+    assert [(g.number, len(g.responses), g.prompt) for g in read_groups(path)] == [
+        (0, 2, "What is 7?"),
+        (1, 2, "What is 7?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(1, [9.0]), (3, [9.0, 5.0, 0.0]), (5, [9.0, 7.0, 5.0, 2.0, 0.0])]
+)
+def test_some_responses_are_the_best_the_worst_and_some_between(
+    tmp_path: Path, count: int, shown: list[float]
+) -> None:
+    run = RunDirectory(tmp_path)
+    rewards = [4, 0, 9, 7, 1, 8, 2, 3, 6, 5]
+    given = [
+        replace(
+            trajectory(place, 0, [1]),
+            rewards=(RewardPart("right", reward, 0.5), RewardPart("form", reward / 2, 1.0)),
+            finish_reason="length" if reward == 0 else "stop",
+        )
+        for place, reward in enumerate(rewards)
+    ]
+    write_trajectories(run.trajectories_path(3), 3, given[:1], None)
+    write_trajectories(run.trajectories_path(12), 12, given, None)
+    latest = run.latest_trajectories()
+    assert latest == (12, run.trajectories_path(12))
+    found = read_some(latest[1], count)
+    assert [one.reward for one in found] == shown
+    assert (found[0].prompt, found[0].parts) == ("What is 2?", {"right": 9.0, "form": 4.5})
+    assert [one.cut_off for one in found] == [one.reward == 0 for one in found]
+
+
+def test_of_few_responses_each_is_shown_once(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert run.latest_trajectories() is None
+    for count in (1, 2):
+        path = run.trajectories_path(count)
+        write_trajectories(path, count, [trajectory(i, 0, [1]) for i in range(count)], None)
+        assert [one.reference for one in read_some(path, 5)] == [str(i) for i in range(count)]
+        assert len(read_responses(path)) == count
