@@ -53,6 +53,7 @@ Code = Literal[
     "reference-free-loss",
     "reference-logprobs",
     "reward-name",
+    "sampling-contradicts",
     "sampling-for-training",
     "sequence-over-positions",
     "sleep-expandable-segments",

@@ -6,8 +6,10 @@ from typing import Literal
 
 from plimsoll.config.base import (
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Probability,
     Settings,
     Share,
 )
@@ -23,6 +25,15 @@ class SamplingConfig(Settings):
     """Softmax temperature; the trainer's log-probs use the same. 0 is greedy (evaluation only)."""
     top_p: Share = 1.0
     """Nucleus sampling; below 1 the sampler's log-probs differ from the trainer's."""
+    top_k: NonNegativeInt = 0
+    """Sample from this many of the most likely tokens; 0 is all, anything else makes the sampler's
+    log-probs differ from the trainer's."""
+    min_p: Probability = 0.0
+    """Leave out tokens less likely than this share of the most likely one; above 0 the sampler's
+    log-probs differ from the trainer's."""
+    min_new_tokens: NonNegativeInt = 0
+    """No response ends before so many tokens. Where an end is forbidden, the sampler's log-probs
+    differ from the trainer's by what an end had."""
     stop: tuple[str, ...] = ()
     """Strings that end a response (the end-of-sequence token always does)."""
 

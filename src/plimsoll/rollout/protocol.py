@@ -39,13 +39,24 @@ class Request:
     """Prompts to answer with `responses` samples each.
 
     seed: no other request of the run has it; with it, sampling is repeatable as far as the
-    engine's arithmetic is.
+    engine's arithmetic is. limits: the longest response to each prompt, in tokens of 1 or more,
+    where that is less than `sampling.max_new_tokens`; None: no prompt has its own.
     """
 
     prompts: tuple[Prompt, ...]
     responses: int
     sampling: SamplingConfig
     seed: int
+    limits: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.limits is not None:
+            assert len(self.limits) == len(self.prompts) and min(self.limits, default=1) >= 1
+
+    def most_tokens(self) -> list[int]:
+        """The longest response to each prompt."""
+        most = self.sampling.max_new_tokens
+        return [min(most, own) for own in self.limits or [most] * len(self.prompts)]
 
     def seeds(self) -> list[int]:
         """A seed for each prompt; a prompt that is there twice has two."""

@@ -104,13 +104,15 @@ class VllmEngine:
         self._loop = asyncio.get_running_loop()
 
     async def generate(self, request: Request) -> list[Trajectory]:
-        asked = zip(request.prompts, request.seeds(), strict=True)
-        answers = await asyncio.gather(*(self._answer(p, seed, request) for p, seed in asked))
+        asked = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
+        answers = await asyncio.gather(*(self._answer(*own, request) for own in asked))
         return [trajectory for group in answers for trajectory in group]
 
-    async def _answer(self, prompt: Prompt, seed: int, request: Request) -> list[Trajectory]:
+    async def _answer(
+        self, prompt: Prompt, most: int, seed: int, request: Request
+    ) -> list[Trajectory]:
         version = self._version
-        params = _sampling_params(request.sampling, request.responses, self._decoder, seed)
+        params = _sampling_params(request.sampling, request.responses, self._decoder, most, seed)
         output = await self._run(prompt.tokens, params)
         return [
             self._trajectory(prompt, completion, version, request.sampling)
@@ -130,7 +132,7 @@ class VllmEngine:
             sample_index=completion.index,
             response_tokens=tokens,
             sampler_logprobs=np.asarray(logprobs, dtype=np.float32),
-            response_text=self._decoder.text(tokens, sampling.stop),
+            response_text=self._decoder.text(tokens, sampling),
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             weight_version=version,
         )
@@ -277,7 +279,9 @@ def _kv_cache_bytes(spec: EngineSpec) -> int:
     return int(spec.rollout.cpu_kv_cache_gib * 2**30)
 
 
-def _sampling_params(sampling: SamplingConfig, responses: int, decoder: Decoder, seed: int) -> Any:
+def _sampling_params(
+    sampling: SamplingConfig, responses: int, decoder: Decoder, most: int, seed: int
+) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -285,7 +289,10 @@ def _sampling_params(sampling: SamplingConfig, responses: int, decoder: Decoder,
         n=responses,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        max_tokens=sampling.max_new_tokens,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        min_tokens=min(sampling.min_new_tokens, most),
+        max_tokens=most,
         logprobs=0,
         seed=seed,
         stop_token_ids=list(decoder.end_tokens),

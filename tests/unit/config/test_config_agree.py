@@ -189,6 +189,26 @@ PPO_CASES = [
     ),
     ("--rollout.sampling.temperature=0", "rollout.sampling.temperature", 2, None),
     ("--rollout.sampling.top_p=0.9", "rollout.sampling.top_p", 2, None),
+    ("--rollout.sampling.top_k=20", "rollout.sampling.top_k", 2, None),
+    ("--rollout.sampling.min_p=0.1", "rollout.sampling.min_p", 2, None),
+    (
+        "--rollout.sampling.min_new_tokens=513",
+        "rollout.sampling.min_new_tokens",
+        4,
+        "--rollout.sampling.max_new_tokens=513",
+    ),
+    (
+        f"{EVAL} --eval_sampling.temperature=0 --eval_sampling.top_k=5",
+        "eval_sampling.top_k",
+        4,
+        None,
+    ),
+    (
+        f"{EVAL} --eval_sampling.temperature=0 --eval_sampling.min_p=0.5",
+        "eval_sampling.min_p",
+        4,
+        None,
+    ),
     (
         "--algorithm.kl.place=none --reference.model.path=r",
         "reference",
