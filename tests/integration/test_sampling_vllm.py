@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from asyncio import Runner
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from vllm import AsyncEngineArgs
 from vllm_cases import started
 
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.config.rollout import EngineValue, RolloutConfig, SamplingConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Prompt, Trajectory
 from plimsoll.rollout.generate_steps import Recorder
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.vllm import VllmEngine
+from plimsoll.spec.rules.vllm_arguments import FIXED, OWNED, check_arguments
 
 pytestmark = pytest.mark.engine
 
@@ -40,7 +43,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[tuple[VllmEngine, Runner]]:
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32")
+    own: dict[str, EngineValue] = {"max_num_batched_tokens": 640}
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32", vllm=own)
     with started(EngineSpec(0, str(model), 64, 1, "cpu", rollout)) as both:
         yield both
 
@@ -80,6 +84,17 @@ def test_sampler_log_probs_are_those_of_the_distribution_that_was_sampled_from(
         np.testing.assert_allclose(trajectory.sampler_logprobs, wanted, atol=1e-4)
     least = sampling.min_new_tokens
     assert all(END not in trajectory.response_tokens[:least] for trajectory in found)
+
+
+def test_what_plimsoll_sets_of_vllm_is_what_vllm_has() -> None:
+    names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert names >= OWNED.keys() | FIXED.keys()
+    found = check_arguments(RolloutConfig(vllm=dict.fromkeys(names - OWNED.keys() - FIXED.keys())))
+    assert [*found] == []
+
+
+def test_vllms_own_settings_are_its_own(engine: tuple[VllmEngine, Runner]) -> None:
+    assert engine[0]._llm.vllm_config.scheduler_config.max_num_batched_tokens == 640
 
 
 def test_each_prompt_has_its_own_limit(engine: tuple[VllmEngine, Runner]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from plimsoll.cluster.dispatch import Call, Dispatch
 from plimsoll.cluster.exit_reason import exit_reason, hung
 from plimsoll.cluster.failure_logs import crash_in, failing_process, message, why_dead
 from plimsoll.cluster.heartbeats import Hang
@@ -80,6 +81,7 @@ class RayCluster:
     def __init__(self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int) -> None:
         self.ranks = config.ranks
         self.engines = len(specs)
+        self._engine_sequences = max((s.rollout.max_sequences for s in specs), default=1)
         self._watches: dict[Any, Member] = {}
         self._ranks: list[Member] = []
         self._engines: list[Member] = []
@@ -142,14 +144,24 @@ class RayCluster:
         return self._actors.all(task, *arguments)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        members = [self._engines[i % self.engines] for i in range(len(requests))]
-        calls = {
-            member.actor.call.remote("generate", request): member
-            for member, request in zip(members, requests, strict=True)
-        }
-        places = {reference: i for i, reference in enumerate(calls)}
-        for reference, trajectories in self._as_done("generate", calls):
-            yield places[reference], trajectories
+        sequences, per_call = self._engine_sequences, self._responses_per_request
+        work = Dispatch(requests, self.engines, sequences, per_call)
+        calls: dict[Any, Member] = {}
+        asked: dict[Any, Call] = {}
+
+        def ask() -> None:
+            for call in work.calls():
+                member = self._engines[call.engine]
+                reference = member.actor.call.remote("generate", call.request)
+                calls[reference], asked[reference] = member, call
+
+        ask()
+        for reference, answers in self._as_done("generate", calls):
+            call = asked.pop(reference)
+            whole = work.done(call, answers)
+            ask()
+            if whole is not None:
+                yield call.place, whole
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         calls = {m.actor.call.remote(task.__name__, *arguments): m for m in self._engines}
@@ -247,19 +259,19 @@ class RayCluster:
         self, call: str, calls: Mapping[Any, Member], timeout: float | None = None
     ) -> list[Any]:
         """The results of all calls of a method, in their order."""
-        results = dict(self._as_done(call, calls, timeout=timeout))
+        results = dict(self._as_done(call, dict(calls), timeout=timeout))
         return [results[reference] for reference in calls]
 
     def _as_done(
         self,
         call: str,
-        calls: Mapping[Any, Member],
+        pending: dict[Any, Member],
         keep: Any = None,
         timeout: float | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """(reference, result) of each call as it ends; deaths of any member end it too, and so do
-        hangs. timeout: instead, while processes start, which give no signs of life yet."""
-        pending = dict(calls)
+        """(reference, result) of each call as it ends and leaves `pending`, to which more may be
+        added meanwhile; deaths of any member end it too, and so do hangs. timeout: instead, while
+        processes start, which give no signs of life yet."""
         with self._hangs.watching(call) as watched:
             while pending:
                 awaited = [*pending, *self._watches]

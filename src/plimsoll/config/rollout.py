@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import Field
 
 from plimsoll.config.base import (
     NonNegativeFloat,
     NonNegativeInt,
+    OptionValue,
     PositiveFloat,
     PositiveInt,
     Probability,
@@ -14,6 +17,9 @@ from plimsoll.config.base import (
     Share,
 )
 from plimsoll.config.model import Dtype
+
+EngineValue = OptionValue | list[Any] | dict[str, Any]
+"""What an argument of vLLM's may be."""
 
 
 class SamplingConfig(Settings):
@@ -79,6 +85,9 @@ class RolloutConfig(Settings):
     """Sequences that one engine works on at once."""
     dtype: Dtype = "bfloat16"
     """The dtype of the engine's weights."""
+    vllm: dict[str, EngineValue] = Field(default={})
+    """vLLM's own settings: arguments of its AsyncEngineArgs by their names, such as enforce_eager,
+    max_num_batched_tokens or kv_cache_dtype."""
     sampling: SamplingConfig = SamplingConfig()
     """How responses are sampled for training."""
     sync: SyncConfig = SyncConfig()

@@ -63,7 +63,7 @@ class TransformersEngine:
         # The engine's own card: torch warns where it has to fork the generators of several.
         own = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
         with torch.random.fork_rng(own):
-            torch.manual_seed(request.seed)
+            torch.manual_seed(request.seed + request.first)
             output = self._model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
@@ -81,7 +81,11 @@ class TransformersEngine:
         logprobs = recorder.finish(output)
         return [
             self._trajectory(
-                prompts[i], i % request.responses, responses[i, :most], logprobs[i], sampling
+                prompts[i],
+                request.first + i % request.responses,
+                responses[i, :most],
+                logprobs[i],
+                sampling,
             )
             for i, most in enumerate(limits)
         ]

@@ -10,6 +10,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.rules.adapters import separate, steady
+from plimsoll.spec.rules.vllm_arguments import check_arguments
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
@@ -46,6 +47,11 @@ def _rollout(config: RlConfig) -> Iterator[Problem]:
         why += f"rollout.engine: {rollout.engine}, rollout.placement: {rollout.placement}."
         fix = "rollout.sleep_level: 0, or rollout.engine: vllm with rollout.placement: shared"
         yield at.conflict("rollout.sleep_level", why, fix, "sleep-not-shared")
+    yield from check_arguments(rollout)
+    if rollout.engine == "transformers" and rollout.vllm:
+        why = "The transformers engine has no part of vLLM."
+        fix = "leave rollout.vllm out, or rollout.engine: vllm"
+        yield at.conflict("rollout.vllm", why, fix, "transformers-engine")
     if rollout.engine == "transformers" and rollout.tensor_parallel > 1:
         why = "The transformers engine runs a whole model in one process."
         fix = "rollout.tensor_parallel: 1, or rollout.engine: vllm"
