@@ -164,23 +164,28 @@ class RayCluster:
                 yield call.place, whole
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
-        calls = {m.actor.call.remote(task.__name__, *arguments): m for m in self._engines}
-        return self._wait(task.__name__, calls)
+        return self._wait(task.__name__, _calls(self._engines, task, *arguments))
 
     def hand_over(
         self,
-        gather: Callable[..., R | None],
-        arguments: tuple[object, ...],
-        receive: Callable[..., Any],
-    ) -> None:
-        gathering = {
-            m.actor.call.remote(gather.__name__, *arguments): m for m in self._actors.members
-        }
-        first = next(iter(gathering))
-        receiving = {m.actor.call.remote(receive.__name__, first): m for m in self._engines}
-        # The bucket stays in the object store: engines fetch it from there, not from here.
-        for _ in self._as_done(receive.__name__, gathering | receiving, keep=first):
-            pass
+        gather: Callable[..., Any],
+        arguments: Sequence[tuple[object, ...]],
+        receive: Callable[..., R],
+    ) -> list[R]:
+        received: list[R] = []
+        gathered: Any = None
+        for own in [*arguments, None]:
+            receiving, gathering = dict[Any, Member](), dict[Any, Member]()
+            if gathered is not None:
+                receiving = _calls(self._engines, receive, gathered)
+            if own is not None:
+                gathering = _calls(self._actors.members, gather, *own)
+            # The result stays in the object store: engines fetch it from there, not from here.
+            gathered = next(iter(gathering), None)
+            calls = gathering | receiving
+            results = dict(self._as_done(receive.__name__, calls, keep=gathered))
+            received += [results[reference] for reference in [*receiving][:1]]
+        return received
 
     def responses_per_request(self) -> int:
         return self._responses_per_request
@@ -333,6 +338,13 @@ class RayCluster:
         what = f"{member.name} ran out of {error.incident.where} memory"
         text = message(what, error.incident.why, member.host.log)
         return error.with_sighting(text, self._seen(member))
+
+
+def _calls(
+    members: Sequence[Member], task: Callable[..., Any], *arguments: object
+) -> dict[Any, Member]:
+    """The references of one call of each member."""
+    return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:

@@ -99,8 +99,8 @@ class RolloutEngine(Protocol):
         them."""
         ...
 
-    async def receive(self, bucket: WeightBucket) -> None:
-        """Take one bucket; its hashes are checked."""
+    async def receive(self, bucket: WeightBucket) -> int:
+        """Take one bucket; its hashes are checked. Returns its bytes."""
         ...
 
     async def finish_sync(self, version: int) -> None:
@@ -116,9 +116,9 @@ class RolloutEngine(Protocol):
         the last call."""
         ...
 
-    async def take_adapter(self, files: AdapterFiles) -> None:
+    async def take_adapter(self, files: AdapterFiles) -> int:
         """Sample with this adapter over the engine's own weights from now on, forget cached
-        prefixes, count the version."""
+        prefixes, count the version. Returns its bytes."""
         ...
 
     async def watch(self) -> str:

@@ -153,7 +153,7 @@ class TransformersEngine:
     async def begin_sync(self, names: tuple[str, ...]) -> None:
         self._arrivals = Arrivals(names)
 
-    async def receive(self, bucket: WeightBucket) -> None:
+    async def receive(self, bucket: WeightBucket) -> int:
         own = dict(self._model.named_parameters(remove_duplicate=False))
         pieces = read_bucket(bucket)
         for sent in bucket.tensors:
@@ -161,6 +161,7 @@ class TransformersEngine:
             if sent.name not in own:
                 raise WeightSyncError(f"the rollout model has no tensor {sent.name}")
             own[sent.name].data.copy_(pieces[sent.name])
+        return bucket.data.nbytes
 
     async def finish_sync(self, version: int) -> None:
         self._arrivals.complete()
@@ -169,7 +170,7 @@ class TransformersEngine:
     async def read_memory(self) -> Reading:
         return read_memory(torch.device(self._spec.device))
 
-    async def take_adapter(self, files: AdapterFiles) -> None:
+    async def take_adapter(self, files: AdapterFiles) -> int:
         raise NotImplementedError("refused in the config: rollout.sync.adapter needs vLLM")
 
     async def watch(self) -> str:

@@ -160,13 +160,14 @@ class VllmEngine:
             await self._wake(["weights"])
         await self._rpc("plimsoll_begin", list(names))
 
-    async def receive(self, bucket: WeightBucket) -> None:
+    async def receive(self, bucket: WeightBucket) -> int:
         # Memory that other processes can open, and that goes with this one, however it ends.
         with open(os.memfd_create("weights"), "wb") as file:
             bucket.data.tofile(file)
             file.flush()
             name = f"/proc/{os.getpid()}/fd/{file.fileno()}"
             await self._rpc("plimsoll_receive", name, [list(astuple(t)) for t in bucket.tensors])
+        return bucket.data.nbytes
 
     async def finish_sync(self, version: int) -> None:
         await self._rpc("plimsoll_finish")
@@ -206,7 +207,7 @@ class VllmEngine:
         readings = [CardReading(*numbers) for numbers in cards]
         return Reading(host, max(readings, key=lambda card: card.peak_used))
 
-    async def take_adapter(self, files: AdapterFiles) -> None:
+    async def take_adapter(self, files: AdapterFiles) -> int:
         from vllm.lora.request import LoRARequest
 
         if self._asleep:
@@ -225,6 +226,7 @@ class VllmEngine:
         self._adapter = new
         await self._forget_prefixes()
         self._version = files.version
+        return len(files.weights)
 
     async def watch(self) -> str:
         llm = self._llm

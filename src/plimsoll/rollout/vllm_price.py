@@ -157,10 +157,12 @@ def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocati
         yield held("packed head", size, words)
 
 
-def receiving_items(name: str, bucket: int, moments: frozenset[Moment]) -> Iterator[Allocation]:
-    """A host copy of a bucket of new weights; bucket: its bytes."""
+def receiving_items(
+    name: str, size: int, moments: frozenset[Moment], words: str = "the largest bucket"
+) -> Iterator[Allocation]:
+    """A host copy of new weights on their way; words: what its bytes are."""
     source = "rollout/vllm.py: receive; rollout/vllm_receiver.py"
-    item = _item(name, "host", bucket, f"{bucket:,} bytes of the largest bucket", source)
+    item = _item(name, "host", size, f"{size:,} bytes of {words}", source)
     yield Allocation(item, moments & {_SENDING})
 
 
