@@ -43,19 +43,10 @@ class Separate:
 
     pair: Pair
 
-    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-        return ()
-
-    def begin(self) -> None:
-        pass
-
-    def send(self, names: tuple[str, ...]) -> None:
-        raise AssertionError(names)
-
-    def finish(self, version: int) -> None:
+    def transfer(self, bucket_bytes: int, version: int) -> int:
         files = self.pair.worker.adapter_files("actor", version)
         assert files is not None
-        self.pair.loop.run(self.pair.engine.take_adapter(files))
+        return self.pair.loop.run(self.pair.engine.take_adapter(files))
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         return self.pair.trainer_log_probs(sequences)

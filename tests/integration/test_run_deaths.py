@@ -292,16 +292,17 @@ def test_a_killed_controller_leaves_no_ranks_and_engines_behind(run_until: RunUn
 def test_who_is_named_is_where_a_failure_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine that is to take a rank's bucket fails with the rank, and is not to blame."""
+    """Of a bucket that an engine is to take, it is the rank."""
     monkeypatch.setattr("plimsoll.cluster.ray._CULPRIT_SECONDS", 0.5)
     write_task(tmp_path)
     rollout = RolloutConfig(engine="transformers")
     spec = EngineSpec(0, str(tmp_path / "model"), 16, 1, "cpu", rollout)
     cluster = RayCluster(ClusterConfig(), [spec], threads=1)
+    bucket = [("actor", (), True)]
     assert cluster.critics is cluster
     try:
         with pytest.raises(PlimsollError) as failed:
-            cluster.hand_over(Worker.weight_bucket, ("actor", (), True), RolloutEngine.receive)
+            cluster.hand_over(Worker.weight_bucket, bucket, RolloutEngine.receive)
         name = r"training rank 0 \(pid (\d+) on node [\d.]+\)"
         found = re.fullmatch(
             rf"{name} failed\n  Why: KeyError: 'actor'\n{LOG}", f"{failed.value}\n"
@@ -312,7 +313,7 @@ def test_who_is_named_is_where_a_failure_began(
             cluster.all(Worker.load_policy, "actor", absent, 1.0)
         os.kill(int(found[1]), signal.SIGKILL)
         with pytest.raises(WorkerDied) as died:
-            cluster.hand_over(Worker.weight_bucket, ("actor", (), True), RolloutEngine.receive)
+            cluster.hand_over(Worker.weight_bucket, bucket, RolloutEngine.receive)
         assert re.match(rf"{name} died\n{re.escape(KILLED)}", str(died.value))
     finally:
         cluster.close()

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm_cases import started
 
 from plimsoll.commands.arithmetic import ALPHABET, make_tokenizer
@@ -74,23 +75,20 @@ class Pair:
     withheld: str | None = None
     alter: Alter = whole
 
-    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-        return self.worker.weight_plan("actor", bucket_bytes)
-
-    def begin(self) -> None:
+    def transfer(self, bucket_bytes: int, version: int) -> int:
         names = self.worker.weight_names("actor", True)
         announced = tuple(name for name in names if name != self.withheld)
         self.loop.run(self.engine.begin_sync(announced))
+        sent = sum(map(self.send, self.worker.weight_plan("actor", bucket_bytes)))
+        self.loop.run(self.engine.finish_sync(version))
+        return sent
 
-    def send(self, names: tuple[str, ...]) -> None:
+    def send(self, names: tuple[str, ...]) -> int:
         bucket = self.worker.weight_bucket("actor", names, True)
         assert bucket is not None
         if self.withheld is not None:
             bucket = without(self.withheld)(bucket)
-        self.loop.run(self.engine.receive(self.alter(bucket)))
-
-    def finish(self, version: int) -> None:
-        self.loop.run(self.engine.finish_sync(version))
+        return self.loop.run(self.engine.receive(self.alter(bucket)))
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         [packs] = pack([learned_after(1, tokens) for tokens in sequences], 1, 256)
@@ -108,7 +106,7 @@ class Pair:
 
     def tensor(self, name: str) -> torch.Tensor:
         """A copy of one of the trainer's weights as it is now."""
-        [names] = self.plan(2**30)
+        [names] = self.worker.weight_plan("actor", 2**30)
         bucket = self.worker.weight_bucket("actor", names, True)
         assert bucket is not None
         return read_bucket(bucket)[name].clone()
@@ -198,6 +196,33 @@ def test_trained_weights_arrive(pair: Pair) -> None:
     with pytest.raises(WeightSyncError):
         prove(pair.proved_within(BOUND), 1)  # the training moved the weights by more than rounding
     assert pair.sync(1).gap < 0.02
+
+
+def test_vllm_completes_a_layer_before_the_next_one_begins(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds tensors until all of their layer are there, so no other may be begun meanwhile; and
+    a bucket of all of an attention's or an MLP's leaves none unfinished."""
+    open_layers, receive = [], VllmEngine.receive
+
+    async def look(engine: VllmEngine, bucket: WeightBucket) -> int:
+        size = await receive(engine, bucket)
+        [[count]] = [await engine._llm.collective_rpc(unfinished)]
+        open_layers.append(count)
+        return size
+
+    monkeypatch.setattr(VllmEngine, "receive", look)
+    report = pair.sync(1)
+    assert len(open_layers) > 4 and max(open_layers) <= 1 and report.seconds > 0
+    open_layers.clear()
+    assert sync_weights(replace(pair.proved_within(BOUND), bucket_bytes=50_000), 2).gap < 0.02
+    assert len(open_layers) > 2 and not any(open_layers)
+
+
+def unfinished(worker: Any) -> int:
+    """Layers of a vLLM worker's model that hold new tensors and wait for more."""
+    layers = map(get_layerwise_info, worker.model_runner.get_model().modules())
+    return sum(bool(layer.loaded_weights) for layer in layers)
 
 
 def test_weights_on_their_way_lie_in_no_file_that_a_kill_would_leave(

@@ -18,8 +18,9 @@ from plimsoll.rollout.vllm import VllmEngine, environment
 @contextmanager
 def started(spec: EngineSpec) -> Iterator[tuple[VllmEngine, Runner]]:
     """An engine in this process, and the loop that it answers in, as in its actor; once it is
-    stopped, nothing of it is left."""
-    with patch.dict(os.environ, environment(spec)), Runner() as loop:
+    stopped, nothing of it is left. Tests may ask its workers what they like, by functions."""
+    own = environment(spec) | {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+    with patch.dict(os.environ, own), Runner() as loop:
         engine = loop.run(_made(spec))
         llm, sockets = weakref.ref(engine._llm), Path(engine._sockets.name)
         assert sockets.is_dir()

@@ -59,11 +59,11 @@ class LocalCluster:
 
     def hand_over(
         self,
-        gather: Callable[..., R | None],
-        arguments: tuple[object, ...],
-        receive: Callable[..., Any],
-    ) -> None:
-        self.engines_do(receive, self._do(gather, *arguments))
+        gather: Callable[..., Any],
+        arguments: Sequence[tuple[object, ...]],
+        receive: Callable[..., R],
+    ) -> list[R]:
+        return [self.engines_do(receive, self._do(gather, *own))[0] for own in arguments]
 
     def responses_per_request(self) -> int:
         return self._engines[0].responses_per_request

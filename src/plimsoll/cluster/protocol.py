@@ -56,12 +56,14 @@ class Cluster(Ranks, Protocol):
 
     def hand_over(
         self,
-        gather: Callable[..., R | None],
-        arguments: tuple[object, ...],
-        receive: Callable[..., Any],
-    ) -> None:
-        """Call `gather` of Worker on every rank; rank 0's result goes to `receive` of every engine,
-        without passing through this process where that can be avoided."""
+        gather: Callable[..., Any],
+        arguments: Sequence[tuple[object, ...]],
+        receive: Callable[..., R],
+    ) -> list[R]:
+        """Call `gather` of Worker on every rank, with one set of arguments after the other; rank
+        0's result goes to `receive` of every engine, without passing through this process where
+        that can be avoided, while the ranks gather the next. At most two results are alive.
+        Returns what the first engine made of each."""
         ...
 
     def responses_per_request(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from plimsoll.cluster.dispatch import Call, Dispatch
 from plimsoll.cluster.exit_reason import exit_reason, hung
 from plimsoll.cluster.failure_logs import crash_in, failing_process, message, why_dead
 from plimsoll.cluster.heartbeats import Hang
@@ -80,6 +81,7 @@ class RayCluster:
     def __init__(self, config: ClusterConfig, specs: Sequence[EngineSpec], threads: int) -> None:
         self.ranks = config.ranks
         self.engines = len(specs)
+        self._engine_sequences = max((s.rollout.max_sequences for s in specs), default=1)
         self._watches: dict[Any, Member] = {}
         self._ranks: list[Member] = []
         self._engines: list[Member] = []
@@ -142,33 +144,48 @@ class RayCluster:
         return self._actors.all(task, *arguments)
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
-        members = [self._engines[i % self.engines] for i in range(len(requests))]
-        calls = {
-            member.actor.call.remote("generate", request): member
-            for member, request in zip(members, requests, strict=True)
-        }
-        places = {reference: i for i, reference in enumerate(calls)}
-        for reference, trajectories in self._as_done("generate", calls):
-            yield places[reference], trajectories
+        sequences, per_call = self._engine_sequences, self._responses_per_request
+        work = Dispatch(requests, self.engines, sequences, per_call)
+        calls: dict[Any, Member] = {}
+        asked: dict[Any, Call] = {}
+
+        def ask() -> None:
+            for call in work.calls():
+                member = self._engines[call.engine]
+                reference = member.actor.call.remote("generate", call.request)
+                calls[reference], asked[reference] = member, call
+
+        ask()
+        for reference, answers in self._as_done("generate", calls):
+            call = asked.pop(reference)
+            whole = work.done(call, answers)
+            ask()
+            if whole is not None:
+                yield call.place, whole
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
-        calls = {m.actor.call.remote(task.__name__, *arguments): m for m in self._engines}
-        return self._wait(task.__name__, calls)
+        return self._wait(task.__name__, _calls(self._engines, task, *arguments))
 
     def hand_over(
         self,
-        gather: Callable[..., R | None],
-        arguments: tuple[object, ...],
-        receive: Callable[..., Any],
-    ) -> None:
-        gathering = {
-            m.actor.call.remote(gather.__name__, *arguments): m for m in self._actors.members
-        }
-        first = next(iter(gathering))
-        receiving = {m.actor.call.remote(receive.__name__, first): m for m in self._engines}
-        # The bucket stays in the object store: engines fetch it from there, not from here.
-        for _ in self._as_done(receive.__name__, gathering | receiving, keep=first):
-            pass
+        gather: Callable[..., Any],
+        arguments: Sequence[tuple[object, ...]],
+        receive: Callable[..., R],
+    ) -> list[R]:
+        received: list[R] = []
+        gathered: Any = None
+        for own in [*arguments, None]:
+            receiving, gathering = dict[Any, Member](), dict[Any, Member]()
+            if gathered is not None:
+                receiving = _calls(self._engines, receive, gathered)
+            if own is not None:
+                gathering = _calls(self._actors.members, gather, *own)
+            # The result stays in the object store: engines fetch it from there, not from here.
+            gathered = next(iter(gathering), None)
+            calls = gathering | receiving
+            results = dict(self._as_done(receive.__name__, calls, keep=gathered))
+            received += [results[reference] for reference in [*receiving][:1]]
+        return received
 
     def responses_per_request(self) -> int:
         return self._responses_per_request
@@ -247,19 +264,19 @@ class RayCluster:
         self, call: str, calls: Mapping[Any, Member], timeout: float | None = None
     ) -> list[Any]:
         """The results of all calls of a method, in their order."""
-        results = dict(self._as_done(call, calls, timeout=timeout))
+        results = dict(self._as_done(call, dict(calls), timeout=timeout))
         return [results[reference] for reference in calls]
 
     def _as_done(
         self,
         call: str,
-        calls: Mapping[Any, Member],
+        pending: dict[Any, Member],
         keep: Any = None,
         timeout: float | None = None,
     ) -> Iterator[tuple[Any, Any]]:
-        """(reference, result) of each call as it ends; deaths of any member end it too, and so do
-        hangs. timeout: instead, while processes start, which give no signs of life yet."""
-        pending = dict(calls)
+        """(reference, result) of each call as it ends and leaves `pending`, to which more may be
+        added meanwhile; deaths of any member end it too, and so do hangs. timeout: instead, while
+        processes start, which give no signs of life yet."""
         with self._hangs.watching(call) as watched:
             while pending:
                 awaited = [*pending, *self._watches]
@@ -321,6 +338,13 @@ class RayCluster:
         what = f"{member.name} ran out of {error.incident.where} memory"
         text = message(what, error.incident.why, member.host.log)
         return error.with_sighting(text, self._seen(member))
+
+
+def _calls(
+    members: Sequence[Member], task: Callable[..., Any], *arguments: object
+) -> dict[Any, Member]:
+    """The references of one call of each member."""
+    return {m.actor.call.remote(task.__name__, *arguments): m for m in members}
 
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,6 +11,10 @@ from plimsoll.data.packing import pack
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Ints, Sample, from_packed
 from plimsoll.rollout.protocol import RolloutEngine
+
+_RECEIVE: Callable[..., int] = RolloutEngine.receive  # type: ignore[assignment]
+_TAKE_ADAPTER: Callable[..., int] = RolloutEngine.take_adapter  # type: ignore[assignment]
+"""As the cluster calls them: it awaits what they give."""
 
 
 class ActorRoute:
@@ -22,19 +26,15 @@ class ActorRoute:
         self._largest = largest_pack
         self._as_published = as_published
 
-    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-        return self._cluster.all(Worker.weight_plan, "actor", bucket_bytes)[0]
-
-    def begin(self) -> None:
-        names = self._cluster.all(Worker.weight_names, "actor", self._as_published)[0]
-        self._cluster.engines_do(RolloutEngine.begin_sync, names)
-
-    def send(self, names: tuple[str, ...]) -> None:
-        wanted = ("actor", names, self._as_published)
-        self._cluster.hand_over(Worker.weight_bucket, wanted, RolloutEngine.receive)
-
-    def finish(self, version: int) -> None:
-        self._cluster.engines_do(RolloutEngine.finish_sync, version)
+    def transfer(self, bucket_bytes: int, version: int) -> int:
+        cluster, published = self._cluster, self._as_published
+        names = cluster.all(Worker.weight_names, "actor", published)[0]
+        buckets = cluster.all(Worker.weight_plan, "actor", bucket_bytes)[0]
+        cluster.engines_do(RolloutEngine.begin_sync, names)
+        wanted = [("actor", own, published) for own in buckets]
+        received = cluster.hand_over(Worker.weight_bucket, wanted, _RECEIVE)
+        cluster.engines_do(RolloutEngine.finish_sync, version)
+        return sum(received)
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         samples = [Sample(tokens, _all_but_first(len(tokens))) for tokens in sequences]
@@ -55,19 +55,9 @@ class AdapterRoute:
         self.trainer_log_probs = actor.trainer_log_probs
         self.engine_log_probs = actor.engine_log_probs
 
-    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-        return ()
-
-    def begin(self) -> None:
-        pass
-
-    def send(self, names: tuple[str, ...]) -> None:
-        raise AssertionError("an adapter goes in one piece, at the end")
-
-    def finish(self, version: int) -> None:
-        self._cluster.hand_over(
-            Worker.adapter_files, ("actor", version), RolloutEngine.take_adapter
-        )
+    def transfer(self, bucket_bytes: int, version: int) -> int:
+        wanted = [("actor", version)]
+        return sum(self._cluster.hand_over(Worker.adapter_files, wanted, _TAKE_ADAPTER))
 
 
 def _all_but_first(length: int) -> np.ndarray:

@@ -141,6 +141,8 @@ def _words(annotation: Any, bounds: tuple[object, ...]) -> str:
         return " | ".join(_words(member, ()) for member in arguments)
     if origin is Literal:
         return " | ".join(map(str, arguments))
+    if origin in (list, dict):
+        return "list" if origin is list else "mapping"
     if origin is tuple:
         return f"list of {_words(arguments[0], ())}"
     return f"{_NAMES[annotation]} {' and '.join(_bounds(bounds))}".rstrip()

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import Field
 
 from plimsoll.config.base import (
     NonNegativeFloat,
+    NonNegativeInt,
+    OptionValue,
     PositiveFloat,
     PositiveInt,
+    Probability,
     Settings,
     Share,
 )
 from plimsoll.config.model import Dtype
+
+EngineValue = OptionValue | list[Any] | dict[str, Any]
+"""What an argument of vLLM's may be."""
 
 
 class SamplingConfig(Settings):
@@ -23,6 +31,15 @@ class SamplingConfig(Settings):
     """Softmax temperature; the trainer's log-probs use the same. 0 is greedy (evaluation only)."""
     top_p: Share = 1.0
     """Nucleus sampling; below 1 the sampler's log-probs differ from the trainer's."""
+    top_k: NonNegativeInt = 0
+    """Sample from this many of the most likely tokens; 0 is all, anything else makes the sampler's
+    log-probs differ from the trainer's."""
+    min_p: Probability = 0.0
+    """Leave out tokens less likely than this share of the most likely one; above 0 the sampler's
+    log-probs differ from the trainer's."""
+    min_new_tokens: NonNegativeInt = 0
+    """No response ends before so many tokens. Where an end is forbidden, the sampler's log-probs
+    differ from the trainer's by what an end had."""
     stop: tuple[str, ...] = ()
     """Strings that end a response (the end-of-sequence token always does)."""
 
@@ -68,6 +85,9 @@ class RolloutConfig(Settings):
     """Sequences that one engine works on at once."""
     dtype: Dtype = "bfloat16"
     """The dtype of the engine's weights."""
+    vllm: dict[str, EngineValue] = Field(default={})
+    """vLLM's own settings: arguments of its AsyncEngineArgs by their names, such as enforce_eager,
+    max_num_batched_tokens or kv_cache_dtype."""
     sampling: SamplingConfig = SamplingConfig()
     """How responses are sampled for training."""
     sync: SyncConfig = SyncConfig()

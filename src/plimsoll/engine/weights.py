@@ -7,6 +7,7 @@ own name renews.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from plimsoll.model.adapters import parts_of_weight, plain_weight
 from plimsoll.model.policy import PolicyModel, hf_state_names
 from plimsoll.model.published import published
 from plimsoll.model.quantization import plain_shape
+
+_IN_LAYER = re.compile(r"\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -47,18 +50,33 @@ class WeightBucket:
 def plan_buckets(engine: Engine, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
     """The weights of each bucket, in the model's order; a tensor over the limit is alone.
 
-    By their names in the module; what adapters add has no names of its own here.
+    What an engine may merge into one layer, such as queries, keys and values, comes together, and
+    in one bucket where it fits: vLLM holds tensors until all of their layer are there. By their
+    names in the module; what adapters add has no names of its own here.
     """
     buckets: list[list[str]] = []
     room = 0
-    for name in hf_state_names(engine.module):
-        size = plain_bytes(engine.module.get_parameter(name))
-        if size > room or not buckets:
-            buckets.append([])
-            room = bucket_bytes
-        buckets[-1].append(name)
-        room -= size
+    for names in _blocks(hf_state_names(engine.module)):
+        sizes = [plain_bytes(engine.module.get_parameter(name)) for name in names]
+        together = sum(sizes) <= bucket_bytes
+        for place, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            needed = sum(sizes) if together and place == 0 else size
+            if needed > room or not buckets:
+                buckets.append([])
+                room = bucket_bytes
+            buckets[-1].append(name)
+            room -= size
     return tuple(tuple(names) for names in buckets)
+
+
+def _blocks(hf_names: Mapping[str, str]) -> Iterator[list[str]]:
+    """Names in the module: of each part of a decoder's layer (attention, MLP, norms), or of each
+    module elsewhere. hf_names: as `hf_state_names` gives them."""
+    blocks: dict[str, list[str]] = {}
+    for name, hf_name in hf_names.items():
+        ends = 2 if _IN_LAYER.search(hf_name) else 1
+        blocks.setdefault(hf_name.rsplit(".", ends)[0], []).append(name)
+    yield from blocks.values()
 
 
 @contextmanager

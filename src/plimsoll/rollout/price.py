@@ -4,6 +4,7 @@ transformers holds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plimsoll.config.model import ELEMENT_BYTES
@@ -13,7 +14,33 @@ from plimsoll.timeline.items import Allocation, Item, Moment
 
 STARTING = Moment("load", "start engines")
 """Engines take their share before the ranks read their models."""
-BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
+_BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
+_CACHE_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "bfloat16": 2, "float16": 2}
+"""Of a number in the KV cache, by vLLM's `kv_cache_dtype`."""
+_HOLDING = frozenset(
+    {
+        *("block_size", "compilation_config", "cpu_offload_gb", "cudagraph_capture_sizes"),
+        *("disable_hybrid_kv_cache_manager", "enable_dbo", "enable_eplb", "enable_expert_parallel"),
+        *("fully_sharded_loras", "hf_overrides", "kv_cache_dtype", "kv_cache_dtype_skip_layers"),
+        *("kv_offloading_size", "kv_transfer_config", "max_cpu_loras"),
+        *("max_cudagraph_capture_size", "max_num_batched_tokens", "num_gpu_blocks_override"),
+        *("offload_group_size", "optimization_level", "performance_mode", "quantization"),
+        *("quantization_config", "spec_method", "spec_model", "speculative_config"),
+    }
+)
+"""Arguments of vLLM's that change what it holds."""
+
+
+def unpriced(vllm: Mapping[str, object]) -> tuple[str, ...]:
+    """The arguments under `rollout.vllm` that change what vLLM holds and that the plan does not
+    count."""
+    cache, batch = vllm.get("kv_cache_dtype"), vllm.get("max_num_batched_tokens")
+    counted = {
+        "kv_cache_dtype": cache is None or cache == "auto" or cache in _CACHE_BYTES,
+        "max_num_batched_tokens": batch is None or isinstance(batch, int),
+        "quantization": vllm.get("quantization") in (None, "fp8"),
+    }
+    return tuple(name for name in vllm if name in _HOLDING and not counted.get(name, False))
 
 
 @dataclass(frozen=True)
@@ -34,16 +61,27 @@ class Sampler:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights on each of the engine's cards; norms are on all of them."""
+        """Bytes of the weights on each of the engine's cards; norms are on all of them. Of fp8
+        (vLLM's `quantization`), linear layers take a byte a weight; embeddings and head do not."""
         whole = self.shape.other_parameters
-        divided = self.shape.parameters - whole
-        return self.element * (-(-divided // self.rollout.tensor_parallel) + whole)
+        divided = self.element * (self.shape.parameters - whole)
+        if self.rollout.vllm.get("quantization") == "fp8":
+            divided -= (self.element - 1) * sum(one.parameters for one in self.shape.linears)
+        return -(-divided // self.rollout.tensor_parallel) + self.element * whole
+
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens of the largest batch of a forward."""
+        found = self.rollout.vllm.get("max_num_batched_tokens")
+        return found if isinstance(found, int) else _BATCHED_TOKENS
 
     @property
     def kv_token(self) -> int:
         """Bytes of the KV cache of one token on each card."""
         heads = -(-self.shape.kv_heads // self.rollout.tensor_parallel)
-        return 2 * self.shape.layers * heads * self.shape.head_dim * self.element
+        named = self.rollout.vllm.get("kv_cache_dtype")
+        element = _CACHE_BYTES.get(str(named), self.element)
+        return 2 * self.shape.layers * heads * self.shape.head_dim * element
 
     @property
     def profile_peak(self) -> int:
@@ -52,7 +90,7 @@ class Sampler:
         """
         shape, parallel = self.shape, self.rollout.tensor_parallel
         width = max(shape.intermediate, shape.experts_per_token * shape.expert_intermediate)
-        tokens = max(BATCHED_TOKENS, self.rollout.max_sequences)
+        tokens = max(self.batched_tokens, self.rollout.max_sequences)
         forward = tokens * self.element * (4 * shape.hidden + 3 * width // parallel)
         logits = self.rollout.max_sequences * shape.vocabulary * (self.element + 3 * 4)
         return max(forward, logits)

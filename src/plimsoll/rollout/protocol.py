@@ -39,13 +39,26 @@ class Request:
     """Prompts to answer with `responses` samples each.
 
     seed: no other request of the run has it; with it, sampling is repeatable as far as the
-    engine's arithmetic is.
+    engine's arithmetic is. limits: the longest response to each prompt, in tokens of 1 or more,
+    where that is less than `sampling.max_new_tokens`; None: no prompt has its own. first: the
+    number of the first response to each prompt; each is sampled with the seed of its number.
     """
 
     prompts: tuple[Prompt, ...]
     responses: int
     sampling: SamplingConfig
     seed: int
+    limits: tuple[int, ...] | None = None
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if self.limits is not None:
+            assert len(self.limits) == len(self.prompts) and min(self.limits, default=1) >= 1
+
+    def most_tokens(self) -> list[int]:
+        """The longest response to each prompt."""
+        most = self.sampling.max_new_tokens
+        return [min(most, own) for own in self.limits or [most] * len(self.prompts)]
 
     def seeds(self) -> list[int]:
         """A seed for each prompt; a prompt that is there twice has two."""
@@ -86,8 +99,8 @@ class RolloutEngine(Protocol):
         them."""
         ...
 
-    async def receive(self, bucket: WeightBucket) -> None:
-        """Take one bucket; its hashes are checked."""
+    async def receive(self, bucket: WeightBucket) -> int:
+        """Take one bucket; its hashes are checked. Returns its bytes."""
         ...
 
     async def finish_sync(self, version: int) -> None:
@@ -103,9 +116,9 @@ class RolloutEngine(Protocol):
         the last call."""
         ...
 
-    async def take_adapter(self, files: AdapterFiles) -> None:
+    async def take_adapter(self, files: AdapterFiles) -> int:
         """Sample with this adapter over the engine's own weights from now on, forget cached
-        prefixes, count the version."""
+        prefixes, count the version. Returns its bytes."""
         ...
 
     async def watch(self) -> str:

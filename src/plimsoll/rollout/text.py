@@ -25,17 +25,22 @@ class Decoder:
         self.tokenizer = load_tokenizer(model, trust_remote_code)
         self.end_tokens = end_tokens(model, self.tokenizer, trust_remote_code)
 
-    def stops(self, tokens: Ints, stop: tuple[str, ...]) -> bool:
-        """Whether one of the stop strings is in the response."""
-        text = self._plain(tokens)
-        return any(mark in text for mark in stop)
+    def stops(self, tokens: Ints, sampling: SamplingConfig) -> bool:
+        """Whether one of the stop strings ends the response."""
+        return self._stop(tokens, sampling) is not None
 
-    def text(self, tokens: Ints, stop: tuple[str, ...]) -> str:
+    def text(self, tokens: Ints, sampling: SamplingConfig) -> str:
         """The response as a person reads it: without special tokens, cut before a stop string."""
-        text = self._plain(tokens)
-        for mark in stop:
-            text = text.split(mark, 1)[0]
-        return text
+        return self._plain(tokens)[: self._stop(tokens, sampling)]
+
+    def _stop(self, tokens: Ints, sampling: SamplingConfig) -> int | None:
+        """Where in the text the first stop string is that ends after the tokens that there must
+        be, as vLLM counts them; None: nowhere."""
+        if not sampling.stop or len(tokens) <= sampling.min_new_tokens:
+            return None
+        text, least = self._plain(tokens), len(self._plain(tokens[: sampling.min_new_tokens]))
+        places = [text.find(s, max(0, least - len(s) + 1)) for s in sampling.stop]
+        return min((place for place in places if place >= 0), default=None)
 
     def _plain(self, tokens: Ints) -> str:
         return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))

@@ -15,11 +15,8 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
-    StoppingCriteria,
     StoppingCriteriaList,
-    TopPLogitsWarper,
 )
 
 from plimsoll.config.rollout import SamplingConfig
@@ -30,6 +27,7 @@ from plimsoll.errors import WeightSyncError
 from plimsoll.model.load import quiet
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.arrivals import Arrivals
+from plimsoll.rollout.generate_steps import EndAtLimit, Recorder, StopStrings
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
 from plimsoll.run.readings import Reading
@@ -59,11 +57,13 @@ class TransformersEngine:
         sampling = request.sampling
         prompts = [p for p in request.prompts for _ in range(request.responses)]
         tokens, mask = _left_padded([p.tokens for p in prompts], self._pad_token, self._spec.device)
-        recorder = _Recorder(sampling)
+        limits = [most for most in request.most_tokens() for _ in range(request.responses)]
+        ends = torch.tensor(self._decoder.end_tokens, device=self._spec.device)
+        recorder = Recorder(sampling, tokens.shape[1], ends)
         # The engine's own card: torch warns where it has to fork the generators of several.
         own = [torch.cuda.current_device()] if self._spec.device == "cuda" else []
         with torch.random.fork_rng(own):
-            torch.manual_seed(request.seed)
+            torch.manual_seed(request.seed + request.first)
             output = self._model.generate(
                 input_ids=tokens,
                 attention_mask=mask,
@@ -71,26 +71,38 @@ class TransformersEngine:
                 temperature=1.0,
                 top_p=1.0,
                 top_k=0,
-                max_new_tokens=sampling.max_new_tokens,
+                max_new_tokens=max(limits),
                 eos_token_id=list(self._decoder.end_tokens),
                 pad_token_id=self._pad_token,
                 logits_processor=LogitsProcessorList([recorder]),
-                stopping_criteria=self._stopping(sampling, tokens.shape[1]),
+                stopping_criteria=self._stopping(sampling, limits, tokens.shape[1]),
             )
         responses = output[:, tokens.shape[1] :]
         logprobs = recorder.finish(output)
         return [
-            self._trajectory(prompts[i], i % request.responses, responses[i], logprobs[i], sampling)
-            for i in range(len(prompts))
+            self._trajectory(
+                prompts[i],
+                request.first + i % request.responses,
+                responses[i, :most],
+                logprobs[i],
+                sampling,
+            )
+            for i, most in enumerate(limits)
         ]
 
     @property
     def _pad_token(self) -> int:
         return self._decoder.end_tokens[0] if self._decoder.end_tokens else 0
 
-    def _stopping(self, sampling: SamplingConfig, prompt_tokens: int) -> StoppingCriteriaList:
-        stop = [_StopStrings(self._decoder, sampling.stop, prompt_tokens)] if sampling.stop else []
-        return StoppingCriteriaList(stop)
+    def _stopping(
+        self, sampling: SamplingConfig, limits: Sequence[int], prompt_tokens: int
+    ) -> StoppingCriteriaList:
+        found = StoppingCriteriaList()
+        if min(limits) < max(limits):
+            found.append(EndAtLimit(limits, prompt_tokens))
+        if sampling.stop:
+            found.append(StopStrings(self._decoder, sampling, prompt_tokens))
+        return found
 
     def _trajectory(
         self,
@@ -107,7 +119,7 @@ class TransformersEngine:
             sample_index=sample,
             response_tokens=tokens[:length],
             sampler_logprobs=logprobs[:length].float().cpu().numpy(),
-            response_text=self._decoder.text(tokens[:length], sampling.stop),
+            response_text=self._decoder.text(tokens[:length], sampling),
             finish_reason="stop" if stopped else "length",
             weight_version=self._version,
         )
@@ -121,7 +133,7 @@ class TransformersEngine:
         length = int(ends[0]) + 1 if len(ends) else len(tokens)
         if not sampling.stop:
             return length, len(ends) > 0
-        first = (n for n in range(1, length + 1) if self._decoder.stops(tokens[:n], sampling.stop))
+        first = (n for n in range(1, length + 1) if self._decoder.stops(tokens[:n], sampling))
         stop = next(first, None)
         return stop or length, stop is not None or len(ends) > 0
 
@@ -141,7 +153,7 @@ class TransformersEngine:
     async def begin_sync(self, names: tuple[str, ...]) -> None:
         self._arrivals = Arrivals(names)
 
-    async def receive(self, bucket: WeightBucket) -> None:
+    async def receive(self, bucket: WeightBucket) -> int:
         own = dict(self._model.named_parameters(remove_duplicate=False))
         pieces = read_bucket(bucket)
         for sent in bucket.tensors:
@@ -149,6 +161,7 @@ class TransformersEngine:
             if sent.name not in own:
                 raise WeightSyncError(f"the rollout model has no tensor {sent.name}")
             own[sent.name].data.copy_(pieces[sent.name])
+        return bucket.data.nbytes
 
     async def finish_sync(self, version: int) -> None:
         self._arrivals.complete()
@@ -157,7 +170,7 @@ class TransformersEngine:
     async def read_memory(self) -> Reading:
         return read_memory(torch.device(self._spec.device))
 
-    async def take_adapter(self, files: AdapterFiles) -> None:
+    async def take_adapter(self, files: AdapterFiles) -> int:
         raise NotImplementedError("refused in the config: rollout.sync.adapter needs vLLM")
 
     async def watch(self) -> str:
@@ -169,52 +182,6 @@ class TransformersEngine:
 
     async def stop(self) -> None:
         del self._model
-
-
-class _StopStrings(StoppingCriteria):  # type: ignore[misc]
-    """Ends a response in which a stop string has appeared, as vLLM does; the prompt's text, with
-    which transformers' own criterion would join it, does not count.
-    """
-
-    def __init__(self, decoder: Decoder, stop: tuple[str, ...], prompt_tokens: int) -> None:
-        self._decoder = decoder
-        self._stop = stop
-        self._prompt_tokens = prompt_tokens
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, **options: object) -> Tensor:
-        rows = input_ids[:, self._prompt_tokens :].cpu().numpy()
-        stopped = [self._decoder.stops(row, self._stop) for row in rows]
-        return torch.tensor(stopped, device=input_ids.device)
-
-
-class _Recorder(LogitsProcessor):  # type: ignore[misc]
-    """Applies temperature and top-p, and notes the log-prob of each token that was then sampled.
-
-    It sees a step's token only at the next call, so it keeps one step's log-probs at a time.
-    """
-
-    def __init__(self, sampling: SamplingConfig) -> None:
-        self._temperature = sampling.temperature or 1.0
-        self._top_p = TopPLogitsWarper(sampling.top_p) if sampling.top_p < 1 else None
-        self._last: Tensor | None = None
-        self._found: list[Tensor] = []
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        self._note(input_ids)
-        scores = scores / self._temperature
-        if self._top_p is not None:
-            scores = self._top_p(input_ids, scores)
-        self._last = scores.float().log_softmax(-1)
-        return scores
-
-    def _note(self, input_ids: Tensor) -> None:
-        if self._last is not None:
-            self._found.append(self._last.gather(1, input_ids[:, -1:]))
-
-    def finish(self, output: Tensor) -> Tensor:
-        """The log-probs of all sampled tokens, shape [sequences, steps]."""
-        self._note(output)
-        return torch.cat(self._found, dim=1)
 
 
 def _left_padded(prompts: Sequence[TokenIds], pad: int, device: str) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from plimsoll.config.adapter import ADAPTER_FILE
-from plimsoll.config.rollout import SamplingConfig
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
@@ -72,53 +71,31 @@ class VllmEngine:
         self._asleep = False
         self._adapter: Any = None
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
-        on_gpu = spec.device == "cuda"
         # vLLM never removes the sockets between its processes.
         self._sockets = tempfile.TemporaryDirectory(prefix="vllm-", dir=os.environ.get(_SOCKETS))
         os.environ[_SOCKETS] = self._sockets.name
-        self._llm: Any = AsyncLLM.from_engine_args(
-            AsyncEngineArgs(
-                model=spec.model,
-                dtype=spec.rollout.dtype,
-                max_model_len=spec.max_tokens,
-                max_num_seqs=spec.rollout.max_sequences,
-                tensor_parallel_size=spec.rollout.tensor_parallel,
-                gpu_memory_utilization=spec.rollout.memory_share,
-                kv_cache_memory_bytes=None if on_gpu else _kv_cache_bytes(spec),
-                enforce_eager=not on_gpu,
-                enable_sleep_mode=spec.rollout.sleep_level > 0,
-                enable_prefix_caching=True,
-                # vLLM rewinds the seeded generator of a prompt that is prefilled in parts, which
-                # CPU generators cannot.
-                enable_chunked_prefill=on_gpu,
-                # The sampler's log-probs are those of the distribution that was sampled from.
-                logprobs_mode="processed_logprobs",
-                generation_config="vllm",
-                worker_extension_cls="plimsoll.rollout.vllm_receiver.WeightReceiver",
-                trust_remote_code=spec.trust_remote_code,
-                disable_log_stats=True,
-                **_adapter_settings(spec.adapter_rank),
-            )
-        )
+        self._llm: Any = AsyncLLM.from_engine_args(AsyncEngineArgs(**_arguments(spec)))
         self._children = child_processes()
         self._loop = asyncio.get_running_loop()
 
     async def generate(self, request: Request) -> list[Trajectory]:
-        asked = zip(request.prompts, request.seeds(), strict=True)
-        answers = await asyncio.gather(*(self._answer(p, seed, request) for p, seed in asked))
+        asked = zip(request.prompts, request.most_tokens(), request.seeds(), strict=True)
+        answers = await asyncio.gather(*(self._answer(*own, request) for own in asked))
         return [trajectory for group in answers for trajectory in group]
 
-    async def _answer(self, prompt: Prompt, seed: int, request: Request) -> list[Trajectory]:
+    async def _answer(
+        self, prompt: Prompt, most: int, seed: int, request: Request
+    ) -> list[Trajectory]:
         version = self._version
-        params = _sampling_params(request.sampling, request.responses, self._decoder, seed)
+        # vLLM gives each of several responses the seed of its number, counted from this one.
+        params = _sampling_params(request, self._decoder, most, seed + request.first)
         output = await self._run(prompt.tokens, params)
         return [
-            self._trajectory(prompt, completion, version, request.sampling)
-            for completion in output.outputs
+            self._trajectory(prompt, completion, version, request) for completion in output.outputs
         ]
 
     def _trajectory(
-        self, prompt: Prompt, completion: Any, version: int, sampling: SamplingConfig
+        self, prompt: Prompt, completion: Any, version: int, request: Request
     ) -> Trajectory:
         tokens = np.asarray(completion.token_ids, dtype=np.int64)
         logprobs = [
@@ -127,10 +104,10 @@ class VllmEngine:
         ]
         return single_turn(
             prompt=prompt,
-            sample_index=completion.index,
+            sample_index=request.first + completion.index,
             response_tokens=tokens,
             sampler_logprobs=np.asarray(logprobs, dtype=np.float32),
-            response_text=self._decoder.text(tokens, sampling.stop),
+            response_text=self._decoder.text(tokens, request.sampling),
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             weight_version=version,
         )
@@ -183,13 +160,14 @@ class VllmEngine:
             await self._wake(["weights"])
         await self._rpc("plimsoll_begin", list(names))
 
-    async def receive(self, bucket: WeightBucket) -> None:
+    async def receive(self, bucket: WeightBucket) -> int:
         # Memory that other processes can open, and that goes with this one, however it ends.
         with open(os.memfd_create("weights"), "wb") as file:
             bucket.data.tofile(file)
             file.flush()
             name = f"/proc/{os.getpid()}/fd/{file.fileno()}"
             await self._rpc("plimsoll_receive", name, [list(astuple(t)) for t in bucket.tensors])
+        return bucket.data.nbytes
 
     async def finish_sync(self, version: int) -> None:
         await self._rpc("plimsoll_finish")
@@ -229,7 +207,7 @@ class VllmEngine:
         readings = [CardReading(*numbers) for numbers in cards]
         return Reading(host, max(readings, key=lambda card: card.peak_used))
 
-    async def take_adapter(self, files: AdapterFiles) -> None:
+    async def take_adapter(self, files: AdapterFiles) -> int:
         from vllm.lora.request import LoRARequest
 
         if self._asleep:
@@ -248,6 +226,7 @@ class VllmEngine:
         self._adapter = new
         await self._forget_prefixes()
         self._version = files.version
+        return len(files.weights)
 
     async def watch(self) -> str:
         llm = self._llm
@@ -266,6 +245,37 @@ class VllmEngine:
         del self._llm  # which shuts down once more when it goes: too late at the interpreter's end
 
 
+def _arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Of vLLM's engine: what Plimsoll decides, and over its defaults what `rollout.vllm` says."""
+    on_gpu, rollout = spec.device == "cuda", spec.rollout
+    defaults = {
+        "enforce_eager": not on_gpu,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+    }
+    return {
+        **defaults,
+        **rollout.vllm,
+        "model": spec.model,
+        "dtype": rollout.dtype,
+        "max_model_len": spec.max_tokens,
+        "max_num_seqs": rollout.max_sequences,
+        "tensor_parallel_size": rollout.tensor_parallel,
+        "gpu_memory_utilization": rollout.memory_share,
+        "kv_cache_memory_bytes": None if on_gpu else _kv_cache_bytes(spec),
+        "enable_sleep_mode": rollout.sleep_level > 0,
+        # vLLM rewinds the seeded generator of a prompt that is prefilled in parts, which CPU
+        # generators cannot.
+        "enable_chunked_prefill": on_gpu,
+        # The sampler's log-probs are those of the distribution that was sampled from.
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "worker_extension_cls": "plimsoll.rollout.vllm_receiver.WeightReceiver",
+        "trust_remote_code": spec.trust_remote_code,
+        **_adapter_settings(spec.adapter_rank),
+    }
+
+
 def _adapter_settings(rank: int | None) -> dict[str, Any]:
     """Room for one adapter of at most this rank."""
     if rank is None:
@@ -277,15 +287,19 @@ def _kv_cache_bytes(spec: EngineSpec) -> int:
     return int(spec.rollout.cpu_kv_cache_gib * 2**30)
 
 
-def _sampling_params(sampling: SamplingConfig, responses: int, decoder: Decoder, seed: int) -> Any:
+def _sampling_params(request: Request, decoder: Decoder, most: int, seed: int) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
+    sampling = request.sampling
     return SamplingParams(
-        n=responses,
+        n=request.responses,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        max_tokens=sampling.max_new_tokens,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        min_tokens=min(sampling.min_new_tokens, most),
+        max_tokens=most,
         logprobs=0,
         seed=seed,
         stop_token_ids=list(decoder.end_tokens),

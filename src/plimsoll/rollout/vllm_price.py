@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
-from plimsoll.rollout.price import BATCHED_TOKENS, Sampler
+from plimsoll.rollout.price import Sampler
 from plimsoll.shapes.shape import Linear, Tensors, parameter_tensors
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Item, Level, Moment, Where
@@ -58,8 +58,14 @@ class CardShare:
 
 def card_share(sampler: Sampler, card_bytes: int) -> CardShare:
     """card_bytes: the card's whole memory, as CUDA reports it."""
-    fixed = sampler.profile_peak + sampler.token_counts + sampler.adapter_room + _OTHER + _GRAPHS
+    fixed = sampler.profile_peak + sampler.token_counts + sampler.adapter_room
+    fixed += _OTHER + _graphs(sampler)
     return CardShare(int(card_bytes * sampler.rollout.memory_share), sampler.weights, fixed)
+
+
+def _graphs(sampler: Sampler) -> int:
+    """Bytes of the CUDA graphs, of which there are none with vLLM's `enforce_eager`."""
+    return 0 if sampler.rollout.vllm.get("enforce_eager") is True else _GRAPHS
 
 
 def least_share(sampler: Sampler, card_bytes: int) -> float:
@@ -98,8 +104,9 @@ def _share_items(sampler: Sampler, share: CardShare, card_bytes: int) -> Iterato
     weights, rest = min(share.weights, share.asked), max(0, share.asked - share.weights)
     counts, room = sampler.token_counts, sampler.adapter_room
     words = (
-        f"{sampler.profile_peak:,} of a forward of the largest batch + {_GRAPHS:,} CUDA graphs + "
-        f"{counts:,} for counts of tokens + {room:,} for an adapter + {_OTHER:,} besides torch"
+        f"{sampler.profile_peak:,} of a forward of the largest batch + {_graphs(sampler):,} CUDA "
+        f"graphs + {counts:,} for counts of tokens + {room:,} for an adapter + {_OTHER:,} "
+        "besides torch"
     )
     yield _item("vLLM weights", "device", weights, _weights_words(sampler))
     yield _item("vLLM profile peak, graphs", "device", min(share.fixed, rest), words)
@@ -139,7 +146,9 @@ def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocati
     if room := sampler.adapter_room:
         words = f"{element} bytes x rank {sampler.adapter_rank} x inputs and outputs"
         yield held("room for an adapter", room, words)
-    words = f"the largest batch: {rollout.max_sequences} sequences, or {BATCHED_TOKENS} tokens"
+    words = (
+        f"the largest batch: {rollout.max_sequences} sequences, or {sampler.batched_tokens} tokens"
+    )
     computing = frozenset(m for m in moments if m.phase in ("load", "rollout", "sync"))
     yield replace(held("forward", sampler.profile_peak, words), moments=computing)
     if shape.tied:
@@ -148,10 +157,12 @@ def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocati
         yield held("packed head", size, words)
 
 
-def receiving_items(name: str, bucket: int, moments: frozenset[Moment]) -> Iterator[Allocation]:
-    """A host copy of a bucket of new weights; bucket: its bytes."""
+def receiving_items(
+    name: str, size: int, moments: frozenset[Moment], words: str = "the largest bucket"
+) -> Iterator[Allocation]:
+    """A host copy of new weights on their way; words: what its bytes are."""
     source = "rollout/vllm.py: receive; rollout/vllm_receiver.py"
-    item = _item(name, "host", bucket, f"{bucket:,} bytes of the largest bucket", source)
+    item = _item(name, "host", size, f"{size:,} bytes of {words}", source)
     yield Allocation(item, moments & {_SENDING})
 
 

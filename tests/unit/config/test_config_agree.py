@@ -189,9 +189,38 @@ PPO_CASES = [
     ),
     ("--rollout.sampling.temperature=0", "rollout.sampling.temperature", 2, None),
     ("--rollout.sampling.top_p=0.9", "rollout.sampling.top_p", 2, None),
+    ("--rollout.sampling.top_k=20", "rollout.sampling.top_k", 2, None),
+    ("--rollout.sampling.min_p=0.1", "rollout.sampling.min_p", 2, None),
+    (
+        "--rollout.sampling.min_new_tokens=513",
+        "rollout.sampling.min_new_tokens",
+        4,
+        "--rollout.sampling.max_new_tokens=513",
+    ),
+    (
+        f"{EVAL} --eval_sampling.temperature=0 --eval_sampling.top_k=5",
+        "eval_sampling.top_k",
+        4,
+        None,
+    ),
+    (
+        f"{EVAL} --eval_sampling.temperature=0 --eval_sampling.min_p=0.5",
+        "eval_sampling.min_p",
+        4,
+        None,
+    ),
     (
         "--algorithm.kl.place=none --reference.model.path=r",
         "reference",
+        4,
+        None,
+    ),
+    ("--rollout.vllm.enforce_eagre=true", "rollout.vllm.enforce_eagre", 2, None),
+    ("--rollout.vllm.max_num_seqs=8", "rollout.vllm.max_num_seqs", 2, None),
+    ("--rollout.vllm.logprobs_mode=raw_logits", "rollout.vllm.logprobs_mode", 2, None),
+    (
+        "--rollout.engine=transformers --rollout.vllm.enforce_eager=true",
+        "rollout.vllm",
         4,
         None,
     ),
@@ -311,8 +340,18 @@ def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
         LOCAL,
         EVAL + " --eval_sampling.temperature=0 --eval_sampling.top_p=0.5",
         "--algorithm.kl.place=none --algorithm.kl.coefficient=0",
+        '--rollout.vllm.speculative_config={"method":"ngram"} --rollout.vllm.enforce_eager=true',
     ):
         load_spec(JOBS["ppo"], str(path), flags.split())
+
+
+def test_the_nearest_argument_of_vllms_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(PPO)
+    report = str(refusal(RlConfig, path, "--rollout.vllm.enforce_eagre=true"))
+    assert "[vllm-argument]" in report and "-> enforce_eager, or leave it out" in report
+    report = str(refusal(RlConfig, path, "--rollout.vllm.data_parallel_size=2"))
+    assert "-> write rollout.engines instead" in report
 
 
 def test_all_are_told_at_once_and_a_wrong_value_outweighs_a_conflict(tmp_path: Path) -> None:

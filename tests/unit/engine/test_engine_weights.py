@@ -39,6 +39,35 @@ def test_a_bucket_may_be_exactly_full_and_no_fuller() -> None:
     assert len(plan_buckets(engine_of(small), 72)) == 1
 
 
+class Block(nn.Module):
+    """Queries, keys and values of 16 bytes each; a norm of 8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = {name: nn.Linear(2, 2, bias=False) for name in ("q_proj", "k_proj", "v_proj")}
+        self.attention = nn.ModuleDict(parts)
+        self.norm = nn.LayerNorm(2, bias=False)
+
+
+def test_what_an_engine_merges_into_one_layer_is_in_one_bucket_where_it_fits() -> None:
+    module = nn.ModuleDict({"layers": nn.ModuleList([Block(), Block()])})
+    [first, second] = (
+        tuple(f"layers.{i}.attention.{name}.weight" for name in ("q_proj", "k_proj", "v_proj"))
+        for i in range(2)
+    )
+    norms = [(f"layers.{i}.norm.weight",) for i in range(2)]
+    outer = nn.ModuleDict({"model": module})
+
+    def plan(bucket: int) -> list[tuple[str, ...]]:
+        found = plan_buckets(engine_of(outer), bucket)
+        return [tuple(name.removeprefix("model.") for name in names) for names in found]
+
+    assert plan(64) == [first + norms[0], second + norms[1]]
+    assert plan(103) == plan(64)  # 47 bytes are left for the 48 of the second's attention
+    assert plan(104) == [first + norms[0] + second, norms[1]]
+    assert plan(40) == [first[:2], first[2:] + norms[0] + second[:1], second[1:] + norms[1]]
+
+
 def test_a_tied_parameter_is_in_one_bucket() -> None:
     module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     module[1].weight = module[0].weight

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.rollout.price import STARTING, Sampler, transformers_items
+from plimsoll.rollout.price import STARTING, Sampler, transformers_items, unpriced
 from plimsoll.rollout.vllm_price import (
     GIB,
     card_items,
@@ -46,6 +46,29 @@ def test_weights_and_keys_are_divided_by_tensor_parallel() -> None:
     assert sampler(tensor_parallel=2).kv_token == 2 * 28 * 1 * 128 * 2
     assert sampler(tensor_parallel=4).kv_token == sampler(tensor_parallel=2).kv_token
     assert sampler(dtype="float32").weights == 4 * PARAMETERS
+
+
+def test_vllms_own_settings_are_priced() -> None:
+    """A KV cache of a byte a number, a larger batch, no CUDA graphs, and linear layers of a byte a
+    weight, whose biases and whose embedding are as ever."""
+    assert sampler(vllm={"kv_cache_dtype": "fp8"}).kv_token == 28 * 2 * 2 * 128
+    assert sampler(vllm={"kv_cache_dtype": "auto"}).kv_token == 2 * 28 * 2 * 2 * 128
+    most = sampler(vllm={"max_num_batched_tokens": 65_536}, max_sequences=8)
+    assert most.profile_peak == 65_536 * 2 * (4 * 1536 + 3 * 8960)
+    graphs = int(0.8 * GIB)
+    share, eager = (card_share(sampler(vllm=own), CARD) for own in ({}, {"enforce_eager": True}))
+    assert eager.kv_cache - share.kv_cache == graphs
+    linears = 28 * (2 * 1536 * 1536 + 2 * 1536 * 256 + 3 * 1536 * 8960)
+    biases = 28 * (1536 + 2 * 256)
+    narrow = sampler(vllm={"quantization": "fp8"}).weights
+    assert narrow == 2 * PARAMETERS - linears - biases
+
+
+def test_what_has_no_price_is_named() -> None:
+    counted = {"kv_cache_dtype": "fp8", "quantization": "fp8", "max_num_batched_tokens": 4096}
+    assert unpriced({**counted, "enforce_eager": True, "block_size": 32}) == ("block_size",)
+    draft: dict[str, object] = {"speculative_config": {"method": "ngram"}}
+    assert unpriced(draft | {"kv_cache_dtype": "nvfp4"}) == ("speculative_config", "kv_cache_dtype")
 
 
 def test_an_engine_takes_its_share_of_the_card_and_no_more() -> None:

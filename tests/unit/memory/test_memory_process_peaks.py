@@ -176,6 +176,18 @@ def test_the_run_s_processes_and_ray_s_are_the_whole_host() -> None:
             assert processes == use.bytes - ray
 
 
+def test_two_buckets_of_new_weights_are_on_their_way() -> None:
+    """Of Qwen2.5-0.5B's 494,032,768 weights and its head, 136,134,656 more that are tied."""
+    hardware = parse_cluster("cpu", 1, 64 * 10**9)
+    tied, whole = 2 * 136_134_656, 2 * (494_032_768 + 136_134_656)
+    for bucket, expected in ((2**20, 4 * tied), (400 * 10**6, 2 * (400 * 10**6 + tied))):
+        config = ppo(engine="vllm", memory_share=0.3, sync={"bucket_bytes": bucket})
+        job = make_job(spec_of(config), hardware, CONSTANTS)
+        [ray] = [p for p in job.layout.processes if p.kind == "ray"]
+        held = {one.item.name: one.item.bytes for one in held_by(job, ray)}
+        assert held["buckets in the object store"] == min(expected, whole)
+
+
 def test_what_computes_on_cpu_keeps_prepared_kernels() -> None:
     job = make_job(spec_of(ppo(engine="vllm")), parse_cluster("cpu", 1, 64 * 10**9), CONSTANTS)
     keeping = {

@@ -37,6 +37,13 @@ def test_no_engine_no_rule_about_engines() -> None:
     assert conflicts("ppo", changes, "V100-32GB")["bfloat16-card"].severity == "warning"
 
 
+def test_what_of_vllms_own_settings_is_not_in_the_plan() -> None:
+    own = {"rollout.vllm": {"enforce_eager": True, "speculative_config": {"method": "ngram"}}}
+    found = conflicts("ppo", own)["vllm-not-in-plan"]
+    assert found.severity == "warning" and "rollout.vllm.speculative_config" in found.what
+    assert "vllm-not-in-plan" not in conflicts("ppo", {"rollout.vllm": {"enforce_eager": True}})
+
+
 @pytest.mark.parametrize(
     ("model", "refused"),
     [("openlm-research/open_llama_3b", True), ("microsoft/phi-2", False), (QWEN, False)],

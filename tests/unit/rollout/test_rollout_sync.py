@@ -62,26 +62,20 @@ class PlainRoute:
     alter: Callable[[WeightBucket], WeightBucket] = as_sent
     calls: list[str] = field(default_factory=list)
 
-    def plan(self, bucket_bytes: int) -> tuple[tuple[str, ...], ...]:
-        self.calls.append(f"plan {bucket_bytes}")
-        return PLAN
-
-    def begin(self) -> None:
-        self.calls.append("begin")
+    def transfer(self, bucket_bytes: int, version: int) -> int:
+        self.calls.append(f"transfer {bucket_bytes} {version}")
         for engine in self.engines:
             engine.arrivals = Arrivals(tuple(self.trainer.weights))
-
-    def send(self, names: tuple[str, ...]) -> None:
-        self.calls.append(f"send {'+'.join(names)}")
-        bucket = make_bucket({name: self.trainer.weights[name] for name in names})
-        for index, engine in enumerate(self.engines):
-            engine.receive(self.alter(bucket) if index == 1 else bucket)
-
-    def finish(self, version: int) -> None:
-        self.calls.append(f"finish {version}")
+        sent = 0
+        for names in PLAN:
+            bucket = make_bucket({name: self.trainer.weights[name] for name in names})
+            sent += bucket.data.nbytes
+            for index, engine in enumerate(self.engines):
+                engine.receive(self.alter(bucket) if index == 1 else bucket)
         for engine in self.engines:
             engine.arrivals.complete()
             engine.version = version
+        return sent
 
     def trainer_log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         self.calls.append("trainer")
@@ -121,18 +115,13 @@ def changed(name: str, value: Tensor) -> Callable[[WeightBucket], WeightBucket]:
     return alter
 
 
-def test_a_sync_sends_every_bucket_once_and_is_proved_last() -> None:
+def test_a_sync_is_proved_last_and_tells_its_bytes_and_seconds() -> None:
     route = make_route()
-    assert sync(route) == SyncReport(version=7, gap=0.0)
-    assert route.calls == [
-        "begin",
-        "plan 12",
-        "send bias",
-        "send steps+first",
-        "finish 7",
-        "trainer",
-        "engines",
-    ]
+    report = sync(route)
+    # 4 bytes of a bias, 12 of steps and 8 of two by two, each to a multiple of 8.
+    assert report == SyncReport(7, 0.0, bytes=8 + 16 + 8, seconds=report.seconds)
+    assert 0 < report.seconds < 10
+    assert route.calls == ["transfer 12 7", "trainer", "engines"]
     for engine in route.engines:
         assert engine.version == 7
         assert all(torch.equal(engine.weights[n], t) for n, t in route.trainer.weights.items())
@@ -145,7 +134,7 @@ def test_a_dropped_tensor_is_named_before_anything_is_proved() -> None:
     route = make_route(drop)
     with pytest.raises(WeightSyncError, match=r"1 tensor .* never arrived: first\."):
         sync(route)
-    assert route.calls[-1] == "finish 7"
+    assert route.calls == ["transfer 12 7"]
 
 
 def test_damaged_bytes_stop_the_sync() -> None:

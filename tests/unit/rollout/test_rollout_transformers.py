@@ -81,6 +81,20 @@ def logits(model: Path, trajectory: Trajectory) -> Tensor:
     return found[len(trajectory.prompt.tokens) - 1 : -1]
 
 
+def left(scores: Tensor, sampling: SamplingConfig) -> Tensor:
+    """What the settings leave of a response's logits, one token after the other, in vLLM's order:
+    temperature, minimum tokens, min-p, top-k, top-p."""
+    scores = scores / sampling.temperature
+    scores[: sampling.min_new_tokens, END] = float("-inf")
+    probabilities = scores.softmax(-1)
+    least = sampling.min_p * probabilities.amax(-1, keepdim=True)
+    scores = scores.masked_fill(probabilities < least, float("-inf"))
+    if sampling.top_k:
+        kth = scores.sort(-1, descending=True).values[:, sampling.top_k - 1, None]
+        scores = scores.masked_fill(scores < kth, float("-inf"))
+    return nucleus(scores, sampling.top_p)
+
+
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
     """Keep the fewest tokens, the most likely first, that together have top_p; drop the rest."""
     kept = torch.full_like(scores, float("-inf"))
@@ -94,13 +108,24 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     return kept
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.0, 0.9), (0.7, 0.9)])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7},
+        {"top_p": 0.9},
+        {"top_k": 5},
+        {"min_p": 0.3},
+        {"min_new_tokens": 6},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "min_new_tokens": 3},
+    ],
+)
 def test_sampler_log_probs_are_those_of_the_distribution_that_was_sampled_from(
-    engine: TransformersEngine, models: list[Path], temperature: float, top_p: float
+    engine: TransformersEngine, models: list[Path], settings: dict[str, float]
 ) -> None:
-    sampling = SamplingConfig(max_new_tokens=12, temperature=temperature, top_p=top_p)
+    sampling = SamplingConfig.model_validate({"max_new_tokens": 12} | settings)
     for trajectory in answers(engine, prompts(*TEXTS), sampling, responses=2):
-        scores = nucleus(logits(models[0], trajectory) / temperature, top_p)
+        scores = left(logits(models[0], trajectory), sampling)
         tokens = torch.from_numpy(trajectory.response_tokens)
         expected = scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0].numpy()
         np.testing.assert_allclose(trajectory.sampler_logprobs, expected, atol=2e-5)
@@ -148,6 +173,31 @@ def test_a_response_ends_with_its_end_token_or_at_its_limit(engine: Transformers
             assert len(tokens) == 20 and tokens[-1] != END
 
 
+def test_no_response_ends_before_the_fewest_tokens(engine: TransformersEngine) -> None:
+    free = answers(engine, prompts(*TEXTS), SamplingConfig(max_new_tokens=20), responses=8)
+    assert min(len(t.response_tokens) for t in free) < 6
+    sampling = SamplingConfig(max_new_tokens=20, min_new_tokens=6)
+    held = answers(engine, prompts(*TEXTS), sampling, responses=8)
+    assert all(len(t.response_tokens) >= 7 or END not in t.response_tokens for t in held)
+    assert any(t.finish_reason == "stop" for t in held)
+
+
+def test_each_prompt_has_its_own_limit(engine: TransformersEngine) -> None:
+    """A limit over that of the settings is theirs."""
+    limits = (3, 9, 40)
+    sampling = SamplingConfig(max_new_tokens=12, min_new_tokens=4)
+    request = Request(prompts(*TEXTS[:3]), 24, sampling, 3, limits)
+    assert request.most_tokens() == [3, 9, 12]
+    found = asyncio.run(engine.generate(request))
+    for trajectory, most in zip(found, np.repeat((3, 9, 12), 24), strict=True):
+        length = len(trajectory.response_tokens)
+        ended = trajectory.response_tokens[-1] == END
+        assert length <= most and length == len(trajectory.sampler_logprobs)
+        assert trajectory.finish_reason == ("stop" if ended else "length")
+        assert ended or length == most
+    assert {t.finish_reason for t in found[24:]} == {"stop", "length"}
+
+
 def test_responses_come_in_the_order_of_prompts_and_samples(engine: TransformersEngine) -> None:
     asked = prompts(*TEXTS)
     found = answers(engine, asked, SamplingConfig(max_new_tokens=2), responses=3)
@@ -170,6 +220,17 @@ def test_a_stop_string_ends_the_response_and_nothing_comes_after_it(
             assert "3" not in plain[:-1] and "+7" not in plain[:-1]
         assert "3" not in trajectory.response_text and "+7" not in trajectory.response_text
     assert 0 < by_string < len(found)
+
+
+def test_a_stop_string_before_the_fewest_tokens_does_not_count(engine: TransformersEngine) -> None:
+    sampling = SamplingConfig(max_new_tokens=30, min_new_tokens=4, stop=("3",))
+    found = answers(engine, prompts("3+7=", "12+34="), sampling, responses=24)
+    early = [t for t in found if "3" in TOKENIZER.decode(t.response_tokens[:4])]
+    assert early and all(len(t.response_tokens) > 4 for t in early)
+    for trajectory in found:
+        least = TOKENIZER.decode(trajectory.response_tokens[:4], skip_special_tokens=True)
+        assert trajectory.response_text.startswith(least)
+        assert "3" not in trajectory.response_text[len(least) :]
 
 
 def test_left_padding_does_not_change_a_result(engine: TransformersEngine) -> None:

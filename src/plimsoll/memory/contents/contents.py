@@ -140,8 +140,9 @@ def _process(job: Job, process: Process) -> Iterator[Allocation]:
     for name, moments in _besides(job, process):
         yield Allocation(constant_item(name, job.constants), moments)
     if process.kind == "ray" and sampler is not None:
-        bucket = _sync_bucket(job)
-        yield from receiving_items("bucket in the object store", bucket, job.moments)
+        words = "the largest bucket, and the next one"
+        size = _two_buckets(job)
+        yield from receiving_items("buckets in the object store", size, job.moments, words)
 
 
 def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
@@ -208,10 +209,26 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
 def _sync_bucket(job: Job) -> int:
     """Bytes of a bucket of new weights on its way to the engines; an adapter that goes by itself
     goes in one piece (cluster/route.py)."""
-    actor, shape, sampling = job.spec.actor, job.shapes["actor"], job.spec.sampling
-    if sampling and actor.adapter and sampling.rollout.sync.adapter == "separate":
+    actor, shape = job.spec.actor, job.shapes["actor"]
+    if actor.adapter and _is_adapter_alone(job):
         return adapter_parameters(shape, actor.adapter) * actor.model.element
     return _bucket_bytes(job.spec, shape)
+
+
+def _is_adapter_alone(job: Job) -> bool:
+    """Whether the actor's adapter goes to the engines without its base."""
+    sampling = job.spec.sampling
+    return bool(sampling and job.spec.actor.adapter and sampling.rollout.sync.adapter == "separate")
+
+
+def _two_buckets(job: Job) -> int:
+    """Bytes of what engines receive and of what is gathered meanwhile (cluster/ray.py:
+    hand_over)."""
+    bucket, shape = _sync_bucket(job), job.shapes["actor"]
+    if _is_adapter_alone(job):
+        return bucket
+    every = shape.parameters + (shape.embedding_parameters if shape.tied else 0)
+    return min(2 * bucket, every * job.spec.actor.model.element)
 
 
 def _bucket_bytes(spec: RunSpec[Any], shape: ModelShape) -> int:

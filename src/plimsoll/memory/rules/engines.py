@@ -11,6 +11,7 @@ from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.engines import smaller_shares
 from plimsoll.model.price.form import BFLOAT16_UNITS
+from plimsoll.rollout.price import unpriced
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.rules.heads import CPU_HEAD_SIZES, against_cpu_heads
@@ -77,6 +78,15 @@ def engine_dtype(job: Job) -> Iterator[Problem]:
         why = "vLLM does not start: it has bfloat16 from 8.0 on (platforms/cuda.py)"
         fix = "rollout.dtype: float32, rollout.engine: transformers, or cards from A100 on"
         yield Problem("bfloat16-card", "error", what, why, fix)
+
+
+def not_counted(job: Job) -> Iterator[Problem]:
+    """What `rollout.vllm` asks for that the plan has no price of."""
+    for name in unpriced(job.spec.vllm.vllm if job.spec.vllm else {}):
+        what = f"rollout.vllm.{name} changes what vLLM holds, and is not in the plan"
+        why = "the plan counts what vLLM would hold without it"
+        fix = "leave room for it, and compare with the ledger (`plimsoll report`) after a few steps"
+        yield Problem("vllm-not-in-plan", "warning", what, why, fix)
 
 
 def cpu_heads(job: Job) -> Iterator[Problem]:

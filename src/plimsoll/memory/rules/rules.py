@@ -10,7 +10,14 @@ from plimsoll.config.problems import Problem, find
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.rules.cards import card_rules
-from plimsoll.memory.rules.engines import cpu_heads, divided, engine_dtype, free_share, one_node
+from plimsoll.memory.rules.engines import (
+    cpu_heads,
+    divided,
+    engine_dtype,
+    free_share,
+    not_counted,
+    one_node,
+)
 from plimsoll.memory.rules.models import (
     adapter_targets,
     other_parts,
@@ -31,6 +38,7 @@ PLAN_RULES = (
     one_node,
     engine_dtype,
     cpu_heads,
+    not_counted,
     card_rules,
     lost_updates,
     zero_plus_plus,

@@ -12,6 +12,7 @@ from plimsoll.run.counting import counted
 from plimsoll.spec.rules.adapters import separate, steady
 from plimsoll.spec.rules.advantages import estimated
 from plimsoll.spec.rules.rewards import reward_part
+from plimsoll.spec.rules.vllm_arguments import check_arguments
 
 _FIGURES = (
     *("reward", "finished", "response_tokens", "model", "seconds"),
@@ -50,6 +51,11 @@ def _rollout(config: RlConfig) -> Iterator[Problem]:
         why += f"rollout.engine: {rollout.engine}, rollout.placement: {rollout.placement}."
         fix = "rollout.sleep_level: 0, or rollout.engine: vllm with rollout.placement: shared"
         yield at.conflict("rollout.sleep_level", why, fix, "sleep-not-shared")
+    yield from check_arguments(rollout)
+    if rollout.engine == "transformers" and rollout.vllm:
+        why = "The transformers engine has no part of vLLM."
+        fix = "leave rollout.vllm out, or rollout.engine: vllm"
+        yield at.conflict("rollout.vllm", why, fix, "transformers-engine")
     if rollout.engine == "transformers" and rollout.tensor_parallel > 1:
         why = "The transformers engine runs a whole model in one process."
         fix = "rollout.tensor_parallel: 1, or rollout.engine: vllm"
@@ -69,14 +75,19 @@ def _sampling(config: RlConfig) -> Iterator[Problem]:
         why = "Greedy responses explore nothing, and their log-probs cannot be trained on."
         fix = "rollout.sampling.temperature: 1.0; 0 is for eval_sampling.temperature"
         yield invalid("rollout.sampling.temperature", "0", why, fix, code="sampling-for-training")
-    if sampling.top_p < 1:
-        why = "The trainer's log-probs are over the whole vocabulary; below 1 the sampler's are "
-        why += "not, and the ratio between policies would be wrong."
-        fix = "rollout.sampling.top_p: 1.0; below 1 is for eval_sampling.top_p"
-        yield at.invalid("rollout.sampling.top_p", why, fix, "sampling-for-training")
-    yield from _stop("rollout.sampling", sampling)
+    for name, cuts, free in (
+        ("top_p", sampling.top_p < 1, "1.0; below 1"),
+        ("top_k", sampling.top_k > 0, "0; another number"),
+        ("min_p", sampling.min_p > 0, "0; above 0"),
+    ):
+        if cuts:
+            why = "The trainer's log-probs are over the whole vocabulary; with this the sampler's "
+            why += "are not, and the ratio between policies would be wrong."
+            fix = f"rollout.sampling.{name}: {free} is for eval_sampling.{name}"
+            yield at.invalid(f"rollout.sampling.{name}", why, fix, "sampling-for-training")
+    yield from _settings(Section("rollout.sampling", sampling), sampling)
     if config.eval_sampling is not None:
-        yield from _stop("eval_sampling", config.eval_sampling)
+        yield from _settings(Section("eval_sampling", config.eval_sampling), config.eval_sampling)
     if config.eval_sampling is not None and config.data.eval is None:
         why = "There are no held-out prompts to answer: data.eval is not given."
         fix = "give data.eval.path and its columns, or leave eval_sampling out"
@@ -84,11 +95,21 @@ def _sampling(config: RlConfig) -> Iterator[Problem]:
         yield conflict("eval_sampling", given, why, fix, code="no-eval-data")
 
 
-def _stop(key: str, sampling: SamplingConfig) -> Iterator[Problem]:
+def _settings(at: Section, sampling: SamplingConfig) -> Iterator[Problem]:
+    """Of a sampler, whatever it samples for."""
     if "" in sampling.stop:
         why = "An empty string is in every response, from its first token on."
         fix = "only strings of a character or more; [] for none"
-        yield invalid(f"{key}.stop", show(list(sampling.stop)), why, fix)
+        yield invalid(f"{at.key}.stop", show(list(sampling.stop)), why, fix)
+    if sampling.min_new_tokens > sampling.max_new_tokens:
+        why = f"{at.key}.max_new_tokens ends every response after {sampling.max_new_tokens}."
+        fix = f"at most {sampling.max_new_tokens}, or more {at.key}.max_new_tokens"
+        yield at.conflict("min_new_tokens", why, fix, "sampling-contradicts")
+    for name in ("top_k", "min_p"):
+        if sampling.temperature == 0 and getattr(sampling, name) > 0:
+            why = f"{at.key}.temperature: 0 takes the most likely token, whatever others are left."
+            fix = f"{at.key}.{name}: 0, or a {at.key}.temperature above 0"
+            yield at.conflict(name, why, fix, "sampling-contradicts")
 
 
 def _kl(config: RlConfig) -> Iterator[Problem]:

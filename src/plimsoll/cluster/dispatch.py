@@ -1,0 +1,82 @@
+"""Which engine answers which request, and when it is asked."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from plimsoll.records import Trajectory
+from plimsoll.rollout.protocol import Request
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an engine's `generate`. place: of what it is a part of, among all requests."""
+
+    place: int
+    engine: int
+    request: Request
+
+    @property
+    def responses(self) -> int:
+        """That the engine owes for it."""
+        return len(self.request.prompts) * self.request.responses
+
+
+class Dispatch:
+    """Deals requests out, in their order, as engines get through them.
+
+    The next request goes to the engine that owes the fewest responses; all of it, so that its
+    prompt is read once and then found in that engine's prefix cache. at_once: responses that an
+    engine works on at once; it is asked for more until it owes so many and one request beyond them,
+    for it not to wait for the next. per_call: responses that an engine wants in one call; where
+    that is 1, each comes by itself, and counts as done when it comes.
+
+    Which engine answers changes no seed: a response's is its request's and its number's.
+    """
+
+    def __init__(
+        self, requests: Sequence[Request], engines: int, at_once: int, per_call: int
+    ) -> None:
+        self._waiting = deque(enumerate(requests))
+        self._requests = tuple(requests)
+        self._owed = [0] * engines
+        self._at_once = at_once
+        self._per_call = per_call
+        self._answers: dict[int, list[list[Trajectory]]] = {}
+
+    def calls(self) -> Iterator[Call]:
+        """What is to be asked for now."""
+        while self._waiting:
+            engine = min(range(len(self._owed)), key=self._owed.__getitem__)
+            if self._owed[engine] > self._at_once:
+                return
+            place, request = self._waiting.popleft()
+            for part in _parts(request, self._per_call):
+                call = Call(place, engine, part)
+                self._owed[engine] += call.responses
+                yield call
+
+    def done(self, call: Call, answers: Sequence[Trajectory]) -> list[Trajectory] | None:
+        """Note the answers to a call. Those to the whole request, by prompt and then by number,
+        where these were the last of them."""
+        self._owed[call.engine] -= call.responses
+        request = self._requests[call.place]
+        kept = self._answers.setdefault(call.place, [[] for _ in request.prompts])
+        for i, own in enumerate(kept):
+            these = answers[i * call.request.responses : (i + 1) * call.request.responses]
+            # One prompt for all, and not a copy with each.
+            own += [replace(answer, prompt=request.prompts[i]) for answer in these]
+        if any(len(own) < request.responses for own in kept):
+            return None
+        del self._answers[call.place]
+        return [answer for own in kept for answer in sorted(own, key=lambda t: t.sample_index)]
+
+
+def _parts(request: Request, per_call: int) -> Iterator[Request]:
+    if per_call > 1:
+        yield request
+        return
+    for number in range(request.responses):
+        yield replace(request, responses=1, first=request.first + number)

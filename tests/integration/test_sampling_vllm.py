@@ -1,0 +1,119 @@
+"""vLLM's sampling settings, against transformers' full forward over what it sampled."""
+
+from __future__ import annotations
+
+import dataclasses
+from asyncio import Runner
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from vllm import AsyncEngineArgs
+from vllm_cases import started
+
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.config.rollout import EngineValue, RolloutConfig, SamplingConfig
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.records import Floats, Prompt, Trajectory
+from plimsoll.rollout.generate_steps import Recorder
+from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.vllm import VllmEngine
+from plimsoll.spec.rules.vllm_arguments import FIXED, OWNED, check_arguments
+
+pytestmark = pytest.mark.engine
+
+TOKENIZER = make_tokenizer()
+END: int = TOKENIZER.eos_token_id
+PROMPTS = tuple(
+    Prompt(i, np.array(TOKENIZER.encode(text)), text) for i, text in enumerate(("1+1=", "12+34="))
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("sampling") / "model"
+    config = tiny_config("qwen2", True, vocab=32, hidden=64, heads=2, feed_forward=96)
+    config.initializer_range = 0.2  # far from uniform, so that mistakes show
+    write_tiny_model(path, config, 0, TOKENIZER)
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[tuple[VllmEngine, Runner]]:
+    own: dict[str, EngineValue] = {"max_num_batched_tokens": 640}
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32", vllm=own)
+    with started(EngineSpec(0, str(model), 64, 1, "cpu", rollout)) as both:
+        yield both
+
+
+def expected(model: Path, trajectory: Trajectory, sampling: SamplingConfig) -> Floats:
+    """The log-prob of each response token in the distribution that the settings leave of the
+    model's, as the engine on transformers makes it."""
+    prompt = len(trajectory.prompt.tokens)
+    tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
+    ids = torch.from_numpy(tokens)[None]
+    with torch.no_grad():
+        found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)(ids).logits
+    recorder = Recorder(sampling, prompt, torch.tensor([END]))
+    for step in range(prompt, len(tokens)):
+        recorder(ids[:, :step], found[:, step - 1])
+    result: Floats = recorder.finish(ids)[0].numpy()
+    return result
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_k": 4},
+        {"min_p": 0.3},
+        {"min_new_tokens": 8},
+        {"temperature": 0.7, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "min_new_tokens": 3},
+    ],
+)
+def test_sampler_log_probs_are_those_of_the_distribution_that_was_sampled_from(
+    engine: tuple[VllmEngine, Runner], model: Path, settings: dict[str, float]
+) -> None:
+    vllm, loop = engine
+    sampling = SamplingConfig.model_validate({"max_new_tokens": 12} | settings)
+    found = loop.run(vllm.generate(Request(PROMPTS, 4, sampling, seed=2)))
+    for trajectory in found:
+        wanted = expected(model, trajectory, sampling)
+        np.testing.assert_allclose(trajectory.sampler_logprobs, wanted, atol=1e-4)
+    least = sampling.min_new_tokens
+    assert all(END not in trajectory.response_tokens[:least] for trajectory in found)
+
+
+def test_what_plimsoll_sets_of_vllm_is_what_vllm_has() -> None:
+    names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    assert names >= OWNED.keys() | FIXED.keys()
+    found = check_arguments(RolloutConfig(vllm=dict.fromkeys(names - OWNED.keys() - FIXED.keys())))
+    assert [*found] == []
+
+
+def test_vllms_own_settings_are_its_own(engine: tuple[VllmEngine, Runner]) -> None:
+    assert engine[0]._llm.vllm_config.scheduler_config.max_num_batched_tokens == 640
+
+
+def test_each_prompt_has_its_own_limit(engine: tuple[VllmEngine, Runner]) -> None:
+    vllm, loop = engine
+    sampling = SamplingConfig(max_new_tokens=20, min_new_tokens=8)
+    found = loop.run(vllm.generate(Request(PROMPTS, 8, sampling, 2, limits=(5, 30))))
+    assert {len(t.response_tokens) for t in found[:8]} == {5}
+    assert max(len(t.response_tokens) for t in found[8:]) == 20
+
+
+def test_a_stop_string_before_the_fewest_tokens_does_not_count(
+    engine: tuple[VllmEngine, Runner],
+) -> None:
+    vllm, loop = engine
+    sampling = SamplingConfig(max_new_tokens=20, min_new_tokens=4, stop=("3",))
+    found = loop.run(vllm.generate(Request(PROMPTS, 24, sampling, seed=2)))
+    early = [t for t in found if "3" in TOKENIZER.decode(t.response_tokens[:4])]
+    assert early and all(len(t.response_tokens) > 4 for t in early)
+    for trajectory in found:
+        least = TOKENIZER.decode(trajectory.response_tokens[:4], skip_special_tokens=True)
+        assert trajectory.response_text.startswith(least)
+        assert "3" not in trajectory.response_text[len(least) :]
