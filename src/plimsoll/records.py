@@ -17,7 +17,7 @@ Shape suffixes used in the whole project:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -42,12 +42,18 @@ class Prompt:
     tokens: the prompt after the chat template, ready for the engine, shape [P].
     text: the prompt as a person reads it (before the template).
     reference: the reference answer, where the data has one.
+    source: what its row is of: the name of one of several sources in the config, or what the row
+        itself says; empty of a single source.
+    columns: what else its row holds, for rewards and environments: text, numbers, true and false,
+        lists and objects of these, by the columns' names.
     """
 
     index: int
     tokens: TokenIds
     text: str
     reference: str | None = None
+    source: str = ""
+    columns: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
