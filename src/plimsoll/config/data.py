@@ -62,6 +62,8 @@ class SourceConfig(Settings):
     source: str | None = None
     """Column with the name of the source that a row is of, such as verl's `data_source`, by which
     rewards and evaluations tell rows apart (PPO); default: the name in the config."""
+    chat_template: str | None = None
+    """The chat template of these rows, in the forms of `data.chat_template`; default: that."""
     limit: PositiveInt | None = None
     """Use only the first rows, this many."""
 
@@ -71,9 +73,8 @@ class SourceConfig(Settings):
         return frozenset(column for column in named if column is not None)
 
 
-COLUMNS = tuple(
-    name for name in SourceConfig.model_fields if name not in ("path", "name", "split", "limit")
-)
+_NO_COLUMNS = ("path", "name", "split", "chat_template", "limit")
+COLUMNS = tuple(name for name in SourceConfig.model_fields if name not in _NO_COLUMNS)
 """The settings of a source that name columns."""
 
 
@@ -135,6 +136,11 @@ class DataConfig(Settings):
     def rendered_by(self) -> str | None:
         """`chat_template`; or `none` where no row is of a conversation."""
         return "none" if self.only_text else self.chat_template
+
+    def template_of(self, source: SourceConfig) -> str | None:
+        """The chat template of a source's rows, as `chat_template` is written; `none` for
+        documents."""
+        return "none" if source.text is not None else source.chat_template or self.chat_template
 
     def train_sources(self) -> dict[str, SourceConfig]:
         """The sources to learn from, by their dotted keys."""

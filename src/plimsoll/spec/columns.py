@@ -42,7 +42,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     given = columns.given("prompt", "response")
     if source.text is not None:
         why = f"Documents of plain text have no turns, and {name}.text is given."
-        for column in columns.given("messages", "prompt", "response", "tools"):
+        for column in columns.given("messages", "prompt", "response", "tools", "chat_template"):
             yield columns.wrong(column, why, f"{name}.text alone, or leave it out")
     elif source.messages is not None and given:
         yield columns.wrong(
