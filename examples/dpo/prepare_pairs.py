@@ -23,7 +23,8 @@ import numpy as np
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.pairs import PairColumns, pair_of
 from plimsoll.data.report import BadRow, BadRows, RowProblem
-from plimsoll.data.sources import Row, read_rows
+from plimsoll.data.row import Row
+from plimsoll.data.sources import read_rows
 from plimsoll.errors import PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model
 from plimsoll.run.files import write_whole

@@ -43,8 +43,10 @@ class Prompt:
     text: the prompt as a person reads it (before the template).
     reference: the reference answer, where the data has one.
     messages: the conversation before the template, for who renders it by another.
-    source: which of the data's sources it is from.
-    columns: all further columns of the row, by name.
+    source: what its row is of: the name of one of several sources in the config, or what the row
+        itself says; empty of a single source.
+    columns: what else its row holds, for rewards and environments: text, numbers, true and false,
+        lists and objects of these, by the columns' names.
     """
 
     index: int

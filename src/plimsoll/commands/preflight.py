@@ -12,11 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from plimsoll.config.data import SourceConfig
+from plimsoll.config.data import COLUMNS, SourceConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, conflict, find, refuse, show
 from plimsoll.config.yaml_tree import Origins
-from plimsoll.data.sources import SUFFIXES, conversion, is_data
+from plimsoll.data.first_rows import first_columns
+from plimsoll.data.report import nearest
+from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
+from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import named_job
 from plimsoll.reward.references import check_references, check_rewards
@@ -40,7 +43,8 @@ _SAVED_DATASET = ("dataset_dict.json", "state.json")
 
 def _sources(spec: RunSpec[Any]) -> Iterator[Problem]:
     for key, source in spec.data.sources().items():
-        yield from check_source(key, source)
+        unreadable = [*check_source(key, source)]
+        yield from unreadable or check_first_columns(key, source, spec.data.on_bad_row)
 
 
 def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -102,9 +106,20 @@ def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
         yield at.invalid("path", "The file is empty.", "give a file that has rows")
     elif not os.access(path, os.R_OK):
         yield at.invalid("path", "The file cannot be read.", "change its permissions")
-    elif path.suffix.lower() == ".json" and (how := conversion(path)):
-        why = "The file holds one JSON array, and one object per line is needed."
-        yield at.invalid("path", why, how)
+
+
+def check_first_columns(key: str, source: SourceConfig, on_bad_row: str) -> Iterator[Problem]:
+    """Columns that a source's schema or first rows do not have. Where bad rows are left out, later
+    ones may have them."""
+    found = first_columns(source)
+    if found is None or not (found.all or on_bad_row == "stop"):
+        return
+    settings = COLUMNS if found.all else OF_EVERY_ROW
+    for setting, column in missing_columns(source, found.names, settings):
+        names = ", ".join(f"`{name}`" for name in found.names)
+        why = f"{found.file} has no column `{column}`; there are {names}."
+        fix = nearest(column, found.names).strip() or "the name of one of its columns"
+        yield Section(key, source).invalid(setting, why, fix, "data-columns")
 
 
 def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Problem]:

@@ -19,18 +19,19 @@ class SourceConfig(Settings):
 
     Either `messages` (OpenAI-style), or `prompt` and `response` columns, or `text`; for preference
     pairs `chosen` and `rejected`, with `prompt` where they do not hold it; for a process reward
-    model `steps` and `labels` beside the prompt.
+    model `steps` and `labels` beside the prompt. `a.b` is the column b within the objects of a.
     """
 
     path: WrittenPath
-    """A .jsonl, .jsonl.gz or .parquet file, a directory of them, a `datasets` directory, or a hub
-    name."""
+    """A .jsonl, .jsonl.gz, .json or .parquet file, a directory of them, a `datasets` directory, or
+    a hub name."""
     name: str | None = None
     """The configuration of a hub's data set that has several, such as `main` of openai/gsm8k."""
     split: str = "train"
     """The split, where the source has several."""
     messages: str | None = None
-    """Column with a list of {role, content} turns. Give this, or `prompt`."""
+    """Column with a list of turns, {role, content} or ShareGPT's {from, value}. Give this, or
+    `prompt`."""
     prompt: str | None = None
     """Column with the prompt as text."""
     response: str | None = None
@@ -58,16 +59,23 @@ class SourceConfig(Settings):
     of JSON schemas, or JSON text of one."""
     reference: str | None = None
     """Column with the reference answer that rewards compare with (PPO)."""
+    source: str | None = None
+    """Column with the name of the source that a row is of, such as verl's `data_source`, by which
+    rewards and evaluations tell rows apart (PPO); default: the name in the config."""
+    chat_template: str | None = None
+    """The chat template of these rows, in the forms of `data.chat_template`; default: that."""
     limit: PositiveInt | None = None
     """Use only the first rows, this many."""
 
-    def columns(self) -> set[str]:
+    def columns(self) -> frozenset[str]:
         """The columns that are named."""
-        conversation = (self.messages, self.prompt, self.response, self.text)
-        pair = (self.chosen, self.rejected, self.margin)
-        scored = (self.steps, self.labels, self.label, self.reference)
-        named = (*conversation, self.tools, *pair, *scored)
-        return {column for column in named if column is not None}
+        named = (getattr(self, setting) for setting in COLUMNS)
+        return frozenset(column for column in named if column is not None)
+
+
+_NO_COLUMNS = ("path", "name", "split", "chat_template", "limit")
+COLUMNS = tuple(name for name in SourceConfig.model_fields if name not in _NO_COLUMNS)
+"""The settings of a source that name columns."""
 
 
 class WeightedSource(SourceConfig):
@@ -128,6 +136,11 @@ class DataConfig(Settings):
     def rendered_by(self) -> str | None:
         """`chat_template`; or `none` where no row is of a conversation."""
         return "none" if self.only_text else self.chat_template
+
+    def template_of(self, source: SourceConfig) -> str | None:
+        """The chat template of a source's rows, as `chat_template` is written; `none` for
+        documents."""
+        return "none" if source.text is not None else source.chat_template or self.chat_template
 
     def train_sources(self) -> dict[str, SourceConfig]:
         """The sources to learn from, by their dotted keys."""

@@ -7,6 +7,7 @@ from typing import Literal
 from plimsoll.config.base import (
     NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     Settings,
     WrittenPath,
@@ -49,8 +50,12 @@ class RunConfig(Settings):
     edited_rows: Literal["stop", "accept"] = "stop"
     """Where a run goes on and finds rows of its data that are not what they were: stop, or accept
     them as they are now."""
-    steps: PositiveInt
-    """Steps of the run: optimizer steps, or in PPO rollout-and-train rounds."""
+    steps: PositiveInt | None = None
+    """Steps of the run: optimizer steps, or in PPO rollout-and-train rounds. Give this, or
+    `epochs`."""
+    epochs: PositiveFloat | None = None
+    """How often the run goes over its rows, of several sources over as many as all have: in steps,
+    rounded up, which are known once the rows are read."""
     save_every: PositiveInt | None = None
     """Write a checkpoint every this many steps; one is always written at the end and on Ctrl-C."""
     keep_checkpoints: PositiveInt = 2

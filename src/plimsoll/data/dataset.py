@@ -12,21 +12,22 @@ from functools import partial
 import numpy as np
 
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
-from plimsoll.data.loading import Checked, Loaded, Seen, load_rows, rendered, unseen
+from plimsoll.data.loading import Checked, Loaded, Seen, load_rows, rendered, source_name, unseen
 from plimsoll.data.pairs import PairColumns, PairRow, margin_of, pair_of
 from plimsoll.data.pieces import Piece, prompt_number, readable
 from plimsoll.data.report import RowProblem
+from plimsoll.data.row import Row
 from plimsoll.data.rows import (
     answer_of,
     check_answered,
     conversation_of,
+    further_columns,
     label_of,
     prompt_of,
     reference_of,
     text_of,
     turns_field,
 )
-from plimsoll.data.sources import Row
 from plimsoll.data.steps import labels_of, step_pieces, steps_of
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
@@ -172,11 +173,12 @@ def load_prompts(
     seen: Seen = unseen,
     check_reference: Callable[[str], object] | None = None,
 ) -> Loaded[Prompt]:
-    """The prompts of a source, in the source's order; errors as in `load_samples`.
+    """The prompts of a source with all columns of their rows, in the source's order; errors as in
+    `load_samples`.
 
     check_reference: raises DataError for a reference that cannot be used; the row is then bad.
     """
-    field = turns_field(source)
+    field, name = turns_field(source), source_name(data, source)
 
     def check(row: Row, index: int, template: Template) -> Checked:
         messages = prompt_of(row, source)
@@ -187,10 +189,14 @@ def load_prompts(
         return Checked(row, index, readable(messages), (pieces,), reference)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Prompt:
-        prompt = _prompt(data, field, row, sequences[0])
-        return replace(prompt, messages=tuple(prompt_of(row.row, source)))
+        return replace(
+            _prompt(data, field, row, sequences[0]),
+            source=name if source.source is None else text_of(row.row.values, source.source),
+            columns=further_columns(row.row, source),
+            messages=tuple(prompt_of(row.row, source)),
+        )
 
-    return load_rows(data, source, template, check, finish, seen)
+    return load_rows(data, source, template, check, finish, seen, whole=True)
 
 
 def _both_labelled(pair: Pair) -> tuple[LabelledResponse, LabelledResponse]:

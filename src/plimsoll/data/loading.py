@@ -12,10 +12,12 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.data.nested import names_of
 from plimsoll.data.pieces import Piece
 from plimsoll.data.report import BadRow, BadRows, RowProblem
-from plimsoll.data.rows import COLUMNS, check_columns, tools_of
-from plimsoll.data.sources import Row, read_rows
+from plimsoll.data.row import Row
+from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
+from plimsoll.data.sources import read_rows
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
 from plimsoll.errors import DataError
@@ -68,18 +70,20 @@ def load_rows(
     check: Check,
     finish: Callable[[Checked, Sequence[Tokenized]], T],
     seen: Seen,
+    *,
+    whole: bool = False,
 ) -> Loaded[T]:
     """What comes of a source's rows, the bad ones apart.
 
     check: a row, its place in the source, and the template that knows its tools. finish: a row and
-    its sequences. Both raise RowProblem.
+    its sequences. Both raise RowProblem. whole: they look at all columns.
     """
     items: list[T] = []
     bad: list[BadRow] = []
     present: dict[str, None] = {}
     read, cut, key = 0, 0, source_key(data, source)
-    for part in _parts(read_rows(source)):
-        present |= {name: None for row in part if isinstance(row, Row) for name in row.values}
+    for part in _parts(read_rows(source, whole=whole)):
+        present |= _columns_of(part)
         for outcome, longest in _finished(part, read, source.tools, template, check, finish):
             if isinstance(outcome, BadRow):
                 bad.append(outcome)
@@ -91,7 +95,7 @@ def load_rows(
         if data.on_bad_row == "stop":  # rows without a column are bad: no need to read on
             check_columns(source, present, key)
     # Of many rows only some may have tools, so that all are to be seen first.
-    check_columns(source, present, key, (*COLUMNS, "tools"))
+    check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
     settled = BadRows(source.path, read, tuple(bad)).settle(data.on_bad_row)
     return Loaded(tuple(items), settled, cut)
 
@@ -100,6 +104,18 @@ def source_key(data: DataConfig, source: SourceConfig) -> str:
     """How the config calls a source, such as `data.eval`."""
     keys = (key for key, known in data.sources().items() if known is source)
     return next(keys, "data.train")
+
+
+def source_name(data: DataConfig, source: SourceConfig) -> str:
+    """How the config calls one of several sources; empty for a single one."""
+    return ".".join(source_key(data, source).split(".")[2:])
+
+
+def _columns_of(part: Sequence[Row | BadRow]) -> dict[str, None]:
+    """Of rows; the columns within columns are those of the first, to offer the nearest."""
+    rows = [row.values for row in part if isinstance(row, Row)]
+    found = dict.fromkeys(name for values in rows for name in values)
+    return found | dict.fromkeys(name for values in rows[:1] for name in names_of(values))
 
 
 def _parts(rows: Iterator[Row | BadRow]) -> Iterator[list[Row | BadRow]]:

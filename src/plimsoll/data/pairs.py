@@ -22,8 +22,8 @@ from math import inf
 
 from plimsoll.data.pieces import Messages
 from plimsoll.data.report import RowProblem
+from plimsoll.data.row import Row
 from plimsoll.data.rows import kind_of, messages_of, text_of
-from plimsoll.data.sources import Row
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"

@@ -7,40 +7,54 @@ a job reads is settled before (spec/columns.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from math import isfinite
 from types import NoneType
 
-from plimsoll.config.data import SourceConfig
+from plimsoll.config.data import COLUMNS, SourceConfig
 from plimsoll.data.pieces import Messages, Tools, tool_name
 from plimsoll.data.report import RowProblem, nearest
-from plimsoll.data.sources import Row
+from plimsoll.data.row import Row
 from plimsoll.errors import ConfigError
 
 ROLES = ("system", "user", "assistant", "tool")
-COLUMNS = tuple(
-    name
-    for name in SourceConfig.model_fields
-    if name not in ("path", "name", "split", "limit", "tools")
-)
+_SHARED_ROLES = {
+    **{role: role for role in ROLES},
+    "human": "user",
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
+    **dict.fromkeys(("observation", "function_response"), "tool"),
+}
+"""The names of turns in ShareGPT's form, and in what was made of it, to those of messages."""
+OF_EVERY_ROW = tuple(name for name in COLUMNS if name != "tools")
 """The settings of a source that name columns which every row has."""
 
 
 def check_columns(
-    source: SourceConfig, present: Collection[str], key: str, settings: Collection[str] = COLUMNS
+    source: SourceConfig,
+    present: Collection[str],
+    key: str,
+    settings: Collection[str] = OF_EVERY_ROW,
 ) -> None:
     """ConfigError for a column that no row has: that is a wrong setting, not bad rows.
 
     present: the columns that rows of the source have. settings: of which columns, such as `prompt`.
     """
+    for setting, column in missing_columns(source, present, settings):
+        raise ConfigError(
+            f"`{key}.{setting}: {column}`: no row of {source.path} has a column `{column}`;"
+            f" there are {', '.join(f'`{name}`' for name in present)}."
+            f"{nearest(column, present)}"
+        )
+
+
+def missing_columns(
+    source: SourceConfig, present: Collection[str], settings: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """The settings that name a column which is none of those, and the column."""
     for setting in settings:
         column = getattr(source, setting)
         if present and column is not None and column not in present:
-            raise ConfigError(
-                f"`{key}.{setting}: {column}`: no row of {source.path} has a column `{column}`;"
-                f" there are {', '.join(f'`{name}`' for name in present)}."
-                f"{nearest(column, present)}"
-            )
+            yield setting, column
 
 
 def turns_field(source: SourceConfig) -> str:
@@ -106,6 +120,25 @@ def reference_of(row: Row, column: str | None) -> str | None:
     return _checked_text(value, column)
 
 
+def further_columns(row: Row, source: SourceConfig) -> Mapping[str, object]:
+    """The columns that the source does not name, where they hold what JSON can: dates, bytes and
+    the like are left out, as a run holds all its rows."""
+    named = source.columns()
+    return {
+        name: value
+        for name, value in row.values.items()
+        if name not in named and value is not None and _is_plain(value)
+    }
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, str | bool | int | float)
+
+
 def label_of(row: Row, column: str) -> bool:
     """A row's label: true or 1 for a desirable response, false or 0 for an undesirable one. pandas
     writes such a column as 1.0 and 0.0 where some of its rows have no label."""
@@ -137,6 +170,8 @@ def list_of(values: Mapping[str, object], column: str, what: str) -> list[object
 def _message(turn: object, place: str) -> Mapping[str, object]:
     if not isinstance(turn, dict):
         raise RowProblem(place, f"must be an object with role and content, but is {kind_of(turn)}")
+    if turn.get("role") is None and turn.get("from") is not None:
+        return _shared_message(turn, place)
     role = _checked_text(_present(turn, "role", place), f"{place}.role")
     if role not in ROLES:
         hint = nearest(role, ROLES)
@@ -146,9 +181,43 @@ def _message(turn: object, place: str) -> Mapping[str, object]:
     if turn.get("tool_calls") and turn.get("content") is None:
         why = "is missing beside tool_calls: write them into it, as the model's template has them"
         raise RowProblem(f"{place}.content", why)
-    _checked_text(_present(turn, "content", place), f"{place}.content")
-    # a missing key is None in columnar data; templates ask whether a key is there
+    content = _content(_present(turn, "content", place), f"{place}.content")
+    return {**_without_missing(turn), "content": content}
+
+
+def _shared_message(turn: Mapping[str, object], place: str) -> Mapping[str, object]:
+    """A turn of ShareGPT's form, `from` and `value`."""
+    name = _checked_text(turn["from"], f"{place}.from")
+    if name not in _SHARED_ROLES:
+        hint = nearest(name, _SHARED_ROLES)
+        known = ", ".join(_SHARED_ROLES)
+        raise RowProblem(f"{place}.from", f"is `{name}`, which is none of {known}.{hint}")
+    content = _content(_present(turn, "value", place), f"{place}.value")
+    further = {k: v for k, v in _without_missing(turn).items() if k not in ("from", "value")}
+    return {"role": _SHARED_ROLES[name], "content": content, **further}
+
+
+def _without_missing(turn: Mapping[str, object]) -> dict[str, object]:
+    """A missing key is None in columnar data; templates ask whether a key is there."""
     return {name: value for name, value in turn.items() if value is not None}
+
+
+def _content(value: object, place: str) -> str:
+    """A turn's text; of a list of text parts, as OpenAI's messages may have it, with line breaks
+    between them, as vLLM joins them for a template that writes text."""
+    if not isinstance(value, list):
+        return _checked_text(value, place)
+    parts = [_text_part(part, f"{place}[{i}]") for i, part in enumerate(value)]
+    return _checked_text("\n".join(parts), place)
+
+
+def _text_part(part: object, place: str) -> str:
+    if not isinstance(part, dict):
+        raise RowProblem(place, f"must be a part with type and text, but is {kind_of(part)}")
+    kind = part.get("type", "text")
+    if kind not in ("text", "input_text", "output_text"):
+        raise RowProblem(place, f"is a part of type `{kind}`, and only text is read")
+    return _checked_text(_present(part, "text", place), f"{place}.text")
 
 
 def tools_of(values: Mapping[str, object], column: str | None) -> Tools:

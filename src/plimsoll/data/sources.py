@@ -6,14 +6,9 @@ in its place, so that one bad line never hides the others.
 
 from __future__ import annotations
 
-import codecs
-import gzip
-import json
 import re
-import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,7 +17,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
+from plimsoll.data.json_rows import not_utf8, read_json
+from plimsoll.data.nested import top_of, with_named
 from plimsoll.data.report import BadRow, RowProblem, nearest
+from plimsoll.data.row import Row
 from plimsoll.errors import ConfigError
 
 LINES = (".jsonl", ".json", ".jsonl.gz")
@@ -31,40 +29,32 @@ SUFFIXES = (*LINES, ".parquet")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 SPLIT_WORDS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
 BATCH_ROWS = 1024
-_LOOKED_AT = 2**20
-"""Bytes: what the first row is told from."""
-# ShareGPT's names of turns, to those of messages.
-_MESSAGES = (
-    '[{"role": {"human": "user", "gpt": "assistant"}.get(t["from"], t["from"]), '
-    '"content": t["value"]} for t in r["COLUMN"]]'
-)
+
+Columns = frozenset[str]
+"""Those to read; none: all."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One row as read.
-
-    file: the file, directory or hub name it came from.
-    line: 1-based line in JSON lines, 1-based row number in Parquet and `datasets`.
-    values: by column; of Parquet and `datasets` only those that the source names, where it has them
-        all.
-    """
-
-    file: str
-    line: int
-    values: Mapping[str, object]
-
-
-def read_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
+def read_rows(source: SourceConfig, *, whole: bool = False) -> Iterator[Row | BadRow]:
     """The source's rows in order, at most `source.limit` of them (bad ones count).
+
+    whole: with all of their columns, not only those that the source names.
 
     Raises ConfigError for a path that is not there, a format that is not known, a split that
     the source lacks, a `name` where there can be none, or a hub that does not answer.
     """
-    return islice(_read(source), source.limit)
+    named = source.columns()
+    read = _read(source, frozenset() if whole else named)
+    return (_named_within(row, named) for row in islice(read, source.limit))
 
 
-def _read(source: SourceConfig) -> Iterator[Row | BadRow]:
+def _named_within(row: Row | BadRow, named: Columns) -> Row | BadRow:
+    if isinstance(row, BadRow):
+        return row
+    values = with_named(row.values, named)
+    return row if values is row.values else replace(row, values=values)
+
+
+def _read(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
     path = Path(source.path)
     if source.name is not None and path.exists():
         raise ConfigError(
@@ -72,12 +62,12 @@ def _read(source: SourceConfig) -> Iterator[Row | BadRow]:
             f" here: leave it out, or give another `path`."
         )
     if path.is_file():
-        return _read_file(path, source)
+        return _read_file(path, columns)
     if path.is_dir():
-        return _read_directory(path, source)
+        return _read_directory(path, source.split, columns)
     looks_like_file = path.name.lower().endswith(SUFFIXES)
     if HUB_NAME.fullmatch(source.path) and not looks_like_file:
-        return _read_hub(source)
+        return _read_hub(source, columns)
     raise ConfigError(_missing(path))
 
 
@@ -100,12 +90,12 @@ def _neighbours(name: str, directory: Path) -> str:
     return nearest(name, (child.name for child in directory.iterdir()))
 
 
-def _read_file(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
+def _read_file(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
     name = path.name.lower()
     if name.endswith(LINES):
-        return _read_lines(path)
+        return read_json(path)
     if name.endswith(".parquet"):
-        return _read_parquet(path, source)
+        return _read_parquet(path, columns)
     raise ConfigError(
         f"{path} ends in {path.suffix.lower() or 'no suffix'}, which is not a known format:"
         f" give a file that ends in {', '.join(SUFFIXES)} (unpack it first if it is compressed"
@@ -118,17 +108,26 @@ def is_data(file: Path) -> bool:
     return file.name.lower().endswith(SUFFIXES) and not file.name.startswith(".")
 
 
-def _read_directory(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
-    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        return _read_saved(path, source)
+def _read_directory(path: Path, split: str, columns: Columns) -> Iterator[Row | BadRow]:
+    if is_saved(path):
+        return _read_saved(path, split, columns)
+    return (row for file in files_of(path, split) for row in _read_file(file, columns))
+
+
+def is_saved(path: Path) -> bool:
+    """Whether a directory is what `datasets` saves."""
+    return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
+
+
+def files_of(path: Path, split: str) -> list[Path]:
+    """The data files of a directory that belong to a split; ConfigError where there are none."""
     files = sorted(filter(is_data, path.iterdir()))
     if not files:
         raise ConfigError(
             f"The directory {path} holds no data files: it needs files that end in"
             f" {', '.join(SUFFIXES)}, or what `Dataset.save_to_disk` writes."
         )
-    mine = _of_split(path, files, source.split)
-    return (row for file in mine for row in _read_file(file, source))
+    return _of_split(path, files, split)
 
 
 def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
@@ -144,115 +143,25 @@ def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
     return mine or files
 
 
-def _read_lines(path: Path) -> Iterator[Row | BadRow]:
-    if path.suffix.lower() == ".json" and (how := conversion(path)):
-        raise ConfigError(f"{path} holds one JSON array, but one object per line is needed: {how}")
-    for line, raw in enumerate(_raw_lines(path), start=1):
-        content = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
-        if not content.strip():
-            continue
-        yield _parse_line(str(path), line, content)
-
-
-def conversion(path: Path) -> str | None:
-    """A command that makes JSON lines of a file with one array, and what to give then; None where
-    the file holds no array, or cannot be read."""
+def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
     try:
-        with path.open("rb") as file:
-            start = file.read(_LOOKED_AT).removeprefix(codecs.BOM_UTF8).lstrip()
-    except OSError:  # who reads all of it says why
-        return None
-    if not start.startswith(b"["):
-        return None
-    turns = _shared_turns(_first_row(start[1:].decode("utf-8", errors="replace").lstrip()))
-    row = f'r | {{"{turns}": {_MESSAGES.replace("COLUMN", turns)}}}' if turns else "r"
-    made = f"{path.stem}.jsonl"
-    code = f'import json; [print(json.dumps({row})) for r in json.load(open("{path}"))]'
-    named = f" and messages: {turns}" if turns else ""
-    return f"run  python3 -c '{code}' > {made}  and give path: {made}{named}"
-
-
-def _first_row(text: str) -> object:
-    try:
-        return json.JSONDecoder().raw_decode(text)[0]
-    except ValueError:
-        return None
-
-
-def _shared_turns(row: object) -> str:
-    """The column with turns of ShareGPT's form, `from` and `value`; empty where there is none."""
-    if not isinstance(row, dict):
-        return ""
-    return next((name for name, value in row.items() if _are_turns(value)), "")
-
-
-def _are_turns(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) > 0
-        and all(isinstance(turn, dict) and {"from", "value"} <= turn.keys() for turn in value)
-    )
-
-
-def _raw_lines(path: Path) -> Iterator[bytes]:
-    packed = path.suffix.lower() == ".gz"
-    try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            yield from file
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ConfigError(
-            f"{path} cannot be unpacked: {str(error).rstrip('.')}. Copy the file again; or, if it "
-            f"is not compressed, rename it to {path.stem}."
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
-
-
-def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
-    try:
-        values = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
-    except UnicodeDecodeError as error:
-        return BadRow(file, line, "", _not_utf8(error))
-    except json.JSONDecodeError as error:
-        return BadRow(file, line, "", f"is not JSON: {error.msg}, at character {error.pos + 1}")
-    except (ValueError, RecursionError) as error:
-        return BadRow(file, line, "", f"is not JSON: {error}")
-    if not isinstance(values, dict):
-        return BadRow(file, line, "", f"is a JSON {type(values).__name__}, not an object")
-    return Row(file, line, values)
-
-
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        raise ValueError(f"the key `{counts.most_common(1)[0][0]}` is there twice")
-    return values
-
-
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
-
-
-def _read_parquet(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
-    try:
-        yield from _parquet_rows(path, source)
+        yield from _parquet_rows(path, columns)
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
     finally:
         pa.default_memory_pool().release_unused()  # what it read, Arrow keeps for more
 
 
-def _parquet_rows(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
+def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
     with pq.ParquetFile(path) as file:
-        columns = _named(source, file.schema_arrow.names)
-        yield from _arrow_rows(str(path), file.iter_batches(BATCH_ROWS, columns=columns))
+        named = _named(columns, file.schema_arrow.names)
+        yield from _arrow_rows(str(path), file.iter_batches(BATCH_ROWS, columns=named))
 
 
-def _named(source: SourceConfig, present: list[str]) -> list[str]:
-    """The columns to read: those that the source names; where one is missing all, for a message."""
-    wanted = source.columns()
-    return [name for name in present if name in wanted] if wanted <= {*present} else present
+def _named(columns: Columns, present: list[str]) -> list[str]:
+    """The columns to read; all where one is missing, for a message."""
+    tops = {top_of(column, present) for column in columns}
+    return [name for name in present if name in tops] if tops and None not in tops else present
 
 
 def _arrow_rows(file: str, batches: Iterable[Any]) -> Iterator[Row | BadRow]:
@@ -282,16 +191,15 @@ def _single_row(row: Any) -> dict[str, object] | RowProblem:
         try:
             values[name] = row.column(name)[0].as_py()
         except UnicodeDecodeError as error:
-            return RowProblem(name, _not_utf8(error))
+            return RowProblem(name, not_utf8(error))
         except (ValueError, OverflowError) as error:
             return RowProblem(name, f"cannot be read: {error}")
     return values
 
 
-def _read_saved(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
+def _read_saved(path: Path, split: str, columns: Columns) -> Iterator[Row | BadRow]:
     import datasets  # slow to import and needed only here
 
-    split = source.split
     try:
         saved = datasets.load_from_disk(str(path))
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -304,13 +212,11 @@ def _read_saved(path: Path, source: SourceConfig) -> Iterator[Row | BadRow]:
         saved = saved[split]
     elif split not in ("train", str(saved.split)):
         raise ConfigError(f"{path} is one data set, without the split `{split}`: leave it out.")
-    columns = _named(source, saved.column_names)
-    return _arrow_rows(
-        str(path), saved.select_columns(columns).with_format("arrow").iter(BATCH_ROWS)
-    )
+    named = _named(columns, saved.column_names)
+    return _arrow_rows(str(path), saved.select_columns(named).with_format("arrow").iter(BATCH_ROWS))
 
 
-def _read_hub(source: SourceConfig) -> Iterator[Row | BadRow]:
+def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
     import datasets  # slow to import and needed only here
 
     path, name, split = source.path, source.name, source.split
@@ -324,5 +230,5 @@ def _read_hub(source: SourceConfig) -> Iterator[Row | BadRow]:
             f" of a file or directory, or check path, `name`, `split` and the network."
             f"{_neighbours(Path(path).name, Path(path).parent)}"
         ) from error
-    columns = _named(source, loaded.column_names)
-    return _arrow_rows(path, loaded.select_columns(columns).with_format("arrow").iter(BATCH_ROWS))
+    named = _named(columns, loaded.column_names)
+    return _arrow_rows(path, loaded.select_columns(named).with_format("arrow").iter(BATCH_ROWS))

@@ -226,7 +226,7 @@ def actor_rate(spec: RunSpec[RlConfig], step: int, number: int) -> float:
     first step that trains it, so that a warm-up is not over before."""
     algorithm = spec.config.algorithm
     updates, first = algorithm.epochs * algorithm.mini_batches, algorithm.critic_warmup_steps
-    done, total = (step - first) * updates + number, (spec.run.steps - first) * updates
+    done, total = (step - first) * updates + number, (spec.steps - first) * updates
     return learning_rate(spec.actor.optimizer, done, total)
 
 

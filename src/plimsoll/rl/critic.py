@@ -46,7 +46,7 @@ def train_critic(
         cluster.critics,
         algorithm.epochs,
         step,
-        lambda n: learning_rate(optimizer, state.step * updates + n, spec.run.steps * updates),
+        lambda n: learning_rate(optimizer, state.step * updates + n, spec.steps * updates),
     )
     return metrics | {
         "value_loss": metrics.pop("loss"),

@@ -37,13 +37,15 @@ class _Phase:
 class Progress:
     """Shows a run's progress; a context manager.
 
-    job: what runs, such as `ppo`. steps: how many the whole run has. directory: where it writes.
-    stream: where to show; default: standard output.
+    job: what runs, such as `ppo`. steps: how many the whole run has; None until that is known.
+    directory: where it writes. stream: where to show; default: standard output.
     """
 
-    def __init__(self, job: str, steps: int, directory: Path, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, job: str, steps: int | None, directory: Path, stream: TextIO | None = None
+    ) -> None:
         self._job = job
-        self._steps = steps
+        self._steps = steps or 0
         self._directory = directory
         self._stream = stream if stream is not None else sys.stdout
         self._last: dict[str, Figure] = {}
@@ -54,8 +56,13 @@ class Progress:
 
     def __enter__(self) -> Progress:
         self._display = display_for(self._stream, lambda: str(self._phase or ""))
-        self.note(f"{self._job}: {counted(self._steps, 'step')}, written to {self._directory}")
+        steps = f"{counted(self._steps, 'step')}, " if self._steps else ""
+        self.note(f"{self._job}: {steps}written to {self._directory}")
         return self
+
+    def lasts(self, steps: int) -> None:
+        """Now it is known how many steps the run has."""
+        self._steps = steps
 
     def __exit__(self, *_: object) -> None:
         self._phase = None

@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from plimsoll.config.data import SourceConfig
+from plimsoll.config.data import COLUMNS, SourceConfig
 from plimsoll.config.problems import Problem, Section
-
-_WHERE = ("path", "name", "split", "limit")
-_COLUMNS = tuple(key for key in SourceConfig.model_fields if key not in _WHERE)
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class _Columns:
     def unread(self, *read: str) -> Iterator[Problem]:
         """Columns that are given, and that the job does not look at."""
         why = f"This job does not look at it; of the columns it reads {', '.join(read)}."
-        for column in self.given(*_COLUMNS):
+        for column in self.given(*COLUMNS):
             if column not in read:
                 yield self.wrong(column, why, f"leave {self.name}.{column} out")
 
@@ -45,7 +42,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     given = columns.given("prompt", "response")
     if source.text is not None:
         why = f"Documents of plain text have no turns, and {name}.text is given."
-        for column in columns.given("messages", "prompt", "response", "tools"):
+        for column in columns.given("messages", "prompt", "response", "tools", "chat_template"):
             yield columns.wrong(column, why, f"{name}.text alone, or leave it out")
     elif source.messages is not None and given:
         yield columns.wrong(
@@ -67,7 +64,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Prompts: `messages` or `prompt`."""
     columns = _Columns(name, source)
-    yield from columns.unread("messages", "prompt", "tools", "reference")
+    yield from columns.unread("messages", "prompt", "tools", "reference", "source")
     yield from _prompts(columns)
 
 

@@ -54,16 +54,23 @@ def check_head(key: str, path: str, *, scores: bool) -> Iterator[Problem]:
 def check_template(spec: RunSpec[Any]) -> Iterator[Problem]:
     """A chat template that is needed, and is not there."""
     data, model = spec.data, spec.actor.model
-    given, path = data.chat_template, Path(model.path)
-    if given is None:
-        bare = path.is_dir() and has_tokenizer(model.path) and not _has_template(path)
-        if bare and not data.only_text:
+    yield from _template_file("data.chat_template", data.chat_template)
+    for key, source in data.sources().items():
+        yield from _template_file(f"{key}.chat_template", source.chat_template)
+    if any(data.template_of(source) is None for source in data.sources().values()):
+        path = Path(model.path)
+        if path.is_dir() and has_tokenizer(model.path) and not _has_template(path):
             why = f"The tokenizer of {model.path} brings no chat template."
             instead = "a Jinja template, the path of one, or `none` to join prompt and response"
             yield invalid("data.chat_template", None, why, f"{instead} as plain text")
-    elif given != "none" and (file := template_file(given)) and not file.is_file():
+
+
+def _template_file(key: str, given: str | None) -> Iterator[Problem]:
+    if given is None or given == "none":
+        return
+    if (file := template_file(given)) and not file.is_file():
         why = "It is neither a Jinja template nor `none`, and there is no such file."
-        yield invalid("data.chat_template", show(given), why, "correct the path")
+        yield invalid(key, show(given), why, "correct the path")
 
 
 def _has_template(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import ceil
 from typing import Generic, Literal, get_args
 
 from plimsoll.config.cluster import ClusterConfig
@@ -30,7 +31,7 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 @dataclass(frozen=True)
 class RunSpec(Generic[ConfigT]):
     """A run. roles: by name, in the order in which they are loaded. sampling: None where the job
-    learns from data."""
+    learns from data. rows: to learn from, of all sources; None until they are read."""
 
     job: Job[ConfigT]
     config: ConfigT
@@ -38,6 +39,7 @@ class RunSpec(Generic[ConfigT]):
     workload: Workload
     sampling: Sampling | None
     evaluation: Evaluation
+    rows: int | None = None
 
     @property
     def run(self) -> RunConfig:
@@ -60,6 +62,21 @@ class RunSpec(Generic[ConfigT]):
         """The settings of vLLM's engines; None without such."""
         rollout = None if self.sampling is None else self.sampling.rollout
         return rollout if rollout is not None and rollout.engine == "vllm" else None
+
+    @property
+    def known_steps(self) -> int | None:
+        """How many steps the run has; None where that follows from rows that are not read yet."""
+        if self.run.epochs is None or self.rows is None:
+            return self.run.steps
+        drawn = self.workload.units if self.sampling is None else self.sampling.prompts
+        return ceil(self.run.epochs * self.rows / drawn)
+
+    @property
+    def steps(self) -> int:
+        """How many steps the run has, once its rows are read."""
+        steps = self.known_steps
+        assert steps is not None, "asked for before the rows were read"
+        return steps
 
     @cached_property
     def trained(self) -> Mapping[RoleName, TrainedRole]:

@@ -66,7 +66,7 @@ class Work(Generic[ConfigT, ItemT]):
         state, rows = self.session.state, self.spec.workload.units
         if self.spec.run.eval_every is not None:
             yield self.data.eval
-        for step in range(self.spec.run.steps - state.step):
+        for step in range(self.spec.steps - state.step):
             yield self.batch(state.data_position + step * rows, rows)
 
 
@@ -81,12 +81,13 @@ def open_work(
     with open_session(spec, planned) as session:
         with session.phase("data"):
             data = read(session)
+            session = session.with_rows(len(data.train))
         with session.phase("load"):
             cluster = start(data)
         with closing(cluster):
             session.check_nodes(cluster)
             session.stop_if_asked(session.state.step)
-            yield Work(spec, session, cluster, data)
+            yield Work(session.spec, session, cluster, data)
 
 
 def work_on_rows(
@@ -119,7 +120,7 @@ def learn_from_data(
         session.progress.note(repeated)
     while not finished(session, state):
         batch = work.batch(state.data_position, spec.workload.units)
-        rate = learning_rate(spec.actor.optimizer, state.step, spec.run.steps)
+        rate = learning_rate(spec.actor.optimizer, state.step, spec.steps)
         step = learn(batch)
         with session.phase("train_actor", cluster):
             results = update("actor", cluster, step, rate)

@@ -93,7 +93,7 @@ def changed_counts(state: RunState, learned_from: int, sources: Sources) -> Iter
 
 def fingerprint(items: Sequence[Row | Prompt]) -> str:
     """A hash of what was made of rows, in their order: tokens, which of them are learned, labels,
-    margins, references."""
+    margins, references, further columns."""
     found = xxhash.xxh3_64()
     for item in items:
         for part in _parts(item):
@@ -113,7 +113,8 @@ def _parts(item: Row | Prompt) -> tuple[bytes, ...]:
         case LabelledSteps():
             return (sequence_key(item.sample), item.labels.tobytes())
         case Prompt():
-            return (item.tokens.tobytes(), repr((item.text, item.reference)).encode())
+            told = (item.text, item.reference, *filter(None, (item.source,)), *item.columns.items())
+            return (item.tokens.tobytes(), repr(told).encode())
     raise AssertionError(f"{type(item).__name__} is no item of data")
 
 

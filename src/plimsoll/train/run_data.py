@@ -50,9 +50,9 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     Bad rows are refused, or listed in the run directory, as `data.on_bad_row` says; of a run that
     goes on, rows that were edited, as `run.edited_rows` does.
     """
-    data, template = session.spec.data, run_template(session.spec)
+    data = session.spec.data
     with session.progress.counting("rows read", None) as advance:
-        loaded = _load_all(data, load, template, advance)
+        loaded = _load_all(session.spec, load, advance)
     session.note_bad_rows([row for one in loaded.values() for row in one.bad_rows])
     for key, one in loaded.items():
         if one.cut_rows:
@@ -74,14 +74,14 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     )
 
 
-def _load_all(
-    data: DataConfig, load: LoadRows[T], template: Template, seen: Seen
-) -> dict[str, Loaded[T]]:
+def _load_all(spec: RunSpec[Any], load: LoadRows[T], seen: Seen) -> dict[str, Loaded[T]]:
     """Of each source, by its key; one DataError tells the bad rows of all."""
     loaded, refused = {}, []
-    for key, source in data.sources().items():
+    templates = {given: _template(spec, given) for given in _templates(spec.data)}
+    for key, source in spec.data.sources().items():
         try:
-            loaded[key] = load(data, source, template, seen)
+            template = templates[spec.data.template_of(source)]
+            loaded[key] = load(spec.data, source, template, seen)
         except DataError as error:
             refused.append(str(error))
     if refused:
@@ -100,7 +100,8 @@ def load_held_out(spec: RunSpec[Any], load: LoadRows[T]) -> Loaded[T]:
             "data.eval is not given, so there is nothing to measure on. Give data.eval.path and "
             "its columns, in the config or as flags."
         )
-    return load(spec.data, spec.data.eval, run_template(spec), unseen)
+    template = _template(spec, spec.data.template_of(spec.data.eval))
+    return load(spec.data, spec.data.eval, template, unseen)
 
 
 def row_counts(loaded: Loaded[T]) -> dict[str, float]:
@@ -112,12 +113,17 @@ def row_counts(loaded: Loaded[T]) -> dict[str, float]:
     }
 
 
-def run_template(spec: RunSpec[Any]) -> Template:
-    """How the run's rows become tokens."""
+def _templates(data: DataConfig) -> Sequence[str | None]:
+    """Those that the sources need, each once."""
+    return [*dict.fromkeys(map(data.template_of, data.sources().values()))]
+
+
+def _template(spec: RunSpec[Any], given: str | None) -> Template:
+    """How rows become tokens. given: as `data.chat_template`."""
     data, model = spec.data, spec.actor.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)
     vocabulary = read_model_json(model.path).get("vocab_size")
-    return make_template(tokenizer, data.rendered_by, data.system, vocabulary)
+    return make_template(tokenizer, given, data.system, vocabulary)
 
 
 def _order(data: DataConfig, rows: Sequence[int], seed: int) -> MixedOrder:

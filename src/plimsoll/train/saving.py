@@ -17,7 +17,7 @@ from plimsoll.train.session import Session, config_text
 def finished(session: Session, state: RunState) -> bool:
     """Whether all steps are done, or evaluations have not got better for too long."""
     run = session.spec.run
-    return state.step >= run.steps or is_patience_out(run.best, state)
+    return state.step >= session.spec.steps or is_patience_out(run.best, state)
 
 
 def evaluated(session: Session, state: RunState, metrics: Mapping[str, float]) -> RunState:
@@ -62,9 +62,10 @@ def restore(session: Session, cluster: Cluster) -> None:
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
     _go_on_with(session, config_text(session.spec))
     _prune(session, session.state)  # killed in between, it has one more than it keeps
-    if session.state.step >= session.spec.run.steps:
+    if session.state.step >= session.spec.steps:
+        key = "run.steps" if session.spec.run.epochs is None else "run.epochs"
         session.progress.note(
-            f"no step is left of {session.spec.run.steps} (run.steps): only the model is written"
+            f"no step is left of {session.spec.steps} ({key}): only the model is written"
         )
 
 
@@ -92,7 +93,7 @@ def averaged(session: Session, cluster: Cluster) -> Iterator[None]:
 def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
     """Write the actor as the run's final model, which ends the run: of the best evaluation or of
     the last step, as `run.best` says; its moving average, where one is kept."""
-    if state.step < session.spec.run.steps:
+    if state.step < session.spec.steps:
         count = state.evaluations_since_best
         worse = "1 evaluation was" if count == 1 else f"{count:,} evaluations in a row were"
         session.progress.note(

@@ -35,6 +35,7 @@ from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Reading
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import StepReport
+from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.nodes import refuse_smaller_nodes
 from plimsoll.train.tokenizers import check_tokenizers
@@ -66,6 +67,22 @@ class Session:
     template: str | None
     resumed: Path | None
     started: float
+
+    def with_rows(self, rows: int) -> Session:
+        """The session of a run whose rows to learn from are read: where `run.epochs` says how long
+        it is, it now has a number of steps.
+
+        Raises ConfigError for settings that do not go with that number.
+        """
+        spec = replace(self.spec, rows=rows)
+        if spec.run.epochs is not None:
+            check_agreement(spec)
+            self.progress.lasts(spec.steps)
+            steps = counted(spec.steps, "step")
+            self.progress.note(
+                f"run.epochs: {spec.run.epochs:g} of {counted(rows, 'row')}: {steps}"
+            )
+        return replace(self, spec=spec)
 
     def note_bad_rows(self, rows: Sequence[BadRow]) -> None:
         """List skipped rows in the run directory."""
@@ -144,7 +161,7 @@ class Session:
 
     def due(self, every: int | None, step: int) -> bool:
         """Whether something that is done every so many steps, and at the end, is due."""
-        return every is not None and (step % every == 0 or step == self.spec.run.steps)
+        return every is not None and (step % every == 0 or step == self.spec.known_steps)
 
     def advance(self, state: RunState, rows: int) -> RunState:
         """The state after one more step, which took so many rows."""
@@ -161,7 +178,8 @@ class Session:
 
     def stop_if_asked(self, done: int) -> None:
         """Raise Interrupted after Ctrl-C; the steps that are done must have been saved."""
-        if self.stop.requested and done < self.spec.run.steps:
+        steps = self.spec.known_steps
+        if self.stop.requested and (steps is None or done < steps):
             raise self._stopped(done)
 
     @contextmanager
@@ -177,15 +195,15 @@ class Session:
 
     def _stopped(self, done: int) -> Interrupted:
         again = "run the same command with --run.resume auto"
-        steps = self.spec.run.steps
+        steps = self.spec.known_steps
+        of = "" if steps is None else f" of {steps}"
         if done == 0:
             return Interrupted(
-                f"stopped before the first step of {steps}, as asked; there is nothing to save "
+                f"stopped before the first step{of}, as asked; there is nothing to save "
                 f"yet. To begin anew: {again}"
             )
         return Interrupted(
-            f"stopped after step {done} of {steps}, as asked; everything is saved. To go on: "
-            f"{again}"
+            f"stopped after step {done}{of}, as asked; everything is saved. To go on: {again}"
         )
 
 
@@ -207,7 +225,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         first_step = state.step + 1 if latest else 0
         loggers = stack.enter_context(open_loggers(run, directory, settings, first_step))
         progress = stack.enter_context(
-            Progress(spec.job.name, run.steps, directory.path, sys.stdout)
+            Progress(spec.job.name, spec.known_steps, directory.path, sys.stdout)
         )
         if not reset_process_peak():
             progress.note(

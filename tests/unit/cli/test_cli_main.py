@@ -36,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A current directory with a good config, its rows and its model."""
     monkeypatch.chdir(tmp_path)
     Path("ppo.yaml").write_text(CONFIG)
-    Path("rows.jsonl").write_text('{"question": "1+1"}\n')
+    Path("rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
     Path("model").mkdir()
     Path("model/config.json").write_text(json.dumps({"model_type": "qwen2"}))
     Path("model/tokenizer.json").write_text("{}")

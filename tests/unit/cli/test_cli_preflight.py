@@ -7,8 +7,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -151,20 +149,29 @@ def test_an_empty_data_file() -> None:
 
 @pytest.mark.usefixtures("house")
 def test_a_json_array_as_data() -> None:
-    """With the command that converts it, which is run."""
-    turns = [{"from": "human", "value": "1+1"}, {"from": "gpt", "value": "it's 2"}]
-    rows = [{"id": 1, "talk": turns, "answer": "2"}]
+    turns = [{"from": "human", "value": "1+1"}]
+    rows = [{"id": 1, "talk": turns, "checked": {"answer": "2"}}]
     Path("data/all.json").write_text(json.dumps(rows, indent=1))
-    report = refusal("--data.train.path", "data/all.json")
-    assert report.startswith("1 problem in the settings\n  data.train.path: data/all.json")
-    assert "The file holds one JSON array, and one object per line is needed." in report
-    command, given = re.findall(r"-> run  (.+ > all\.jsonl)  and give (.+)", report)[0]
-    assert given == "path: all.jsonl and messages: talk"
-    subprocess.run(command.replace("python3", sys.executable, 1), shell=True, check=True)
-    messages = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "it's 2"}]
-    [line] = Path("all.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"id": 1, "talk": messages, "answer": "2"}
-    check("--data.train.path=all.jsonl", "--data.train.prompt=null", "--data.train.messages=talk")
+    columns = ["--data.train.prompt=null", "--data.train.messages=talk"]
+    check("--data.train.path=data/all.json", *columns, "--data.train.reference=checked.answer")
+
+
+@pytest.mark.usefixtures("house")
+def test_a_wrong_column_is_named_with_the_nearest_one() -> None:
+    report = refusal("--data.train.reference=answr", "--data.train.source=asked.by")
+    assert report.startswith("2 problems in the settings\n  data.train.reference: answr")
+    assert "data/rows.jsonl has no column `answr`; there are `question`, `answer`." in report
+    assert "-> Did you mean `answer`?" in report and "  data.train.source: asked.by" in report
+
+
+@pytest.mark.usefixtures("house")
+def test_rows_after_the_first_ones_may_have_a_column_where_bad_rows_are_left_out() -> None:
+    first = '{"question": "1+1"}\n'
+    Path("data/rows.jsonl").write_text(first * 40 + '{"question": "1+1", "answer": "2"}\n')
+    assert "has no column `answer`" in refusal()
+    check("--data.on_bad_row=skip")
+    Path("data/rows.jsonl").write_text(first * 10)
+    assert "has no column `answer`" in refusal("--data.on_bad_row=skip")
 
 
 @pytest.mark.usefixtures("house")

@@ -109,10 +109,9 @@ rollout:
 zero: {stage: 2}
 """
     report = message(tmp_path, text, "--rollout.sampling.stop=5", "--actor.zero.optimzer", "x")
-    assert report.startswith("13 problems in the settings\n")
+    assert report.startswith("12 problems in the settings\n")
     expected = {
         "run.directory": ["2024", "run.yaml:2", "text", '"2024"'],
-        "run.steps": ["Missing", "Steps of the run"],
         "run.stepz": ["3", "run.yaml:3", "no such key", "run.steps"],
         "actor.model.dtype": ["bf16", "run.yaml:6", "bfloat16 | float32", "did you mean bfloat16"],
         "actor.zero.stage": ["true", "run.yaml:7", "0 | 1 | 2 | 3"],
@@ -132,7 +131,7 @@ zero: {stage: 2}
 
 def test_missing_sections_are_told_key_by_key(tmp_path: Path) -> None:
     report = message(tmp_path, "")
-    for key in ("run.directory", "run.steps", "data.train.path", "actor.model.path"):
+    for key in ("run.directory", "data.train.path", "actor.model.path"):
         assert "Missing" in block(report, key)
     assert "data.train.path.path" not in report
     assert "pydantic" not in report and "Field required" not in report
@@ -232,7 +231,8 @@ def test_help_shows_type_default_and_meaning() -> None:
     text = describe_keys(RlConfig)
     assert "--actor.zero.stage  [0 | 1 | 2 | 3; default 2]\n      0 divides nothing" in text
     assert "--rollout.memory_share  [number > 0 and <= 1; default 0.5]" in text
-    assert "--run.steps  [integer >= 1; required]" in text
+    assert "--run.directory  [text; required]" in text
+    assert "--run.steps  [integer >= 1 or null; default null]" in text
     assert "--rewards.<name>.name  [text; required]" in text
     assert all(len(line) <= 100 for line in text.splitlines())
 

@@ -180,7 +180,23 @@ def test_bad_columns(
             "messages[1].content",
             "is missing beside tool_calls: write them into it",
         ),
-        ([USER, {**ASSISTANT, "content": ["yo"]}], "messages[1].content", "must be text, but is"),
+        ([USER, {**ASSISTANT, "content": 5}], "messages[1].content", "must be text, but is"),
+        (
+            [USER, {**ASSISTANT, "content": ["yo"]}],
+            "messages[1].content[0]",
+            "must be a part with type and text, but is text",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "text": None}]}, ASSISTANT],
+            "messages[0].content[0]",
+            "is a part of type `image_url`, and only text is read",
+        ),
+        (
+            [{"from": "humn", "value": "hi"}, ASSISTANT],
+            "messages[0].from",
+            "is `humn`, which is none of system, user, assistant, tool, human, gpt",
+        ),
+        ([{"from": "human"}, ASSISTANT], "messages[0].value", "is missing"),
         ([USER, {**ASSISTANT, "content": " "}], "messages[1].content", "is empty"),
         (
             [USER, {**ASSISTANT, "role": "asistant"}],

@@ -18,7 +18,7 @@ from plimsoll.data.dataset import load_pairs, load_steps
 from plimsoll.data.loading import Loaded
 from plimsoll.data.pairs import margin_of
 from plimsoll.data.report import RowProblem
-from plimsoll.data.sources import Row
+from plimsoll.data.row import Row
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledSteps

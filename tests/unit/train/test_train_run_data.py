@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_samples
@@ -22,6 +24,7 @@ from plimsoll.reward.rule import build_rewards
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.planned import Planned
+from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeats
 from plimsoll.train.session import open_session
 
@@ -51,6 +54,29 @@ def sft(train: dict[str, Any], **data: Any) -> SftConfig:
 def load(train: dict[str, Any], **data: Any) -> RunData[Sample]:
     with open_session(spec_of(sft(train, **data)), Planned()) as session:
         return load_data(session, load_samples)
+
+
+def test_a_source_may_have_a_chat_template_of_its_own(home: Path) -> None:
+    """The model's tokenizer has none, so `data.chat_template` would be needed for the other."""
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    marked = {**sums, "chat_template": "{% for m in messages %}={{ m.content }}{% endfor %}"}
+    data = load({"plain": {**sums, "chat_template": "none"}, "marked": marked}, max_tokens=16)
+    tokenizer = make_tokenizer()
+    texts = [tokenizer.decode(sample.tokens) for sample in (data.train[0], data.train[6])]
+    assert [text.replace(" ", "") for text in texts] == ["0+1=1<end>", "=0+1==1"]
+    report = refusal_of({"plain": {**sums, "chat_template": "none"}, "marked": sums})
+    assert "data.chat_template" in report and "brings no chat template" in report
+    lost = refusal_of({"path": "sums.jsonl", "text": "a", "chat_template": "none"})
+    assert "  data.train.chat_template: none" in lost
+
+
+def refusal_of(train: dict[str, Any]) -> str:
+    """What is said of a config before anything is loaded."""
+    spec = spec_of(sft(train))
+    with pytest.raises(ConfigError) as refused:
+        check_agreement(spec)
+        check_inputs(spec)
+    return str(refused.value)
 
 
 def test_several_sources_are_numbered_through(home: Path) -> None:

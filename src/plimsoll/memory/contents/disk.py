@@ -32,9 +32,11 @@ def disk_items(job: Job) -> tuple[Item, ...]:
 
 
 def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:
-    """At most, as rows may come several times; KTO has each prompt scored with two responses."""
-    if spec.precomputes:
-        work, steps = spec.workload, spec.run.steps
+    """At most, as rows may come several times; KTO has each prompt scored with two responses. Of a
+    run in epochs it is not known before its rows are."""
+    steps = spec.known_steps
+    if spec.precomputes and steps is not None:
+        work = spec.workload
         rows = work.scored_with * steps * work.sequences
         yield Item(
             "reference",

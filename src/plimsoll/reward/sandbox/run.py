@@ -23,8 +23,8 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 _UNCONFINED = (
-    "Programs of a policy are run only where the kernel confines them by seccomp: on Linux, x86-64 or "
-    "ARM64. Serve this reward from such a machine with `plimsoll serve-reward`"
+    "Programs of a policy are run only where the kernel confines them by seccomp: on Linux, x86-64 "
+    "or ARM64. Serve this reward from such a machine with `plimsoll serve-reward`"
 )
 _SLACK_SECONDS = 20.0  # of the runner itself, on a busy machine
 

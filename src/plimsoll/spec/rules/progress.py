@@ -14,6 +14,24 @@ from plimsoll.spec.job import Names
 from plimsoll.spec.run_spec import RunSpec
 
 
+def lasting(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """How long the run is."""
+    at, run = Section("run", spec.run), spec.run
+    if (run.steps is None) == (run.epochs is None):
+        both = run.steps is not None
+        why = "How long the run is, is given two ways: run.epochs is set too." if both else ""
+        why = why or "Missing: how long the run is."
+        fix = "run.steps or run.epochs, not both" if both else "write run.steps or run.epochs"
+        yield at.invalid("steps", why, fix)
+    if run.epochs is None or spec.known_steps is None:
+        return
+    late = [role for role in spec.roles.values() if role.trained and role.begins >= spec.steps]
+    for role in late:
+        why = f"The run has {counted(spec.steps, 'step')}, and the {role.name} is trained from "
+        why += f"step {role.begins + 1} on, so it would never be."
+        yield at.invalid("epochs", why, "more run.epochs, or train it earlier")
+
+
 def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
     """What is kept of evaluations, and what is averaged."""
     at = Section("", spec.config)
@@ -45,18 +63,19 @@ def _best(at: Section, best: BestConfig, reported: Names) -> Iterator[Problem]:
         yield at.conflict("goal", why, fix, "best-metric")
 
 
-def scheduled(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
-    """A role's learning rates and averages over its optimizer steps."""
+def scheduled(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
+    """A role's learning rates and averages over its optimizer steps. updates: how many there are;
+    None where that is not known yet."""
     at = Section(name, role)
     optimizer = role.optimizer
     if optimizer.final_ratio > 1:
         why = "It is a share of the peak learning rate."
         fix = "a number from 0 to 1"
         yield at.invalid("optimizer.final_ratio", why, fix, "optimizer-value")
-    if optimizer.warmup_steps > updates:
+    if updates is not None and optimizer.warmup_steps > updates:
         why = f"The {name} takes {counted(updates, 'optimizer step')}, so the peak would never be "
         why += "reached."
-        fix = f"at most {updates}, or more run.steps"
+        fix = f"at most {updates}, or a longer run"
         yield at.invalid("optimizer.warmup_steps", why, fix, "warmup-too-long")
     yield from _decay(name, role, updates)
     if role.ema is not None and role.ema.decay >= 1:
@@ -70,7 +89,7 @@ def scheduled(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
         yield at.conflict("ema", why, fix, "state-dtype")
 
 
-def _decay(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
+def _decay(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
     at = Section(name, role)
     optimizer = role.optimizer
     if optimizer.decay_steps is None:
@@ -79,8 +98,8 @@ def _decay(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
         why = f"Only wsd has such steps ({name}.optimizer.schedule: {optimizer.schedule})."
         fix = f"{name}.optimizer.schedule: wsd, or leave {name}.optimizer.decay_steps out"
         yield at.conflict("optimizer.decay_steps", why, fix, "decay-steps")
-    elif optimizer.warmup_steps + optimizer.decay_steps > updates:
+    elif updates is not None and optimizer.warmup_steps + optimizer.decay_steps > updates:
         why = f"With the warm-up ({name}.optimizer.warmup_steps: {optimizer.warmup_steps}) they "
         why += f"are more than its {counted(updates, 'optimizer step')}."
-        fix = f"fewer of both, {updates} at most, or more run.steps"
+        fix = f"fewer of both, {updates} at most, or a longer run"
         yield at.invalid("optimizer.decay_steps", why, fix, "decay-steps")

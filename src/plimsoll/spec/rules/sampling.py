@@ -164,10 +164,11 @@ def _steps(config: RlConfig) -> Iterator[Problem]:
         why += f"{batch.prompts} * {batch.responses} = {sequences}."
         fix = f"algorithm.mini_batches: {nearest}, or other batch.prompts or batch.responses"
         yield at.invalid("algorithm.mini_batches", why, fix, "mini-batches")
-    if algorithm.critic_warmup_steps >= config.run.steps:
-        why = f"The run has {counted(config.run.steps, 'step')}, so the actor would never be "
+    steps = config.run.steps
+    if steps is not None and algorithm.critic_warmup_steps >= steps:
+        why = f"The run has {counted(steps, 'step')}, so the actor would never be "
         why += "trained."
-        fix = f"less than {config.run.steps}, or more run.steps"
+        fix = f"less than {steps}, or more run.steps"
         yield at.invalid("algorithm.critic_warmup_steps", why, fix, "warmup-too-long")
     yield from _rewards(config)
 

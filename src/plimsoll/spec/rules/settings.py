@@ -12,7 +12,7 @@ from plimsoll.config.problems import Problem, Section, find, refuse
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.rules.adapters import adapted, frozen
 from plimsoll.spec.rules.memory import memory_levers
-from plimsoll.spec.rules.progress import evaluated, scheduled
+from plimsoll.spec.rules.progress import evaluated, lasting, scheduled
 from plimsoll.spec.run_spec import RunSpec
 
 
@@ -60,9 +60,10 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def _trained(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Roles that learn."""
+    steps = spec.known_steps
     for name, role in spec.trained.items():
-        learning = max(0, spec.run.steps - spec.roles[name].begins)
-        yield from _role(name, role, learning * spec.workload.updates)
+        learning = None if steps is None else max(0, steps - spec.roles[name].begins)
+        yield from _role(name, role, None if learning is None else learning * spec.workload.updates)
 
 
 def _frozen(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -81,8 +82,8 @@ def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
     return spec.job.rules(spec.config)
 
 
-def _role(name: str, role: TrainedRole, updates: int) -> Iterator[Problem]:
-    """One trained role; updates: the optimizer steps of the whole run."""
+def _role(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
+    """One trained role; updates: the optimizer steps of the whole run, where they are known."""
     at = Section(name, role)
     yield from adapted(name, role)
     yield from scheduled(name, role, updates)
@@ -141,6 +142,7 @@ def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 SETTINGS_RULES = (
+    lasting,
     _cluster,
     evaluated,
     memory_levers,

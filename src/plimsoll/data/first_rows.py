@@ -1,0 +1,81 @@
+"""What columns a source has, as far as a schema or its first rows tell: before anything is loaded.
+
+The hub is not asked: what its data sets hold is seen when they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from plimsoll.config.data import SourceConfig
+from plimsoll.data.nested import names_of
+from plimsoll.data.row import Row
+from plimsoll.data.sources import files_of, is_saved, read_rows
+from plimsoll.errors import ConfigError
+
+_ROWS = 32
+"""That are looked at where there is no schema."""
+
+
+@dataclass(frozen=True)
+class FirstColumns:
+    """names: of the columns, and of those within them. file: in which they were found. all: no
+    row has any other."""
+
+    names: tuple[str, ...]
+    file: str
+    all: bool
+
+
+def first_columns(source: SourceConfig) -> FirstColumns | None:
+    """What is known of a source's columns; None where nothing can be told, which who reads its rows
+    does."""
+    path = Path(source.path)
+    try:
+        if path.is_dir() and is_saved(path):
+            return _of_saved(path, source.split)
+        files = files_of(path, source.split) if path.is_dir() else [path] if path.is_file() else []
+        if not files:
+            return None
+        if files[0].suffix.lower() == ".parquet":
+            schema = _schema_names(pq.read_schema(files[0]))
+            return FirstColumns(schema, str(files[0]), all=len(files) == 1)
+        return _of_rows(source, str(files[0]))
+    except (ConfigError, OSError, pa.ArrowException):
+        return None
+
+
+def _of_rows(source: SourceConfig, file: str) -> FirstColumns | None:
+    """Of the first rows, bad ones among them."""
+    read = list(islice(read_rows(source), _ROWS))
+    rows = [row.values for row in read if isinstance(row, Row)]
+    names = dict.fromkeys(name for values in rows for name in (*values, *names_of(values)))
+    return FirstColumns(tuple(names), file, all=len(read) < _ROWS) if names else None
+
+
+def _of_saved(path: Path, split: str) -> FirstColumns | None:
+    """Of what `Dataset.save_to_disk` wrote: the schema of its first file."""
+    files = sorted((path / split if (path / split).is_dir() else path).glob("*.arrow"))
+    if not files:
+        return None
+    with pa.memory_map(str(files[0])) as file:
+        schema = pa.ipc.open_stream(file).schema
+    return FirstColumns(_schema_names(schema), str(path), all=True)
+
+
+def _schema_names(schema: pa.Schema) -> tuple[str, ...]:
+    return tuple(names_of({field.name: _form(field.type) for field in schema}))
+
+
+def _form(kind: Any) -> Mapping[str, object] | None:
+    """Of a struct, its fields."""
+    if not pa.types.is_struct(kind):
+        return None
+    return {field.name: _form(field.type) for field in kind}

@@ -1,0 +1,190 @@
+"""Rows of JSON files: one object a line, or one array of objects over the whole file.
+
+An array is read as it goes, so that of a large file only the part under way is held.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from plimsoll.data.report import BadRow
+from plimsoll.data.row import Row
+from plimsoll.errors import ConfigError
+
+_READ_AT_ONCE = 2**20
+"""Bytes of an array's file."""
+_SPACE = " \t\n\r"
+
+
+def read_json(path: Path) -> Iterator[Row | BadRow]:
+    """The rows of a file, by the number of their line; of an array by their own number.
+
+    Raises ConfigError for a file that cannot be opened, or an array that cannot be read on.
+    """
+    if path.suffix.lower() == ".json" and _is_array(path):
+        return _read_array(path)
+    return _read_lines(path)
+
+
+def _is_array(path: Path) -> bool:
+    for raw in _chunks(path):
+        start = raw.removeprefix(codecs.BOM_UTF8).lstrip()
+        if start:
+            return start.startswith(b"[")
+    return False
+
+
+def _read_lines(path: Path) -> Iterator[Row | BadRow]:
+    for line, raw in enumerate(_raw_lines(path), start=1):
+        content = raw.removeprefix(codecs.BOM_UTF8) if line == 1 else raw
+        if content.strip():
+            yield _parse_line(str(path), line, content)
+
+
+def _raw_lines(path: Path) -> Iterator[bytes]:
+    packed = path.suffix.lower() == ".gz"
+    try:
+        with gzip.open(path) if packed else path.open("rb") as file:
+            yield from file
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigError(
+            f"{path} cannot be unpacked: {str(error).rstrip('.')}. Copy the file again; or, if it "
+            f"is not compressed, rename it to {path.stem}."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+
+
+def _parse_line(file: str, line: int, content: bytes) -> Row | BadRow:
+    try:
+        values = json.loads(content.decode("utf-8"), object_pairs_hook=_object)
+    except UnicodeDecodeError as error:
+        return BadRow(file, line, "", not_utf8(error))
+    except json.JSONDecodeError as error:
+        return BadRow(file, line, "", f"is not JSON: {error.msg}, at character {error.pos + 1}")
+    except (ValueError, RecursionError) as error:
+        return BadRow(file, line, "", f"is not JSON: {error}")
+    return _row(file, line, values)
+
+
+def _row(file: str, line: int, values: object) -> Row | BadRow:
+    if isinstance(values, Mapping):
+        return Row(file, line, values)
+    return BadRow(file, line, "", f"is a JSON {type(values).__name__}, not an object")
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"the key `{counts.most_common(1)[0][0]}` is there twice")
+    return values
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """What is wrong with bytes that are no text."""
+    return f"is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}"
+
+
+def _read_array(path: Path) -> Iterator[Row | BadRow]:
+    text = _ArrayText(path)
+    text.skip("[")
+    number = 0
+    while text.next_character() != "]":
+        if number:
+            text.skip(",")
+        number += 1
+        yield text.row(number)
+    text.skip("]")
+    if text.next_character():
+        raise text.broken("something follows the array")
+
+
+class _ArrayText:
+    """The text of an array's file: what was read and not used yet. place: of the next character
+    within it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._chunks = _chunks(path)
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self._text = ""
+        self._place = 0
+        self._lines = 1  # up to the beginning of the text
+
+    def next_character(self) -> str:
+        """The next one that is no white space; empty at the end."""
+        while True:
+            while self._place < len(self._text):
+                if self._text[self._place] not in _SPACE:
+                    return self._text[self._place]
+                self._place += 1
+            if not self._read_more():
+                return ""
+
+    def skip(self, character: str) -> None:
+        """Go on after this character, which must be the next."""
+        found = self.next_character()
+        if found != character:
+            raise self.broken(f"expecting {character!r}, found {found!r}" if found else "it ends")
+        self._place += 1
+
+    def row(self, number: int) -> Row | BadRow:
+        """The next item, whatever it is."""
+        self.next_character()
+        try:
+            return _row(str(self._path), number, self._item(_object))
+        except ValueError as error:  # what is twice is known only where the item is whole
+            self._item(dict)
+            return BadRow(str(self._path), number, "", f"is not JSON: {error}")
+
+    def _item(self, make: object) -> object:
+        decoder = json.JSONDecoder(object_pairs_hook=make)  # type: ignore[arg-type]
+        while True:
+            try:
+                found, end = decoder.raw_decode(self._text, self._place)
+            except json.JSONDecodeError as error:
+                if not self._read_more(len(self._text)):
+                    raise self.broken(error.msg, error.pos) from error
+                continue
+            except RecursionError as error:
+                raise self.broken(str(error)) from error
+            if end < len(self._text) or not self._read_more():  # a number may go on
+                self._place = end
+                return found
+
+    def _read_more(self, least: int = 1) -> bool:
+        """Drop what was used, and read on; whether there was more."""
+        self._lines += self._text.count("\n", 0, self._place)
+        parts, size = [self._text[self._place :]], 0
+        self._place = 0
+        try:
+            while size < least and (chunk := next(self._chunks, None)) is not None:
+                parts.append(self._decoder.decode(chunk, final=not chunk))
+                size += len(parts[-1])
+        except UnicodeDecodeError as error:
+            raise self.broken(not_utf8(error)) from error
+        self._text = "".join(parts)
+        return size > 0
+
+    def broken(self, why: str, place: int | None = None) -> ConfigError:
+        """Nothing after this place can be read."""
+        line = self._lines + self._text.count("\n", 0, self._place if place is None else place)
+        return ConfigError(f"{self._path}:{line}: the JSON array cannot be read on: {why}.")
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    """A file's bytes, some at a time, and none at its end."""
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_READ_AT_ONCE):
+                yield chunk
+            yield b""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error

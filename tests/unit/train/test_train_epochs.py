@@ -1,0 +1,77 @@
+"""`run.epochs`: how long a run is, where its rows say so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from plimsoll.commands.placement import placement
+from plimsoll.data.dataset import load_samples
+from plimsoll.errors import ConfigError
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import spec_of
+from plimsoll.run.planned import Planned
+from plimsoll.spec.rules.settings import check_agreement
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.run_data import load_data
+from plimsoll.train.session import Session, open_session
+
+SUMS = [{"q": f"{a}+1=", "a": f" {a + 1}"} for a in range(7)]
+
+
+def spec(**settings: Any) -> RunSpec[SftConfig]:
+    """Of 3 rows a step."""
+    sums = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    run = {"directory": "run", "tensorboard": False, **settings.pop("run")}
+    config = {
+        "run": run,
+        "cluster": {"where": "local"},
+        "data": {"train": sums, "max_tokens": 8, "chat_template": "none"},
+        "actor": {"model": {"path": "model"}, **settings},
+        "batch": {"sequences": 3},
+    }
+    return spec_of(SftConfig.model_validate(config))
+
+
+def read(model_home: Path, found: RunSpec[SftConfig]) -> Session:
+    (model_home / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
+    with open_session(found, Planned()) as session:
+        return session.with_rows(len(load_data(session, load_samples).train))
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(1.0, 3), (2.0, 5), (3.0, 7), (0.5, 2)])
+def test_epochs_are_steps_once_the_rows_are_read(
+    model_home: Path, epochs: float, steps: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """7 rows, 3 a step: the last step goes into the next epoch where rows are left over."""
+    found = spec(run={"epochs": epochs})
+    check_agreement(found)
+    assert found.known_steps is None
+    session = read(model_home, found)
+    assert session.spec.steps == steps
+    assert session.due(5, steps) and not session.due(5, 1)
+    assert f"run.epochs: {epochs:g} of 7 rows: {steps} steps" in capsys.readouterr().out
+
+
+def test_what_does_not_go_with_the_steps_is_refused_before_anything_is_loaded(
+    model_home: Path,
+) -> None:
+    found = spec(run={"epochs": 1}, optimizer={"warmup_steps": 4})
+    check_agreement(found)  # not known yet
+    with pytest.raises(ConfigError, match="The actor takes 3 optimizer steps, so the peak would"):
+        read(model_home, found)
+
+
+def test_the_length_of_a_run_is_given_one_way() -> None:
+    with pytest.raises(ConfigError, match=r"run\.steps: 3\n.*run\.epochs is set too"):
+        check_agreement(spec(run={"steps": 3, "epochs": 2}))
+    with pytest.raises(ConfigError, match=r"run\.steps\n.*Missing: how long the run is"):
+        check_agreement(spec(run={}))
+
+
+def test_a_dry_run_says_that_the_steps_are_not_known_yet() -> None:
+    text = placement(spec(run={"epochs": 2}))
+    assert "run.epochs: 2; its steps are known once the rows are read" in text
