@@ -128,14 +128,17 @@ def test_the_bounds_see_what_they_should(tied: Path) -> None:
 
 
 ALONE = ("zero-0", "zero-2-cpu-adam")
-"""What is tested on one rank each time; the matrix does it for more."""
+TOGETHER = ("zero-1", "zero-3", "zero-3-all-cpu", "zero-3-weights-cpu")
+"""What is tested on one rank and on two each time. Others are divided alike in tests of the critic,
+of batches with little to learn, of bfloat16 and of the matrix."""
 
 
 @pytest.mark.parametrize(
     ("zero", "ranks"),
     [
-        *((zero, 2) for zero in ALL),
+        *((zero, 2) for zero in TOGETHER),
         *((zero, 1) for zero in ALONE),
+        *(slow(zero, 2) for zero in ALL if zero not in TOGETHER),
         *(slow(zero, 1) for zero in ALL if zero not in ALONE),
     ],
 )

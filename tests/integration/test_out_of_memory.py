@@ -104,12 +104,13 @@ def test_an_allocation_that_fails_in_the_only_process(tmp_path: Path) -> None:
     settings["actor"]["model"]["head_chunk"] = 4096
     outcome = start(tmp_path, settings, vocabulary=30_000)
     check_written(tmp_path, outcome)
+    # On a busy machine the heap has not given back yet what sampling 256 sequences took: 700 MB.
     assert re.match(
         r"error: this process \(pid \d+\) ran out of host memory\n"
         r"  Why: OutOfMemoryError: CUDA out of memory\. Tried to allocate 2\.50 GiB\..*\n"
         r"Where: host memory of local, node \S+; phase train_actor, role actor\n"
         r"Asked for: 2\.68 GB more\n"
-        r"Measured when it failed: (\d+) MB host\n"
+        r"Measured when it failed: [\d.]+ [MG]B host\n"
         r"Predicted for the phase: [\d.]+ [MG]B host\n"
         r"The largest items of the node in this phase, as predicted:\n"
         r"  +\d+ MB  process interpreter and libraries\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import ray
 from choice import slow
 from commands import PPO, SFT, Command, title, wait_for, write_config, write_task
 
@@ -161,7 +162,7 @@ def assert_only_one_in_its_group(command: Command) -> None:
         slow("ray::EngineActor", "rollout", "vllm", "rollout engine 0", KILLED),
         slow("ray::EngineActor", "training", "transformers", "rollout engine 0", KILLED),
         slow("ray::RankActor", "rollout", "transformers", "training rank [01]", KILLED),
-        ("ray::RankActor", "training", "transformers", "training rank [01]", KILLED),
+        slow("ray::RankActor", "training", "transformers", "training rank [01]", KILLED),
     ],
 )
 def test_a_killed_process_ends_the_run_with_its_name(
@@ -315,5 +316,8 @@ def test_who_is_named_is_where_a_failure_began(
         with pytest.raises(WorkerDied) as died:
             cluster.hand_over(Worker.weight_bucket, bucket, RolloutEngine.receive)
         assert re.match(rf"{name} died\n{re.escape(KILLED)}", str(died.value))
+        # A run's own Ray keeps no record of calls: its head grew by 3.6 KB with each.
+        time.sleep(2)  # Ray sends its records once a second
+        assert ray.timeline() == []
     finally:
         cluster.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -162,23 +160,3 @@ def test_a_critic_with_ranks_of_its_own_learns_the_same(
         found, wanted = column(apart, name), column(together, name)
         # The one has two threads, the other one: bfloat16 is rounded in another order.
         np.testing.assert_allclose(found, wanted, rtol=2e-2, atol=5e-3)
-
-
-_CALLS = """
-import time
-import ray
-from plimsoll.cluster.ray_start import start_ray
-from plimsoll.config.cluster import ClusterConfig
-
-start_ray(ClusterConfig())
-actor = ray.remote(type("Actor", (), {"call": lambda self: None})).remote()
-ray.get([actor.call.remote() for _ in range(5)])
-time.sleep(2)  # Ray sends its records once a second
-print("recorded", len(ray.timeline()))
-"""
-
-
-def test_a_runs_own_ray_keeps_no_record_of_every_call() -> None:
-    """Ray's head grew by 3.6 KB with each, for up to 100,000 calls."""
-    done = subprocess.run([sys.executable, "-c", _CALLS], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == "recorded 0", done.stderr
