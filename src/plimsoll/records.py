@@ -42,20 +42,20 @@ class Prompt:
     tokens: the prompt after the chat template, ready for the engine, shape [P].
     text: the prompt as a person reads it (before the template).
     reference: the reference answer, where the data has one.
-    messages: the conversation before the template, for who renders it by another.
     source: what its row is of: the name of one of several sources in the config, or what the row
         itself says; empty of a single source.
     columns: what else its row holds, for rewards and environments: text, numbers, true and false,
         lists and objects of these, by the columns' names.
+    messages: the conversation before the template, for who renders it by another.
     """
 
     index: int
     tokens: TokenIds
     text: str
     reference: str | None = None
-    messages: Sequence[Mapping[str, Any]] = ()
     source: str = ""
     columns: Mapping[str, object] = field(default_factory=dict)
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
