@@ -26,6 +26,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # into .venv, or used instead of what is there.
 export PIP_USER := 0
 unexport PIP_TARGET PIP_PREFIX PYTHONPATH PYTHONHOME
+# Tests start hundreds of processes; without it each compiles the source anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo quick test test-all test-gpu lint bench setup lock clean
 
@@ -41,11 +43,11 @@ quick: setup
 	$(BIN)/python -m pytest -q $(WORKERS) -m "not slow" $(RUNS) tests/unit
 
 test: CHOSEN = and not slow
+test-all: THEN = && $(BIN)/python -m pytest -m alone $$(grep -rl mark.alone tests --include=*.py)
 test test-all: setup
 	@[ $(BACKEND) = cpu ] || { echo "these tests run vLLM on the CPU, and .venv has its build for GPUs:" \
 	  "make BACKEND=cpu $@, in another clone to keep this one; or make test-gpu"; exit 1; }
-	$(BIN)/python -m pytest $(WORKERS) -m "not alone $(CHOSEN)" && \
-	$(BIN)/python -m pytest -m "alone $(CHOSEN)" $$(grep -rl mark.alone tests --include=*.py)
+	$(BIN)/python -m pytest $(WORKERS) -m "not alone $(CHOSEN)" $(THEN)
 
 test-gpu: setup
 	CUDA_VISIBLE_DEVICES=$${CUDA_VISIBLE_DEVICES:-0} $(BIN)/python -m pytest -m gpu \

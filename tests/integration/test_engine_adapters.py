@@ -160,30 +160,25 @@ def test_peft_and_merged_models_compute_what_the_trainer_computes(
     if not quantised:  # into 4 bits PEFT merges by quantising anew
         whole = adapted.merge_and_unload().state_dict()
         assert all((merged[name] - whole[name]).abs().max() < 1e-5 for name in merged)
+    if kind in ("lora", "qlora"):
+        check_critic(scored, setting, untied, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["lora", slow("qlora")])
-def test_a_critic_is_saved_with_its_head(
-    kind: str, untied: Path, tmp_path: Path, two_ranks: RankProcesses
-) -> None:
-    setting = replace(ADAPTERS[kind], zero=ZeroConfig(stage=3))
-    scored, _ = two_ranks.run(train_save_score, untied, setting, tmp_path)
-    state = saved(tmp_path / "critic")
-    fresh = plain_critic(untied)
+def check_critic(scored: Scored, setting: Setting, model: Path, home: Path) -> None:
+    """A critic is saved with its head, and merged with it."""
+    state = saved(home / "critic")
+    fresh = plain_critic(model)
     assert not torch.equal(state["base_model.model.score.weight"], fresh.score.weight)
+    quantization = setting.quantization
     merge_adapter(
-        tmp_path / "critic",
-        tmp_path / "merged",
-        None,
-        dtype="float32",
-        quantization=setting.quantization,
+        home / "critic", home / "merged-critic", None, dtype="float32", quantization=quantization
     )
-    weights = load_file(tmp_path / "merged" / "model.safetensors")
+    weights = load_file(home / "merged-critic" / "model.safetensors")
     assert torch.equal(weights["score.weight"], state["base_model.model.score.weight"])
     fresh.load_state_dict(weights)
     assert worst_gap(scored.values, values_of(fresh)) < 1e-4
-    if kind == "lora":
-        peft = PeftModel.from_pretrained(plain_critic(untied), tmp_path / "critic")
+    if quantization == "none":
+        peft = PeftModel.from_pretrained(plain_critic(model), home / "critic")
         head = peft.base_model.model.score.modules_to_save["default"]
         assert torch.equal(head.weight, state["base_model.model.score.weight"])
 

@@ -171,6 +171,7 @@ def group() -> Iterator[Path]:
         folder.rmdir()
 
 
+@pytest.mark.slow  # for it can run beside no other
 @pytest.mark.alone
 @pytest.mark.engine
 def test_a_rank_that_the_kernel_kills(

@@ -162,7 +162,7 @@ def assert_only_one_in_its_group(command: Command) -> None:
         slow("ray::EngineActor", "rollout", "vllm", "rollout engine 0", KILLED),
         slow("ray::EngineActor", "training", "transformers", "rollout engine 0", KILLED),
         slow("ray::RankActor", "rollout", "transformers", "training rank [01]", KILLED),
-        slow("ray::RankActor", "training", "transformers", "training rank [01]", KILLED),
+        ("ray::RankActor", "training", "transformers", "training rank [01]", KILLED),
     ],
 )
 def test_a_killed_process_ends_the_run_with_its_name(

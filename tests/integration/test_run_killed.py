@@ -64,7 +64,7 @@ def whole(home: Path) -> Path:
         "*/trajectories/.step-000002*",
         slow("*/checkpoints/step-000001"),
         slow("*/checkpoints/.step-000003.partial-*"),
-        "*/.model.partial-*",
+        slow("*/.model.partial-*"),
     ],
     ids=["beginning", "first checkpoint", "trajectories", "pruning", "last checkpoint", "model"],
 )

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
+from choice import slow
 from commands import (
     PPO,
     SFT,
@@ -47,6 +48,8 @@ from plimsoll.spec.load import load_spec
 HELD_OUT = [(f"3+{b}=", f" #### {3 + b}") for b in (1, 2, 3, 4)]
 JOBS: dict[str, dict[str, Any]] = {"sft": SFT, "ppo": PPO}
 SIGNALS = {"sft": signal.SIGINT, "ppo": signal.SIGTERM}
+STOPPED = ["sft", slow("ppo")]
+"""PPO is stopped by SIGTERM in test_run_deaths.py, and goes on in test_run_killed.py."""
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +225,7 @@ def plain_log_probs(model: Any, row: Sample) -> Floats:
     return found
 
 
+@pytest.mark.parametrize("job", STOPPED, indirect=True)
 def test_a_signal_saves_and_says_how_to_go_on(home: Path, job: str, interrupted: Outcome) -> None:
     assert interrupted.code == 130
     steps = JOBS[job]["run"]["steps"]
@@ -237,6 +241,7 @@ def test_a_signal_saves_and_says_how_to_go_on(home: Path, job: str, interrupted:
     assert not (home / f"{job}-again" / "model").exists()
 
 
+@pytest.mark.parametrize("job", STOPPED, indirect=True)
 def test_a_resumed_run_is_the_run_that_was_never_stopped(
     home: Path, job: str, whole: Outcome, resumed: Outcome
 ) -> None:

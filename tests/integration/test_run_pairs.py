@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from choice import slow
-from commands import Outcome, column, cut_off, metrics, run, run_here, write_config, write_task
+from commands import Outcome, column, cut_off, metrics, run_here, write_config, write_task
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -146,21 +146,22 @@ def test_reference_free_losses_learn_too(home: Path, loss: str) -> None:
     assert column(rows, "eval/loss")[-1] < column(rows, "eval/loss")[0]
 
 
-def test_a_loss_of_ones_own(home: Path) -> None:
-    """The folder of the module is on PYTHONPATH, as the command sets it here."""
+def test_a_loss_of_ones_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder of its module is where Python looks."""
+    monkeypatch.syspath_prepend(home)
     (home / "my_pairs.py").write_text(
         "from plimsoll.algorithm.inputs import LossOutput\n"
         "def flat(inputs, reference, *, scale: float = 1.0):\n"
         "    margin_P = (inputs.logprobs - reference).margin_P\n"
         "    return LossOutput(-scale * margin_P.sum() / inputs.pairs, {})\n"
     )
-    done = run(
+    done = run_here(
         home,
         *("dpo", "dpo.yaml", "--run.directory", "own", "--run.steps", "3"),
         *("--algorithm.loss.name", "my_pairs:flat", "--algorithm.loss.options", "{scale: 0.1}"),
         *("--run.eval_every", "3"),
     )
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0, done.err
     losses = column(metrics(home / "own"), "loss")
     assert losses[0] == 0 and losses[-1] < 0
 

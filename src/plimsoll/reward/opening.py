@@ -22,7 +22,7 @@ from plimsoll.reward.source import Call, Source
 
 _FUNCTION_WAIT = 0.1
 _SERVER_WAIT = 0.5
-_COROUTINES = 64
+_COROUTINES, _PROCESSES = 64, 8
 
 
 async def open_source(rule: Rule, stack: AsyncExitStack) -> Source:
@@ -49,7 +49,9 @@ async def _function_call(
     if config.process:
         memory = None if config.memory_gib is None else int(config.memory_gib * 1024**3)
         setup = Setup(config.name, config.options, batch, memory)
-        pool = ProcessPool(setup, config.time_limit, config.at_once or usable_cores())
+        pool = ProcessPool(
+            setup, config.time_limit, config.at_once or min(usable_cores(), _PROCESSES)
+        )
         stack.push_async_callback(pool.close)
         return pool
     coroutine = is_coroutine(function)

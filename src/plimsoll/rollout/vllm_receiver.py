@@ -45,6 +45,10 @@ if current_platform.is_cpu():
     _without_amx_attention()
 
 
+_HEADS = ("lm_head.weight", "lm_head.bias")
+"""A tied head is sent under its own name, too; vLLM's Gemma 2 has none, and refuses it."""
+
+
 class WeightReceiver:
     """Mixed into vLLM's worker through its `worker_extension_cls`."""
 
@@ -68,10 +72,11 @@ class WeightReceiver:
         pieces = split_bytes(sent, data)
         for tensor in sent:
             self.plimsoll_arrivals.take(tensor, pieces[tensor.name])
+        model = self.model_runner.get_model()
+        headed = any(path.endswith("lm_head") for path, _ in model.named_modules())
+        wanted = [name for name in pieces if headed or name not in _HEADS]
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
-            self.model_runner.get_model().load_weights(
-                (name, piece.to(self.device)) for name, piece in pieces.items()
-            )
+            model.load_weights((name, pieces[name].to(self.device)) for name in wanted)
 
     def plimsoll_read_card(self) -> list[int]:
         """The numbers of a `CardReading`: only plain values cross to the engine."""

@@ -1,0 +1,98 @@
+"""A weight sync of weights that have not changed leaves everything of a vLLM engine's model as it
+was, whichever family it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import xxhash
+from test_run_sync import BOUND, Pair
+from transformers import (
+    MixtralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+)
+from vllm_cases import started
+
+from plimsoll.commands.arithmetic import make_tokenizer
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.model import ModelConfig
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.engine.process_group import Place, free_port
+from plimsoll.engine.worker import Worker
+from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
+from plimsoll.rollout.protocol import EngineSpec
+
+pytestmark = pytest.mark.engine
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+
+
+def family(name: Family, tied: bool, window: int | None = None) -> Callable[[], PreTrainedConfig]:
+    sizes = {"vocab": 64, "hidden": 64, "heads": 2, "feed_forward": 96, "max_positions": 256}
+    return lambda: tiny_config(name, tied, window=window, **sizes)
+
+
+MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
+    "qwen2": family("qwen2", True),
+    "gemma3": family("gemma3", True, window=16),
+    "llama": family("llama", False),
+    "qwen3": family("qwen3", True),
+    "mistral": family("mistral", False, window=16),
+    "gemma": family("gemma", True),
+    "gemma2": family("gemma2", True, window=16),
+    "phi3": lambda: Phi3Config(**SIZES),
+    "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": lambda: Qwen3MoeConfig(
+        **SIZES, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
+}
+AT_ONCE = ("qwen2", "gemma3")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in AT_ONCE else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
+def test_unchanged_weights_change_nothing(name: str, tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, MODELS[name](), 0, make_tokenizer(), torch.bfloat16)
+    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    worker.load_policy("actor", TrainedRole(model=ModelConfig(path=str(tmp_path))), 1.0)
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25)
+    with started(EngineSpec(0, str(tmp_path), 64, 1, "cpu", rollout)) as (engine, loop):
+        pair = Pair(worker, engine, loop)
+        [before] = loop.run(engine._llm.collective_rpc(states))
+        assert len(before) > 10
+        assert pair.sync(1).gap < BOUND
+        [after] = loop.run(engine._llm.collective_rpc(states))
+    worker.stop()
+    assert after == before
+
+
+def states(worker: Any) -> dict[str, str]:
+    """A hash of each parameter and buffer of a vLLM worker's model, and of each other tensor that
+    one of its modules has, but for the KV cache."""
+    found: dict[str, str] = {}
+    for path, module in worker.model_runner.get_model().named_modules():
+        others = {name: value for name, value in vars(module).items() if torch.is_tensor(value)}
+        for name, tensor in (module._parameters | module._buffers | others).items():
+            if tensor is not None and name != "kv_cache":
+                flat = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+                about = f"{tuple(tensor.shape)} {tensor.dtype}"
+                found[f"{path}.{name}"] = f"{about} {xxhash.xxh3_64_hexdigest(flat)}"
+    return found
