@@ -201,7 +201,7 @@ def switch_off(place: Place, model: Path, setting: Setting, look: bool) -> OffAn
     packs = own_packs(place, BATCHES[0], 31)
 
     def scores(role: str) -> list[bytes]:
-        return [array.tobytes() for array in worker.log_probs(role, packs)]  # type: ignore[arg-type]
+        return [array.tobytes() for array in worker.log_probs(role, packs)]
 
     first = scores("actor")
     sft_step(worker, place, BATCHES[0], 31, RATES[0])

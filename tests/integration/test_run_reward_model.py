@@ -90,7 +90,7 @@ def test_several_models_score_each_with_its_own_tokenizer(home: Path) -> None:
         home / "judge", num_labels=1, dtype=torch.bfloat16
     ).float()
 
-    def scores(tokens: list[int]) -> torch.Tensor:
+    def scores(tokens: list[int]) -> Any:
         with torch.no_grad():
             hidden = judge.model(torch.tensor([tokens])).last_hidden_state[0]
             return hidden.float() @ judge.score.weight[0].float()

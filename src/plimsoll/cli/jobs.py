@@ -121,7 +121,7 @@ def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:
 
     memory = plan if isinstance(plan, str) else shown_plan(plan)
     return (
-        f"{dump_config(spec.config)}\n{_preset(spec)}{placement(spec)}\nMemory\n{memory}\n\n"
+        f"{dump_config(spec.config)}\n{placement(spec)}\n{_preset(spec)}Memory\n{memory}\n\n"
         "Dry run: nothing was started."
     )
 

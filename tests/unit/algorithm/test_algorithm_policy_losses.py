@@ -220,7 +220,8 @@ def test_the_gradient_of_gspo_is_that_of_the_papers_token_form(
 
 @given(TOKENS)
 def test_of_one_token_gspo_is_clip(tokens: list[tuple[float, float]]) -> None:
-    given_inputs = inputs(*zip(*tokens, strict=True), lengths=[1] * len(tokens))
+    ratios, advantages = zip(*tokens, strict=True)
+    given_inputs = inputs(ratios, advantages, [1] * len(tokens))
     found, want = gspo.loss(given_inputs), clip.loss(given_inputs, clip_low=3e-4, clip_high=4e-4)
     torch.testing.assert_close(found.loss_L, want.loss_L)
     torch.testing.assert_close(gradient(given_inputs, found), gradient(given_inputs, want))

@@ -85,7 +85,7 @@ def test_a_name_brings_its_functions_own_defaults(tmp_path: Path) -> None:
     assert algorithm.advantage == Choice(name="gae", options={"gamma": 0.99})
     report = message(tmp_path, PPO, "--algorithm.advantage.nmae=gae")
     assert "did you mean algorithm.advantage.name?" in report
-    assert "Missing" in message(tmp_path, PPO, "--rewards.form.options.pattern=x")
+    assert "there is no name of one" in message(tmp_path, PPO, "--rewards.form.options.pattern=x")
 
 
 def test_sft_loads(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_help_shows_type_default_and_meaning() -> None:
     assert "--rollout.memory_share  [number > 0 and <= 1; default 0.5]" in text
     assert "--run.directory  [text; required]" in text
     assert "--run.steps  [integer >= 1 or null; default null]" in text
-    assert "--rewards.<name>.name  [text; required]" in text
+    assert "--rewards.<name>.name  [text in text
     assert all(len(line) <= 100 for line in text.splitlines())
 
 

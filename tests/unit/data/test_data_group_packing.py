@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from test_data_packing import assert_holds, prompted
+from test_data_packing import assert_holds, prompted  # type: ignore[import-not-found]
 
 from plimsoll.data.packing import pack, pack_groups
 from plimsoll.errors import DataError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 import time
 from pathlib import Path
@@ -15,7 +16,6 @@ import pytest
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Prompt, Trajectory, single_turn
 from plimsoll.reward import code
-from plimsoll.reward.sandbox import confine
 from plimsoll.reward.sandbox.cases import cases_of
 from plimsoll.reward.sandbox.run import Bounds, run
 
@@ -191,6 +191,6 @@ def test_a_program_does_not_see_the_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_without_a_filter_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confine.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(ConfigError, match="run only where the kernel confines them by seccomp"):
         code.reward(trajectory(fenced("print(1)"), STDIN))

@@ -20,6 +20,9 @@ from plimsoll.run.loggers.tensorboard import TensorBoardLogger
 _TABLES = 100
 """Of responses in a whole run, at most."""
 
+_EPOCHS_TABLE = 10
+"""Steps between two of a run whose length is given in epochs."""
+
 
 @contextmanager
 def open_loggers(
@@ -42,7 +45,7 @@ def open_loggers(
             known[name] = logger.identity
             write_whole(directory.loggers_path, document(known))
             loggers.append(logger)
-    found = Loggers(loggers, table_every=-(-config.steps // _TABLES))
+    found = Loggers(loggers, table_every=_table_every(config))
     failed = True
     try:
         yield found
@@ -100,3 +103,8 @@ def _load(name: LoggerName) -> type[Any]:
 
             return TrackioLogger
     raise AssertionError(name)
+
+
+def _table_every(config: RunConfig) -> int:
+    """Steps between two tables of responses. How many steps epochs are is not known yet."""
+    return _EPOCHS_TABLE if config.steps is None else -(-config.steps // _TABLES)
