@@ -233,7 +233,7 @@ def test_help_shows_type_default_and_meaning() -> None:
     assert "--rollout.memory_share  [number > 0 and <= 1; default 0.5]" in text
     assert "--run.directory  [text; required]" in text
     assert "--run.steps  [integer >= 1 or null; default null]" in text
-    assert "--rewards.<name>.name  [text in text
+    assert "--rewards.<name>.name  [text" in text
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
