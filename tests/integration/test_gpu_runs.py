@@ -59,7 +59,7 @@ def check(home: Path, config: dict[str, Any]) -> list[dict[str, Any]]:
     assert [row["step"] for row in rows] == list(range(STEPS + 1))
     assert all(np.isfinite(value) for row in rows for value in row.values())
     for row in rows[1:]:
-        assert row["sync/logprob_gap"] < GAP and row["logprob_gap"] < GAP
+        assert row["sync/logprob_gap"] < GAP and row["mismatch/abs"] < GAP
         assert 0.8 < row["ratio"] < 1.2 and row["actor/grad_norm"] > 0
     return rows
 

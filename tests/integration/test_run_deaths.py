@@ -61,12 +61,12 @@ def reward(trajectory):
     return 0.0
 
 
-def advantage(inputs):
+def advantage(inputs, values_L):
     mark("training")
-    return gae.estimate(inputs)
+    return gae.estimate(inputs, values_L)
 
 
-def stuck(inputs):
+def stuck(inputs, values_L):
     Event().wait()
 """
 """A mark for each trajectory, and one before training: by them a test knows how far a run is."""

@@ -31,14 +31,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError
-from plimsoll.jobs.sft import SftConfig
-from plimsoll.jobs.which import job_of
+from plimsoll.jobs import JOBS as COMMANDS
 from plimsoll.records import Floats, Sample, from_packed
 from plimsoll.run.directory import open_run
 from plimsoll.run.files import is_temporary
@@ -77,7 +75,6 @@ def interrupted(home: Path, job: str) -> Outcome:
     """The same run in another directory, asked by a signal to stop while step 4 or so goes on."""
     command = Command(home, job, f"{job}.yaml", "--run.directory", f"{job}-again")
     command.read_until(f"{job} step {3: >2}/")
-    kind = SftConfig if job == "sft" else RlConfig
     config = load_spec(job_of(kind), str(home / f"{job}.yaml")).run
     with pytest.raises(ConfigError, match=f"in use by process {command.process.pid}:"):
         open_run(
@@ -97,7 +94,8 @@ def test_a_run_into_pipes_prints_plain_lines_and_no_noise(job: str, whole: Outco
     assert whole.code == 0 and whole.err == ""
     assert whole.out.isascii() and "\x1b" not in whole.out and "\r" not in whole.out
     steps = JOBS[job]["run"]["steps"]
-    first, *rest, model, measuring = whole.out.splitlines()
+    lines = [line for line in whole.out.splitlines() if not line.startswith("warning: ")]
+    first, *rest, model, measuring = lines  # a model that learns this little is not healthy
     assert first == f"{job}: {steps} steps, written to {job}"
     assert model.startswith(f"the model is in {job}/model: ")
     assert measuring == f"to measure it on data.eval: `plimsoll eval {job}`"
@@ -108,9 +106,8 @@ def test_a_run_into_pipes_prints_plain_lines_and_no_noise(job: str, whole: Outco
 def test_the_run_directory_is_complete(home: Path, job: str, whole: Outcome) -> None:
     assert whole.code == 0
     directory, settings = home / job, JOBS[job]["run"]
-    kind = SftConfig if job == "sft" else RlConfig
-    assert load_spec(job_of(kind), str(directory / "config.yaml")) == load_spec(
-        job_of(kind), str(home / f"{job}.yaml")
+    assert load_spec(COMMANDS[job], str(directory / "config.yaml")) == load_spec(
+        COMMANDS[job], str(home / f"{job}.yaml")
     )
     rows = metrics(directory)
     assert [row["step"] for row in rows if row["step"]] == list(range(1, settings["steps"] + 1))
@@ -159,7 +156,7 @@ def test_ppo_writes_its_trajectories(home: Path, job: str) -> None:
         expected = [0.1 * n + m for n, m in _parts(table)]
         np.testing.assert_allclose(table["reward"].to_pylist(), expected, rtol=1e-6)
         assert rows[step]["reward"] == pytest.approx(np.mean(expected))
-        assert rows[step]["sync/logprob_gap"] < 0.02 and rows[step]["logprob_gap"] < 0.02
+        assert rows[step]["sync/logprob_gap"] < 0.02 and rows[step]["mismatch/abs"] < 0.02
         lengths = [len(tokens) for tokens in table["tokens"].to_pylist()]
         assert rows[step]["response_tokens"] == pytest.approx(np.mean(lengths))
 
@@ -191,7 +188,6 @@ def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample
 
 @pytest.mark.usefixtures("whole")
 def test_the_model_is_the_trainers(home: Path, job: str, one_rank: RankProcesses) -> None:
-    kind = SftConfig if job == "sft" else RlConfig
     actor = load_spec(job_of(kind), str(home / f"{job}.yaml")).actor
     path = home / job / "model"
     model = actor.model.model_copy(update={"path": str(home / "model")})

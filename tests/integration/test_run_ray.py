@@ -68,7 +68,8 @@ def test_ppo_on_two_ranks_and_two_vllm_engines(home: Path, ppo: Outcome) -> None
     # CPU Adam is tried here where there is no card to relieve, and the run says so.
     assert ppo.err.startswith("warning offload-without-gpu: actor.zero.optimizer_offload")
     assert ppo.err.count("warning") == 1 and "rror" not in ppo.err
-    assert [line.split("|")[0].strip() for line in ppo.out.splitlines()[:-2]] == [
+    lines = [line for line in ppo.out.splitlines() if not line.startswith("warning: ")]
+    assert [line.split("|")[0].strip() for line in lines[:-2]] == [
         f"ppo: {STEPS} steps, written to ppo",
         *(f"ppo step {step}/{STEPS}" for step in range(STEPS + 1)),
     ]
@@ -77,7 +78,7 @@ def test_ppo_on_two_ranks_and_two_vllm_engines(home: Path, ppo: Outcome) -> None
     assert all(np.isfinite(value) for row in rows for value in row.values())
     for row in rows[1:]:
         # Bounds of rounding in bfloat16; a wrong or stale weight gives several tenths.
-        assert row["sync/logprob_gap"] < 0.02 and row["logprob_gap"] < 0.02
+        assert row["sync/logprob_gap"] < 0.02 and row["mismatch/abs"] < 0.02
         assert 0.8 < row["ratio"] < 1.2 and row["actor/grad_norm"] > 0
 
 

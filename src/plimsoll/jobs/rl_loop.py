@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -28,7 +29,7 @@ from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Floats, Prompt, Trajectory
 from plimsoll.reward.references import check_references
-from plimsoll.reward.score import Scorer, open_rewards
+from plimsoll.reward.score import Scored, Scorer, open_rewards
 from plimsoll.rl.batch import (
     Batch,
     Learnables,
@@ -97,6 +98,7 @@ def _train_with(scorer: Scorer, spec: RunSpec[RlConfig], planned: Planned) -> No
 def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
     """The loop; gives the state after the last step."""
     spec, session, cluster, order = work.spec, work.session, work.cluster, work.data.order
+    scorer.restore(session.state.rewards)
     if session.resumed:
         with session.phase("sync", cluster):
             sync_weights(sync, session.state.weight_version)
@@ -106,7 +108,7 @@ def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
     while not finished(session, state):
         step = state.step + 1
         with session.phase("rollout", cluster):
-            counted = session.progress.counted(scorer)
+            counted = session.progress.counted(scorer.submit)
             sampled = sample(cluster, spec, partial(_drawn, work, state), step, counted)
         with session.phase("score", cluster):
             cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
@@ -134,6 +136,7 @@ def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
             session.advance(state, sampled.prompts),
             weight_version=step,
             kl_coefficient=next_kl_coefficient(spec, state, batch, scores),
+            rewards=scorer.state(),
         )
         if session.due(spec.run.eval_every, step):
             metrics |= evaluate_actor(work, scorer)
@@ -178,7 +181,7 @@ def begin(work: RlWork, scorer: Scorer) -> RunState:
 
 def evaluate_actor(work: RlWork, scorer: Scorer) -> dict[str, float]:
     """The mean rewards of the held-out prompts."""
-    counted = work.session.progress.counted(scorer.of_held_out())
+    counted = work.session.progress.counted(scorer.of_held_out().submit)
     with work.session.phase("eval", work.cluster):
         return evaluate(work.cluster, work.spec, work.data.eval, counted)
 
@@ -268,10 +271,9 @@ def _measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> 
         for part in spec.config.scoring_models:
             load_measured(cluster, spec, scoring_role(part))
 
-        def score(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-            scored = scorer(trajectories)
-            for _ in scored:
-                advance(1)
+        def score(trajectories: Sequence[Trajectory]) -> Future[Scored]:
+            scored = scorer.submit(trajectories)
+            scored.add_done_callback(lambda _: advance(len(trajectories)))
             return scored
 
         found = answer_held_out(cluster, spec, loaded.items, score)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import groupby
 from statistics import fmean
 
 import numpy as np
 
 from plimsoll.algorithm.interval import mean_interval
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.batch import DynamicSampling
+from plimsoll.config.batch import DynamicSampling, RlBatch
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
+from plimsoll.reward.score import RewardFailure, Scored
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rollout.protocol import Request, derive_seeds
+from plimsoll.run.counting import counted
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
 
-Scorer = Callable[[Sequence[Trajectory]], list[Trajectory]]
+Submit = Callable[[Sequence[Trajectory]], Future[Scored]]
+"""Begins to score; see `Scorer.submit`."""
 Draw = Callable[[int, int], Sequence[Prompt]]
 """(first, count): so many of the step's prompts, from the first on; a step may draw further."""
 
@@ -31,52 +36,96 @@ _EVAL_SEED = 2**31 - 1
 class Sampled:
     """What a step sampled. trajectories: of the groups that it learns from, group by group.
     greedy: the greedy response to the prompt of each, where the advantage asks for it. prompts:
-    that were drawn. idle: groups of these that teach nothing."""
+    that were drawn. idle: groups of these that teach nothing. failed: groups of these for which a
+    reward failed; others took their places."""
 
     trajectories: list[Trajectory]
     greedy: list[Trajectory]
     prompts: int
     idle: int
+    failed: int
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`groups/drawn`: that were sampled. `groups/idle`: the share of them that teach
-        nothing."""
-        return {"groups/drawn": self.prompts, "groups/idle": self.idle / self.prompts}
+        """`groups/drawn`: that were sampled. `groups/idle`: the share of them that teach nothing.
+        `groups/failed`: how many were replaced because a reward failed."""
+        return {
+            "groups/drawn": self.prompts,
+            "groups/idle": self.idle / self.prompts,
+            "groups/failed": self.failed,
+        }
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Scored responses, in the order of their prompts, and the failures of those that are not."""
+
+    trajectories: list[Trajectory]
+    failures: list[RewardFailure]
+
+    def whole_groups(self) -> list[list[Trajectory]]:
+        """Those of which no reward failed."""
+        failed = {failure.group for failure in self.failures}
+        kept = [t for t in self.trajectories if t.group not in failed]
+        return [list(group) for _, group in groupby(kept, key=lambda t: t.group)]
+
+    def all_of_them(self) -> list[Trajectory]:
+        """Raises PlimsollError for the first that a reward failed for."""
+        if self.failures:
+            raise self.failures[0].error()
+        return self.trajectories
 
 
 def sample(
-    cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, scorer: Scorer
+    cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, submit: Submit
 ) -> Sampled:
     """Groups of responses to a step's prompts, each response scored as it comes.
 
-    With dynamic sampling, groups that teach nothing are replaced by further ones, in the order of
-    the prompts, until there are enough or the step has drawn its most; then they make up the
-    number.
+    Groups for which a reward failed are replaced by further ones, in the order of the prompts. With
+    dynamic sampling so are those that teach nothing, until there are enough or the step has drawn
+    its most; then they make up the number.
+
+    Raises PlimsollError where rewards failed for more than `batch.max_failed_groups`.
     """
     batch, dynamic = spec.config.batch, spec.config.batch.dynamic_sampling
     kept: list[list[Trajectory]] = []
     idle: list[list[Trajectory]] = []
-    drawn = 0
-    while asked := _asked(batch.prompts, len(kept), drawn, dynamic):
-        for group in _round(cluster, spec, draw(drawn, asked), drawn, step, scorer):
+    failures: list[RewardFailure] = []
+    drawn = failed = 0
+    while asked := _asked(batch.prompts, len(kept), len(idle), drawn, dynamic):
+        found = _round(cluster, spec, draw(drawn, asked), drawn, step, submit)
+        failures += found.failures
+        groups = found.whole_groups()
+        for group in groups:
             (kept if dynamic is None or teaches(group, dynamic) else idle).append(group)
-        drawn += asked
+        drawn, failed = drawn + asked, failed + asked - len(groups)
+        _check_failures(failures, failed, batch)
     groups = sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group)
     return Sampled(
         [t for group in groups for t in group],
-        _greedy(cluster, spec, groups, step, scorer),
+        _greedy(cluster, spec, groups, step, submit),
         drawn,
         len(idle),
+        failed,
     )
 
 
-def _asked(needed: int, kept: int, drawn: int, dynamic: DynamicSampling | None) -> int:
+def _asked(needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampling | None) -> int:
     """How many prompts to draw next; 0: no more."""
     if dynamic is None:
-        return 0 if drawn else needed
+        return needed - kept
     more = math.ceil((needed - kept) * dynamic.oversampling)
-    return max(0, min(more, int(needed * dynamic.max_drawn) - drawn))
+    return max(0, min(more, int(needed * dynamic.max_drawn) - drawn), needed - kept - idle)
+
+
+def _check_failures(failures: Sequence[RewardFailure], failed: int, batch: RlBatch) -> None:
+    """Stop where rewards failed for more groups than the config lets pass."""
+    if failed <= max(1.0, batch.max_failed_groups * batch.prompts):
+        return
+    raise failures[0].kind(
+        f"rewards failed for {counted(failed, 'group')} of a step of {batch.prompts}, and "
+        f"batch.max_failed_groups is {batch.max_failed_groups:g}. The first:\n{failures[0]}"
+    )
 
 
 def teaches(group: Sequence[Trajectory], dynamic: DynamicSampling) -> bool:
@@ -93,15 +142,15 @@ def _round(
     prompts: Sequence[Prompt],
     drawn: int,
     step: int,
-    scorer: Scorer,
-) -> list[list[Trajectory]]:
-    """The groups of further prompts of a step that has drawn some."""
+    submit: Submit,
+) -> Answers:
+    """The responses to further prompts of a step that has drawn some."""
     responses, sampling = spec.config.batch.responses, spec.config.rollout.sampling
-    found = answers(cluster, prompts, responses, sampling, _seed(spec, step, drawn), scorer)
-    if spec.config.batch.dynamic_sampling is not None:  # else all are scored once engines sleep
-        found = score_by_models(found, spec, cluster)
-    numbered = [replace(t, group=drawn + t.group) for t in found]
-    return [numbered[i : i + responses] for i in range(0, len(numbered), responses)]
+    seed = _seed(spec, step, drawn)
+    found = answers(cluster, prompts, responses, sampling, seed, submit, first_group=drawn)
+    if spec.config.batch.dynamic_sampling is None:  # then all are scored once engines sleep
+        return found
+    return replace(found, trajectories=score_by_models(found.trajectories, spec, cluster))
 
 
 def _greedy(
@@ -109,14 +158,14 @@ def _greedy(
     spec: RunSpec[RlConfig],
     groups: Sequence[Sequence[Trajectory]],
     step: int,
-    scorer: Scorer,
+    submit: Submit,
 ) -> list[Trajectory]:
     """The greedy response to the prompt of each group, where the advantage asks for it."""
     if "greedy_S" not in advantage_needs(spec.config.algorithm.advantage):
         return []
     sampling = spec.config.rollout.sampling.model_copy(update={"temperature": 0.0})
     prompts = [group[0].prompt for group in groups]
-    found = answers(cluster, prompts, 1, sampling, _seed(spec, step, 0), scorer)
+    found = answers(cluster, prompts, 1, sampling, _seed(spec, step, 0), submit).all_of_them()
     return [replace(t, group=g[0].group) for t, g in zip(found, groups, strict=True)]
 
 
@@ -127,22 +176,21 @@ def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:
 
 
 def evaluate(
-    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], scorer: Scorer
+    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], submit: Submit
 ) -> dict[str, float]:
     """The mean reward, and of each part, over one response to each held-out prompt, with their
     intervals."""
-    found = answer_held_out(cluster, spec, prompts, scorer)
+    found = answer_held_out(cluster, spec, prompts, submit)
     return {f"eval/{name}": value for name, value in mean_rewards(found).items()}
 
 
 def answer_held_out(
-    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], scorer: Scorer
+    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], submit: Submit
 ) -> list[Trajectory]:
     """One response to each held-out prompt, with all parts of its reward."""
     sampling = spec.config.eval_sampling or spec.config.rollout.sampling
-    return score_by_models(
-        answers(cluster, prompts, 1, sampling, _EVAL_SEED, scorer), spec, cluster
-    )
+    found = answers(cluster, prompts, 1, sampling, _EVAL_SEED, submit)
+    return score_by_models(found.all_of_them(), spec, cluster)
 
 
 def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -176,15 +224,28 @@ def answers(
     responses: int,
     sampling: SamplingConfig,
     seed: int,
-    scorer: Scorer,
-) -> list[Trajectory]:
-    """Responses to each prompt, in the prompts' order; each prompt's place is their group."""
+    submit: Submit,
+    *,
+    first_group: int = 0,
+) -> Answers:
+    """Responses to each prompt, in the prompts' order, scored side by side as they come. Groups are
+    numbered by the prompts' places, from the first on."""
     size = max(1, cluster.responses_per_request() // responses)
     parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
     seeds = derive_seeds(seed, len(parts))
     requests = [Request(p, responses, sampling, s) for p, s in zip(parts, seeds, strict=True)]
-    found = {}
-    for place, done in cluster.generate(requests):
-        grouped = [replace(t, group=place * size + i // responses) for i, t in enumerate(done)]
-        found[place] = scorer(grouped)
-    return [trajectory for place in sorted(found) for trajectory in found[place]]
+    futures: dict[int, Future[Scored]] = {}
+    try:
+        for place, done in cluster.generate(requests):
+            first = first_group + place * size
+            numbered = [replace(t, group=first + i // responses) for i, t in enumerate(done)]
+            futures[place] = submit(numbered)
+        scored = [futures[place].result() for place in sorted(futures)]
+    except BaseException:  # Ctrl-C, too
+        for future in futures.values():
+            future.cancel()
+        raise
+    return Answers(
+        [trajectory for one in scored for trajectory in one.trajectories],
+        [failure for one in scored for failure in one.failures],
+    )

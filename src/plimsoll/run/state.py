@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class RunState:
     best, best_step: the best evaluation's value, None before the first, and its step.
     evaluations_since_best: evaluations in a row that were not better.
     sources: of the data, by their keys in the config; None where an older version wrote the state.
+    rewards: the running statistics of rewards that are normalised, by their names.
     """
 
     step: int
@@ -53,6 +54,7 @@ class RunState:
     best_step: int = 0
     evaluations_since_best: int = 0
     sources: Mapping[str, SourceState] | None = None
+    rewards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write the state as a JSON object."""
@@ -66,10 +68,11 @@ class RunState:
         """
         values = _read_object(path)
         sources = _sources(path, values.pop("sources", None))
-        kinds = {field.name: str(field.type) for field in fields(cls) if field.name != "sources"}
+        rewards = _rewards(path, values.pop("rewards", {}))
+        kinds = {f.name: str(f.type) for f in fields(cls) if f.name not in ("sources", "rewards")}
         _check_fields(path, set(values), set(kinds))
         numbers = {name: _number(path, name, values[name], kinds[name]) for name in kinds}
-        return cls(**numbers, sources=sources)
+        return cls(**numbers, sources=sources, rewards=rewards)
 
 
 def after_evaluation(config: BestConfig, state: RunState, metrics: Mapping[str, float]) -> RunState:
@@ -102,6 +105,15 @@ def is_patience_out(config: BestConfig | None, state: RunState) -> bool:
     if config is None or config.patience is None:
         return False
     return state.evaluations_since_best >= config.patience
+
+
+def _rewards(path: Path, values: object) -> dict[str, dict[str, float]]:
+    if not isinstance(values, dict) or not all(isinstance(own, dict) for own in values.values()):
+        raise ConfigError(f"{path}: `rewards` is {values!r}, and an object of objects is needed.")
+    return {
+        name: {key: float(_number(path, key, value, "float")) for key, value in own.items()}
+        for name, own in values.items()
+    }
 
 
 def _read_object(path: Path) -> dict[str, Any]:

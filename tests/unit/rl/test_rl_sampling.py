@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
+from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.reward.score import RewardFailure, Scored
 from plimsoll.rl.sampling import Draw, Sampled, evaluate, probe_sequences, sample, teaches
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec
@@ -74,6 +77,28 @@ def config(
     return spec_of(found)
 
 
+def submit(trajectories: Sequence[Trajectory]) -> Future[Scored]:
+    """Scores at once; prompts over 1000 have a reward that fails."""
+    failures = [
+        RewardFailure(
+            t.group, t.prompt.index, "r", f"The reward 'r', at row {t.prompt.index}", " raised", ""
+        )
+        for t in trajectories
+        if t.prompt.index > 1000 and t.sample_index == 0
+    ]
+    failed = {failure.group for failure in failures}
+    whole = [t for t in trajectories if t.group not in failed or t.sample_index > 0]
+    return at_once(scored(whole), failures)
+
+
+def at_once(
+    trajectories: Sequence[Trajectory], failures: Sequence[RewardFailure] = ()
+) -> Future[Scored]:
+    future: Future[Scored] = Future()
+    future.set_result(Scored(tuple(trajectories), tuple(failures)))
+    return future
+
+
 def scored(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     return [
         replace(t, rewards=(RewardPart("r", float(t.prompt.index + t.sample_index), weight=2.0),))
@@ -96,9 +121,9 @@ def drawn_from(asked: Sequence[Prompt]) -> Draw:
 
 def ask(cluster: PlainCluster, responses: int, asked: list[Prompt], step: int) -> list[Trajectory]:
     spec = config(responses, prompts=len(asked))
-    found = sample(cast(Cluster, cluster), spec, drawn_from(asked), step, scored)
+    found = sample(cast(Cluster, cluster), spec, drawn_from(asked), step, submit)
     assert found.greedy == [] and found.prompts == len(asked) and found.idle == 0
-    assert found.metrics == {"groups/drawn": len(asked), "groups/idle": 0}
+    assert found.metrics == {"groups/drawn": len(asked), "groups/idle": 0, "groups/failed": 0}
     return found.trajectories
 
 
@@ -137,14 +162,16 @@ def test_the_seeds_of_a_step_are_what_they_were() -> None:
     assert [r.seed for r in cluster.requests] == derive_seeds(seed, 2)
 
 
-def by_rewards(rewards: Sequence[Sequence[float]]) -> Callable[..., list[Trajectory]]:
+def by_rewards(rewards: Sequence[Sequence[float]]) -> Callable[..., Future[Scored]]:
     """rewards: of the responses to each prompt, by its index."""
 
-    def scorer(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        return [
-            replace(t, rewards=(RewardPart("r", rewards[t.prompt.index][t.sample_index]),))
-            for t in trajectories
-        ]
+    def scorer(trajectories: Sequence[Trajectory]) -> Future[Scored]:
+        return at_once(
+            [
+                replace(t, rewards=(RewardPart("r", rewards[t.prompt.index][t.sample_index]),))
+                for t in trajectories
+            ]
+        )
 
     return scorer
 
@@ -180,7 +207,7 @@ def test_groups_that_teach_nothing_are_replaced_in_the_order_of_the_prompts() ->
     found, cluster = sampled([IDLE, TEACHING, IDLE, TEACHING, TEACHING])
     assert kept(found) == [1, 3]
     assert (found.prompts, found.idle) == (4, 2)
-    assert found.metrics == {"groups/drawn": 4, "groups/idle": 0.5}
+    assert found.metrics == {"groups/drawn": 4, "groups/idle": 0.5, "groups/failed": 0}
     seeds = [seed for r in cluster.requests for seed in r.seeds()]
     assert len(set(seeds)) == len(seeds) == 4  # of further rounds, others
 
@@ -189,7 +216,7 @@ def test_a_step_without_idle_groups_draws_no_more() -> None:
     found, cluster = sampled([TEACHING, TEACHING, TEACHING])
     assert (kept(found), found.prompts, found.idle) == ([0, 1], 2, 0)
     plain = PlainCluster(2)
-    sample(cast(Cluster, plain), config(2, prompts=2), drawn_from(prompts(0, 1)), 1, scored)
+    sample(cast(Cluster, plain), config(2, prompts=2), drawn_from(prompts(0, 1)), 1, submit)
     assert [r.seed for r in cluster.requests] == [r.seed for r in plain.requests]
 
 
@@ -244,7 +271,7 @@ def test_what_teaches(
     rewards: list[float], low: float | None, high: float | None, expected: bool
 ) -> None:
     group = by_rewards([rewards])([answer(prompts(0)[0], i, 0) for i in range(2)])
-    assert teaches(group, DynamicSampling(low=low, high=high)) is expected
+    assert teaches(group.result().trajectories, DynamicSampling(low=low, high=high)) is expected
 
 
 def test_only_remax_asks_for_greedy_responses_one_to_each_prompt_it_learns_from() -> None:
@@ -268,7 +295,7 @@ def test_only_remax_asks_for_greedy_responses_one_to_each_prompt_it_learns_from(
 def test_evaluation_takes_one_response_a_prompt_and_the_mean_of_each_part() -> None:
     cluster = PlainCluster(8)
     asked = [replace(prompt, tokens=np.array([1, prompt.index])) for prompt in prompts(1, 2, 6)]
-    found = evaluate(cast(Cluster, cluster), config(3), asked, scored)
+    found = evaluate(cast(Cluster, cluster), config(3), asked, submit)
     assert found["eval/reward"] == 6.0 and found["eval/r"] == 3.0
     assert found["eval/r_low"] < 3.0 < found["eval/r_high"]
     assert set(found) <= set(config(3).evaluation.written)
@@ -282,3 +309,20 @@ def test_weight_syncs_are_proved_with_prompts_of_two_tokens_or_more() -> None:
     assert [p.tolist() for p in probe] == [[1, 2]] * 16
     assert [p.tolist() for p in probe_sequences(short, config(1))] == [[3, 5]]
     assert [p.tolist() for p in probe_sequences(short[:1], config(1))] == [[3, 3]]
+
+
+def test_a_group_for_which_a_reward_fails_is_replaced_and_counted() -> None:
+    cluster = PlainCluster(1)
+    draw = drawn_from(prompts(1, 2001, 3, 4, 5))
+    found = sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, submit)
+    assert [t.prompt.index for t in found.trajectories] == [1, 1, 3, 3, 4, 4, 5, 5]
+    assert [t.group for t in found.trajectories] == [0, 0, 2, 2, 3, 3, 4, 4]
+    assert (found.prompts, found.failed, found.metrics["groups/failed"]) == (5, 1, 1)
+
+
+def test_a_reward_that_fails_too_often_stops_the_run_and_is_shown() -> None:
+    cluster = PlainCluster(1)
+    draw = drawn_from(prompts(1, 2001, 2002, 4, 5, 6))
+    with pytest.raises(PlimsollError, match="rewards failed for 2 groups of a step of 4") as error:
+        sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, submit)
+    assert "'r', at row 2001 raised" in str(error.value)
