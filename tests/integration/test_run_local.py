@@ -75,7 +75,7 @@ def interrupted(home: Path, job: str) -> Outcome:
     """The same run in another directory, asked by a signal to stop while step 4 or so goes on."""
     command = Command(home, job, f"{job}.yaml", "--run.directory", f"{job}-again")
     command.read_until(f"{job} step {3: >2}/")
-    config = load_spec(job_of(kind), str(home / f"{job}.yaml")).run
+    config = load_spec(COMMANDS[job], str(home / f"{job}.yaml")).run
     with pytest.raises(ConfigError, match=f"in use by process {command.process.pid}:"):
         open_run(
             config.model_copy(update={"directory": str(home / f"{job}-again"), "resume": "auto"})
@@ -188,7 +188,7 @@ def restore(place: Place, role: TrainedRole, checkpoint: Path, rows: list[Sample
 
 @pytest.mark.usefixtures("whole")
 def test_the_model_is_the_trainers(home: Path, job: str, one_rank: RankProcesses) -> None:
-    actor = load_spec(job_of(kind), str(home / f"{job}.yaml")).actor
+    actor = load_spec(COMMANDS[job], str(home / f"{job}.yaml")).actor
     path = home / job / "model"
     model = actor.model.model_copy(update={"path": str(home / "model")})
     steps = JOBS[job]["run"]["steps"]

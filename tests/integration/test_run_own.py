@@ -127,8 +127,8 @@ def test_what_a_reward_raises_is_told_with_the_row_of_its_source(
 ) -> None:
     monkeypatch.delitem(sys.modules, "my_own_loss", raising=False)  # it counts from the beginning
     mine = ("--rewards.mine.name", "my_own_loss:breaks", "--rewards.mine.options.at", str(at))
-    mine += ("--rewards.mine.retries", "0")
-    run_flags = ("--run.directory", f"broken-{at}", "--run.eval_every", "1")
+    run_flags = ["--run.directory", f"broken-{at}", "--run.eval_every", "1"]
+    run_flags += ["--rewards.mine.retries", "0"]
     failed = run_here(home, "ppo", "ppo.yaml", *run_flags, *mine)
     assert failed.code == 1
     told = rf"The reward 'mine' \(my_own_loss:breaks\), at row {row} raised KeyError: 'answer'\. "
