@@ -173,6 +173,7 @@ def test_what_a_program_may_do() -> None:
     assert output(program) == ("done", "in\nTrue\n")
 
 
+@pytest.mark.slow  # on a busy machine, what ends first is a matter of luck
 def test_time_memory_and_output_are_bounded() -> None:
     start = time.monotonic()
     assert output("while True: pass", seconds=0.5)[0] == "time"
