@@ -26,6 +26,17 @@ def _torchs_own_linear() -> Iterator[None]:
         torch.nn.functional.linear = torch._C._nn.linear
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _own_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A module that a test wrote is not what another test's import of that name finds."""
+    before = set(sys.modules)
+    yield
+    written = str(tmp_path_factory.getbasetemp())
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(written):
+            del sys.modules[name]
+
+
 _FAKES = Path(__file__).parent / "fakes"
 _FIELDS = (
     "index", "uuid", "name", "memory.total", "memory.reserved", "memory.used", "compute_cap",
