@@ -7,8 +7,8 @@
 Both train the same model (27M parameters, Qwen2-shaped, bfloat16) with 16 prompts of GSM8K a step,
 8 responses each, of at most 64 tokens, by the same reward and sampler settings, each in a run of
 its own. The first step, which compiles and warms up, is left out. Time is that of whole steps:
-rollout, reward, training, weight sync. Memory is the largest sum over all processes of a run, looked
-at ten times a second; what several share is divided among them (PSS).
+rollout, reward, training, weight sync. Memory is the largest sum over all processes of a run,
+looked at ten times a second; what several share is divided among them (PSS).
 """
 
 from __future__ import annotations
