@@ -130,7 +130,7 @@ def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
             | actor
             | critic
             | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": proved.gap}
-            | {"sync/bytes": proved.bytes, "sync/seconds": proved.seconds}
+            | {"sync/bytes": proved.bytes}
             | epoch_metrics(order, state.data_position + sampled.prompts)
         )
         state = replace(
