@@ -47,6 +47,7 @@ class Case:
     budget: int
     share_prompts: bool
     mini_batches: int
+    critic_mini_batches: int | None = None
 
     def spec(self, model: Path, other: Path) -> RunSpec[RlConfig]:
         """Its run. other: the model of the reference and the critic. Adam's epsilon is large:
@@ -78,6 +79,7 @@ class Case:
                 "aggregation_tokens": CONSTANT if self.aggregation == "constant" else None,
                 "correction": None if self.correction is None else {"name": self.correction},
                 "mini_batches": self.mini_batches,
+                "critic_mini_batches": self.critic_mini_batches,
                 "kl": {
                     "place": self.kl,
                     "estimator": "k3" if self.kl == "loss" else "k1",

@@ -5,7 +5,7 @@ that a config chooses, on whole mini-batches; they have tests of their own, by h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -72,9 +72,9 @@ def plain_rl(
     sampled: Sequence[Trajectory],
     model: Path,
     other: Path,
-    updates: Sequence[Sequence[int]],
+    updates: Mapping[str, Sequence[Sequence[int]]],
 ) -> PlainRl:
-    """Score, estimate, learn. updates: which trajectories each update sees."""
+    """Score, estimate, learn. updates: of each role, which trajectories each update sees."""
     actor, critic = plain_policy(model), plain_critic(other) if case.advantage == "gae" else None
     scored = _scored(case, sampled, actor, critic, other)
     estimated = _estimated(scored)
@@ -87,9 +87,9 @@ def plain_rl(
         assert estimated.returns_L is not None
         return _critic_loss(scored, critic, estimated.returns_L.split(scored.lengths), members)
 
-    roles = {"actor": _learned(actor, of_actor, updates)}
+    roles = {"actor": _learned(actor, of_actor, updates["actor"])}
     if critic is not None:
-        roles["critic"] = _learned(critic, of_critic, updates)
+        roles["critic"] = _learned(critic, of_critic, updates["critic"])
     return PlainRl([x.tolist() for x in advantages], roles)
 
 

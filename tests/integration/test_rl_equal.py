@@ -29,6 +29,7 @@ from plimsoll.jobs.rl_loop import train_actor
 from plimsoll.records import Floats
 from plimsoll.rl.batch import Batch, estimate_advantages, pack_batch, score
 from plimsoll.rl.critic import train_critic
+from plimsoll.rl.layout import Layout
 from plimsoll.run.state import RunState
 from plimsoll.train.loading import load_role
 
@@ -79,7 +80,9 @@ def of_advantages() -> list[Case]:
     ]
 
 
-CASES = of_losses(APART)
+OFTEN = Case("clip", "tokens", "truncate", "gae", "none", 1, 2, SMALL, True, 1, 4)
+"""The critic takes four steps for one of the actor's, as in Open-Reasoner-Zero."""
+CASES = [*of_losses(APART), OFTEN]
 MORE = dict.fromkeys([*of_losses([]), *of_advantages()])
 
 
@@ -89,7 +92,7 @@ def test_every_choice_is_in_a_case_that_is_not_slow() -> None:
     assert {case.correction for case in CASES} == {*CORRECTIONS}
     assert {case.advantage for case in CASES} == {*ADVANTAGES}
     assert {case.kl for case in CASES} == {*KLS}
-    divided = [astuple(case)[5:] for case in CASES]
+    divided = [astuple(case)[5:10] for case in CASES]
     for i, j in combinations(range(len(DIVIDED)), 2):
         assert {(case[i], case[j]) for case in divided} == {*product(DIVIDED[i], DIVIDED[j])}
     corrected = {(case.policy_loss, case.correction) for case in MORE}
@@ -128,12 +131,17 @@ def train(ranks: RankProcesses, case: Case, model: Path, other: Path, out: Path)
     return Trained(batch, batch.layout.by_trajectory(found.advantages_L), metrics)
 
 
-def updates_of(batch: Batch) -> list[list[int]]:
-    """Which trajectories each update sees, in order."""
-    order = batch.layout.trajectory_S
+def updates_of(batch: Batch) -> dict[str, list[list[int]]]:
+    """Of each role, which trajectories each update sees, in order."""
+    layouts = {"actor": batch.layout, "critic": batch.critic_layout}
+    return {role: updates_in(batch, layout) for role, layout in layouts.items()}
+
+
+def updates_in(batch: Batch, layout: Layout) -> list[list[int]]:
+    order = layout.trajectory_S
     return [
         [int(order[s]) for pack in chain(*mini.packs) for s in pack.samples_S if s >= 0]
-        for _, mini in batch.schedule(batch.layout, 1)
+        for _, mini in batch.schedule(layout, 1)
     ]
 
 
@@ -150,7 +158,9 @@ def worst_error(role: str, found: Mapping[str, float], want: PlainRole) -> float
 
 
 @pytest.mark.parametrize(
-    "case", [*CASES, *(slow(case) for case in MORE if case not in CASES)], ids=str
+    "case",
+    [*CASES, *(slow(case) for case in MORE if case not in CASES)],
+    ids=lambda case: "-".join(map(str, astuple(case))),
 )
 def test_a_step_is_that_of_plain_pytorch(
     case: Case, untied: Path, tied: Path, tmp_path: Path, request: pytest.FixtureRequest
@@ -171,7 +181,7 @@ HARD = Case("clip", "tokens", None, "grpo", "none", 0, 2, SMALL, True, 2)
 
 def test_the_bounds_see_what_they_should(tied: Path, untied: Path) -> None:
     """Whatever is optimised otherwise ends elsewhere, and so does one update in place of two."""
-    sampled, halves = trajectories(), [[*range(6)], [*range(6, 12)]]
+    sampled, halves = trajectories(), {"actor": [[*range(6)], [*range(6, 12)]]}
     want = plain_rl(HARD, sampled, tied, untied, halves).roles["actor"]
     assert want.metrics["clip_fraction"] > 0.05
     others = [
@@ -183,7 +193,7 @@ def test_the_bounds_see_what_they_should(tied: Path, untied: Path) -> None:
     for other in others:
         found = plain_rl(other, sampled, tied, untied, halves).roles["actor"]
         assert distance(found.after, want) > 20 * WEIGHTS_BOUND, other
-    at_once = plain_rl(HARD, sampled, tied, untied, [[*range(12)]]).roles["actor"]
+    at_once = plain_rl(HARD, sampled, tied, untied, {"actor": [[*range(12)]]}).roles["actor"]
     assert distance(at_once.after, want) > 100 * WEIGHTS_BOUND
 
 
