@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import combinations, product
 from typing import Any
 
 import pytest
 
 Case = tuple[Any, ...]
+Pair = tuple[tuple[int, Any], tuple[int, Any]]
+"""Two values, each with the number of its axis."""
 
 
 def slow(*values: Any) -> Any:
@@ -17,20 +19,32 @@ def slow(*values: Any) -> Any:
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
-def pairwise(*axes: Sequence[Any]) -> list[Case]:
+def pairwise(
+    *axes: Sequence[Any],
+    allowed: Callable[[Case], bool] = lambda case: True,
+    apart: Collection[tuple[int, int]] = (),
+) -> list[Case]:
     """A few combinations of one value from each axis, in which every two values of two axes occur
-    together: again and again the combination with the most pairs that are still missing."""
-    everything = list(product(*axes))
-    missing = set().union(*map(pairs, everything))
+    together: again and again the combination with the most pairs that are still missing.
+
+    allowed: whether a combination is one at all. apart: axes, the smaller number first, whose
+    values need not all occur together.
+    """
+
+    def wanted(case: Case) -> set[Pair]:
+        return {pair for pair in pairs(case) if (pair[0][0], pair[1][0]) not in apart}
+
+    everything = {case: wanted(case) for case in filter(allowed, product(*axes))}
+    missing = set().union(*everything.values())
     chosen: list[Case] = []
     while missing:
-        best = max(everything, key=lambda case: len(missing & pairs(case)))
+        best = max(everything, key=lambda case: len(missing & everything[case]))
         chosen.append(best)
-        missing -= pairs(best)
+        missing -= everything[best]
     return chosen
 
 
-def pairs(case: Case) -> set[tuple[tuple[int, Any], tuple[int, Any]]]:
+def pairs(case: Case) -> set[Pair]:
     """Of the values of two axes, each with the number of its axis."""
     return set(combinations(enumerate(case), 2))
 

@@ -41,7 +41,7 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
     rest, flags = split_flags(words)
     options = _job_options(name, model, rest)
     if options.help is not None:
-        show(_job_help(name, model, options.help))
+        show(_job_help(job, options.help))
         return None
     try:
         spec, origins = read_spec(job, options.config, flags)
@@ -97,21 +97,36 @@ def _unknown_option(name: str, model: type[Settings], word: str) -> str:
     )
 
 
-def _job_help(name: str, model: type[Settings], section: str) -> str:
+def _job_help(job: Job[Any], section: str) -> str:
     from plimsoll.config.keys import describe_keys
 
     width = min(shutil.get_terminal_size().columns, 100)
-    keys = describe_keys(model, section, width)
+    name, keys, preset = job.name, describe_keys(job.config, section, width), _set_by_preset(job)
     if section:
-        return keys.lstrip("\n")
+        inside = [line for line in preset if line.strip().startswith(f"{section}.")]
+        told = "\n".join([f"`plimsoll {name}` sets, in place of defaults:", *inside, ""])
+        return (told if inside else "") + keys.lstrip("\n")
+    told = "\n".join(["It is `plimsoll rl` with these defaults:", *preset, "", ""])
     return (
         f"plimsoll {name} CONFIG.yaml [--section.key VALUE ...]\n"
         f"    [--dry-run] [--force] [--debug]\n"
         f"plimsoll {name} --help [SECTION]\n\n"
         f"Example: plimsoll {name} {name}.yaml --run.directory runs/one --run.steps 100\n\n"
+        f"{told if preset else ''}"
         f"The keys, for the file (nested) and as flags. What the file says, a flag\n"
         f"overrides. Relative paths are relative to the current directory.\n{keys}"
     )
+
+
+def _set_by_preset(job: Job[Any]) -> list[str]:
+    """A line for each value of the preset that the command is."""
+    from plimsoll.config.presets import leaves
+    from plimsoll.config.problems import show as written
+
+    if job.preset is None:
+        return []
+    values = leaves(job.presets[job.preset].values)
+    return [f"  {'.'.join(path)}: {written(value)}" for path, value in values.items()]
 
 
 def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:

@@ -161,8 +161,17 @@ def _by_import_path(path: str, awaited: bool = False) -> Callable[..., Any]:
         raise ConfigError(
             f"{path!r} cannot be imported: {type(error).__name__}: {error}. Write "
             f"my.module:my_function, and put the folder that holds the module on PYTHONPATH."
+            f"{_where_it_is(module_name, error)}"
         ) from error
     return _function_of(module, function, path, awaited)
+
+
+def _where_it_is(module: str, error: BaseException) -> str:
+    """For a module that was not found, and whose file is in the current folder; else ""."""
+    file = Path(module.replace(".", "/") + ".py")
+    if not isinstance(error, ModuleNotFoundError) or not file.is_file():
+        return ""
+    return f" {file} is in this folder: PYTHONPATH=. before the command is enough."
 
 
 def _function_of(module: ModuleType, function: str, name: str, awaited: bool) -> Callable[..., Any]:

@@ -14,6 +14,9 @@ import yaml
 from plimsoll.config.yaml_tree import FLAG, Path, Tree, read_value
 from plimsoll.errors import ConfigError
 
+_UNDOTTED = "--preset"
+"""The one key that has a value and no section."""
+
 
 @dataclass(frozen=True)
 class Flag:
@@ -78,7 +81,8 @@ def _pieces(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _is_flag(argument: str) -> bool:
-    return argument.startswith("--") and "." in argument.partition("=")[0]
+    name = argument.partition("=")[0]
+    return name == _UNDOTTED or (name.startswith("--") and "." in name)
 
 
 def _parse(piece: list[str]) -> Flag:

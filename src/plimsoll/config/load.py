@@ -101,7 +101,7 @@ def _in_plain_words(error: ValidationError, keys: tuple[Key, ...], tree: Tree) -
         else:
             key, path = _innermost(keys, location)
             if path not in seen:
-                yield _wrong(key, path, _value_at(tree, path), tree)
+                yield _wrong(key, path, keys, tree)
             seen.add(path)
 
 
@@ -148,9 +148,11 @@ def _unknown(path: Path, value: object, keys: tuple[Key, ...], tree: Tree) -> Pr
     )
 
 
-def _wrong(key: Key, path: Path, value: object, tree: Tree) -> Problem:
+def _wrong(key: Key, path: Path, keys: tuple[Key, ...], tree: Tree) -> Problem:
+    value = _value_at(tree, path)
     if key.section:
         why, instead = "A section is needed here.", "write keys with values below it"
+        instead += _such_as(path, value, keys)
     else:
         close = difflib.get_close_matches(str(value), map(str, key.choices), n=1)
         why = f"It must be: {key.kind}."
@@ -161,12 +163,22 @@ def _wrong(key: Key, path: Path, value: object, tree: Tree) -> Problem:
     return invalid(".".join(path), show(value), why, instead, written_around(tree.origins, path))
 
 
+def _such_as(section: Path, value: object, keys: tuple[Key, ...]) -> str:
+    """Of a text in a section's place: the key that it was meant for, where the section has one of
+    those that stand for all of it."""
+    names = [key.path[-1] for key in below(keys, section)]
+    meant = next((name for name in ("path", "name") if name in names), None)
+    if meant is None or not isinstance(value, str):
+        return ""
+    return f", such as {'.'.join((*section, meant))}: {show(value)}"
+
+
 def _bools_as_numbers(keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
     """`true` where one of a few numbers is expected: to Python, and so to pydantic, it is 1."""
     for key in keys:
         value = _value_at(tree, key.path)
         if isinstance(value, bool) and value in key.choices:
-            yield _wrong(key, key.path, value, tree)
+            yield _wrong(key, key.path, keys, tree)
 
 
 def _innermost(keys: tuple[Key, ...], path: Path) -> tuple[Key, Path]:

@@ -13,7 +13,7 @@ from typing import Literal, ParamSpec
 
 import yaml
 
-from plimsoll.config.base import Settings
+from plimsoll.config.base import Choice, Settings
 from plimsoll.config.codes import ROOM, Code
 from plimsoll.config.yaml_tree import Origins, written_around, written_at
 from plimsoll.errors import ConfigError, SettingsConflict
@@ -95,6 +95,8 @@ class Section:
 
     def _value(self, name: str) -> str | None:
         value = attrgetter(name)(self.settings)
+        if isinstance(value, Choice):
+            return value.name
         if isinstance(value, Settings):
             return "given"
         return str(value) if isinstance(value, float) else None if value is None else show(value)

@@ -24,6 +24,7 @@ from plimsoll.algorithm.choice import (
 )
 from plimsoll.algorithm.inputs import (
     AdvantageInputs,
+    CorrectionInputs,
     DivergenceInputs,
     PairValues,
     PolicyLossInputs,
@@ -387,15 +388,48 @@ def test_a_resolved_loss_crosses_processes() -> None:
     assert again(policy_inputs()).loss_L.tolist() == loss(policy_inputs()).loss_L.tolist()
 
 
+def documented(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module that holds a file of docs/extend.md, as it stands there."""
+    page = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
+    [code] = re.findall(rf"```python\n(# {file}\.py\n.*?)```", page, re.DOTALL)
+    (folder / f"documented_{file}.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+    return f"documented_{file}"
+
+
+def test_what_the_documents_make_of_a_policy_works_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/extend.md, by hand."""
+    module = documented("my_losses", tmp_path, monkeypatch)
+    inputs = policy_inputs()
+    policy = inputs.policy
+    found = policy_loss(Choice(name=f"{module}:reinforce"))(inputs)
+    expected = -policy.logprobs_L.detach() * policy.advantages_L
+    assert found.loss_L.tolist() == pytest.approx(expected.tolist())
+    # Groups of 1, 2, 0 (mean 1) and 4, 1 (mean 2.5), of 1, 2, 1, 1 and 1 tokens.
+    given_inputs = AdvantageInputs(
+        torch.tensor([[1.0], [2.0], [0.0], [4.0], [1.0]], dtype=torch.float64),
+        torch.ones(1, dtype=torch.float64),
+        torch.zeros(6),
+        torch.tensor([0, 1, 3, 4, 5, 6]),
+    )
+    estimate = advantage(Choice(name=f"{module}:sign_of_group"))
+    signs = estimate(given_inputs, {"group_S": torch.tensor([3, 3, 3, 8, 8])}).advantages_L
+    assert signs.tolist() == [0, 1, 1, -1, 1, -1]
+    # The roots of 0.25, 1, 2.25 and 9, of which the last is over 2.
+    ratios = torch.tensor([0.25, 1.0, 2.25, 9.0]).log()
+    weigh = correction(Choice(name=f"{module}:square_root"))
+    weights = weigh(CorrectionInputs(ratios, torch.tensor([0, 4]))).weights_L
+    assert weights.tolist() == pytest.approx([0.5, 1.0, 1.5, 2.0])
+
+
 def test_the_preference_loss_of_the_documents_works_as_it_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/extend.md: exp(-0.1 * (1 - -1)) for the pair of log-ratios 1 and -1."""
-    page = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
-    [code] = re.findall(r"```python\n(# my_pairs\.py\n.*?)```", page, re.DOTALL)
-    (tmp_path / "documented_pairs.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
-    loss = preference_loss(Choice(name="documented_pairs:exponential"))
+    module = documented("my_pairs", tmp_path, monkeypatch)
+    loss = preference_loss(Choice(name=f"{module}:exponential"))
     one = torch.tensor([1.0])
     inputs = PreferenceLossInputs(PairValues(2 * one, -2 * one), PairValues(one, one), pairs=1)
     output = loss.compute(inputs, PairValues(one, -one))

@@ -175,6 +175,15 @@ def test_gspo_by_hand() -> None:
     assert found == pytest.approx([-2.210342, -2.210342, 0], abs=1e-6)
 
 
+def test_gspo_of_tokens_whose_advantages_differ_by_hand() -> None:
+    """As where the KL is in the reward. s = e^0.1 = 1.105171 is of both tokens, and so is what each
+    loses by it: -s (2 - 1) / 2 = -0.552585."""
+    given_inputs = two_sequences([2.0, -1.0, 0.0])
+    output = gspo.loss(given_inputs, clip_low=0.15, clip_high=0.15)
+    assert output.loss_L.tolist() == pytest.approx([-2.210342, 1.105171, 0], abs=1e-6)
+    assert gradient(given_inputs, output) == pytest.approx([-0.552585, -0.552585, 0], abs=1e-6)
+
+
 def gspo_token(given_inputs: PolicyLossInputs, low: float, high: float) -> Tensor:
     """The paper's equation 14: s with its gradient stopped, times the token's probability over
     itself stopped; the mean over each sequence's tokens."""

@@ -120,6 +120,20 @@ def test_help_of_a_job_and_of_a_section(capsys: Captured, monkeypatch: pytest.Mo
     assert part.startswith("actor.zero:") and "--rollout.engines" not in part
 
 
+def test_help_of_a_preset_says_what_it_sets(capsys: Captured) -> None:
+    assert main(["grpo", "--help"]) == 0
+    whole = capsys.readouterr().out
+    assert "It is `plimsoll rl` with these defaults:\n  batch.responses: 8\n" in whole
+    assert main(["grpo", "--help", "algorithm.advantage"]) == 0
+    part = capsys.readouterr().out
+    assert part.startswith("`plimsoll grpo` sets, in place of defaults:\n")
+    assert "  algorithm.advantage.name: grpo\n" in part and "batch.responses" not in part
+    assert main(["grpo", "--help", "actor.zero"]) == 0
+    assert capsys.readouterr().out.startswith("actor.zero:")
+    assert main(["rl", "--help"]) == 0
+    assert "with these defaults" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

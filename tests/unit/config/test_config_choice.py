@@ -136,6 +136,18 @@ def test_names_that_cannot_be_used(name: str, message: str) -> None:
         resolve(name)
 
 
+def test_a_module_in_this_folder_is_found_by_a_path_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "beside.py").write_text("def score(text): ...")
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError, match=r"beside\.py is in this folder: PYTHONPATH=\. before"):
+        resolve("beside:score")
+    with pytest.raises(ConfigError, match=r"on PYTHONPATH\.$"):
+        resolve("nowhere:score")
+
+
 def test_files_are_checked_as_they_are_written(tmp_path: Path) -> None:
     (tmp_path / "rules" / "heavy.py").write_text(
         "import a_module_that_is_not_there\n"

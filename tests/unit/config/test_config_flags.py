@@ -27,6 +27,12 @@ def test_both_forms_give_the_same_value() -> None:
     assert parse_flags(["--a.b=--c.d"])[0].value == "--c.d"
 
 
+def test_a_preset_is_a_flag_without_a_section() -> None:
+    words = ["run.yaml", "--preset", "grpo", "--dry-run"]
+    assert split_flags(words) == (["run.yaml", "--dry-run"], ["--preset", "grpo"])
+    assert with_flags("preset: rloo\n", "--preset=grpo").values == {"preset": "grpo"}
+
+
 def test_a_flag_wins_over_the_file_and_is_named_as_the_origin() -> None:
     tree = with_flags("a: {b: 1, c: 2}\n", "--a.b", "5")
     assert tree.values == {"a": {"b": 5, "c": 2}}

@@ -78,6 +78,10 @@ def test_a_command_is_rl_with_that_preset(name: str) -> None:
     assert spec_of(name).config == spec_of("rl", preset=name).config
 
 
+def test_a_preset_is_named_by_a_flag_too() -> None:
+    assert spec_of("rl", "--preset", "rloo", preset="grpo").config == spec_of("rloo").config
+
+
 def test_a_preset_without_what_it_takes_says_what() -> None:
     with pytest.raises(ConfigError, match=r"\[critic-needed\].*gae takes the values of a critic"):
         load_spec(JOBS["ppo"], written({}))

@@ -14,7 +14,9 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.memory.advise.advise import Advice, advise
+from plimsoll.memory.advise.states import Site
 from plimsoll.memory.plan.plan import Ground, Plan
+from plimsoll.memory.remedies.changes import changes_between
 from plimsoll.spec.run_spec import RunSpec
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
@@ -170,3 +172,36 @@ def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
         assert plan_job(spec_of(job.model_copy(update={"rollout": rollout}))).verdict == "fits"
     offered = [{change.key for change in one.changes} for one in advice("5_orz_1p5b").suggestions]
     assert {"rollout.memory_share"} in offered
+
+
+ADAPTERS = {"actor.adapter.rank": 16, "critic.adapter.rank": 16}
+ADAM_ON_HOST = {
+    "actor.zero.optimizer_offload": "cpu",
+    "critic.zero.optimizer_offload": "cpu",
+}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"rollout.sleep_level": 1, "rollout.memory_share": 0.71},
+        {**ADAPTERS, "rollout.memory_share": 0.8},
+        {**ADAM_ON_HOST, "rollout.memory_share": 0.79},
+        {"cluster.nodes": 2, "rollout.placement": "own"},
+        {"cluster.nodes": 2, "cluster.critic_ranks": 4, "rollout.memory_share": 0.73},
+    ],
+    ids=lambda more: "-".join(more),
+)
+def test_a_suggestion_that_asks_for_more_and_gives_nothing_is_left_out(more: Any) -> None:
+    """All of these fit, and none is faster by the quarter that estimates can tell."""
+    spec = config("5_orz_1p5b")
+    site = Site(spec, Ground(hardware_of(spec.cluster)))
+    [suggested] = advice("5_orz_1p5b").suggestions
+    one, other = (
+        site.tried(frozenset(suggested.changes)),
+        site.tried(frozenset(changes_between(spec, more))),
+    )
+    assert one is not None and other is not None
+    assert one.plan.verdict == other.plan.verdict == "fits"
+    assert one.seconds < 1.25 * other.seconds
+    assert one.size(site.root) < other.size(site.root)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import get_args
 
 from plimsoll.config.problems import Problem, Section
 from plimsoll.config.rl import RlConfig
-from plimsoll.spec.choices import advantage_needs, is_known, needs_sampler, unknown_needs
+from plimsoll.spec.choices import (
+    AdvantageNeed,
+    advantage_needs,
+    is_known,
+    needs_sampler,
+    unknown_needs,
+)
 
 
 def estimated(config: RlConfig) -> Iterator[Problem]:
@@ -69,11 +77,13 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
     if config.batch.dynamic_sampling is not None:
         yield from _awake(config)
     for name in unknown_needs(choice):
+        known = get_args(AdvantageNeed)
         why = f"The estimator has the positional parameter {name!r}, and there is none to give. "
-        why += "Known: values_L, group_S, greedy_S; options are keyword-only."
-        yield at.invalid(
-            "algorithm.advantage", why, f"put {name} after a `*`, as an option", "advantage-needs"
-        )
+        why += f"Known: {', '.join(known)}; options are keyword-only."
+        near = get_close_matches(name, known, n=1)
+        fix = f"call it {near[0]}, or " if near else ""
+        fix += f"put {name} after a `*`, as an option"
+        yield at.invalid("algorithm.advantage.name", why, fix, "advantage-needs")
 
 
 def _awake(config: RlConfig) -> Iterator[Problem]:

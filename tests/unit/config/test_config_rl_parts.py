@@ -1,0 +1,88 @@
+"""Advantages, losses and corrections that cannot go together: told by name, and mended as told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from plimsoll.errors import PlimsollError
+from plimsoll.jobs import JOBS
+from plimsoll.spec.load import load_spec
+
+CONFIG = {
+    "run": {"directory": "out", "steps": 3},
+    "data": {"train": {"path": "rows.jsonl", "prompt": "question"}},
+    "actor": {"model": {"path": "model"}},
+    "rewards": {"length": {"name": "length"}},
+}
+OWN = """
+def misspelt(inputs, groups): ...
+def strange(inputs, weather): ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("c.yaml").write_text(yaml.safe_dump(CONFIG))
+    Path("own_estimators.py").write_text(OWN)
+
+
+# (flags that contradict, what is told, flags that mend it)
+CASES = [
+    (
+        "--algorithm.policy_loss.name=dppo_tv",
+        "algorithm.correction: truncate",
+        "--algorithm.correction=null",
+    ),
+    (
+        "--algorithm.policy_loss.name=reinforce --algorithm.mini_batches=2",
+        "algorithm.policy_loss: reinforce",
+        "--algorithm.policy_loss.name=clip",
+    ),
+    (
+        "--algorithm.aggregation_tokens=100",
+        "algorithm.aggregation_tokens: 100",
+        "--algorithm.aggregation=constant",
+    ),
+    (
+        "--algorithm.kl.ratio_corrected=true",
+        "algorithm.kl.ratio_corrected: true",
+        "--algorithm.kl.place=loss",
+    ),
+    (
+        "--algorithm.critic_mini_batches=2",
+        "algorithm.critic_mini_batches: 2",
+        "--algorithm.critic_mini_batches=null",
+    ),
+    ("--batch.responses=1", "batch.responses: 1", "--algorithm.advantage.name=reinforce_pp"),
+    (
+        "--batch.responses=1 --batch.dynamic_sampling={} --algorithm.advantage.name=reinforce",
+        "batch.dynamic_sampling: given",
+        "--batch.responses=8",
+    ),
+    ("--algorithm.mini_batches=5", "algorithm.mini_batches: 5", "--algorithm.mini_batches=4"),
+    (
+        "--algorithm.advantage.name=own_estimators:misspelt",
+        "-> call it group_S, or put groups after a `*`",
+        "--algorithm.advantage.name=grpo",
+    ),
+    (
+        "--algorithm.advantage.name=own_estimators:strange",
+        "-> put weather after a `*`",
+        "--algorithm.advantage.name=grpo",
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "told", "mended"), CASES, ids=[case[0] for case in CASES])
+def test_parts_that_cannot_go_together_are_told(flags: str, told: str, mended: str) -> None:
+    with pytest.raises(PlimsollError) as caught:
+        load_spec(JOBS["grpo"], "c.yaml", flags.split())
+    assert told in str(caught.value)
+    name = mended.partition("=")[0]
+    kept = [flag for flag in flags.split() if flag.partition("=")[0] != name]
+    load_spec(JOBS["grpo"], "c.yaml", [*kept, mended])
