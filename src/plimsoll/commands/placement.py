@@ -29,7 +29,7 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     roles = _roles(spec)
     critic = next((role for role in roles if role.startswith("critic ")), None)
     if cluster.where == "local":
-        sampler = ["rollout (transformers)"] if spec.sampling is not None else []
+        sampler = ["rollout (transformers)"] if spec.engines is not None else []
         return [
             ("this process", "the recipe, rank 0 of 1, no Ray"),
             *(("", role) for role in [*roles, *sampler]),
@@ -44,10 +44,9 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     if cluster.critic_ranks is not None and critic is not None:
         rows.append((_several("critic rank", cluster.critic_ranks), critic))
     engines = 0
-    if spec.sampling is not None:
-        rollout = spec.sampling.rollout
-        rows.append((_several("engine", rollout.engines), _engine(rollout)))
-        engines = rollout.engines
+    if spec.engines is not None:
+        rows.append((_several("engine", spec.engines.engines), _engine(spec.engines)))
+        engines = spec.engines.engines
     threads = cluster.threads or f"the machine's cores / {most_at_once(cluster, engines)}"
     return [*rows, ("threads of each", str(threads))]
 
@@ -124,8 +123,10 @@ def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str
     new, longest = sampling.rollout.sampling.max_new_tokens, work.longest
     prompts = counted(sampling.prompts, "prompt")
     responses = counted(sampling.responses, "response")
+    stored = sampling.rollout.replay
+    origin = "" if stored is None else f", as {stored} stored them: no engine samples"
     return [
-        ("sequences", f"{prompts} x {responses} = {count:,}"),
+        ("sequences", f"{prompts} x {responses} = {count:,}{origin}"),
         (
             "tokens",
             f"at most {spec.data.max_tokens:,} + {new:,} = {longest:,} a sequence, "

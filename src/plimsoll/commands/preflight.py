@@ -36,6 +36,7 @@ from plimsoll.spec.model_files import (
 )
 from plimsoll.spec.rules.heads import check_heads
 from plimsoll.spec.rules.machine import missing_needs
+from plimsoll.spec.rules.stored import stored
 from plimsoll.spec.run_spec import RunSpec
 
 _SAVED_DATASET = ("dataset_dict.json", "state.json")
@@ -162,7 +163,7 @@ def _engine_heads(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _rewards(spec: RunSpec[Any]) -> Iterator[Problem]:
-    if spec.sampling is not None:
+    if spec.sampling is not None and spec.engines is not None:
         unusable = [*check_rewards(spec.sampling.rewards)]
         yield from unusable or check_references(spec.sampling.rewards, spec.data.sources())
 
@@ -178,6 +179,7 @@ INPUT_RULES = (
     check_choices,
     _engine_heads,
     _rewards,
+    stored,
 )
 
 

@@ -23,10 +23,12 @@ from plimsoll.rollout.sync import WeightRoute, WeightSync, prepare_sync
 from plimsoll.rollout.text import check_turn_end
 from plimsoll.run.counting import counted
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.from_data import Work
 from plimsoll.train.run_data import LoadRows, RunData, load_data
 from plimsoll.train.session import Session
 
 RlData = RunData[Prompt]
+RlWork = Work[RlConfig, Prompt]
 
 
 def load_prompt_data(
@@ -73,10 +75,12 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> No
 
 
 def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
-    """Start ranks and engines. prompts: all that are to be answered."""
+    """Start ranks and, where the run samples, engines. prompts: all that are to be answered."""
     longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
     rollout, held_out = spec.config.rollout, spec.config.eval_sampling
     new = max(s.max_new_tokens for s in (rollout.sampling, held_out) if s is not None)
+    if spec.engines is None:
+        return start_cluster(spec.cluster, ())
     device = run_device(spec.cluster)
     if device == "cpu" and rollout.sleep_level > 0:
         raise SettingsConflict(

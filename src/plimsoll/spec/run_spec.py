@@ -58,10 +58,17 @@ class RunSpec(Generic[ConfigT]):
         return self.config.actor
 
     @property
+    def engines(self) -> RolloutConfig | None:
+        """The settings of the engines; None where the job learns from data, or from what another
+        run sampled."""
+        rollout = None if self.sampling is None else self.sampling.rollout
+        return rollout if rollout is not None and rollout.replay is None else None
+
+    @property
     def vllm(self) -> RolloutConfig | None:
         """The settings of vLLM's engines; None without such."""
-        rollout = None if self.sampling is None else self.sampling.rollout
-        return rollout if rollout is not None and rollout.engine == "vllm" else None
+        engines = self.engines
+        return engines if engines is not None and engines.engine == "vllm" else None
 
     @property
     def known_steps(self) -> int | None:
@@ -115,7 +122,8 @@ class RunSpec(Generic[ConfigT]):
         if "critic" in self.trained:
             found.add("train_critic")
         if self.sampling is not None:
-            return frozenset(found | {"rollout", "score", "sync"})
+            of_engines: set[Phase] = set() if self.engines is None else {"rollout", "sync"}
+            return frozenset(found | of_engines | {"score"})
         if self.precomputes:
             found.add("precompute")
         scores = any(role.scores and not role.early for role in self.roles.values())
@@ -127,9 +135,9 @@ class RunSpec(Generic[ConfigT]):
     def adapter_room(self) -> int | None:
         """The rank for which engines make room for an adapter beside their model; None where it is
         merged or none, or of too high a rank."""
-        if self.sampling is None or self.actor.adapter is None:
+        if self.engines is None or self.actor.adapter is None:
             return None
-        if self.sampling.rollout.sync.adapter == "merged":
+        if self.engines.sync.adapter == "merged":
             return None
         rank = self.actor.adapter.rank
         return next((room for room in VLLM_RANKS if room >= rank), None)

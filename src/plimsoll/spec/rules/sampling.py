@@ -11,6 +11,7 @@ from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.rules.adapters import separate, steady
 from plimsoll.spec.rules.advantages import estimated
+from plimsoll.spec.rules.replay import replayed
 from plimsoll.spec.rules.rewards import reward_part
 from plimsoll.spec.rules.vllm_arguments import check_arguments
 
@@ -27,15 +28,15 @@ def sampled(config: RlConfig) -> Iterator[Problem]:
     yield from steady("actor", config.actor)
     if config.critic is not None:
         yield from steady("critic", config.critic)
-    yield from separate(config)
-    yield from _rollout(config)
+    yield from replayed(config) if config.rollout.replay else _engines(config)
     yield from _sampling(config)
     yield from _kl(config)
     yield from _steps(config)
     yield from estimated(config)
 
 
-def _rollout(config: RlConfig) -> Iterator[Problem]:
+def _engines(config: RlConfig) -> Iterator[Problem]:
+    yield from separate(config)
     at = Section("", config)
     rollout = config.rollout
     if config.cluster.where == "local" and rollout.engine == "vllm":
