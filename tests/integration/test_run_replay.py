@@ -80,6 +80,13 @@ def test_a_replay_goes_on_where_it_stopped(home: Path) -> None:
     assert_same(whole, replayed(home, "parts", "--run.resume", "must"))
 
 
+def test_an_evaluation_of_a_replay_has_engines(home: Path) -> None:
+    replayed(home, "measured", "--run.steps", "1")
+    done = run_here(home, "eval", "measured")
+    assert done.code == 0, done.err
+    assert json.loads((home / "measured" / "eval.json").read_text())["rows"] == 4
+
+
 def test_another_loss_learns_from_the_same_trajectories(home: Path) -> None:
     other = replayed(home, "other", "--algorithm.policy_loss.options.clip_high", "0.01")
     assert tokens_and_rewards(other, 1) == tokens_and_rewards(home / "recorded", 1)

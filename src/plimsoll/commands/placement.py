@@ -119,8 +119,8 @@ def _pairs_step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
 
 
 def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str]]:
-    work, count = spec.workload, sampling.sequences
-    new, longest = sampling.rollout.sampling.max_new_tokens, work.longest
+    count, longest = sampling.sequences, spec.workload.longest
+    new = sampling.rollout.sampling.max_new_tokens
     prompts = counted(sampling.prompts, "prompt")
     responses = counted(sampling.responses, "response")
     stored = sampling.rollout.replay
@@ -132,10 +132,16 @@ def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str
             f"at most {spec.data.max_tokens:,} + {new:,} = {longest:,} a sequence, "
             f"{count * longest:,} in all",
         ),
-        _micro_batch(spec),
-        ("optimizer steps", f"{work.updates:,}, of {counted(work.units, 'sequence')} each"),
+        *_optimizer_steps(spec),
         _of_the_run(spec, count, "sequence"),
     ]
+
+
+def _optimizer_steps(spec: RunSpec[Any]) -> list[tuple[str, str]]:
+    """None where nothing is trained."""
+    work = spec.workload
+    updates = f"{work.updates:,}, of {counted(work.units, 'sequence')} each"
+    return [_micro_batch(spec), ("optimizer steps", updates)] if spec.trained else []
 
 
 def _micro_batch(spec: RunSpec[Any]) -> tuple[str, str]:

@@ -142,6 +142,8 @@ def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Proble
 
 def _heads(spec: RunSpec[Any]) -> Iterator[Problem]:
     """A role that learns a value function may begin with a head of either kind."""
+    if "actor" not in spec.roles:  # only engines have it
+        yield from check_head("actor.model.path", spec.actor.model.path, scores=False)
     for role in spec.roles.values():
         if role.given and not (role.trained and role.head == "value"):
             yield from check_head(

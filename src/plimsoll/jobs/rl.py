@@ -24,8 +24,14 @@ def _roles(config: RlConfig) -> Sequence[Role]:
         found.append(learner("critic", config.critic, "value", scores=True))
     if config.algorithm.kl.place != "none":
         found.append(reference_of(config.reference, config.actor))
-    if config.rollout.replay is not None:  # what is replayed has its rewards
-        return found
+    if config.rollout.replay is None:  # what is replayed has its rewards
+        found += scoring_roles(config)
+    return found
+
+
+def scoring_roles(config: RlConfig) -> Sequence[Role]:
+    """The reward models."""
+    found = []
     for name, model in config.scoring_models.items():
         key = name if name == REWARD_MODEL else f"reward_models.{name}"
         found.append(Role(scoring_role(name), model.role, "value", f"{key}.role", scores=True))

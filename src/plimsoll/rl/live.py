@@ -41,7 +41,7 @@ class Live:
         work, cluster = self.work, self.work.cluster
         with work.session.phase("rollout", cluster):
             counted = work.session.progress.counted(self.scorer.submit)
-            drawn = partial(_drawn, work, state)
+            drawn = partial(drawn_prompts, work, state)
             found = sample(cluster, work.spec, drawn, state.step + 1, counted)
         trajectories, greedy = found.trajectories, found.greedy
         with work.session.phase("score", cluster):
@@ -72,6 +72,6 @@ class Live:
         return self.scorer.state()
 
 
-def _drawn(work: RlWork, state: RunState, first: int, count: int) -> list[Prompt]:
+def drawn_prompts(work: RlWork, state: RunState, first: int, count: int) -> list[Prompt]:
     """Prompts of the step that follows, from the first on."""
     return work.batch(state.data_position + first, count)

@@ -118,12 +118,15 @@ class RunSpec(Generic[ConfigT]):
     @cached_property
     def phases(self) -> frozenset[Phase]:
         """Those that the run has. Evaluation by log-probs counts as scoring."""
-        found: set[Phase] = {"load", "train_actor", "save"}
+        found: set[Phase] = {"load"}
+        if "actor" in self.trained:
+            found |= {"train_actor", "save"}
         if "critic" in self.trained:
             found.add("train_critic")
         if self.sampling is not None:
-            of_engines: set[Phase] = set() if self.engines is None else {"rollout", "sync"}
-            return frozenset(found | of_engines | {"score"})
+            if self.engines is not None:
+                found |= {"rollout", "sync"} if "actor" in self.trained else {"rollout"}
+            return frozenset(found | {"score"} if self.roles else found)
         if self.precomputes:
             found.add("precompute")
         scores = any(role.scores and not role.early for role in self.roles.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from plimsoll.config.cluster import Device
@@ -45,6 +46,11 @@ class Job:
     moments: frozenset[Moment]
     capability: Capability | None
 
+    @cached_property
+    def policy(self) -> ModelShape:
+        """The shape of what engines sample with, which no rank may have."""
+        return self.shapes.get("actor") or read_shape(self.spec.actor.model.path)
+
     @property
     def sampler(self) -> Sampler | None:
         """What each engine runs; None without engines."""
@@ -55,7 +61,7 @@ class Job:
         least = most if self.spec.data.eval else sampling.sequences
         return Sampler(
             engines,
-            self.shapes["actor"],
+            self.policy,
             self.spec.workload.longest,
             min(most, least),
             self.spec.adapter_room,
@@ -209,7 +215,7 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
 def _sync_bucket(job: Job) -> int:
     """Bytes of a bucket of new weights on its way to the engines; an adapter that goes by itself
     goes in one piece (cluster/route.py)."""
-    actor, shape = job.spec.actor, job.shapes["actor"]
+    actor, shape = job.spec.actor, job.policy
     if actor.adapter and _is_adapter_alone(job):
         return adapter_parameters(shape, actor.adapter) * actor.model.element
     return _bucket_bytes(job.spec, shape)
@@ -224,7 +230,7 @@ def _is_adapter_alone(job: Job) -> bool:
 def _two_buckets(job: Job) -> int:
     """Bytes of what engines receive and of what is gathered meanwhile (cluster/ray.py:
     hand_over)."""
-    bucket, shape = _sync_bucket(job), job.shapes["actor"]
+    bucket, shape = _sync_bucket(job), job.policy
     if _is_adapter_alone(job):
         return bucket
     every = shape.parameters + (shape.embedding_parameters if shape.tied else 0)

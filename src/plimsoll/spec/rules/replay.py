@@ -1,4 +1,5 @@
-"""What must agree in a config that learns from the trajectories of another run."""
+"""What must agree in a config that learns from the trajectories of another run, or only samples
+some."""
 
 from __future__ import annotations
 
@@ -21,3 +22,15 @@ def replayed(config: RlConfig) -> Iterator[Problem]:
         why += "(rollout.replay)."
         fix = "another advantage, such as rloo, or leave rollout.replay out"
         yield at.conflict("algorithm.advantage", why, fix, "replay-without-engines")
+
+
+def without_learning(config: RlConfig) -> Iterator[Problem]:
+    """Settings of `plimsoll sample` that only a run which learns can follow."""
+    at = Section("", config)
+    if config.rollout.replay is not None:
+        why = "plimsoll sample learns nothing, and it samples by itself."
+        fix = "leave rollout.replay out, or plimsoll rl"
+        yield at.conflict("rollout.replay", why, fix, "replay-without-engines")
+    if config.rollout.sleep_level > 0:
+        why = "plimsoll sample trains nothing that engines would make room for."
+        yield at.conflict("rollout.sleep_level", why, "rollout.sleep_level: 0", "sleep-not-shared")

@@ -11,7 +11,7 @@ from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.rules.adapters import separate, steady
 from plimsoll.spec.rules.advantages import estimated
-from plimsoll.spec.rules.replay import replayed
+from plimsoll.spec.rules.replay import replayed, without_learning
 from plimsoll.spec.rules.rewards import reward_part
 from plimsoll.spec.rules.vllm_arguments import check_arguments
 
@@ -33,6 +33,14 @@ def sampled(config: RlConfig) -> Iterator[Problem]:
     yield from _kl(config)
     yield from _steps(config)
     yield from estimated(config)
+
+
+def only_sampled(config: RlConfig) -> Iterator[Problem]:
+    """A job that samples and does not learn: what it would learn by is not looked at."""
+    yield from _engines(config)
+    yield from _sampling(config)
+    yield from _rewards(config)
+    yield from without_learning(config)
 
 
 def _engines(config: RlConfig) -> Iterator[Problem]:
