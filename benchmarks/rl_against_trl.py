@@ -7,8 +7,8 @@
 Both train the same model (27M parameters, Qwen2-shaped, bfloat16) with 16 prompts of GSM8K a step,
 8 responses each, of at most 64 tokens, by the same reward and sampler settings, each in a run of
 its own. The first step, which compiles and warms up, is left out. Time is that of whole steps:
-rollout, reward, training, weight sync. Memory is the largest sum of the resident sets of all
-processes of a run, looked at ten times a second; what they share is counted in each.
+rollout, reward, training, weight sync. Memory is the largest sum over all processes of a run, looked
+at ten times a second; what several share is divided among them (PSS).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PLIMSOLL: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """One run. seconds: of a step, the median. phases: of Plimsoll's step."""
+    """One run. seconds: of a step, the median. phases: of Plimsoll's step, in seconds."""
 
     who: str
     seconds: float
@@ -80,9 +80,11 @@ def main() -> None:
         for one in (*_plimsoll(options, home), *_trl(options, home)):
             print(one, flush=True)
             found.append(one)
-    theirs = min((one for one in found if one.who.startswith("TRL")), key=lambda one: one.seconds)
+    theirs = min(
+        (x for x in found if x.who.startswith("TRL")), key=lambda x: x.seconds, default=None
+    )
     for one in found:
-        if not one.who.startswith("TRL"):
+        if theirs and not one.who.startswith("TRL"):
             print(
                 f"{one.who}: {theirs.seconds / one.seconds:.2f} x the speed and "
                 f"{one.peak_bytes / theirs.peak_bytes:.2f} x the memory of {theirs.who}"
@@ -194,16 +196,16 @@ def _watch(pid: int, peaks: list[int]) -> None:
     try:
         first = psutil.Process(pid)
         while first.status() != psutil.STATUS_ZOMBIE:
-            peaks.append(sum(map(_resident, [first, *first.children(recursive=True)])))
+            peaks.append(sum(map(_proportional, [first, *first.children(recursive=True)])))
             time.sleep(0.1)
     except psutil.NoSuchProcess:
         return
 
 
-def _resident(process: psutil.Process) -> int:
+def _proportional(process: psutil.Process) -> int:
     try:
-        return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
+        return int(process.memory_full_info().pss)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
         return 0
 
 

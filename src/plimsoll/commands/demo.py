@@ -1,9 +1,9 @@
-"""The whole story on a CPU, in minutes: a task, a model, SFT, PPO, and what came of it.
+"""The whole story on a CPU, in minutes: a task, a model, SFT, PPO, GRPO, and what came of it.
 
     plimsoll demo
 
-Everything is made on the spot and written below one directory, the two configs among it, so that
-each half can be run again by hand with `plimsoll sft` and `plimsoll ppo`.
+Everything is made on the spot and written below one directory, the three configs among it, so that
+each part can be run again by hand with `plimsoll sft`, `plimsoll ppo` and `plimsoll grpo`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from rich.table import Table
 from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
 from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
 from plimsoll.commands.report.curves import draw_curves
-from plimsoll.commands.report.metrics import total_seconds
-from plimsoll.commands.report.panels import curve_panels, time_panels
+from plimsoll.commands.report.metrics import metric_names, total_seconds
 from plimsoll.commands.run import run
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
-from plimsoll.run.json_lines import read_rows
+from plimsoll.run.json_lines import Row, read_rows
 from plimsoll.run.output import silence
+from plimsoll.run.step_report import BEFORE_STEPS
 from plimsoll.spec.load import load_spec
+from plimsoll.spec.panels import Panel
 from plimsoll.spec.rules.machine import local_host_rules, missing_needs
 
 DIGITS = 2
@@ -55,24 +56,28 @@ actor:
   optimizer: {{learning_rate: 0.003, schedule: cosine, warmup_steps: 20, final_ratio: 0.1}}
 """
 
-_PPO = """\
-# ppo: only the sum counts
-run: {{directory: {directory}/ppo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
-cluster: {{where: ray, device: cpu, ranks: 1}}
+_SUMS = """\
 data:
   train: {{path: {directory}/train.jsonl, prompt: prompt, reference: answer}}
   eval: {{path: {directory}/test.jsonl, prompt: prompt, reference: answer}}
   chat_template: none
   max_tokens: 16
-batch: {{prompts: 256, responses: 1, micro_batch_tokens: 4096}}
+rewards:
+  correct: {{name: exact_match}}
 actor:
   model: {{path: {directory}/sft/model}}
   optimizer: {{learning_rate: 0.0001}}
+"""
+
+_PPO = (
+    """\
+# ppo: only the sum counts; a critic learns what is to be expected
+run: {{directory: {directory}/ppo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
+cluster: {{where: ray, device: cpu, ranks: 1}}
+batch: {{prompts: 256, responses: 1, micro_batch_tokens: 4096}}
 critic:
   model: {{path: {directory}/sft/model}}
   optimizer: {{learning_rate: 0.001}}
-rewards:
-  correct: {{name: exact_match}}
 rollout:
   engine: vllm
   engines: 1
@@ -83,14 +88,35 @@ algorithm:
   critic_warmup_steps: 2
   kl: {{place: reward, coefficient: 0.005}}
 """
+    + _SUMS
+)
+
+_GRPO = (
+    """\
+# grpo: the same, without a critic: answers to one problem are compared with each other
+run: {{directory: {directory}/grpo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
+cluster: {{where: local, device: cpu}}
+batch: {{prompts: 32, responses: 8, micro_batch_tokens: 4096}}
+rollout:
+  engine: transformers
+  sampling: {{max_new_tokens: 32}}
+algorithm:
+  mini_batches: 2
+"""
+    + _SUMS
+)
+
+
+_CONFIGS = {"sft": _SFT, "ppo": _PPO, "grpo": _GRPO}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Exact match on the held-out problems, after SFT and after PPO, from 0 to 1."""
+    """Exact match on the held-out problems, after SFT, and then after PPO or GRPO, from 0 to 1."""
 
-    before: float
-    after: float
+    sft: float
+    ppo: float
+    grpo: float
 
 
 class _PatientConsole(Console):
@@ -109,20 +135,21 @@ def run_demo(directory: str, seed: int) -> Outcome:
         console.print(f"removing the last demo in {home}")
         remove_directory(home)
     prepare(home, seed)
-    sft = load_spec(JOBS["sft"], str(home / "sft.yaml"))
-    ppo = load_spec(JOBS["ppo"], str(home / "ppo.yaml"))
+    sft, ppo, grpo = (load_spec(JOBS[name], str(home / f"{name}.yaml")) for name in _CONFIGS)
     refuse(missing_needs(ppo))
     refuse_conflicts(local_host_rules(ppo, local_host_of(ppo.cluster)))
     console.rule("1. supervised fine-tuning")
     run(sft, plan_run(sft))
-    console.rule("2. PPO on Ray, DeepSpeed and vLLM")
+    console.rule("2. from there, PPO on Ray, DeepSpeed and vLLM")
     run(ppo, plan_run(ppo))
-    console.rule("3. what came of it")
+    console.rule("3. from there, GRPO in this process")
+    run(grpo, plan_run(grpo))
+    console.rule("4. what came of it")
     return tell(home, console, time.monotonic() - started)
 
 
 def prepare(home: Path, seed: int) -> None:
-    """Write the problems, the random model and the two configs."""
+    """Write the problems, the random model and the configs."""
     home.mkdir(parents=True, exist_ok=True)
     found = list(problems(TRAINING_PROBLEMS + HELD_OUT_PROBLEMS, DIGITS, seed))
     write_problems(home / "train.jsonl", found[:TRAINING_PROBLEMS], CARELESS, seed)
@@ -133,34 +160,66 @@ def prepare(home: Path, seed: int) -> None:
     )
     config.eos_token_id = tokenizer.eos_token_id
     write_tiny_model(home / "model", config, seed, tokenizer)
-    for name, text in (("sft.yaml", _SFT), ("ppo.yaml", _PPO)):
-        write_whole(home / name, text.format(directory=home, seed=seed))
+    for name, text in _CONFIGS.items():
+        write_whole(home / f"{name}.yaml", text.format(directory=home, seed=seed))
 
 
 def tell(home: Path, console: Console, seconds: float) -> Outcome:
     """Print before and after, some answers, where the time went, and the picture's path."""
-    ppo, sft = RunDirectory(home / "ppo"), RunDirectory(home / "sft")
-    rows = read_rows(ppo.metrics_path)
-    outcome = Outcome(_accuracy(rows[0]), _accuracy(rows[-1]))
+    runs = {name: RunDirectory(home / name) for name in _CONFIGS}
+    rows = {name: read_rows(one.metrics_path) for name, one in runs.items()}
+    ppo, grpo = rows["ppo"], rows["grpo"]
+    outcome = Outcome(_accuracy(ppo[0]), _accuracy(ppo[-1]), _accuracy(grpo[-1]))
     console.print(
         f"exact match on {HELD_OUT_PROBLEMS} problems never trained on, answers sampled at "
-        f"temperature 1:\n  after SFT {outcome.before:6.1%}\n  after PPO {outcome.after:6.1%}\n"
+        f"temperature 1:\n  after SFT   {outcome.sft:6.1%}\n  and PPO     {outcome.ppo:6.1%}"
+        f"\n  or GRPO     {outcome.grpo:6.1%}\n"
     )
-    steps = [int(row["step"]) for row in rows if row["step"] > 0]
-    console.print(_answers(ppo, steps[0], "some answers of the first step"))
-    console.print(_answers(ppo, steps[-1], "and of the last"))
-    console.print(_times({"SFT": read_rows(sft.metrics_path), "PPO": rows}))
+    steps = [int(row["step"]) for row in ppo if row["step"] > 0]
+    console.print(_answers(runs["ppo"], steps[0], "some answers of PPO's first step"))
+    console.print(_answers(runs["ppo"], steps[-1], "and of its last"))
+    console.print(_times({name.upper(): own for name, own in rows.items()}))
     picture = home / "curves.png"
-    draw_curves(rows, picture, (*curve_panels(JOBS["ppo"].panels, rows), *time_panels(rows)[:1]))
-    console.print(
-        f"\n{seconds:.0f} s in all. Curves: {picture}. Run directories: {home}/sft, {home}/ppo"
-    )
+    together = _side_by_side({"PPO": ppo, "GRPO": grpo})
+    draw_curves(together, picture, _panels(together))
+    directories = ", ".join(str(one.path) for one in runs.values())
+    console.print(f"\n{seconds:.0f} s in all. Curves: {picture}. Run directories: {directories}")
     write_whole(
         home / "report.txt",
-        f"exact match after SFT: {outcome.before:.4f}\nexact match after PPO: {outcome.after:.4f}\n"
-        f"seconds: {seconds:.0f}\n",
+        f"exact match after SFT: {outcome.sft:.4f}\nafter PPO: {outcome.ppo:.4f}\n"
+        f"after GRPO: {outcome.grpo:.4f}\nseconds: {seconds:.0f}\n",
     )
     return outcome
+
+
+def _side_by_side(runs: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """The rows of several runs by step; each metric is called by its run's name and its own."""
+    found: dict[int, dict[str, Any]] = {}
+    for name, rows in runs.items():
+        for row in rows:
+            own = {f"{name}/{key}": value for key, value in row.items()}
+            found.setdefault(row["step"], {"step": row["step"]}).update(own)
+    return [found[step] for step in sorted(found)]
+
+
+def _panels(rows: Sequence[Row]) -> Sequence[Panel]:
+    def both(title: str, unit: str, metric: str) -> Panel:
+        return Panel(title, unit, {f"{name}/{metric}": name for name in ("PPO", "GRPO")})
+
+    def times(name: str) -> Panel:
+        start = f"{name}/seconds/"
+        phases = {key: key.removeprefix(start) for key in metric_names(rows, start)}
+        steps = {key: phase for key, phase in phases.items() if phase not in BEFORE_STEPS}
+        return Panel(f"Time of a step of {name}", "seconds", steps, stacked=True)
+
+    return (
+        both("Right answers in training", "share", "reward"),
+        both("Right answers, held out", "share", "eval/correct"),
+        both("Length of responses", "tokens per response", "response_tokens"),
+        Panel("KL from the model after SFT", "nats per response", {"PPO/kl": "PPO"}),
+        times("PPO"),
+        times("GRPO"),
+    )
 
 
 def _accuracy(row: Mapping[str, Any]) -> float:
