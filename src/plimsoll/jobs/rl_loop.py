@@ -11,25 +11,19 @@ computed again.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.algorithm import KlConfig
-from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.records import Floats, Prompt, Trajectory
-from plimsoll.reward.references import check_references
-from plimsoll.reward.score import Scored, Scorer, open_rewards
+from plimsoll.jobs.rl_measure import measured_with
+from plimsoll.records import Floats, Prompt
+from plimsoll.reward.score import Scorer, open_rewards
 from plimsoll.rl.batch import (
     Batch,
     Learnables,
@@ -44,28 +38,26 @@ from plimsoll.rl.batch import (
     train_on,
 )
 from plimsoll.rl.critic import explained_variance, train_critic
+from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Sampled, answer_held_out, evaluate, mean_rewards, sample
+from plimsoll.rl.sampling import Sampled, Submit, sample
 from plimsoll.rl.setup import (
     RlData,
     first_sync,
     load_prompt_data,
     make_room,
-    prompt_loader,
     start,
 )
 from plimsoll.rollout.protocol import RolloutEngine
 from plimsoll.rollout.sync import WeightSync, sync_weights
-from plimsoll.run.counter import counting
 from plimsoll.run.planned import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
-from plimsoll.spec.roles import scoring_role
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, open_work
-from plimsoll.train.loading import load_measured, load_roles
-from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out, row_counts
+from plimsoll.train.loading import load_roles
+from plimsoll.train.run_data import epoch_metrics, first_state
 from plimsoll.train.saving import evaluated, finished, restore, save_model, save_when_due
 from plimsoll.train.session import Session, evaluates_first
 from plimsoll.train.update import Step
@@ -181,10 +173,13 @@ def begin(work: RlWork, scorer: Scorer) -> RunState:
 
 
 def evaluate_actor(work: RlWork, scorer: Scorer) -> dict[str, float]:
-    """The mean rewards of the held-out prompts."""
-    counted = work.session.progress.counted(scorer.of_held_out().submit)
+    """The figures of the held-out prompts."""
+
+    def submit_to(key: str) -> Submit:
+        return work.session.progress.counted(scorer.of_held_out(key).submit)
+
     with work.session.phase("eval", work.cluster):
-        return evaluate(work.cluster, work.spec, work.data.eval, counted)
+        return evaluate(work.cluster, work.spec, work.data.held_out, submit_to)
 
 
 def train_actor(
@@ -254,45 +249,7 @@ def next_kl_coefficient(
 
 
 def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
-    """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
-    says, with its 95 % confidence interval. The answers are written to the
-    directory."""
+    """The figures of the held-out prompts, answered as each of their sets says. The answers are
+    written to the directory."""
     with open_rewards(spec.config.rewards) as scorer:
-        return _measured_with(scorer.of_held_out(), _with_fewest_ranks(spec), directory)
-
-
-def _measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
-    if spec.data.eval is not None:
-        refuse(check_references(spec.config.rewards, {"data.eval": spec.data.eval}))
-    loaded = load_held_out(spec, prompt_loader(spec, scorer.check_reference))
-    with (
-        closing(start(spec, loaded.items)) as cluster,
-        counting("answers", len(loaded.items), sys.stdout) as advance,
-    ):
-        for part in spec.config.scoring_models:
-            load_measured(cluster, spec, scoring_role(part))
-
-        def score(trajectories: Sequence[Trajectory]) -> Future[Scored]:
-            scored = scorer.submit(trajectories)
-            scored.add_done_callback(lambda _: advance(len(trajectories)))
-            return scored
-
-        found = answer_held_out(cluster, spec, loaded.items, score)
-    answers = directory / "eval-answers.parquet"
-    answers.parent.mkdir(parents=True, exist_ok=True)
-    write_trajectories(answers, 0, found, None)
-    return (
-        mean_rewards(found)
-        | {
-            "finished": fmean(t.finish_reason == "stop" for t in found),
-            "response_tokens": fmean(len(t.response_tokens) for t in found),
-        }
-        | row_counts(loaded)
-    )
-
-
-def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
-    """The same with no more ranks than its rewards need."""
-    ranks = spec.cluster.ranks if spec.config.scoring_models else 1
-    cluster = spec.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
-    return resolve(spec.job, spec.config.model_copy(update={"cluster": cluster}))
+        return measured_with(scorer, spec, directory)
