@@ -97,8 +97,8 @@ class EvalSource(SourceConfig):
     """How its prompts are answered (PPO); what this leaves out has the default of the key. Default:
     as `eval_sampling` says."""
     pass_by: str | None = None
-    """The part of the reward by which a response passes, for pass@k and maj@k (PPO); default: the
-    first of `rewards`."""
+    """The part of the reward by which a response passes, for pass@k and maj@k (PPO); default: that
+    of `rewards` with the greatest weight, of several such the first."""
     pass_threshold: float | None = None
     """A response passes where that part is at least this (PPO); default: 1."""
 

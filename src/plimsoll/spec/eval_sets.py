@@ -79,9 +79,12 @@ def _eval_set(config: RlConfig, key: str, source: EvalSource) -> EvalSet:
 
 
 def _pass_by(config: RlConfig, source: EvalSource, *, named: bool) -> str | None:
-    """A single set of one response to each prompt has such figures only where they are asked for;
-    a reward model, whose scores have no scale, only by name."""
+    """By default the part that weighs most. A single set of one response to each prompt has such
+    figures only where they are asked for; a reward model, whose scores have no scale, only by name.
+    """
     asked = source.pass_by is not None or source.pass_threshold is not None
     if not (named or asked or source.responses > 1):
         return None
-    return source.pass_by or next(iter(config.rewards), None)
+    if source.pass_by is not None or not config.rewards:
+        return source.pass_by
+    return max(config.rewards, key=lambda name: config.rewards[name].weight)

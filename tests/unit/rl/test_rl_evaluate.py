@@ -240,6 +240,13 @@ def test_which_k_are_told() -> None:
     ]
 
 
+def test_a_response_passes_by_the_part_that_weighs_most() -> None:
+    rewards = {name: {"name": "exact_match", "weight": w} for name, w in (("a", 0.5), ("b", 1.0))}
+    assert config({**ROWS, "responses": 2}, rewards=rewards).eval_sets[0].pass_by == "b"
+    rewards["a"]["weight"] = 1.0
+    assert config({"x": ROWS}, rewards=rewards).eval_sets[0].pass_by == "a"
+
+
 def test_a_part_without_a_scale_passes_nothing_unless_it_is_named() -> None:
     models: dict[str, Any] = {"rewards": {}, "reward_model": {"role": {"model": {"path": "r"}}}}
     [plain] = config({"a": {**ROWS, "responses": 4}}, **models).eval_sets

@@ -56,7 +56,7 @@ class Job:
         return Sampler(
             sampling.rollout,
             self.shapes["actor"],
-            self.spec.workload.longest,
+            self.spec.longest_of("actor")[0],
             min(most, least),
             self.spec.adapter_room,
         )
