@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,3 +75,13 @@ def test_which_parts_of_a_reward_judge_an_answer() -> None:
     math, exact = found["math"], found["exact"]
     assert math is not None and math("5") is None  # with the rule's own options
     assert exact is not None and exact("1+1=2") == "2"
+
+
+def test_the_pages_reward_takes_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "extend.md").read_text()
+    section = page.partition("### Answers that vote")[2]
+    (tmp_path / "page_votes.py").write_text(section.split("```python\n")[1].split("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    take = answers_of({"right": RewardConfig(name="page_votes:multiple_choice")}, "right")
+    assert take is not None
+    assert (take("not A: C"), take("neither")) == ("C", None)
