@@ -93,14 +93,14 @@ class EvalSource(SourceConfig):
 
     responses: PositiveInt = 1
     """Responses to each prompt (PPO). From several pass@k and maj@k are estimated, too."""
-    sampling: SamplingConfig | None = None
-    """How its prompts are answered (PPO); what this leaves out has the default of the key. Default:
-    as `eval_sampling` says."""
     pass_by: str | None = None
     """The part of the reward by which a response passes, for pass@k and maj@k (PPO); default: that
     of `rewards` with the greatest weight, of several such the first."""
     pass_threshold: float | None = None
     """A response passes where that part is at least this (PPO); default: 1."""
+    sampling: SamplingConfig | None = None
+    """How its prompts are answered (PPO); what this leaves out has the default of the key. Default:
+    as `eval_sampling` says."""
 
 
 EVALUATED = tuple(n for n in EvalSource.model_fields if n not in SourceConfig.model_fields)

@@ -29,8 +29,17 @@ pytestmark = pytest.mark.skipif(
 
 def config(**sets: dict[str, Any]) -> RlConfig:
     """The problems of school to learn from; both to evaluate on, the harder one by votes."""
-    grade = {"path": str(DATA / "gsm8k"), "prompt": "question", "reference": "answer", "limit": 20}
-    math = {"path": str(DATA / "math500"), "messages": "prompt", "reference": "final_answer"}
+    grade: dict[str, Any] = {
+        "path": str(DATA / "gsm8k"),
+        "prompt": "question",
+        "reference": "answer",
+        "limit": 20,
+    }
+    math: dict[str, Any] = {
+        "path": str(DATA / "math500"),
+        "messages": "prompt",
+        "reference": "final_answer",
+    }
     math |= {"responses": 8, "sampling": {"temperature": 0.6}, "limit": 20}
     held_out = {"grade": {**grade, "split": "test"}, "math": math}
     changed = {name: own | sets.get(name, {}) for name, own in held_out.items()}
