@@ -287,8 +287,9 @@ def evaluate(words: list[str]) -> None:
         usage="plimsoll eval CONFIG|RUN [--section.key VALUE ...] [options]",
         description="Measure a model on data.eval as the config's job does: likelihood (sft, "
         "distill), preference accuracy (dpo, kto), accuracy and calibration of scores (rm, prm), "
-        "or the rewards of sampled answers (ppo). Writes eval.json, and eval-calibration.png (rm, "
-        "prm) or the answers to eval-answers.parquet (ppo).",
+        "or the rewards of sampled answers, and of several to a prompt pass@k and maj@k (ppo, "
+        "grpo, ...). Writes eval.json, and eval-calibration.png (rm, prm) or the answers to "
+        "eval-answers.parquet (ppo, grpo, ...).",
     )
     parser.add_argument("source", metavar="CONFIG|RUN", help="a config, or a run.directory")
     parser.add_argument(

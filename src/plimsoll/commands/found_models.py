@@ -125,7 +125,8 @@ def _against_measuring(spec: RunSpec[Any], key: str, path: str) -> Iterator[Prob
     if spec.data.eval is not None:
         from plimsoll.commands.preflight import check_source  # imports NumPy and Arrow
 
-        yield from check_source("data.eval", spec.data.eval)
+        for name, source in spec.data.eval_sources().items():
+            yield from check_source(name, source)
     yield from missing_for_processes(spec)
 
 

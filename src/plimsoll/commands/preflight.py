@@ -22,7 +22,7 @@ from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import named_job
-from plimsoll.reward.references import check_references, check_rewards
+from plimsoll.reward.references import check_references, check_rewards, check_votes
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.shapes.config_fields import longrope_positions
 from plimsoll.spec.choices import check_choices
@@ -165,9 +165,14 @@ def _engine_heads(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _rewards(spec: RunSpec[Any]) -> Iterator[Problem]:
-    if spec.sampling is not None and spec.engines is not None:
-        unusable = [*check_rewards(spec.sampling.rewards)]
-        yield from unusable or check_references(spec.sampling.rewards, spec.data.sources())
+    if spec.sampling is None or spec.engines is None:
+        return
+    rewards = spec.sampling.rewards
+    if unusable := [*check_rewards(rewards)]:
+        yield from unusable
+        return
+    yield from check_references(rewards, spec.data.sources())
+    yield from check_votes(rewards, spec.eval_sets, spec.run.best)
 
 
 INPUT_RULES = (

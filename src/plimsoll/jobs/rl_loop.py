@@ -11,25 +11,20 @@ are then the ones being differentiated and are not computed again.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.algorithm import KlConfig
-from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.records import Floats, Trajectory
-from plimsoll.reward.references import check_references
-from plimsoll.reward.score import Scored, Scorer, open_rewards
+from plimsoll.jobs.rl_measure import measured_with
+from plimsoll.records import Floats
+from plimsoll.reward.score import open_rewards
 from plimsoll.rl.batch import (
     Batch,
     Learnables,
@@ -48,23 +43,19 @@ from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
 from plimsoll.rl.replay import Replay, load_replay_data
-from plimsoll.rl.sampling import answer_held_out, mean_rewards
 from plimsoll.rl.setup import (
     RlData,
     RlWork,
     load_prompt_data,
-    prompt_loader,
     start,
 )
-from plimsoll.run.counter import counting
 from plimsoll.run.planned import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
-from plimsoll.spec.roles import scoring_role
-from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import open_work
-from plimsoll.train.loading import load_measured, load_roles
-from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out, row_counts
+from plimsoll.train.loading import load_roles
+from plimsoll.train.run_data import epoch_metrics, first_state
 from plimsoll.train.saving import evaluated, finished, restore, save_model, save_when_due
 from plimsoll.train.session import Session, evaluates_first
 from plimsoll.train.update import Step
@@ -236,47 +227,7 @@ def next_kl_coefficient(
 
 
 def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
-    """The mean of each reward over one answer to each held-out prompt, sampled as `eval_sampling`
-    says, with its 95 % confidence interval. The answers are written to the
-    directory."""
+    """The figures of the held-out prompts, answered as each of their sets says. The answers are
+    written to the directory."""
     with open_rewards(spec.config.rewards) as scorer:
-        return _measured_with(scorer.of_held_out(), _with_fewest_ranks(spec), directory)
-
-
-def _measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
-    if spec.data.eval is not None:
-        refuse(check_references(spec.config.rewards, {"data.eval": spec.data.eval}))
-    loaded = load_held_out(spec, prompt_loader(spec, scorer.check_reference))
-    with (
-        closing(start(spec, loaded.items)) as cluster,
-        counting("answers", len(loaded.items), sys.stdout) as advance,
-    ):
-        for part in spec.config.scoring_models:
-            load_measured(cluster, spec, scoring_role(part))
-
-        def score(trajectories: Sequence[Trajectory]) -> Future[Scored]:
-            scored = scorer.submit(trajectories)
-            scored.add_done_callback(lambda _: advance(len(trajectories)))
-            return scored
-
-        found = answer_held_out(cluster, spec, loaded.items, score)
-    answers = directory / "eval-answers.parquet"
-    answers.parent.mkdir(parents=True, exist_ok=True)
-    write_trajectories(answers, 0, found, None)
-    return (
-        mean_rewards(found)
-        | {
-            "finished": fmean(t.finish_reason == "stop" for t in found),
-            "response_tokens": fmean(len(t.response_tokens) for t in found),
-        }
-        | row_counts(loaded)
-    )
-
-
-def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
-    """The same with no more ranks than its rewards need, and with engines."""
-    ranks = spec.cluster.ranks if spec.config.scoring_models else 1
-    cluster = spec.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
-    rollout = spec.config.rollout.model_copy(update={"replay": None})
-    own = {"cluster": cluster, "rollout": rollout}
-    return resolve(spec.job, spec.config.model_copy(update=own))
+        return measured_with(scorer, spec, directory)

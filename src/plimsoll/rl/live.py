@@ -7,9 +7,10 @@ from functools import partial
 
 from plimsoll.records import Prompt
 from plimsoll.reward.score import Scorer
+from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import evaluate, sample
+from plimsoll.rl.sampling import Submit, sample
 from plimsoll.rl.setup import RlWork, first_sync, make_room
 from plimsoll.rollout.protocol import RolloutEngine
 from plimsoll.rollout.sync import WeightSync, sync_weights
@@ -60,9 +61,12 @@ class Live:
 
     def evaluate(self) -> dict[str, float]:
         work = self.work
-        counted = work.session.progress.counted(self.scorer.of_held_out().submit)
+
+        def submit_to(key: str) -> Submit:
+            return work.session.progress.counted(self.scorer.of_held_out(key).submit)
+
         with work.session.phase("eval", work.cluster):
-            return evaluate(work.cluster, work.spec, work.data.eval, counted)
+            return evaluate(work.cluster, work.spec, work.data.held_out, submit_to)
 
     def rewards(self) -> dict[str, dict[str, float]]:
         return self.scorer.state()

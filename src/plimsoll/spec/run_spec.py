@@ -14,6 +14,7 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import RunConfig
+from plimsoll.spec.eval_sets import EvalSet
 from plimsoll.spec.job import ConfigT, Evaluation, Job, Sampling
 from plimsoll.spec.roles import Role, RoleName, load_order
 from plimsoll.spec.workload import Workload
@@ -69,6 +70,11 @@ class RunSpec(Generic[ConfigT]):
         """The settings of vLLM's engines; None without such."""
         engines = self.engines
         return engines if engines is not None and engines.engine == "vllm" else None
+
+    @property
+    def eval_sets(self) -> tuple[EvalSet, ...]:
+        """The sets of held-out prompts; none where the job learns from data."""
+        return () if self.sampling is None else self.sampling.sets
 
     @property
     def known_steps(self) -> int | None:
@@ -154,10 +160,10 @@ class RunSpec(Generic[ConfigT]):
             return longest, written
         new = self.sampling.rollout.sampling.max_new_tokens
         written += f", rollout.sampling.max_new_tokens = {new}"
-        held_out = self.sampling.held_out
-        if role == "actor" and held_out is not None:
-            written += f", eval_sampling.max_new_tokens = {held_out.max_new_tokens}"
-            new = max(new, held_out.max_new_tokens)
+        held_out = self.sampling.held_out if role == "actor" else {}
+        for key, sampling in held_out.items():
+            written += f", {key}.max_new_tokens = {sampling.max_new_tokens}"
+            new = max(new, sampling.max_new_tokens)
         return longest + new, written
 
 

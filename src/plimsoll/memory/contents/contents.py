@@ -62,7 +62,7 @@ class Job:
         return Sampler(
             engines,
             self.policy,
-            self.spec.workload.longest,
+            self.spec.longest_of("actor")[0],
             min(most, least),
             self.spec.adapter_room,
         )
