@@ -119,3 +119,22 @@ def test_settings_of_a_tokenizer_that_is_not_its_own_are_refused(home: Path) -> 
     outcome = run_here(home, "ppo", "steps.yaml")
     assert outcome.code == 4
     assert "reward-tokenizer" in outcome.err
+
+
+def test_scores_are_sampled_alone_and_replayed_without_the_model(home: Path) -> None:
+    config = scored_ppo("scored")
+    config["run"]["eval_every"] = None
+    write_config(home, "scored", config)
+    for words in (
+        ("sample", "scored.yaml"),
+        ("ppo", "scored.yaml", "--run.directory", "live"),
+        ("ppo", "scored.yaml", "--run.directory", "replayed", "--replay", "scored"),
+    ):
+        outcome = run_here(home, *words)
+        assert outcome.code == 0, outcome.err
+    (scored,), (live,), (replayed,) = (metrics(home / n) for n in ("scored", "live", "replayed"))
+    assert scored["reward/reward_model"] == live["reward/reward_model"]
+    assert replayed == {name: live[name] for name in replayed}
+    flags = "--run.directory", "planned", "--replay", "scored", "--dry-run"
+    told = run_here(home, "ppo", "scored.yaml", *flags).out
+    assert "judge" not in told.partition("Processes")[2]

@@ -10,7 +10,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from plimsoll.cli.options import Parser, show
+from plimsoll.cli.options import REPLAY_FLAG, Parser, flags_of, show
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
     if options.help is not None:
         show(_job_help(job, options.help))
         return None
+    flags += flags_of({"--replay": (REPLAY_FLAG, options.replay)}, flags)
     try:
         spec, origins = read_spec(job, options.config, flags)
     except ConfigError as error:
@@ -73,6 +74,7 @@ def _job_options(name: str, model: type[Settings], words: list[str]) -> argparse
     parser.add_argument("config", nargs="?")
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--force", action="store_true")
+    parser.add_argument("--replay")
     parser.add_argument("-h", "--help", nargs="?", const="")
     options, unknown = parser.parse_known_args(words)
     if unknown:
@@ -90,7 +92,9 @@ def _unknown_option(name: str, model: type[Settings], word: str) -> str:
     short = word.partition("=")[0].lstrip("-").replace("-", "_")
     keys = [key for key in keys_of(model) if len(key.path) > 1]  # a section has no value
     flags = [f"--{key.name}" for key in keys if key.path[-1] == short]
-    close = difflib.get_close_matches(word, ["--dry-run", "--force", "--debug", "--help"], n=1)
+    close = difflib.get_close_matches(
+        word, ["--dry-run", "--force", "--replay", "--debug", "--help"], n=1
+    )
     near = " or ".join([*close, *flags])
     return f"There is no option {word!r}. " + (
         f"Did you mean {near}?" if near else f"`plimsoll {name} --help` lists all of them."

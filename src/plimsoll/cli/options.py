@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from plimsoll.errors import ConfigError, PlimsollError
@@ -21,6 +22,27 @@ class Parser(argparse.ArgumentParser):
 
     def print_help(self, file: object = None) -> None:
         show(self.format_help())
+
+
+def flags_of(stand_for: Mapping[str, tuple[str, object]], flags: Sequence[str]) -> list[str]:
+    """The dotted flags that plain options stand for. stand_for: of each option its flag, and its
+    value, None where it is not given.
+
+    Raises ConfigError for an option beside its flag.
+    """
+    from json import dumps
+
+    from plimsoll.config.flags import parse_flags
+
+    given = {flag.name for flag in parse_flags(flags)}
+    for option, (flag, value) in stand_for.items():
+        if value is not None and flag in given:
+            raise ConfigError(f"{option} and {flag} set the same key. Give one.")
+    return [f"{flag}={dumps(value)}" for flag, value in stand_for.values() if value is not None]
+
+
+REPLAY_FLAG = "--rollout.replay"
+"""What `--replay RUN` stands for."""
 
 
 class ReaderGone(Exception):

@@ -11,8 +11,8 @@ from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from plimsoll.cli.options import Parser, show
-from plimsoll.errors import ConfigError, DoesNotFit
+from plimsoll.cli.options import REPLAY_FLAG, Parser, flags_of, show
+from plimsoll.errors import DoesNotFit
 
 if TYPE_CHECKING:
     from plimsoll.commands.trace_models import TracedRole
@@ -50,6 +50,7 @@ def _plan_parser() -> Parser:
     parser.add_argument("--cluster", help="the cards of each machine, such as 8xA100-80GB, or cpu")
     parser.add_argument("--nodes", type=int, help="machines")
     parser.add_argument("--host-memory", help="of each machine, such as 1TB")
+    parser.add_argument("--replay", metavar="RUN", help="of a run that replays another, no engines")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--svg", metavar="FILE", help="write a picture, too")
     parser.add_argument(
@@ -95,24 +96,17 @@ def plan(words: list[str]) -> None:
 
 
 def _settings_of(options: Namespace, flags: Sequence[str]) -> list[str]:
-    """The flags that the options for the machines stand for.
+    """The flags that the options stand for.
 
     Raises ConfigError for an option beside its flag.
     """
-    from json import dumps
-
-    from plimsoll.config.flags import parse_flags
-
     stand_for = {
         "--cluster": ("--cluster.hardware", options.cluster),
         "--nodes": ("--cluster.nodes", options.nodes),
         "--host-memory": ("--cluster.host_memory", options.host_memory),
+        "--replay": (REPLAY_FLAG, options.replay),
     }
-    given = {flag.name for flag in parse_flags(flags)}
-    for option, (flag, value) in stand_for.items():
-        if value is not None and flag in given:
-            raise ConfigError(f"{option} and {flag} set the same key. Give one.")
-    return [f"{flag}={dumps(value)}" for flag, value in stand_for.values() if value is not None]
+    return flags_of(stand_for, flags)
 
 
 def _traced(spec: RunSpec[Any]) -> dict[str, TracedRole]:
@@ -293,8 +287,9 @@ def evaluate(words: list[str]) -> None:
         usage="plimsoll eval CONFIG|RUN [--section.key VALUE ...] [options]",
         description="Measure a model on data.eval as the config's job does: likelihood (sft, "
         "distill), preference accuracy (dpo, kto), accuracy and calibration of scores (rm, prm), "
-        "or the rewards of sampled answers (ppo). Writes eval.json, and eval-calibration.png (rm, "
-        "prm) or the answers to eval-answers.parquet (ppo).",
+        "or the rewards of sampled answers, and of several to a prompt pass@k and maj@k (ppo, "
+        "grpo, ...). Writes eval.json, and eval-calibration.png (rm, prm) or the answers to "
+        "eval-answers.parquet (ppo, grpo, ...).",
     )
     parser.add_argument("source", metavar="CONFIG|RUN", help="a config, or a run.directory")
     parser.add_argument(

@@ -73,6 +73,11 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
         )
     spec = _spec_of(run, [])
     refuse(check_model("actor.model.path", spec.actor.model.path, tokenizer=True))
+    if not spec.trained:
+        raise ConfigError(
+            f"{source} was written by plimsoll {spec.job.name}, which trains nothing: it has no "
+            f"weights. Give a run that trained."
+        )
     if merge and spec.actor.adapter is None:
         raise ConfigError(
             f"--merge is given, and the run of {source} trains all weights: it has no adapter to "
@@ -111,7 +116,8 @@ def find_model(source: str, flags: list[str], model: str | None, out: str | None
 def _against_measuring(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
     """What is wrong with the model that `key` gives and with what it is measured with."""
     yield from check_model(key, path, tokenizer=True)
-    yield from check_head(key, path, scores=spec.roles["actor"].head == "value")
+    actor = spec.roles.get("actor")  # only engines have that of `plimsoll sample`
+    yield from check_head(key, path, scores=actor is not None and actor.head == "value")
     yield from check_heads(spec, key, path)
     beside = measured_with(spec)
     if beside is not None:
@@ -119,7 +125,8 @@ def _against_measuring(spec: RunSpec[Any], key: str, path: str) -> Iterator[Prob
     if spec.data.eval is not None:
         from plimsoll.commands.preflight import check_source  # imports NumPy and Arrow
 
-        yield from check_source("data.eval", spec.data.eval)
+        for name, source in spec.data.eval_sources().items():
+            yield from check_source(name, source)
     yield from missing_for_processes(spec)
 
 

@@ -29,7 +29,7 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     roles = _roles(spec)
     critic = next((role for role in roles if role.startswith("critic ")), None)
     if cluster.where == "local":
-        sampler = ["rollout (transformers)"] if spec.sampling is not None else []
+        sampler = ["rollout (transformers)"] if spec.engines is not None else []
         return [
             ("this process", "the recipe, rank 0 of 1, no Ray"),
             *(("", role) for role in [*roles, *sampler]),
@@ -44,10 +44,9 @@ def _processes(spec: RunSpec[Any]) -> list[tuple[str, str]]:
     if cluster.critic_ranks is not None and critic is not None:
         rows.append((_several("critic rank", cluster.critic_ranks), critic))
     engines = 0
-    if spec.sampling is not None:
-        rollout = spec.sampling.rollout
-        rows.append((_several("engine", rollout.engines), _engine(rollout)))
-        engines = rollout.engines
+    if spec.engines is not None:
+        rows.append((_several("engine", spec.engines.engines), _engine(spec.engines)))
+        engines = spec.engines.engines
     threads = cluster.threads or f"the machine's cores / {most_at_once(cluster, engines)}"
     return [*rows, ("threads of each", str(threads))]
 
@@ -120,21 +119,29 @@ def _pairs_step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
 
 
 def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str]]:
-    work, count = spec.workload, sampling.sequences
-    new, longest = sampling.rollout.sampling.max_new_tokens, work.longest
+    count, longest = sampling.sequences, spec.workload.longest
+    new = sampling.rollout.sampling.max_new_tokens
     prompts = counted(sampling.prompts, "prompt")
     responses = counted(sampling.responses, "response")
+    stored = sampling.rollout.replay
+    origin = "" if stored is None else f", as {stored} stored them: no engine samples"
     return [
-        ("sequences", f"{prompts} x {responses} = {count:,}"),
+        ("sequences", f"{prompts} x {responses} = {count:,}{origin}"),
         (
             "tokens",
             f"at most {spec.data.max_tokens:,} + {new:,} = {longest:,} a sequence, "
             f"{count * longest:,} in all",
         ),
-        _micro_batch(spec),
-        ("optimizer steps", f"{work.updates:,}, of {counted(work.units, 'sequence')} each"),
+        *_optimizer_steps(spec),
         _of_the_run(spec, count, "sequence"),
     ]
+
+
+def _optimizer_steps(spec: RunSpec[Any]) -> list[tuple[str, str]]:
+    """None where nothing is trained."""
+    work = spec.workload
+    updates = f"{work.updates:,}, of {counted(work.units, 'sequence')} each"
+    return [_micro_batch(spec), ("optimizer steps", updates)] if spec.trained else []
 
 
 def _micro_batch(spec: RunSpec[Any]) -> tuple[str, str]:

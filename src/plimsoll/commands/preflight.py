@@ -22,7 +22,7 @@ from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import named_job
-from plimsoll.reward.references import check_references, check_rewards
+from plimsoll.reward.references import check_references, check_rewards, check_votes
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.shapes.config_fields import longrope_positions
 from plimsoll.spec.choices import check_choices
@@ -36,6 +36,7 @@ from plimsoll.spec.model_files import (
 )
 from plimsoll.spec.rules.heads import check_heads
 from plimsoll.spec.rules.machine import missing_needs
+from plimsoll.spec.rules.stored import stored
 from plimsoll.spec.run_spec import RunSpec
 
 _SAVED_DATASET = ("dataset_dict.json", "state.json")
@@ -141,6 +142,8 @@ def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Proble
 
 def _heads(spec: RunSpec[Any]) -> Iterator[Problem]:
     """A role that learns a value function may begin with a head of either kind."""
+    if "actor" not in spec.roles:  # only engines have it
+        yield from check_head("actor.model.path", spec.actor.model.path, scores=False)
     for role in spec.roles.values():
         if role.given and not (role.trained and role.head == "value"):
             yield from check_head(
@@ -162,9 +165,14 @@ def _engine_heads(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _rewards(spec: RunSpec[Any]) -> Iterator[Problem]:
-    if spec.sampling is not None:
-        unusable = [*check_rewards(spec.sampling.rewards)]
-        yield from unusable or check_references(spec.sampling.rewards, spec.data.sources())
+    if spec.sampling is None or spec.engines is None:
+        return
+    rewards = spec.sampling.rewards
+    if unusable := [*check_rewards(rewards)]:
+        yield from unusable
+        return
+    yield from check_references(rewards, spec.data.sources())
+    yield from check_votes(rewards, spec.eval_sets, spec.run.best)
 
 
 INPUT_RULES = (
@@ -178,6 +186,7 @@ INPUT_RULES = (
     check_choices,
     _engine_heads,
     _rewards,
+    stored,
 )
 
 

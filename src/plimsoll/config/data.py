@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Discriminator, Tag
 
 from plimsoll.config.base import PositiveFloat, PositiveInt, Settings, WrittenPath
+from plimsoll.config.rollout import SamplingConfig
 
 LearnedTokens = Literal["assistant", "all"]
 """Which tokens of a conversation are learned."""
@@ -85,9 +87,29 @@ class WeightedSource(SourceConfig):
     """How often its rows are drawn, relative to the weights of the other sources."""
 
 
-def _form(value: object) -> str:
-    """Which form of `TrainSources` a value has: names with sections below them are a mixture."""
-    if not isinstance(value, dict) or value.keys() & SourceConfig.model_fields.keys():
+class EvalSource(SourceConfig):
+    """Held-out rows: those of `data.eval`, or one of several sets of them under a name of its own
+    (PPO)."""
+
+    responses: PositiveInt = 1
+    """Responses to each prompt (PPO). From several pass@k and maj@k are estimated, too."""
+    pass_by: str | None = None
+    """The part of the reward by which a response passes, for pass@k and maj@k (PPO); default: that
+    of `rewards` with the greatest weight, of several such the first."""
+    pass_threshold: float | None = None
+    """A response passes where that part is at least this (PPO); default: 1."""
+    sampling: SamplingConfig | None = None
+    """How its prompts are answered (PPO); what this leaves out has the default of the key. Default:
+    as `eval_sampling` says."""
+
+
+EVALUATED = tuple(n for n in EvalSource.model_fields if n not in SourceConfig.model_fields)
+"""The settings of held-out rows that say how they are answered, and choose none of them."""
+
+
+def _form(value: object, keys: Collection[str]) -> str:
+    """Which form sources have: names with sections below them are several. keys: of one."""
+    if not isinstance(value, dict) or value.keys() & set(keys):
         return "<source>"
     entries = any(isinstance(entry, dict | SourceConfig) for entry in value.values())
     return "<mixture>" if entries else "<source>"
@@ -96,9 +118,15 @@ def _form(value: object) -> str:
 TrainSources = Annotated[
     Annotated[SourceConfig, Tag("<source>")]
     | Annotated[dict[str, WeightedSource], Tag("<mixture>")],
-    Discriminator(_form),
+    Discriminator(lambda value: _form(value, SourceConfig.model_fields)),
 ]
 """One source, or several by name."""
+
+EvalSources = Annotated[
+    Annotated[EvalSource, Tag("<source>")] | Annotated[dict[str, EvalSource], Tag("<mixture>")],
+    Discriminator(lambda value: _form(value, EvalSource.model_fields)),
+]
+"""One set, or several by name."""
 
 
 class DataConfig(Settings):
@@ -107,8 +135,9 @@ class DataConfig(Settings):
     train: TrainSources
     """The rows to learn from, or in PPO the prompts to sample for: one source; or several, each
     under a name of its own and with a weight."""
-    eval: SourceConfig | None = None
-    """Held-out rows, never trained on."""
+    eval: EvalSources | None = None
+    """Held-out rows, never trained on: one source; or in PPO several, each under a name of its
+    own."""
     chat_template: str | None = None
     """A Jinja chat template, or a path to one; default: the tokenizer's own.
     `none` joins prompt and response as plain text and ends with the end-of-sequence token."""
@@ -148,10 +177,20 @@ class DataConfig(Settings):
             return {"data.train": self.train}
         return {f"data.train.{name}": source for name, source in self.train.items()}
 
+    def eval_sources(self) -> dict[str, EvalSource]:
+        """The sources that are held out, by their dotted keys."""
+        if isinstance(self.eval, EvalSource):
+            return {"data.eval": self.eval}
+        return {f"data.eval.{name}": source for name, source in (self.eval or {}).items()}
+
     def sources(self) -> dict[str, SourceConfig]:
         """All sources, by their dotted keys."""
-        held_out = {} if self.eval is None else {"data.eval": self.eval}
-        return self.train_sources() | held_out
+        return {**self.train_sources(), **self.eval_sources()}
+
+
+def set_name(key: str) -> str:
+    """How the config calls one of several sources of this dotted key; empty for a single one."""
+    return ".".join(key.split(".")[2:])
 
 
 def template_file(chat_template: str) -> Path | None:

@@ -76,7 +76,7 @@ def below(keys: tuple[Key, ...], section: Path) -> list[Key]:
 def _keys_of_field(path: Path, field: FieldInfo) -> Iterator[Key]:
     doc = " ".join((field.description or "").split())
     optional, plain = _without_null(field.annotation)
-    if get_origin(plain) in (Union, UnionType) and (forms := _forms(plain)):
+    if forms := _forms(plain):
         yield Key(path, "section", doc, required=field.is_required(), section=True)
         yield from keys_of(forms[0], path)
         yield from _keys_of_entries((*path, ANY), forms[1])
@@ -95,8 +95,12 @@ def _keys_of_field(path: Path, field: FieldInfo) -> Iterator[Key]:
         yield Key(path, kind, doc, default, required=field.is_required(), choices=choices)
 
 
-def _forms(union: Any) -> tuple[type[Settings], Any] | None:
+def _forms(annotation: Any) -> tuple[type[Settings], Any] | None:
     """Of a section that is one of something or several by name: (the one, an entry of several)."""
+    # Beside null pydantic leaves the discriminator around the union.
+    union = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    if get_origin(union) not in (Union, UnionType):
+        return None
     one, *several = [get_args(a)[0] if get_origin(a) is Annotated else a for a in get_args(union)]
     if isinstance(one, type) and issubclass(one, Settings):
         return one, get_args(several[0])[1]

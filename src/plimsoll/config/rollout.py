@@ -15,6 +15,7 @@ from plimsoll.config.base import (
     Probability,
     Settings,
     Share,
+    WrittenPath,
 )
 from plimsoll.config.model import Dtype
 
@@ -92,3 +93,6 @@ class RolloutConfig(Settings):
     """How responses are sampled for training."""
     sync: SyncConfig = SyncConfig()
     """Weight sync and its proof."""
+    replay: WrittenPath | None = None
+    """Learn from the trajectories that the run of this directory stored, instead of sampling: no
+    engine is started. `--replay RUN` sets it."""

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from typing import Generic, TypeVar
 
-from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.config.data import DataConfig, SourceConfig, set_name
 from plimsoll.data.nested import names_of
 from plimsoll.data.pieces import Piece
 from plimsoll.data.report import BadRow, BadRows, RowProblem
@@ -108,7 +108,7 @@ def source_key(data: DataConfig, source: SourceConfig) -> str:
 
 def source_name(data: DataConfig, source: SourceConfig) -> str:
     """How the config calls one of several sources; empty for a single one."""
-    return ".".join(source_key(data, source).split(".")[2:])
+    return set_name(source_key(data, source))
 
 
 def _columns_of(part: Sequence[Row | BadRow]) -> dict[str, None]:

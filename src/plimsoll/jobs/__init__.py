@@ -12,6 +12,7 @@ from plimsoll.jobs.kto import JOB as KTO
 from plimsoll.jobs.prm import JOB as PRM
 from plimsoll.jobs.rl import JOB as RL
 from plimsoll.jobs.rm import JOB as RM
+from plimsoll.jobs.sample import JOB as SAMPLE
 from plimsoll.jobs.sft import JOB as SFT
 from plimsoll.spec.job import Job
 
@@ -19,7 +20,7 @@ _PRESETS: list[Job[Any]] = [
     replace(RL, name=p.name, summary=p.summary, preset=p.name) for p in RL.presets.values()
 ]
 
-_ALL: list[Job[Any]] = [SFT, DISTILL, RM, PRM, DPO, KTO, RL, *_PRESETS]
+_ALL: list[Job[Any]] = [SFT, DISTILL, RM, PRM, DPO, KTO, RL, *_PRESETS, SAMPLE]
 
 JOBS: Mapping[str, Job[Any]] = {job.name: job for job in _ALL}
 """A preset of a job is a command, too."""

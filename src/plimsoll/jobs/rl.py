@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from plimsoll.config.base import Choice
 from plimsoll.config.rl import REWARD_MODEL, RlConfig
+from plimsoll.config.run import Goal
 from plimsoll.jobs.figures import measured
 from plimsoll.rl.presets import PRESETS
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.columns import rl_source
-from plimsoll.spec.job import Evaluation, Job, Sampling
+from plimsoll.spec.eval_sets import eval_sets
+from plimsoll.spec.job import SOURCE, Evaluation, Job, Names, Sampling
 from plimsoll.spec.panels import alone, both
 from plimsoll.spec.roles import Role, learner, reference_of, scoring_role
 from plimsoll.spec.rules.sampling import sampled
@@ -24,6 +26,14 @@ def _roles(config: RlConfig) -> Sequence[Role]:
         found.append(learner("critic", config.critic, "value", scores=True))
     if config.algorithm.kl.place != "none":
         found.append(reference_of(config.reference, config.actor))
+    if config.rollout.replay is None:  # what is replayed has its rewards
+        found += scoring_roles(config)
+    return found
+
+
+def scoring_roles(config: RlConfig) -> Sequence[Role]:
+    """The reward models."""
+    found = []
     for name, model in config.scoring_models.items():
         key = name if name == REWARD_MODEL else f"reward_models.{name}"
         found.append(Role(scoring_role(name), model.role, "value", f"{key}.role", scores=True))
@@ -55,14 +65,24 @@ def _choices(config: RlConfig) -> Mapping[str, Choice]:
 def _sampling(config: RlConfig) -> Sampling:
     batch = config.batch
     return Sampling(
-        config.rollout, batch.prompts, batch.responses, config.eval_sampling, config.rewards
+        config.rollout, batch.prompts, batch.responses, config.rewards, eval_sets(config)
     )
 
 
 def _evaluation(config: RlConfig) -> Evaluation:
-    parts = [*config.rewards, *config.scoring_models]
-    own = {k: v for name in parts for k, v in measured(name, None).items()}
-    return Evaluation({**measured("reward", "highest"), **own})
+    """Of each set; of several the means over them, too, by the plain names."""
+    plain: Names = {"reward": "highest", **dict.fromkeys([*config.rewards, *config.scoring_models])}
+    sets = eval_sets(config)
+    found = _with_ends(plain) if not sets else {**plain} if len(sets) > 1 else {}
+    for one in sets:
+        own = _with_ends({**plain, **dict.fromkeys(one.passing, "highest")})
+        for prefix in [one.prefix, *([f"{one.prefix}{SOURCE}/"] if one.by_source else [])]:
+            found |= {f"{prefix}{name}": goal for name, goal in own.items()}
+    return Evaluation(found)
+
+
+def _with_ends(names: Names) -> dict[str, Goal | None]:
+    return {k: v for name, goal in names.items() for k, v in measured(name, goal).items()}
 
 
 _PANELS = (

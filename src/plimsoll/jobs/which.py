@@ -50,7 +50,7 @@ def _job_of(path: str, flags: Sequence[str]) -> str:
     problems = {
         name: len(list(schema_problems(job.config, tree)))
         for name, job in JOBS.items()
-        if job.preset is None
+        if job is job_of(job.config)  # not a preset of it, nor a part
     }
     fewest = min(problems.values())
     nearest = [job for job, count in problems.items() if count == fewest]

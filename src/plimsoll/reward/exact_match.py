@@ -8,7 +8,7 @@ from pydantic import Field
 
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
-from plimsoll.reward.references import checks_references
+from plimsoll.reward.references import checks_references, gives_answers
 
 MARKER = "####"
 
@@ -22,6 +22,13 @@ def check(reference: str, *, marker: str = MARKER) -> None:
         )
 
 
+def answer(response: str, *, marker: str = MARKER) -> str | None:
+    """The text after the last marker, without white space around it; None where there is none."""
+    _, found, after = response.rpartition(marker)
+    return after.strip() or None if found else None
+
+
+@gives_answers(answer)
 @checks_references(check)
 def reward(
     trajectory: Trajectory, *, marker: Annotated[str, Field(min_length=1)] = MARKER
@@ -34,5 +41,5 @@ def reward(
     reference = trajectory.prompt.reference
     if reference is None:
         raise DataError("the prompt has no reference answer. Set data.train.reference.")
-    _, found, answer = trajectory.response_text.rpartition(marker)
-    return float(bool(found) and answer.strip() == reference.strip())
+    _, found, given = trajectory.response_text.rpartition(marker)
+    return float(bool(found) and given.strip() == reference.strip())

@@ -10,9 +10,9 @@ from __future__ import annotations
 from plimsoll.config.base import PositiveInt
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
-from plimsoll.reward.math_form import as_math, is_number
+from plimsoll.reward.math_form import as_math, is_number, last_answer, plain_form
 from plimsoll.reward.math_verifier import CPU_SECONDS, Verdict, verify
-from plimsoll.reward.references import answers_at_once, checks_references
+from plimsoll.reward.references import answers_at_once, checks_references, gives_answers
 
 MARKER = "####"  # begins the answer line of GSM8K
 
@@ -31,7 +31,20 @@ def check(reference: str) -> None:
         raise ValueError(_unclear(reference))
 
 
+def answer(
+    response: str, *, answer_line: bool = False, max_characters: PositiveInt = 1000
+) -> str | None:
+    r"""The final answer, as votes are counted: plain numbers by value, other mathematics as it is
+    written, without white space. It is what stands on the last answer line, in the last `\boxed`,
+    or else the last number."""
+    if answer_line and MARKER not in response:
+        return None
+    end = _answer_line(response)[-max_characters:]
+    return plain_form(end if MARKER in response else last_answer(end)) or None
+
+
 @answers_at_once
+@gives_answers(answer)
 @checks_references(check)
 def reward(
     trajectory: Trajectory, *, answer_line: bool = False, max_characters: PositiveInt = 1000

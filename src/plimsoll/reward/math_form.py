@@ -7,6 +7,7 @@ it takes the last number, which of `6 - 5i` is 5. A reference or an answer line 
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 BOX = "\\boxed{"
 _DELIMITED = re.compile(r"(?<!\\)(?:\$.*[^\\]\$|\\[(\[]|\\boxed\b)", re.DOTALL)
@@ -18,6 +19,8 @@ _NUMBER = re.compile(
 )
 _SIGN = re.compile(r"^-\s*[$€£]?\s*(?=[\d.])")  # math-verify loses the sign of `-$5` and `- 5`
 _SCIENTIFIC = re.compile(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)")  # as Python writes 0.00001
+_DIGITS = re.compile(r"-?\d[\d ,]*(?:\.\d+)?|-?\.\d+", re.ASCII)
+_ANY_NUMBER = re.compile(r"-?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:/\d+)?", re.ASCII)
 _COMMAND = re.compile(r"\\[A-Za-z]+\*?(?:\s*\{[^{}]*\})*(?:\s*[_^]?\d)?")
 # What would be read as products of letters, or as sums: `none`, `n/a`, `2pi`, `3 1/2`; and what is
 # no LaTeX: `2**10`, `**5**`.
@@ -40,3 +43,28 @@ def as_math(text: str) -> str | None:
     if not text or _UNCLEAR.search(_COMMAND.sub("~", text)):
         return None
     return f"{BOX}{text}}}"
+
+
+def plain_form(answer: str) -> str:
+    r"""The same text for answers that are written almost alike: `$1,234.00` and `1234 apples` are
+    1234; other mathematics is without delimiters and white space, and not reckoned out: `\frac12`
+    is not 0.5."""
+    text = last_answer(answer) if BOX in answer else answer
+    text = _SIGN.sub("-", text.strip().removesuffix("."))
+    if is_number(text):
+        number = _DIGITS.search(text)
+        assert number is not None, text
+        whole, _, part = re.sub(r"[ ,]", "", number[0]).partition(".")
+        return f"{whole or '0'}.{part}".rstrip("0").rstrip(".")
+    return "".join(re.sub(r"\\[()\[\]$]|\$", "", text).split())
+
+
+def last_answer(text: str) -> str:
+    r"""What is in the last `\boxed{...}` that ends, or else the last number; empty where there is
+    neither."""
+    for begin in reversed([found.end() for found in re.finditer(re.escape(BOX), text)]):
+        depths = accumulate({"{": 1, "}": -1}.get(character, 0) for character in text[begin:])
+        if (end := next((i for i, depth in enumerate(depths) if depth < 0), None)) is not None:
+            return text[begin : begin + end]
+    numbers = _ANY_NUMBER.findall(text)
+    return numbers[-1] if numbers else ""

@@ -1,4 +1,5 @@
-"""What a reward says of itself, and of a reference answer before anything is sampled.
+"""What a reward says of itself, of a reference answer before anything is sampled, and of the answer
+that a response gives.
 
 A reward that compares with references brings a function that looks at one. It is called for
 every reference while the rows are read, so that one that nothing could equal is a bad row.
@@ -8,24 +9,30 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.problems import Problem, invalid
+from plimsoll.config.problems import Problem, Section, invalid
 from plimsoll.config.reward import JudgeReward, RewardConfig
+from plimsoll.config.run import BestConfig
 from plimsoll.errors import ConfigError
 from plimsoll.spec.choices import unusable
+from plimsoll.spec.eval_sets import EvalSet
 
 REWARDS = "plimsoll.reward"
 
 Check = Callable[[str], object]
 """Looks at a reference; raises ValueError, saying what is wrong with it."""
 
+Answer = Callable[[str], str | None]
+"""Takes the answer from a response, as votes are counted; None where it gives none."""
+
 _ATTRIBUTE = "check_reference"
+_ANSWER = "answer_of_response"
 _AT_ONCE = "at_once"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
@@ -52,6 +59,20 @@ def answers_at_once(reward: _Reward) -> _Reward:
     return reward
 
 
+def gives_answers(answer: Callable[..., str | None]) -> Callable[[_Reward], _Reward]:
+    """Mark a reward that judges an answer within the response, so that maj@k can be told.
+
+    answer: takes a response's text, and by keyword those of the reward's options that it names;
+    gives the answer, in a form that is the same for all that are the same answer; None for none.
+    """
+
+    def mark(reward: _Reward) -> _Reward:
+        setattr(reward, _ANSWER, answer)
+        return reward
+
+    return mark
+
+
 def is_answered_at_once(reward: partial[Any]) -> bool:
     """Whether a reward is marked so."""
     return getattr(reward.func, _AT_ONCE, False)
@@ -61,10 +82,23 @@ def reference_check(reward: partial[Any]) -> Check | None:
     """The check that a reward brings, with its own share of the options that are bound; None where
     it brings none."""
     check, unless = getattr(reward.func, _ATTRIBUTE, (None, None))
-    if check is None or unless in reward.keywords:
-        return None
-    named = inspect.signature(check).parameters
-    return partial(check, **{name: v for name, v in reward.keywords.items() if name in named})
+    return None if check is None or unless in reward.keywords else _with_options(check, reward)
+
+
+def answers_of(rewards: Mapping[str, Choice], part: str) -> Answer | None:
+    """What takes the answers from responses that a part of the reward judges; None where it judges
+    no answer: of servers, of a judge, of a reward model, and of a rule that brings no such
+    function."""
+    choice = rewards.get(part)
+    reward = reward_function(choice) if choice is not None and choice.name else None
+    answer = None if reward is None else getattr(reward.func, _ANSWER, None)
+    return None if reward is None or answer is None else _with_options(answer, reward)
+
+
+def _with_options(function: Callable[..., Any], reward: partial[Any]) -> partial[Any]:
+    """A function that a reward brings, with those of the reward's options that it takes."""
+    named = inspect.signature(function).parameters
+    return partial(function, **{name: v for name, v in reward.keywords.items() if name in named})
 
 
 def reward_function(choice: Choice) -> partial[Any]:
@@ -94,6 +128,21 @@ def check_rewards(rewards: Mapping[str, Choice]) -> Iterator[Problem]:
             reward_function(part)
         except ConfigError as error:
             yield unusable(f"rewards.{name}", part, error)
+
+
+def check_votes(
+    rewards: Mapping[str, Choice], sets: Iterable[EvalSet], best: BestConfig | None
+) -> Iterator[Problem]:
+    """A choice of the best evaluation by votes, where the reward judges no answers."""
+    if best is None or "maj@" not in best.metric:
+        return
+    chosen = [one for one in sets if best.metric.startswith(f"eval/{one.prefix}")]
+    for one in chosen:
+        if one.votes and one.pass_by is not None and answers_of(rewards, one.pass_by) is None:
+            why = f"maj@k counts equal answers, and rewards.{one.pass_by} takes none from a "
+            why += "response."
+            fix = f"another figure, or {one.key}.pass_by: a part that judges an answer"
+            yield Section("run.best", best).invalid("metric", why, fix, "best-metric")
 
 
 def check_references(

@@ -73,9 +73,10 @@ class Scorer:
     loop: asyncio.AbstractEventLoop
     source: str = _TRAINING
 
-    def of_held_out(self) -> Scorer:
-        """The same for prompts of `data.eval`, whose values are not normalised."""
-        return replace(self, source="data.eval")
+    def of_held_out(self, key: str = "data.eval") -> Scorer:
+        """The same for held-out prompts, whose values are not normalised. key: of their set in the
+        config."""
+        return replace(self, source=key)
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Future[Scored]:
         """Begin to score; returns at once. What is given by all calls is scored side by side.

@@ -213,8 +213,15 @@ def policy_stream(
 
 def batch_metrics(batch: Batch, scores: Scores) -> dict[str, float]:
     """What the batch says of the policy: rewards, KL, lengths."""
-    trajectories = batch.trajectories
-    metrics = {
+    metrics = trajectory_metrics(batch.trajectories)
+    if scores.reference_L is not None:
+        metrics["kl"] = observed_kl(batch, scores)
+    return metrics
+
+
+def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    """What was sampled says of who sampled it."""
+    return {
         "reward": fmean(t.reward for t in trajectories),
         **{
             f"reward/{part.name}": fmean(t.rewards[i].value for t in trajectories)
@@ -225,9 +232,6 @@ def batch_metrics(batch: Batch, scores: Scores) -> dict[str, float]:
         "truncated": fmean(t.finish_reason == "length" for t in trajectories),
         "zero_signal": zero_signal(trajectories),
     }
-    if scores.reference_L is not None:
-        metrics["kl"] = observed_kl(batch, scores)
-    return metrics
 
 
 def zero_signal(trajectories: list[Trajectory]) -> float:

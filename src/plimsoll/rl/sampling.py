@@ -11,7 +11,6 @@ from statistics import fmean
 
 import numpy as np
 
-from plimsoll.algorithm.interval import mean_interval
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.batch import DynamicSampling, RlBatch
 from plimsoll.config.rl import RlConfig
@@ -28,8 +27,6 @@ Submit = Callable[[Sequence[Trajectory]], Future[Scored]]
 """Begins to score; see `Scorer.submit`."""
 Draw = Callable[[int, int], Sequence[Prompt]]
 """(first, count): so many of the step's prompts, from the first on; a step may draw further."""
-
-_EVAL_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -173,39 +170,6 @@ def _seed(spec: RunSpec[RlConfig], step: int, drawn: int) -> int:
     """Of the requests of a step that has drawn some prompts."""
     parts = [spec.run.seed, step, drawn] if drawn else [spec.run.seed, step]
     return int(np.random.SeedSequence(parts).generate_state(1)[0])
-
-
-def evaluate(
-    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], submit: Submit
-) -> dict[str, float]:
-    """The mean reward, and of each part, over one response to each held-out prompt, with their
-    intervals."""
-    found = answer_held_out(cluster, spec, prompts, submit)
-    return {f"eval/{name}": value for name, value in mean_rewards(found).items()}
-
-
-def answer_held_out(
-    cluster: Cluster, spec: RunSpec[RlConfig], prompts: Sequence[Prompt], submit: Submit
-) -> list[Trajectory]:
-    """One response to each held-out prompt, with all parts of its reward."""
-    sampling = spec.config.eval_sampling or spec.config.rollout.sampling
-    found = answers(cluster, prompts, 1, sampling, _EVAL_SEED, submit)
-    return score_by_models(found.all_of_them(), spec, cluster)
-
-
-def mean_rewards(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The mean reward, and that of each part by its name; each with its 95 % confidence interval
-    over prompts, where there are several."""
-    values = {"reward": [t.reward for t in trajectories]}
-    for i, part in enumerate(trajectories[0].rewards):
-        values[part.name] = [t.rewards[i].value for t in trajectories]
-    prompts = [t.prompt.tokens.tobytes() for t in trajectories]
-    metrics = {}
-    for name, own in values.items():
-        metrics[name] = fmean(own)
-        if (interval := mean_interval(own, prompts)) is not None:
-            metrics[f"{name}_low"], metrics[f"{name}_high"] = interval
-    return metrics
 
 
 def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[RlConfig]) -> list[Ints]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
@@ -13,6 +13,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_prompts
 from plimsoll.data.loading import Loaded, Seen
 from plimsoll.data.order import Portion
+from plimsoll.data.report import nearest
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, SettingsConflict
@@ -22,17 +23,20 @@ from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.rollout.sync import WeightRoute, WeightSync, prepare_sync
 from plimsoll.rollout.text import check_turn_end
 from plimsoll.run.counting import counted
+from plimsoll.spec.job import SOURCE, source_in
 from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.from_data import Work
 from plimsoll.train.run_data import LoadRows, RunData, load_data
 from plimsoll.train.session import Session
 
 RlData = RunData[Prompt]
+RlWork = Work[RlConfig, Prompt]
 
 
 def load_prompt_data(
     session: Session, spec: RunSpec[RlConfig], check_reference: Callable[[str], object]
 ) -> RlData:
-    """The prompts of both sources; at least as many to learn on as a step needs, with references
+    """The prompts of all sources; at least as many to learn on as a step needs, with references
     that pass the check, and with a template whose end of turn ends a response."""
 
     def check(reference: str) -> None:
@@ -42,9 +46,25 @@ def load_prompt_data(
     data = load_data(session, prompt_loader(spec, check))
     if len(data.order.portions) > 1:  # each source numbers its rows from 0
         data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
+    _check_best(spec, data.held_out)
     for portion in data.order.portions:
         _check_enough(portion, spec.config.batch.prompts * data.order.share(portion), spec)
     return data
+
+
+def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]]) -> None:
+    """Refuse a choice of the best evaluation by a source that no row of its set names."""
+    best = spec.run.best
+    name = None if best is None else spec.evaluation.reports(best.metric)
+    if best is None or name is None or (source := source_in(name, best.metric)) is None:
+        return
+    for one in spec.eval_sets:
+        there = {prompt.source for prompt in held_out[one.key]}
+        if name.startswith(f"eval/{one.prefix}{SOURCE}/") and source not in there:
+            raise ConfigError(
+                f"run.best.metric: {best.metric}: no row of {one.key} is of the source "
+                f"{source!r}.{nearest(source, there)} There are: {', '.join(sorted(there))}."
+            )
 
 
 def prompt_loader(
@@ -73,10 +93,12 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> No
 
 
 def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
-    """Start ranks and engines. prompts: all that are to be answered."""
+    """Start ranks and, where the run samples, engines. prompts: all that are to be answered."""
     longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
-    rollout, held_out = spec.config.rollout, spec.config.eval_sampling
-    new = max(s.max_new_tokens for s in (rollout.sampling, held_out) if s is not None)
+    if spec.engines is None:
+        return start_cluster(spec.cluster, ())
+    rollout, held_out = spec.config.rollout, spec.sampling.held_out if spec.sampling else {}
+    new = max(s.max_new_tokens for s in (rollout.sampling, *held_out.values()))
     device = run_device(spec.cluster)
     if device == "cpu" and rollout.sleep_level > 0:
         raise SettingsConflict(

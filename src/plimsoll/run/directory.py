@@ -70,6 +70,10 @@ class RunDirectory:
     """The TensorBoard event files."""
     loggers_path = _Item("loggers.json")
     """What other loggers know the run by; there only where one was asked for."""
+    best_path = _Item("best.jsonl")
+    """The best response to each prompt, as `plimsoll sample` writes it for SFT."""
+    pairs_path = _Item("pairs.jsonl")
+    """The best and the worst response to each prompt, as `plimsoll sample` writes them for DPO."""
     model_path = _Item("model")
     """The final model; written whole, at the end of the run."""
 

@@ -18,6 +18,7 @@ from plimsoll.config.presets import Preset
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.config.run import Goal
+from plimsoll.spec.eval_sets import TRAINING_SAMPLING, EvalSet
 from plimsoll.spec.panels import Panel
 from plimsoll.spec.roles import Role
 from plimsoll.spec.workload import Workload
@@ -32,13 +33,17 @@ ConfigT = TypeVar("ConfigT", bound=JobConfig)
 Names = Mapping[str, Goal | None]
 """Metrics, and which value of each is the best; None where that is a matter of what is wanted."""
 
+SOURCE = "<source>"
+"""Stands in a metric's name for the source that rows name."""
+
 Measured = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """What the evaluation of a job reports: so that a choice by one of its metrics can be checked
-    before anything is loaded. more: there may be others, of a function by import path."""
+    before anything is loaded. metrics: in a name `<source>` stands for what rows name as their
+    source. more: there may be others, of a function by import path."""
 
     metrics: Names
     more: bool = False
@@ -48,25 +53,46 @@ class Evaluation:
         """By the names under which a run writes them, such as `eval/loss`."""
         return {f"eval/{name}": goal for name, goal in self.metrics.items()}
 
+    def reports(self, metric: str) -> str | None:
+        """Which of the written names a metric has; None where it has none of them."""
+        if metric in self.written:
+            return metric
+        return next((name for name in self.written if source_in(name, metric)), None)
+
+
+def source_in(name: str, metric: str) -> str | None:
+    """What stands in a metric where a name has `<source>`; None where it is no metric of this
+    name."""
+    before, found, after = name.partition(SOURCE)
+    if not (found and metric.startswith(before) and metric.endswith(after)):
+        return None
+    return metric[len(before) : len(metric) - len(after)] or None
+
 
 @dataclass(frozen=True)
 class Sampling:
     """What a job that samples has its engines do.
 
-    prompts: of a step. responses: to each. held_out: how held-out prompts are answered; None: as in
-    training. rewards: the functions that score them, by their names.
+    prompts: of a step. responses: to each. rewards: the functions that score them, by their names.
+    sets: of held-out prompts.
     """
 
     rollout: RolloutConfig
     prompts: int
     responses: int
-    held_out: SamplingConfig | None = None
     rewards: Mapping[str, Choice] = field(default_factory=dict)
+    sets: tuple[EvalSet, ...] = ()
 
     @property
     def sequences(self) -> int:
         """That are sampled in a step."""
         return self.prompts * self.responses
+
+    @property
+    def held_out(self) -> Mapping[str, SamplingConfig]:
+        """How held-out prompts are answered, where not as in training, by the keys that say so."""
+        found = {one.sampling_key: one.sampling for one in self.sets}
+        return {key: own for key, own in found.items() if key != TRAINING_SAMPLING}
 
 
 class Loop(Protocol):

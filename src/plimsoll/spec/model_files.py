@@ -19,8 +19,10 @@ _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_temp
 
 
 def models_by_key(spec: RunSpec[Any]) -> dict[str, ModelConfig]:
-    """The models that the config names, by its keys of them."""
-    return {f"{role.key}.model": role.model for role in spec.roles.values() if role.given}
+    """The models that the config names, by its keys of them; the actor's also where only engines
+    have it."""
+    roles = (role for role in spec.roles.values() if role.given)
+    return {"actor.model": spec.actor.model} | {f"{role.key}.model": role.model for role in roles}
 
 
 def check_model(key: str, given: str, *, tokenizer: bool) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import RunConfig
+from plimsoll.spec.eval_sets import EvalSet
 from plimsoll.spec.job import ConfigT, Evaluation, Job, Sampling
 from plimsoll.spec.roles import Role, RoleName, load_order
 from plimsoll.spec.workload import Workload
@@ -58,10 +59,22 @@ class RunSpec(Generic[ConfigT]):
         return self.config.actor
 
     @property
+    def engines(self) -> RolloutConfig | None:
+        """The settings of the engines; None where the job learns from data, or from what another
+        run sampled."""
+        rollout = None if self.sampling is None else self.sampling.rollout
+        return rollout if rollout is not None and rollout.replay is None else None
+
+    @property
     def vllm(self) -> RolloutConfig | None:
         """The settings of vLLM's engines; None without such."""
-        rollout = None if self.sampling is None else self.sampling.rollout
-        return rollout if rollout is not None and rollout.engine == "vllm" else None
+        engines = self.engines
+        return engines if engines is not None and engines.engine == "vllm" else None
+
+    @property
+    def eval_sets(self) -> tuple[EvalSet, ...]:
+        """The sets of held-out prompts; none where the job learns from data."""
+        return () if self.sampling is None else self.sampling.sets
 
     @property
     def known_steps(self) -> int | None:
@@ -111,11 +124,15 @@ class RunSpec(Generic[ConfigT]):
     @cached_property
     def phases(self) -> frozenset[Phase]:
         """Those that the run has. Evaluation by log-probs counts as scoring."""
-        found: set[Phase] = {"load", "train_actor", "save"}
+        found: set[Phase] = {"load"}
+        if "actor" in self.trained:
+            found |= {"train_actor", "save"}
         if "critic" in self.trained:
             found.add("train_critic")
         if self.sampling is not None:
-            return frozenset(found | {"rollout", "score", "sync"})
+            if self.engines is not None:
+                found |= {"rollout", "sync"} if "actor" in self.trained else {"rollout"}
+            return frozenset(found | {"score"} if self.roles else found)
         if self.precomputes:
             found.add("precompute")
         scores = any(role.scores and not role.early for role in self.roles.values())
@@ -127,9 +144,9 @@ class RunSpec(Generic[ConfigT]):
     def adapter_room(self) -> int | None:
         """The rank for which engines make room for an adapter beside their model; None where it is
         merged or none, or of too high a rank."""
-        if self.sampling is None or self.actor.adapter is None:
+        if self.engines is None or self.actor.adapter is None:
             return None
-        if self.sampling.rollout.sync.adapter == "merged":
+        if self.engines.sync.adapter == "merged":
             return None
         rank = self.actor.adapter.rank
         return next((room for room in VLLM_RANKS if room >= rank), None)
@@ -143,10 +160,10 @@ class RunSpec(Generic[ConfigT]):
             return longest, written
         new = self.sampling.rollout.sampling.max_new_tokens
         written += f", rollout.sampling.max_new_tokens = {new}"
-        held_out = self.sampling.held_out
-        if role == "actor" and held_out is not None:
-            written += f", eval_sampling.max_new_tokens = {held_out.max_new_tokens}"
-            new = max(new, held_out.max_new_tokens)
+        held_out = self.sampling.held_out if role == "actor" else {}
+        for key, sampling in held_out.items():
+            written += f", {key}.max_new_tokens = {sampling.max_new_tokens}"
+            new = max(new, sampling.max_new_tokens)
         return longest + new, written
 
 

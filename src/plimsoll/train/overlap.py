@@ -18,17 +18,21 @@ from plimsoll.train.resuming import Items
 
 
 def learned_and_held_out(data: DataConfig, items: Items) -> Iterator[str]:
-    """A warning for each source to learn from that also has some of the held-out rows."""
-    held_out = items.get("data.eval", ())
-    if data.eval is None or not held_out:
-        return
+    """A warning for each source to learn from that also has some of the held-out rows of a set."""
+    for key, held_out in data.eval_sources().items():
+        if items.get(key):
+            yield from _shared(data, items, key, held_out.path)
+
+
+def _shared(data: DataConfig, items: Items, key: str, path: str) -> Iterator[str]:
+    held_out = items[key]
     times = Counter(map(_key, held_out))
     total = counted(len(held_out), "prompt" if isinstance(held_out[0], Prompt) else "row")
     for name, source in data.train_sources().items():
-        shared = sum(times[key] for key in times.keys() & map(_key, items[name]))
+        shared = sum(times[own] for own in times.keys() & map(_key, items[name]))
         if shared:
             yield (
-                f"data.eval ({data.eval.path}) shares {shared:,} of its {total} with {name} "
+                f"{key} ({path}) shares {shared:,} of its {total} with {name} "
                 f"({source.path}): on these, evaluations measure what was memorised. Take them out "
                 "of one of the two"
             )

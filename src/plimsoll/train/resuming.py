@@ -13,7 +13,7 @@ from typing import Any
 
 import xxhash
 
-from plimsoll.config.data import SourceConfig
+from plimsoll.config.data import EVALUATED, SourceConfig
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
@@ -29,6 +29,8 @@ Items = Mapping[str, Sequence[Row | Prompt]]
 """What was made of each source's rows. Both are by the sources' keys in the config."""
 
 _OF_EVERY_RESUME = ("run.resume", "run.edited_rows")
+_OF_NO_ROW = {"weight", *EVALUATED}
+"""Settings of a source that change none of its rows."""
 _MISSING = object()
 
 
@@ -83,7 +85,7 @@ def changed_counts(state: RunState, learned_from: int, sources: Sources) -> Iter
     for key in [key for key in before if now.get(key, before[key]) != before[key]]:
         follows = (
             "evaluations are of other rows than before"
-            if key == "data.eval"
+            if key.startswith("data.eval")
             else f"the order from here on is that of {counted(now[key], 'row')}, and some of this "
             "epoch may come twice or not at all"
         )
@@ -129,7 +131,7 @@ def _asked(spec: RunSpec[Any], source: SourceConfig) -> str:
     """Of the settings that choose a source's rows and make tokens of them."""
     model = spec.actor.model
     settings: dict[str, object] = {
-        "source": source.model_dump(exclude={"weight"}),
+        "source": source.model_dump(exclude=_OF_NO_ROW),
         "data": spec.data.model_dump(exclude={"train", "eval", "shuffle"}),
         "model": [model.path, model.trust_remote_code],
         "learned": None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Generic, TypeVar
@@ -35,13 +35,19 @@ LoadRows = Callable[[DataConfig, SourceConfig, Template, Seen], Loaded[T]]
 
 @dataclass(frozen=True)
 class RunData(Generic[T]):
-    """train: the rows of all sources to learn from, one source after another. eval: those held
-    out. order: in which those of `train` are drawn. sources: what each of them gave."""
+    """train: the rows of all sources to learn from, one source after another. held_out: those held
+    out, by the keys of their sets in the config. order: in which those of `train` are drawn.
+    sources: what each of them gave."""
 
     train: tuple[T, ...]
-    eval: tuple[T, ...]
+    held_out: Mapping[str, tuple[T, ...]]
     order: MixedOrder
     sources: Sources
+
+    @property
+    def eval(self) -> tuple[T, ...]:
+        """All that are held out."""
+        return tuple(chain.from_iterable(self.held_out.values()))
 
 
 def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
@@ -68,7 +74,7 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
     train = [items[key] for key in data.train_sources()]
     return RunData(
         train=tuple(chain.from_iterable(train)),
-        eval=items.get("data.eval", ()),
+        held_out={key: items[key] for key in data.eval_sources()},
         order=_order(data, [len(one) for one in train], session.spec.run.seed),
         sources=sources,
     )
@@ -90,7 +96,17 @@ def _load_all(spec: RunSpec[Any], load: LoadRows[T], seen: Seen) -> dict[str, Lo
 
 
 def load_held_out(spec: RunSpec[Any], load: LoadRows[T]) -> Loaded[T]:
-    """Read, template and tokenize what is held out.
+    """Read, template and tokenize what is held out, of a job that has one set of it.
+
+    Raises:
+        ConfigError: nothing is.
+    """
+    [loaded] = load_held_out_sets(spec, load).values()
+    return loaded
+
+
+def load_held_out_sets(spec: RunSpec[Any], load: LoadRows[T]) -> dict[str, Loaded[T]]:
+    """Read, template and tokenize what is held out, by the keys of its sets.
 
     Raises:
         ConfigError: nothing is.
@@ -100,16 +116,19 @@ def load_held_out(spec: RunSpec[Any], load: LoadRows[T]) -> Loaded[T]:
             "data.eval is not given, so there is nothing to measure on. Give data.eval.path and "
             "its columns, in the config or as flags."
         )
-    template = _template(spec, spec.data.template_of(spec.data.eval))
-    return load(spec.data, spec.data.eval, template, unseen)
+    loaded = {}
+    for key, source in spec.data.eval_sources().items():
+        template = _template(spec, spec.data.template_of(source))
+        loaded[key] = load(spec.data, source, template, unseen)
+    return loaded
 
 
-def row_counts(loaded: Loaded[T]) -> dict[str, float]:
+def row_counts(*loaded: Loaded[T]) -> dict[str, float]:
     """How many of the held-out rows are used, left out as bad, and cut as too long."""
     return {
-        "rows": len(loaded.items),
-        "skipped_rows": len(loaded.bad_rows),
-        "cut_rows": loaded.cut_rows,
+        "rows": sum(len(one.items) for one in loaded),
+        "skipped_rows": sum(len(one.bad_rows) for one in loaded),
+        "cut_rows": sum(one.cut_rows for one in loaded),
     }
 
 

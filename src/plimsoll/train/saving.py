@@ -62,7 +62,7 @@ def restore(session: Session, cluster: Cluster) -> None:
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
     _go_on_with(session, config_text(session.spec))
     _prune(session, session.state)  # killed in between, it has one more than it keeps
-    if session.state.step >= session.spec.steps:
+    if session.spec.trained and session.state.step >= session.spec.steps:
         key = "run.steps" if session.spec.run.epochs is None else "run.epochs"
         session.progress.note(
             f"no step is left of {session.spec.steps} ({key}): only the model is written"

@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from plimsoll.config.data import DataConfig, SourceConfig
+from plimsoll.config.data import DataConfig, EvalSource, SourceConfig
 from plimsoll.data import loading
 from plimsoll.data.dataset import load_prompts, load_samples
 from plimsoll.data.report import BadRow
@@ -332,10 +332,9 @@ def test_a_column_that_no_row_has_is_a_wrong_setting(tokenizer: Tokenizer, tmp_p
     expected = r"`data\.train\.response: anser`.*there are `q`, `answer`\. Did you mean `answer`\?"
     with pytest.raises(ConfigError, match=expected):
         load_samples(data, source(data), template)
-    held_out = data.model_copy(update={"eval": source(data).model_copy(update={"limit": 1})})
-    assert held_out.eval is not None
+    held_out = data.model_copy(update={"eval": EvalSource(**source(data).model_dump())})
     with pytest.raises(ConfigError, match=r"`data\.eval\.response: anser`"):
-        load_samples(held_out, held_out.eval, template)
+        load_samples(held_out, held_out.eval_sources()["data.eval"], template)
 
 
 @pytest.mark.parametrize(

@@ -56,8 +56,8 @@ def strings_of(source: str) -> Iterator[str]:
 
 
 def test_the_search_finds_what_it_should() -> None:
-    text = "Set `run.steps`, data.eval.pth or --actor.zero.stagee=3; see run.yaml, data.load(x)."
-    assert list(unknown(text, keys=True)) == ["actor.zero.stagee", "data.eval.pth"]
+    text = "Set `run.steps`, data.systm or --actor.zero.stagee=3; see run.yaml, data.load(x)."
+    assert list(unknown(text, keys=True)) == ["actor.zero.stagee", "data.systm"]
     assert list(unknown("pip install --no-deps x; plimsoll.run.state; --a.b.c", keys=True)) == []
     assert list(unknown("--rewards.answer.name x --rewards.a.options.k 3", keys=True)) == []
 

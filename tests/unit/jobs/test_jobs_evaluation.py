@@ -41,7 +41,7 @@ from plimsoll.records import (
     Trajectory,
     single_turn,
 )
-from plimsoll.rl.sampling import mean_rewards
+from plimsoll.rl.evaluate import mean_rewards
 
 torch.set_num_threads(1)
 

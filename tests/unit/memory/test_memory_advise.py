@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -363,10 +363,7 @@ def test_where_nothing_else_fits_the_longest_sequences_that_do_are_named() -> No
     )
 
 
-def test_shorter_sequences_of_ppo_are_shorter_responses() -> None:
-    config = read(
-        "ppo",
-        """\
+LONG_PPO = """\
 run: {directory: out, steps: 10}
 cluster: {where: local}
 data: {train: {path: x, prompt: q, reference: a}, max_tokens: 1000}
@@ -375,8 +372,20 @@ actor: {model: {path: Qwen/Qwen2.5-0.5B, gradient_checkpointing: true}}
 critic: {model: {path: Qwen/Qwen2.5-0.5B, gradient_checkpointing: true}}
 rewards: {correct: {name: exact_match}}
 rollout: {engine: transformers, max_sequences: 1, sampling: {max_new_tokens: 100000}}
-""",
-    )
+"""
+SETS = """\
+data:
+  train: {path: x, prompt: q, reference: a}
+  eval:
+    easy: {path: y, prompt: q, reference: a}
+    hard: {path: z, prompt: q, reference: a, sampling: {max_new_tokens: 200000}}
+  max_tokens: 1000
+eval_sampling: {max_new_tokens: 50}
+"""
+
+
+def test_shorter_sequences_of_ppo_are_shorter_responses() -> None:
+    config = read("ppo", LONG_PPO)
     advice = advised(config, parse_cluster("RTX-4090", 1, 64 * 10**9))
     assert advice.shorter is not None
     found = {change.key: change.after for change in advice.shorter.changes}
@@ -384,6 +393,39 @@ rollout: {engine: transformers, max_sequences: 1, sampling: {max_new_tokens: 100
     assert isinstance(new, int) and new % 64 == 0
     assert found["batch.micro_batch_tokens"] == new + 1000
     assert advice.shorter.costs == ("what is learned changes", "longer responses are cut off")
+
+
+def with_sets(text: str) -> str:
+    """With two sets of held-out prompts, one of which has the longest responses of all."""
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith("data:")]
+    return "".join(lines) + SETS
+
+
+def test_shorter_sequences_are_those_of_every_set_of_held_out_prompts() -> None:
+    hardware = parse_cluster("RTX-4090", 1, 64 * 10**9)
+    advice = advised(read("ppo", with_sets(LONG_PPO)), hardware)
+    assert advice.shorter is not None
+    found = {change.key: change.after for change in advice.shorter.changes}
+    new = found["rollout.sampling.max_new_tokens"]
+    assert found["data.eval.hard.sampling.max_new_tokens"] == new
+    assert "eval_sampling.max_new_tokens" not in found  # as short as it was
+    assert changed(read("ppo", with_sets(LONG_PPO)), advice.shorter.changes) is not None
+
+
+def test_the_longest_responses_of_a_set_are_in_the_plan() -> None:
+    """The cache of the transformers engine grows with them."""
+    text = LONG_PPO.replace("100000", "1000").replace("101000", "2000")
+    sets = with_sets(text).replace("200000", "{max_new_tokens}")
+
+    def cache(new: int) -> float:
+        config = read("ppo", sets.replace("{max_new_tokens}", str(new)))
+        values = plan_values(make_plan(config, Ground(parse_cluster("RTX-4090", 1, 64 * 10**9))))
+        items = cast(list[dict[str, Any]], values["items"])
+        [found] = {item["bytes"] for item in items if item["item"] == "KV cache"}
+        return float(found)
+
+    assert cache(100) == cache(1000)  # those of training are as long
+    assert cache(3000) == pytest.approx(2 * cache(1000), rel=0.01)
 
 
 def test_changes_are_a_diff_and_flags_that_the_parser_reads_back() -> None:

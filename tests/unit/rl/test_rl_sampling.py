@@ -19,7 +19,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.score import RewardFailure, Scored
-from plimsoll.rl.sampling import Draw, Sampled, evaluate, probe_sequences, sample, teaches
+from plimsoll.rl.sampling import Draw, Sampled, probe_sequences, sample, teaches
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec
 
@@ -290,16 +290,6 @@ def test_only_remax_asks_for_greedy_responses_one_to_each_prompt_it_learns_from(
     assert [r.sampling.temperature for r in first] == [1.0, 1.0]
     assert (last.sampling.temperature, last.responses) == (0.0, 1)
     assert [p.index for p in last.prompts] == [1, 2]
-
-
-def test_evaluation_takes_one_response_a_prompt_and_the_mean_of_each_part() -> None:
-    cluster = PlainCluster(8)
-    asked = [replace(prompt, tokens=np.array([1, prompt.index])) for prompt in prompts(1, 2, 6)]
-    found = evaluate(cast(Cluster, cluster), config(3), asked, submit)
-    assert found["eval/reward"] == 6.0 and found["eval/r"] == 3.0
-    assert found["eval/r_low"] < 3.0 < found["eval/r_high"]
-    assert set(found) <= set(config(3).evaluation.written)
-    assert [r.responses for r in cluster.requests] == [1]
 
 
 def test_weight_syncs_are_proved_with_prompts_of_two_tokens_or_more() -> None:

@@ -219,8 +219,7 @@ def test_references_that_are_none_are_bad_rows(home: Path) -> None:
 @pytest.mark.usefixtures("home")
 def test_an_evaluation_needs_references_too(tmp_path: Path) -> None:
     config = asking("1")
-    assert config.data.eval is not None
-    without = config.data.eval.model_copy(update={"reference": None})
+    without = config.data.eval_sources()["data.eval"].model_copy(update={"reference": None})
     data = config.data.model_copy(update={"eval": without})
     with pytest.raises(ConfigError, match=r"data\.eval\.reference\n.*rewards\.right would compare"):
         measure(spec_of(config.model_copy(update={"data": data})), tmp_path)

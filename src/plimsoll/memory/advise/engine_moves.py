@@ -26,9 +26,9 @@ _BUCKET = 64 * 2**20
 def engine_forms(plan: Plan) -> Iterator[Move]:
     """Where engines are, over how many cards each, and what they take of a card."""
     spec = plan.job.spec
-    if spec.sampling is None or spec.cluster.where == "local":
+    rollout = spec.engines
+    if rollout is None or spec.cluster.where == "local":
         return
-    rollout = spec.sampling.rollout
     if rollout.engine == "vllm" and plan.job.device == "cuda":
         yield from _shared(rollout, plan)
         yield from _own(rollout, plan)
@@ -40,9 +40,9 @@ def engine_forms(plan: Plan) -> Iterator[Move]:
 def smaller_engines(plan: Plan) -> Iterator[Move]:
     """Of engines that take no share of a card, and of those on a host that is too small."""
     spec = plan.job.spec
-    if spec.sampling is None:
+    rollout = spec.engines
+    if rollout is None:
         return
-    rollout = spec.sampling.rollout
     if rollout.engine == "transformers":
         yield from _fewer_sequences(rollout)
     elif plan.job.device == "cpu":

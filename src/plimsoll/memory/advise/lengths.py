@@ -45,7 +45,7 @@ def _lengths(spec: RunSpec[Any], length: int) -> dict[str, Value]:
     work = spec.workload
     tokens = min(work.budget, (work.longest - written + length) * work.together)
     found: dict[str, Value] = {_key(spec): length, "batch.micro_batch_tokens": tokens}
-    held_out = None if spec.sampling is None else spec.sampling.held_out
-    if held_out is not None:
-        found["eval_sampling.max_new_tokens"] = min(held_out.max_new_tokens, length)
+    held_out = {} if spec.sampling is None else spec.sampling.held_out
+    for key, sampling in held_out.items():
+        found[f"{key}.max_new_tokens"] = min(sampling.max_new_tokens, length)
     return found

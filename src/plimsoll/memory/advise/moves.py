@@ -190,9 +190,9 @@ def _on_ray(spec: RunSpec[Any], hardware: Hardware) -> Iterator[Move]:
 def _as_many_as_cards(spec: RunSpec[Any], cards: int) -> Move:
     """No more ranks than there are cards, and engines that these have room for."""
     ranks = min(spec.cluster.ranks, cards)
-    if spec.sampling is None:
+    rollout = spec.engines
+    if rollout is None:
         return {"cluster.ranks": ranks}
-    rollout = spec.sampling.rollout
     parallel, engines = rollout.tensor_parallel, rollout.engines
     if rollout.placement == "shared":
         return {"cluster.ranks": ranks, "rollout.engines": max(1, min(engines, ranks // parallel))}

@@ -21,7 +21,7 @@ def free_cards(spec: RunSpec[Any], hardware: Hardware) -> int:
     cluster, cards = spec.cluster, [len(hardware.nodes[0].cards)] * spec.cluster.nodes
     if cluster.device == "cpu" or not any(cards):
         return 0
-    if spec.sampling and spec.sampling.rollout.placement == "shared":
+    if spec.engines and spec.engines.placement == "shared":
         return max(0, sum(cards) - cluster.ranks - (cluster.critic_ranks or 0))
     return max(0, sum(cards) - lay_out(spec, cards).cards_needed)
 

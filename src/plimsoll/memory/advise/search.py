@@ -187,8 +187,8 @@ def _elsewhere(search: Search, state: State) -> Iterator[State]:
 
 
 def _placement(state: State) -> str | None:
-    sampling = state.spec.sampling
-    return None if sampling is None else sampling.rollout.placement
+    engines = state.spec.engines
+    return None if engines is None else engines.placement
 
 
 def _trimmed(search: Search, state: State) -> State:

@@ -210,9 +210,10 @@ def _rollout_seconds(job: Job) -> float:
     if cards:
         cache = card_share(sampler, cards[0].usable_bytes).kv_cache
     at_once = sequences_at_once(sampler, cache, sequences)
-    shape, actor = job.shapes["actor"], job.spec.actor
+    shape, actor = job.policy, job.spec.actor
     separate = sampler.rollout.sync.adapter == "separate"
     sent = 2 * (trained_parameters(actor, shape) if separate else shape.parameters)
+    sent *= "sync" in job.spec.phases
     return (
         sampling_seconds(sampler, at_once, sequences, rates)
         + waking_seconds(sampler, rates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from plimsoll.config.cluster import Device
@@ -45,18 +46,23 @@ class Job:
     moments: frozenset[Moment]
     capability: Capability | None
 
+    @cached_property
+    def policy(self) -> ModelShape:
+        """The shape of what engines sample with, which no rank may have."""
+        return self.shapes.get("actor") or read_shape(self.spec.actor.model.path)
+
     @property
     def sampler(self) -> Sampler | None:
         """What each engine runs; None without engines."""
-        sampling = self.spec.sampling
-        if sampling is None:
+        sampling, engines = self.spec.sampling, self.spec.engines
+        if sampling is None or engines is None:
             return None
-        most = sampling.rollout.max_sequences
+        most = engines.max_sequences
         least = most if self.spec.data.eval else sampling.sequences
         return Sampler(
-            sampling.rollout,
-            self.shapes["actor"],
-            self.spec.workload.longest,
+            engines,
+            self.policy,
+            self.spec.longest_of("actor")[0],
             min(most, least),
             self.spec.adapter_room,
         )
@@ -77,7 +83,7 @@ def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Jo
     layout = lay_out(spec, cards if device == "cuda" else [0] * len(cards))
     shapes = {name: read_shape(model.path) for name, model in spec.models.items()}
     moments = job_moments(tuple(shapes), spec.phases)
-    if spec.sampling is not None:
+    if spec.engines is not None:
         moments |= {STARTING}
     capability = _lowest_capability(hardware, layout)
     return Job(spec, hardware, constants, device, layout, shapes, moments, capability)
@@ -155,7 +161,7 @@ def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment
     if process.kind in ("local", "recipe"):
         if job.spec.job.draws_calibration:
             yield "drawing_libraries", job.moments
-        if job.sampler is not None:  # it writes trajectories, from the first ones on
+        if job.spec.sampling is not None:  # it writes trajectories, from the first ones on
             yield "trajectory_libraries", computing
 
 
@@ -209,7 +215,7 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
 def _sync_bucket(job: Job) -> int:
     """Bytes of a bucket of new weights on its way to the engines; an adapter that goes by itself
     goes in one piece (cluster/route.py)."""
-    actor, shape = job.spec.actor, job.shapes["actor"]
+    actor, shape = job.spec.actor, job.policy
     if actor.adapter and _is_adapter_alone(job):
         return adapter_parameters(shape, actor.adapter) * actor.model.element
     return _bucket_bytes(job.spec, shape)
@@ -217,14 +223,14 @@ def _sync_bucket(job: Job) -> int:
 
 def _is_adapter_alone(job: Job) -> bool:
     """Whether the actor's adapter goes to the engines without its base."""
-    sampling = job.spec.sampling
-    return bool(sampling and job.spec.actor.adapter and sampling.rollout.sync.adapter == "separate")
+    engines = job.spec.engines
+    return bool(engines and job.spec.actor.adapter and engines.sync.adapter == "separate")
 
 
 def _two_buckets(job: Job) -> int:
     """Bytes of what engines receive and of what is gathered meanwhile (cluster/ray.py:
     hand_over)."""
-    bucket, shape = _sync_bucket(job), job.shapes["actor"]
+    bucket, shape = _sync_bucket(job), job.policy
     if _is_adapter_alone(job):
         return bucket
     every = shape.parameters + (shape.embedding_parameters if shape.tied else 0)
@@ -234,13 +240,13 @@ def _two_buckets(job: Job) -> int:
 def _bucket_bytes(spec: RunSpec[Any], shape: ModelShape) -> int:
     """One tensor may be larger than a bucket is meant to be, and a tied head is sent beside the
     embedding. 0 without engines."""
-    if spec.sampling is None:
+    if spec.engines is None:
         return 0
     element = spec.actor.model.element
     tied = element * shape.embedding_parameters if shape.tied else 0
     largest = element * shape.largest_parameter
     whole = element * shape.parameters
-    return min(max(spec.sampling.rollout.sync.bucket_bytes, largest), whole) + tied
+    return min(max(spec.engines.sync.bucket_bytes, largest), whole) + tied
 
 
 def micro_batch(work: Workload, ranks: int) -> MicroBatch:

@@ -19,6 +19,8 @@ def disk_items(job: Job) -> tuple[Item, ...]:
     """At most: the checkpoints that are kept, the best one among them, the one that is being
     written, the final model."""
     roles, run = job.spec.trained, job.spec.run
+    if not roles:
+        return ()
     count = run.keep_checkpoints + 1 + (run.best is not None)
     saved = {
         name: trained_parameters(role, job.shapes[name], job.spec.roles[name].head)

@@ -61,7 +61,7 @@ class Layout:
 def lay_out(spec: RunSpec[Any], cards: Sequence[int]) -> Layout:
     """Place a run's processes; cards: how many each node has (0 on all for a run on CPU)."""
     cluster = spec.cluster
-    rollout = None if spec.sampling is None else spec.sampling.rollout
+    rollout = spec.engines
     if cluster.where == "local":
         slot = Slot(0, 0 if cards[0] else None)
         return Layout((Process("local", 0, slot),), (), 1 if cards[0] else 0)

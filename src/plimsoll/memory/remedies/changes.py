@@ -95,6 +95,7 @@ def value_at(settings: Settings, key: str) -> Value:
     """What a dotted key of settings has; None where one of its sections is not there."""
     found: object = settings
     for name in key.split("."):
-        found = None if found is None else getattr(found, name)
+        if found is not None:
+            found = found.get(name) if isinstance(found, Mapping) else getattr(found, name)
     assert found is None or isinstance(found, bool | int | float | str), key
     return found

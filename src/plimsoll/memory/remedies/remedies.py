@@ -23,8 +23,8 @@ def remedies_for(
         case "frozen models":
             yield from _frozen_model(role, where, spec)
         case "rollout engines":
-            assert spec.sampling is not None
-            yield from _engine(where, spec.sampling.rollout)
+            assert spec.engines is not None
+            yield from _engine(where, spec.engines)
         case "activations":
             yield from _activations(role, where, phase, spec)
         case "processes":

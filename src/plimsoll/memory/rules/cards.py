@@ -63,7 +63,8 @@ def _offload(job: Job) -> Iterator[Problem]:
 
 def _idle_ranks(job: Job) -> Iterator[Problem]:
     """Packing gives a rank without a sequence a filler, so such a step works, and wastes ranks."""
-    work, ranks = job.spec.workload, max(job.ranks(role) for role in job.spec.trained)
+    work = job.spec.workload
+    ranks = max((job.ranks(role) for role in job.spec.trained), default=0)
     if work.units >= ranks:
         return
     what = "pair" if work.unit == "pair" else "sequence"

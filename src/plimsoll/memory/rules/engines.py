@@ -43,7 +43,7 @@ def divided(job: Job) -> Iterator[Problem]:
     """The actor's model over the cards of an engine."""
     if job.spec.vllm is None:
         return
-    parallel, shape = job.spec.vllm.tensor_parallel, job.shapes["actor"]
+    parallel, shape = job.spec.vllm.tensor_parallel, job.policy
     obstacles = list(against_parallel(shape, parallel))
     if obstacles:
         can = [n for n in range(1, _MOST_PARALLEL + 1) if not list(against_parallel(shape, n))]
@@ -91,7 +91,7 @@ def not_counted(job: Job) -> Iterator[Problem]:
 
 def cpu_heads(job: Job) -> Iterator[Problem]:
     """Attention heads of an engine on the CPU."""
-    shape = job.shapes["actor"]
+    shape = job.policy
     on_cpu = job.spec.vllm is not None and job.device == "cpu"
     if on_cpu and shape.head_dim not in CPU_HEAD_SIZES:
         what = f"{shape.name} has attention heads of {shape.head_dim}"

@@ -46,7 +46,7 @@ def other_parts(job: Job) -> Iterator[Problem]:
 
 def vocabularies(job: Job) -> Iterator[Problem]:
     """All roles read the tokens of the actor's tokenizer; a teacher gives each a probability."""
-    actor = job.shapes["actor"]
+    actor = job.policy
     for role, shape in job.shapes.items():
         if shape.vocabulary < actor.vocabulary:
             what = f"the {role} ({shape.name}) has a vocabulary of {shape.vocabulary:,} and the "

@@ -23,9 +23,9 @@ def against_cpu_heads() -> str:
 
 def check_heads(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
     """What the engines cannot do with the attention heads of the model that `key` gives."""
-    if spec.sampling is None:
+    if spec.engines is None:
         return
-    parts, model = spec.sampling.rollout.tensor_parallel, read_model_json(path)
+    parts, model = spec.engines.tensor_parallel, read_model_json(path)
     heads, size = model.get("num_attention_heads"), _head_size(path, model)
     if isinstance(heads, int) and heads % parts:
         divisors = [str(n) for n in range(1, heads + 1) if heads % n == 0]

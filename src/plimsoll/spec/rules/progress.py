@@ -10,7 +10,7 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.problems import Problem, Section
 from plimsoll.config.run import BestConfig
 from plimsoll.run.counting import counted
-from plimsoll.spec.job import Names
+from plimsoll.spec.job import Evaluation
 from plimsoll.spec.run_spec import RunSpec
 
 
@@ -41,7 +41,7 @@ def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
         fix = "give run.eval_every and data.eval, or leave run.best out"
         yield at.conflict("run.best", why, fix, "best-without-eval")
     if best is not None and not spec.evaluation.more:
-        yield from _best(Section("run.best", best), best, spec.evaluation.written)
+        yield from _best(Section("run.best", best), best, spec.evaluation)
     critic = spec.trained.get("critic")
     if critic is not None and critic.ema is not None:
         why = "The average is for the final model, and the critic is not written as one."
@@ -49,17 +49,18 @@ def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield at.conflict("critic.ema", why, fix, "critic-ema")
 
 
-def _best(at: Section, best: BestConfig, reported: Names) -> Iterator[Problem]:
+def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Problem]:
     """What evaluations are compared by, and which way."""
-    if best.metric not in reported:
+    reported, name = evaluation.written, evaluation.reports(best.metric)
+    if name is None:
         close = get_close_matches(best.metric, reported, n=3)
         why = "Evaluations are compared by it (run.best), and this job's do not report it."
         fix = f"did you mean {' or '.join(close)}?" if close else f"one of {', '.join(reported)}"
         yield at.invalid("metric", why, fix, "best-metric")
-    elif reported[best.metric] not in (None, best.goal):
+    elif reported[name] not in (None, best.goal):
         why = f"It would keep the worst evaluation: the best {best.metric} is the "
-        why += f"{reported[best.metric]} (run.best.metric)."
-        fix = f"run.best.goal: {reported[best.metric]}"
+        why += f"{reported[name]} (run.best.metric)."
+        fix = f"run.best.goal: {reported[name]}"
         yield at.conflict("goal", why, fix, "best-metric")
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.config.algorithm import KlConfig
-from plimsoll.config.problems import Problem, Section, conflict, invalid, show
+from plimsoll.config.problems import Problem, Section, invalid, show
 from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
+from plimsoll.spec.eval_sets import eval_sets
 from plimsoll.spec.rules.adapters import separate, steady
 from plimsoll.spec.rules.advantages import estimated
+from plimsoll.spec.rules.eval_sets import answered
+from plimsoll.spec.rules.replay import replayed, without_learning
 from plimsoll.spec.rules.rewards import reward_part
 from plimsoll.spec.rules.vllm_arguments import check_arguments
 
@@ -27,15 +30,24 @@ def sampled(config: RlConfig) -> Iterator[Problem]:
     yield from steady("actor", config.actor)
     if config.critic is not None:
         yield from steady("critic", config.critic)
-    yield from separate(config)
-    yield from _rollout(config)
+    yield from replayed(config) if config.rollout.replay else _engines(config)
     yield from _sampling(config)
+    yield from answered(config)
     yield from _kl(config)
     yield from _steps(config)
     yield from estimated(config)
 
 
-def _rollout(config: RlConfig) -> Iterator[Problem]:
+def only_sampled(config: RlConfig) -> Iterator[Problem]:
+    """A job that samples and does not learn: what it would learn by is not looked at."""
+    yield from _engines(config)
+    yield from _sampling(config)
+    yield from _rewards(config)
+    yield from without_learning(config)
+
+
+def _engines(config: RlConfig) -> Iterator[Problem]:
+    yield from separate(config)
     at = Section("", config)
     rollout = config.rollout
     if config.cluster.where == "local" and rollout.engine == "vllm":
@@ -88,11 +100,9 @@ def _sampling(config: RlConfig) -> Iterator[Problem]:
     yield from _settings(Section("rollout.sampling", sampling), sampling)
     if config.eval_sampling is not None:
         yield from _settings(Section("eval_sampling", config.eval_sampling), config.eval_sampling)
-    if config.eval_sampling is not None and config.data.eval is None:
-        why = "There are no held-out prompts to answer: data.eval is not given."
-        fix = "give data.eval.path and its columns, or leave eval_sampling out"
-        given = show(config.eval_sampling.model_dump(mode="json", exclude_unset=True))
-        yield conflict("eval_sampling", given, why, fix, code="no-eval-data")
+    for key, source in config.data.eval_sources().items():
+        if source.sampling is not None:
+            yield from _settings(Section(f"{key}.sampling", source.sampling), source.sampling)
 
 
 def _settings(at: Section, sampling: SamplingConfig) -> Iterator[Problem]:
@@ -211,6 +221,8 @@ def _names(config: RlConfig) -> Iterator[Problem]:
         (f"{name}_{end}" for name in measured for end in ("low", "high")),
         "An end of the confidence interval of another figure of an evaluation has this name.",
     )
+    passing = (name for one in eval_sets(config) for name in one.passing)
+    taken |= dict.fromkeys(passing, "A figure of held-out prompts has this name.")
     shown = "The score of a reward model is shown under this name."
     taken |= dict.fromkeys(config.scoring_models, shown)
     for name in sorted(taken.keys() & config.rewards.keys()):

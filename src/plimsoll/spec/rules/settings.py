@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from types import MappingProxyType
 from typing import Any
 
-from plimsoll.config.data import DataConfig
+from plimsoll.config.data import EVALUATED, DataConfig, EvalSource, set_name
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.problems import Problem, Section, find, refuse
+from plimsoll.config.problems import Problem, Section, find, invalid, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.spec.rules.adapters import adapted, frozen
 from plimsoll.spec.rules.memory import memory_levers
@@ -31,10 +31,27 @@ def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
         why = "This job trains no critic."
         fix = "leave cluster.critic_ranks out"
         yield at.conflict("cluster.critic_ranks", why, fix, "critic-ranks")
+    if spec.sampling is None:
+        yield from _sampled_sets(spec)
     if spec.run.eval_every is not None and spec.data.eval is None:
         why = "There is nothing to evaluate on: data.eval is not given."
         fix = "give data.eval.path and its columns, or leave run.eval_every out"
         yield at.conflict("run.eval_every", why, fix, "no-eval-data")
+
+
+def _sampled_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """What only jobs that sample do with held-out rows."""
+    sets = spec.data.eval_sources()
+    why = "Only jobs that sample answer held-out rows"
+    if sets and "data.eval" not in sets:
+        fix = "one source as data.eval; `plimsoll eval` measures on others with --data.eval.path"
+        names = show([*map(set_name, sets)])
+        yield invalid("data.eval", names, f"{why}, and have several sets of them.", fix)
+    fields = EvalSource.model_fields
+    for key, source in sets.items():
+        for name in EVALUATED:
+            if getattr(source, name) != fields[name].default:
+                yield Section(key, source).invalid(name, f"{why}.", f"leave {key}.{name} out")
 
 
 def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:

@@ -1,0 +1,25 @@
+"""The rollout half of reinforcement learning alone: what `plimsoll sample` is. How it runs:
+sample_loop.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from plimsoll.jobs.rl import JOB as RL
+from plimsoll.jobs.rl import scoring_roles
+from plimsoll.spec.panels import alone, both
+from plimsoll.spec.rules.sampling import only_sampled
+
+JOB = replace(
+    RL,
+    name="sample",
+    summary="sample and score, without learning",
+    roles=scoring_roles,
+    loop="plimsoll.jobs.sample_loop",
+    choices=lambda config: {},
+    rules=only_sampled,
+    panels=(
+        both("Reward", "per response", "reward"),
+        alone("Length of responses", "tokens per response", "response_tokens"),
+    ),
+)

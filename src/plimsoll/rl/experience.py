@@ -1,0 +1,46 @@
+"""Where a step's scored trajectories come from: the one thing that the loop does not do itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from plimsoll.records import Trajectory
+from plimsoll.run.state import RunState
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What a step learns from. trajectories: group by group, with all parts of their rewards.
+    greedy: the greedy response to the prompt of each group, where the advantage asks for it.
+    prompts: how many the step took of the data. metrics: of how they came about."""
+
+    trajectories: list[Trajectory]
+    greedy: Sequence[Trajectory]
+    prompts: int
+    metrics: Mapping[str, float]
+
+
+class Source(Protocol):
+    """Engines that sample (live.py), or a run that stored what its engines sampled (replay.py)."""
+
+    def begin(self, state: RunState) -> None:
+        """Get ready to give what follows a state, whose weights the ranks have."""
+        ...
+
+    def draw(self, state: RunState) -> Experience:
+        """What the step after a state learns from."""
+        ...
+
+    def renew(self, step: int) -> Mapping[str, float]:
+        """Take what the ranks learned in a step; gives the metrics of that."""
+        ...
+
+    def evaluate(self) -> Mapping[str, float]:
+        """The figures of the held-out prompts."""
+        ...
+
+    def rewards(self) -> Mapping[str, Mapping[str, float]]:
+        """The running statistics of rewards, as `RunState` keeps them."""
+        ...

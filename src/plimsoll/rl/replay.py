@@ -1,0 +1,114 @@
+"""Trajectories as an earlier run stored them: what it sampled is learned from once more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from plimsoll.config.problems import refuse
+from plimsoll.config.rl import RlConfig
+from plimsoll.errors import ConfigError
+from plimsoll.model.load import load_tokenizer
+from plimsoll.records import Trajectory
+from plimsoll.rl.experience import Experience
+from plimsoll.rl.setup import RlData, RlWork, load_prompt_data
+from plimsoll.run.counting import counted
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.state import RunState
+from plimsoll.run.trajectories import read_trajectories
+from plimsoll.spec.rules.stored import stored
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.session import Session
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A `Source` that reads, step by step. run: the one that sampled."""
+
+    work: RlWork
+    run: RunDirectory
+
+    @classmethod
+    def open(cls, work: RlWork) -> Replay:
+        path = work.config.rollout.replay
+        assert path is not None, "only a run that replays has no engines"
+        return cls(work, RunDirectory(Path(path)))
+
+    def begin(self, state: RunState) -> None:
+        """Nothing: what is stored needs no weights."""
+
+    def draw(self, state: RunState) -> Experience:
+        step = state.step + 1
+        with self.work.session.phase("score", self.work.cluster):
+            found = read_trajectories(self.run.trajectories_path(step))
+            _check_step(found, step, self.work.spec)
+        return Experience(found, (), self.work.config.batch.prompts, {})
+
+    def renew(self, step: int) -> dict[str, float]:
+        """Nothing: no engine samples with the weights."""
+        return {}
+
+    def evaluate(self) -> dict[str, float]:
+        """Nothing: without engines no prompt is answered; the rules refuse `run.eval_every`."""
+        return {}
+
+    def rewards(self) -> dict[str, dict[str, float]]:
+        """None: what is stored has its rewards."""
+        return {}
+
+
+def load_replay_data(session: Session, spec: RunSpec[RlConfig]) -> RlData:
+    """The prompts of a run that replays. What it replays is held against them and the actor before
+    anything is loaded.
+
+    Raises ConfigError or SettingsConflict for steps that are not there, and for tokens that are not
+    the actor's.
+    """
+    data = load_prompt_data(session, spec, _unread)
+    known = replace(spec, rows=len(data.train))  # run.epochs now says how many steps there are
+    refuse(stored(known))
+    _check_tokens(known)
+    return data
+
+
+def _unread(reference: str) -> None:
+    """No reward reads references."""
+
+
+def _check_tokens(spec: RunSpec[RlConfig]) -> None:
+    """What the first step sampled must be the same text to the actor."""
+    path, model = spec.config.rollout.replay, spec.actor.model
+    assert path is not None, "asked of a run that samples"
+    tokenizer = load_tokenizer(model.path, model.trust_remote_code)
+    for t in read_trajectories(RunDirectory(Path(path)).trajectories_path(1)):
+        text = str(tokenizer.decode(t.response_tokens.tolist(), skip_special_tokens=True))
+        if not text.startswith(t.response_text):  # a stop string is in the tokens alone
+            raise ConfigError(
+                f"rollout.replay: the run in {path} sampled the tokens of "
+                f"{t.response_text[:40]!r}, and to the tokenizer of {model.path} they are "
+                f"{text[:40]!r}. Give a run of a model with the same tokenizer as "
+                "actor.model.path, or that model."
+            )
+
+
+def _check_step(found: list[Trajectory], step: int, spec: RunSpec[RlConfig]) -> None:
+    """Raises ConfigError for groups of other numbers, and for longer sequences, than planned."""
+    batch, where = spec.config.batch, f"step {step} in {spec.config.rollout.replay}"
+    sizes = Counter(t.group for t in found)
+    if list(sizes.values()) != [batch.responses] * batch.prompts:
+        raise ConfigError(
+            f"rollout.replay: {where} has {counted(len(sizes), 'group')} of {min(sizes.values())} "
+            f"to {max(sizes.values())} responses, and batch.prompts is {batch.prompts}, "
+            f"batch.responses {batch.responses}. Give these as that run had them."
+        )
+    new = spec.config.rollout.sampling.max_new_tokens
+    for what, key, most, lengths in (
+        ("prompt", "data.max_tokens", spec.data.max_tokens, [len(t.prompt.tokens) for t in found]),
+        ("response", "rollout.sampling.max_new_tokens", new, [len(t.loss_mask) for t in found]),
+    ):
+        if max(lengths) > most:
+            raise ConfigError(
+                f"rollout.replay: {where} has a {what} of {max(lengths)} tokens, and {key} is "
+                f"{most}. Give at least {max(lengths)}, which memory is then planned by."
+            )

@@ -1,0 +1,90 @@
+"""The sets of held-out prompts that a run answers, and the names of what is told of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from plimsoll.config.data import EvalSource, set_name
+from plimsoll.config.rl import RlConfig
+from plimsoll.config.rollout import SamplingConfig
+
+TRAINING_SAMPLING = "rollout.sampling"
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """One set, with every default decided.
+
+    key: of its source in the config. sampling_key: of the section that says how it is answered.
+    pass_by: the part of the reward by which a response passes, where it is at least `threshold`;
+    None where no such figures are told. by_source: its rows name their sources.
+    """
+
+    key: str
+    responses: int
+    sampling: SamplingConfig
+    sampling_key: str
+    pass_by: str | None
+    threshold: float
+    by_source: bool
+
+    @property
+    def prefix(self) -> str:
+        """What its figures' names begin with: its own name, where it has one."""
+        name = set_name(self.key)
+        return f"{name}/" if name else ""
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """The k of its pass@k: the powers of two, and as many as there are responses; none where
+        nothing passes."""
+        if self.pass_by is None:
+            return ()
+        powers = (2**i for i in range(self.responses.bit_length()))
+        return tuple(sorted({*powers, self.responses}))
+
+    @property
+    def votes(self) -> bool:
+        """Whether maj@k is told, of all responses to a prompt, where the rule has answers."""
+        return self.pass_by is not None and self.responses > 1
+
+    @property
+    def passing(self) -> Iterator[str]:
+        """The names of all these, without what they begin with."""
+        yield from (f"pass@{k}" for k in self.ks)
+        if self.votes:
+            yield f"maj@{self.responses}"
+
+
+def eval_sets(config: RlConfig) -> tuple[EvalSet, ...]:
+    """All sets of a config, in its order."""
+    return tuple(_eval_set(config, *one) for one in config.data.eval_sources().items())
+
+
+def _eval_set(config: RlConfig, key: str, source: EvalSource) -> EvalSet:
+    sections = {f"{key}.sampling": source.sampling, "eval_sampling": config.eval_sampling}
+    given = {name: sampling for name, sampling in sections.items() if sampling is not None}
+    own = given or {TRAINING_SAMPLING: config.rollout.sampling}
+    sampling_key, sampling = next(iter(own.items()))
+    return EvalSet(
+        key,
+        source.responses,
+        sampling,
+        sampling_key,
+        _pass_by(config, source, named=bool(set_name(key))),
+        1.0 if source.pass_threshold is None else source.pass_threshold,
+        source.source is not None,
+    )
+
+
+def _pass_by(config: RlConfig, source: EvalSource, *, named: bool) -> str | None:
+    """By default the part that weighs most. A single set of one response to each prompt has such
+    figures only where they are asked for; a reward model, whose scores have no scale, only by name.
+    """
+    asked = source.pass_by is not None or source.pass_threshold is not None
+    if not (named or asked or source.responses > 1):
+        return None
+    if source.pass_by is not None or not config.rewards:
+        return source.pass_by
+    return max(config.rewards, key=lambda name: config.rewards[name].weight)
