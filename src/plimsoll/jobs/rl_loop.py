@@ -125,12 +125,11 @@ def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
             make_room(cluster, spec)
             proved = sync_weights(sync, step)
         metrics = (
-            batch_metrics(batch, scores)
+            batch_metrics(batch, scores, state.kl_coefficient)
             | sampled.metrics
             | actor
             | critic
-            | {"kl_coefficient": state.kl_coefficient, "sync/logprob_gap": proved.gap}
-            | {"sync/bytes": proved.bytes}
+            | {"sync/logprob_gap": proved.gap, "sync/bytes": proved.bytes}
             | epoch_metrics(order, state.data_position + sampled.prompts)
         )
         state = replace(
