@@ -47,6 +47,7 @@ class Prompt:
     columns: what else its row holds, for rewards and environments: text, numbers, true and false,
         lists and objects of these, by the columns' names.
     messages: the conversation before the template, for who renders it by another.
+    max_new_tokens: the longest response to it, where it has a limit of its own.
     """
 
     index: int
@@ -56,6 +57,7 @@ class Prompt:
     source: str = ""
     columns: Mapping[str, object] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] = ()
+    max_new_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,9 @@ class SourceConfig(Settings):
     source: str | None = None
     """Column with the name of the source that a row is of, such as verl's `data_source`, by which
     rewards and evaluations tell rows apart (PPO); default: the name in the config."""
+    max_new_tokens: str | None = None
+    """Column with the longest response to each prompt, in tokens: a whole number, at most
+    `rollout.sampling.max_new_tokens` (PPO)."""
     chat_template: str | None = None
     """The chat template of these rows, in the forms of `data.chat_template`; default: that."""
     limit: PositiveInt | None = None

@@ -233,7 +233,10 @@ def answers(
     size = max(1, cluster.responses_per_request() // responses)
     parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
     seeds = derive_seeds(seed, len(parts))
-    requests = [Request(p, responses, sampling, s) for p, s in zip(parts, seeds, strict=True)]
+    requests = [
+        Request(part, responses, sampling, own, limits=_limits(part, sampling))
+        for part, own in zip(parts, seeds, strict=True)
+    ]
     futures: dict[int, Future[Scored]] = {}
     try:
         for place, done in cluster.generate(requests):
@@ -249,3 +252,10 @@ def answers(
         [trajectory for one in scored for trajectory in one.trajectories],
         [failure for one in scored for failure in one.failures],
     )
+
+
+def _limits(prompts: Sequence[Prompt], sampling: SamplingConfig) -> tuple[int, ...] | None:
+    """The longest response to each prompt; None where no prompt has a limit of its own."""
+    if all(prompt.max_new_tokens is None for prompt in prompts):
+        return None
+    return tuple(prompt.max_new_tokens or sampling.max_new_tokens for prompt in prompts)

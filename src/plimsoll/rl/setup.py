@@ -11,7 +11,7 @@ from plimsoll.cluster.start import run_device, start_cluster, thread_count
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_prompts
-from plimsoll.data.loading import Loaded, Seen
+from plimsoll.data.loading import Loaded, Seen, source_key
 from plimsoll.data.order import Portion
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Worker
@@ -57,7 +57,10 @@ def prompt_loader(
         data: DataConfig, source: SourceConfig, template: Template, seen: Seen
     ) -> Loaded[Prompt]:
         check_turn_end(template, spec.actor.model, spec.config.rollout.sampling)
-        return load_prompts(data, source, template, seen, check_reference)
+        held_out = source_key(data, source).startswith("data.eval")
+        sampling = spec.config.eval_sampling if held_out else None
+        answered = sampling or spec.config.rollout.sampling
+        return load_prompts(data, source, template, seen, check_reference, answered)
 
     return load
 

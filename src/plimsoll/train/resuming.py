@@ -113,7 +113,8 @@ def _parts(item: Row | Prompt) -> tuple[bytes, ...]:
         case LabelledSteps():
             return (sequence_key(item.sample), item.labels.tobytes())
         case Prompt():
-            told = (item.text, item.reference, *filter(None, (item.source,)), *item.columns.items())
+            own = filter(None, (item.source, item.max_new_tokens))
+            told = (item.text, item.reference, *own, *item.columns.items())
             return (item.tokens.tobytes(), repr(told).encode())
     raise AssertionError(f"{type(item).__name__} is no item of data")
 
