@@ -48,6 +48,7 @@ class Prompt:
         lists and objects of these, by the columns' names.
     messages: the conversation before the template, for who renders it by another.
     max_new_tokens: the longest response to it, where it has a limit of its own.
+    order_by: a number that the prompts of its source are drawn by, the lowest first.
     """
 
     index: int
@@ -58,6 +59,7 @@ class Prompt:
     columns: Mapping[str, object] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] = ()
     max_new_tokens: int | None = None
+    order_by: float | None = None
 
 
 @dataclass(frozen=True)

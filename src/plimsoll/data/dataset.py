@@ -25,6 +25,7 @@ from plimsoll.data.rows import (
     further_columns,
     label_of,
     limit_of,
+    order_of,
     prompt_of,
     reference_of,
     text_of,
@@ -192,6 +193,7 @@ def load_prompts(
         if check_reference is not None and reference is not None:
             rendered(partial(check_reference, reference), source.reference or "")
         limit_of(row, source.max_new_tokens, answered)
+        order_of(row, source.order_by)
         return Checked(row, index, readable(messages), (pieces,), reference)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Prompt:
@@ -201,6 +203,7 @@ def load_prompts(
             columns=further_columns(row.row, source),
             messages=tuple(prompt_of(row.row, source)),
             max_new_tokens=limit_of(row.row, source.max_new_tokens, answered),
+            order_by=order_of(row.row, source.order_by),
         )
 
     return load_rows(data, source, template, check, finish, seen, whole=True)

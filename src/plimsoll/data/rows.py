@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from math import isfinite
+from math import inf, isfinite
 from types import NoneType
 
 from plimsoll.config.data import COLUMNS, SourceConfig
@@ -119,6 +119,18 @@ def reference_of(row: Row, column: str | None) -> str | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return _checked_text(value, column)
+
+
+def order_of(row: Row, column: str | None) -> float | None:
+    """The number that a row is drawn by; None without a column for it."""
+    if column is None:
+        return None
+    value = _present(row.values, column)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RowProblem(column, f"must be a number, but is {kind_of(value)}")
+    if not -inf < value < inf:  # NaN is not, either
+        raise RowProblem(column, f"is {value}, and rows are drawn by a finite number")
+    return float(value)
 
 
 def limit_of(row: Row, column: str | None, sampling: SamplingConfig) -> int | None:

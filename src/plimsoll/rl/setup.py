@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
@@ -12,7 +14,7 @@ from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_prompts
 from plimsoll.data.loading import Loaded, Seen, source_key
-from plimsoll.data.order import Portion
+from plimsoll.data.order import Ascending, MixedOrder, Portion
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, SettingsConflict
@@ -42,9 +44,21 @@ def load_prompt_data(
     data = load_data(session, prompt_loader(spec, check))
     if len(data.order.portions) > 1:  # each source numbers its rows from 0
         data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
+    data = replace(data, order=_in_their_order(data.order, data.train))
     for portion in data.order.portions:
         _check_enough(portion, spec.config.batch.prompts * data.order.share(portion), spec)
     return data
+
+
+def _in_their_order(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
+    """The same with each source drawn by its prompts' numbers, where they have some. prompts: of
+    all sources, one after another."""
+    portions, first = [], 0
+    for portion in order.portions:
+        own = [p.order_by for p in prompts[first : first + portion.rows] if p.order_by is not None]
+        portions.append(replace(portion, by=Ascending(np.array(own)) if own else None))
+        first += portion.rows
+    return replace(order, portions=tuple(portions))
 
 
 def prompt_loader(

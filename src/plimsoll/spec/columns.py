@@ -65,7 +65,8 @@ def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Prompts: `messages` or `prompt`."""
     columns = _Columns(name, source)
     read = ("messages", "prompt", "tools", "reference", "source", "max_new_tokens")
-    yield from columns.unread(*read)
+    ordered = ("order_by",) if name.startswith("data.train") else ()
+    yield from columns.unread(*read, *ordered)
     yield from _prompts(columns)
 
 

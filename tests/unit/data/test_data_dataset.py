@@ -310,6 +310,26 @@ def test_a_limit_that_sampling_cannot_keep_makes_a_bad_row(
     assert [(p.max_new_tokens, p.columns) for p in loaded.items] == [(16, {}), (3, {})]
 
 
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [
+        (None, "is missing"),
+        ("hard", "must be a number, but is text"),
+        (False, "must be a number, but is true or false"),
+        (math.nan, "is nan, and rows are drawn by a finite number"),
+    ],
+)
+def test_a_row_that_cannot_be_put_in_order_is_bad(
+    tokenizer: Tokenizer, tmp_path: Path, number: object, problem: str
+) -> None:
+    rows = [{"q": "one", "level": number}, {"q": "two", "level": 3}, {"q": "three", "level": -0.5}]
+    data = config(tmp_path, *rows, prompt="q", order_by="level")
+    loaded = load_prompts(data, source(data), make_template(tokenizer, None, None))
+    bad, good_row = loaded.bad_rows
+    assert (bad.line, bad.field, bad.problem, good_row.line) == (1, "level", problem, 4)
+    assert [p.order_by for p in loaded.items] == [3.0, -0.5]
+
+
 def test_over_long_prompts_are_refused_or_keep_their_end(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
