@@ -103,8 +103,8 @@ class RewardConfig(Choice):
     """The lowest and the highest value: what is outside counts as the nearer one. Before
     `normalize`."""
     normalize: bool = False
-    """Subtract the mean of all values of the run so far and divide by their standard deviation; in
-    training only."""
+    """Subtract the mean of all values that the run learned from so far, this step's among them, and
+    divide by their standard deviation; in training only."""
     truncated_factor: NonNegativeFloat | None = None
     """What the value is multiplied by where the response was cut at the longest length (ProRL's
     stop_properly_penalty_coef); default: nothing."""

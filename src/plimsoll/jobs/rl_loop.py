@@ -46,7 +46,14 @@ from plimsoll.rl.batch import (
 from plimsoll.rl.critic import explained_variance, train_critic
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Sampled, answer_held_out, evaluate, mean_rewards, sample
+from plimsoll.rl.sampling import (
+    Sampled,
+    answer_held_out,
+    evaluate,
+    mean_rewards,
+    normalized,
+    sample,
+)
 from plimsoll.rl.setup import (
     RlData,
     first_sync,
@@ -110,6 +117,7 @@ def train(work: RlWork, sync: WeightSync, scorer: Scorer) -> RunState:
         with session.phase("rollout", cluster):
             counted = session.progress.counted(scorer.submit)
             sampled = sample(cluster, spec, partial(_drawn, work, state), step, counted)
+            sampled = normalized(sampled, scorer)
         with session.phase("score", cluster):
             cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned
             batch, scores, learnables = learnables_of(work, sampled, state, step)

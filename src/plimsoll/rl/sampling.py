@@ -17,7 +17,7 @@ from plimsoll.config.batch import DynamicSampling, RlBatch
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
-from plimsoll.reward.score import RewardFailure, Scored
+from plimsoll.reward.score import RewardFailure, Scored, Scorer
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.run.counting import counted
@@ -54,6 +54,17 @@ class Sampled:
             "groups/idle": self.idle / self.prompts,
             "groups/failed": self.failed,
         }
+
+
+def normalized(sampled: Sampled, scorer: Scorer) -> Sampled:
+    """The same with the rewards that the config normalises less their mean over the run, over their
+    standard deviation, both with what is learned from here taken in."""
+    scorer.observe(sampled.trajectories)
+    return replace(
+        sampled,
+        trajectories=scorer.normalized(sampled.trajectories),
+        greedy=scorer.normalized(sampled.greedy),
+    )
 
 
 @dataclass(frozen=True)
