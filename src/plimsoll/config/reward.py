@@ -98,7 +98,8 @@ class RewardConfig(Choice):
     """What the function may take in its own process, beyond what that has once it is loaded."""
     at_once: PositiveInt | None = None
     """Calls at the same time: of a plain function in threads (default 1, as it may not be safe
-    there), in processes (one per core, up to 8), of an `async def` (64)."""
+    there), in processes, or of a rule that asks some (one per core, up to 8), of an `async def`
+    (64)."""
     clip: tuple[float, float] | None = None
     """The lowest and the highest value: what is outside counts as the nearer one. Before
     `normalize`."""
