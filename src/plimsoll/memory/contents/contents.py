@@ -17,13 +17,19 @@ from plimsoll.memory.contents.overheads import Constants, constant_item, process
 from plimsoll.model.price.form import Capability, TeacherHead
 from plimsoll.reward.price import process_items as reward_processes
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items
-from plimsoll.rollout.vllm_price import card_items, cpu_items, receiving_items, sleep_items
+from plimsoll.rollout.vllm_price import (
+    card_items,
+    cpu_items,
+    receiving_items,
+    reload_items,
+    sleep_items,
+)
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.spec.workload import Workload
-from plimsoll.timeline.items import Allocation, Moment
+from plimsoll.timeline.items import Allocation, Moment, Where
 from plimsoll.timeline.lifetimes import TrainPhase, job_moments
 
 _SCORING = Moment("score", "forward")
@@ -297,6 +303,9 @@ def _engine(job: Job, process: Process) -> Iterator[Allocation]:
     if kind == "engine worker" or whole:
         yield from receiving_items("received weights", bucket, moments)
         yield from sleep_items(sampler, moments)
+        if not _is_adapter_alone(job):
+            where: Where = "host" if job.device == "cpu" else "device"
+            yield from reload_items(sampler, where, bucket, moments)
         if job.device == "cpu":
             yield from cpu_items(sampler, moments)
         else:
