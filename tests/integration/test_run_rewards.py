@@ -27,9 +27,13 @@ GRPO: dict[str, Any] = {
         "max_tokens": 8,
     },
     "batch": {"prompts": PROMPTS, "responses": RESPONSES, "micro_batch_tokens": 60},
-    "actor": {"model": {"path": "model"}, "optimizer": {"learning_rate": 0.002}},
+    "actor": {
+        "model": {"path": "model", "dtype": "float32"},
+        "optimizer": {"learning_rate": 0.002},
+    },
     "rollout": {
         "engine": "transformers",
+        "dtype": "float32",
         "cpu_kv_cache_gib": 0.25,
         "max_sequences": 4,
         "sampling": {"max_new_tokens": 8},
