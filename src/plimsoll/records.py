@@ -47,6 +47,8 @@ class Prompt:
     columns: what else its row holds, for rewards and environments: text, numbers, true and false,
         lists and objects of these, by the columns' names.
     messages: the conversation before the template, for who renders it by another.
+    max_new_tokens: the longest response to it, where it has a limit of its own.
+    order_by: a number that the prompts of its source are drawn by, the lowest first.
     """
 
     index: int
@@ -56,6 +58,8 @@ class Prompt:
     source: str = ""
     columns: Mapping[str, object] = field(default_factory=dict)
     messages: Sequence[Mapping[str, Any]] = ()
+    max_new_tokens: int | None = None
+    order_by: float | None = None
 
 
 @dataclass(frozen=True)

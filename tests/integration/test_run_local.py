@@ -40,6 +40,7 @@ from plimsoll.jobs import JOBS as COMMANDS
 from plimsoll.records import Floats, Sample, from_packed
 from plimsoll.run.directory import open_run
 from plimsoll.run.files import is_temporary
+from plimsoll.run.health_ranges import RANGES
 from plimsoll.run.state import RunState
 from plimsoll.spec.load import load_spec
 
@@ -112,6 +113,8 @@ def test_the_run_directory_is_complete(home: Path, job: str, whole: Outcome) -> 
     rows = metrics(directory)
     assert [row["step"] for row in rows if row["step"]] == list(range(1, settings["steps"] + 1))
     assert all(np.isfinite(value) for row in rows for value in row.values())
+    if job == "ppo":
+        assert all(RANGES.keys() <= row.keys() for row in rows if row["step"])
     kept = sorted(path.name for path in (directory / "checkpoints").iterdir())
     last_but_one = settings["steps"] // settings["save_every"] * settings["save_every"]
     assert kept == [f"step-{last_but_one:06d}", f"step-{settings['steps']:06d}"]

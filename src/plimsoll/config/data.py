@@ -64,6 +64,13 @@ class SourceConfig(Settings):
     source: str | None = None
     """Column with the name of the source that a row is of, such as verl's `data_source`, by which
     rewards and evaluations tell rows apart (PPO); default: the name in the config."""
+    max_new_tokens: str | None = None
+    """Column with the longest response to each prompt, in tokens: a whole number, at most
+    `rollout.sampling.max_new_tokens` (PPO)."""
+    order_by: str | None = None
+    """Column with a number, such as a difficulty: in every epoch the prompts of the source are
+    drawn from the lowest to the highest, those of the same number in `data.shuffle`'s order
+    (PPO)."""
     chat_template: str | None = None
     """The chat template of these rows, in the forms of `data.chat_template`; default: that."""
     limit: PositiveInt | None = None
@@ -154,7 +161,8 @@ class DataConfig(Settings):
     step_separator: str = "\n"
     """What stands between the steps of a response (process reward model)."""
     shuffle: bool = True
-    """A new order every epoch, from the run's seed."""
+    """A new order every epoch, from the run's seed; of a source with `order_by`, among prompts of
+    the same number."""
 
     @property
     def only_text(self) -> bool:

@@ -98,13 +98,14 @@ class RewardConfig(Choice):
     """What the function may take in its own process, beyond what that has once it is loaded."""
     at_once: PositiveInt | None = None
     """Calls at the same time: of a plain function in threads (default 1, as it may not be safe
-    there), in processes (one per core, up to 8), of an `async def` (64)."""
+    there), in processes, or of a rule that asks some (one per core, up to 8), of an `async def`
+    (64)."""
     clip: tuple[float, float] | None = None
     """The lowest and the highest value: what is outside counts as the nearer one. Before
     `normalize`."""
     normalize: bool = False
-    """Subtract the mean of all values of the run so far and divide by their standard deviation; in
-    training only."""
+    """Subtract the mean of all values that the run learned from so far, this step's among them, and
+    divide by their standard deviation; in training only."""
     truncated_factor: NonNegativeFloat | None = None
     """What the value is multiplied by where the response was cut at the longest length (ProRL's
     stop_properly_penalty_coef); default: nothing."""

@@ -12,7 +12,9 @@ from functools import partial
 import numpy as np
 
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
+from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.loading import Checked, Loaded, Seen, load_rows, rendered, source_name, unseen
+from plimsoll.data.numbers import limit_of, order_of
 from plimsoll.data.pairs import PairColumns, PairRow, margin_of, pair_of
 from plimsoll.data.pieces import Piece, prompt_number, readable
 from plimsoll.data.report import RowProblem
@@ -172,13 +174,16 @@ def load_prompts(
     template: Template,
     seen: Seen = unseen,
     check_reference: Callable[[str], object] | None = None,
+    sampling: SamplingConfig | None = None,
 ) -> Loaded[Prompt]:
     """The prompts of a source with all columns of their rows, in the source's order; errors as in
     `load_samples`.
 
     check_reference: raises DataError for a reference that cannot be used; the row is then bad.
+    sampling: how these prompts are answered; a limit that it cannot keep makes a row bad, too.
     """
     field, name = turns_field(source), source_name(data, source)
+    answered = sampling or SamplingConfig()
 
     def check(row: Row, index: int, template: Template) -> Checked:
         messages = prompt_of(row, source)
@@ -186,6 +191,8 @@ def load_prompts(
         pieces = rendered(partial(template.render_prompt, messages), field)
         if check_reference is not None and reference is not None:
             rendered(partial(check_reference, reference), source.reference or "")
+        limit_of(row, source.max_new_tokens, answered)
+        order_of(row, source.order_by)
         return Checked(row, index, readable(messages), (pieces,), reference)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Prompt:
@@ -194,6 +201,8 @@ def load_prompts(
             source=name if source.source is None else text_of(row.row.values, source.source),
             columns=further_columns(row.row, source),
             messages=tuple(prompt_of(row.row, source)),
+            max_new_tokens=limit_of(row.row, source.max_new_tokens, answered),
+            order_by=order_of(row.row, source.order_by),
         )
 
     return load_rows(data, source, template, check, finish, seen, whole=True)

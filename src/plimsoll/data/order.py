@@ -14,14 +14,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plimsoll.records import Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Ascending:
+    """A number for each row of a source, by which each epoch goes from the lowest to the highest.
+    numbers: shape [rows]."""
+
+    numbers: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class DataOrder:
     """The endless order of `rows` rows: epoch after epoch, each epoch a permutation of its own
-    from (seed, epoch, source), or the rows as they are without `shuffle`.
+    from (seed, epoch, source), or the rows as they are without `shuffle`; by: sorted then, so that
+    this is the order of rows with the same number.
 
     A run that has used `n` rows goes on with `indices(n, ...)`, whatever its batch size was.
     """
@@ -30,6 +40,7 @@ class DataOrder:
     seed: int
     shuffle: bool
     source: int = 0
+    by: Ascending | None = None
 
     def __post_init__(self) -> None:
         assert self.rows > 0 and self.seed >= 0
@@ -38,24 +49,32 @@ class DataOrder:
         """The row numbers at positions start, ..., start + count - 1; shape [count]."""
         assert start >= 0 and count >= 0
         positions = np.arange(start, start + count, dtype=np.int64)
-        if not self.shuffle:
+        if not self.shuffle and self.by is None:
             return positions % self.rows
         epochs, places = np.divmod(positions, self.rows)
         indices = np.empty(count, dtype=np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            order = _permutation(self.rows, self.seed, int(epoch), self.source)
-            indices[here] = order[places[here]]
+            indices[here] = self._epoch(int(epoch))[places[here]]
         return indices
+
+    def _epoch(self, epoch: int) -> Ints:
+        drawn = (self.rows, self.seed, epoch, self.source) if self.shuffle else None
+        if self.by is not None:
+            return _sorted(self.by, drawn)
+        assert drawn is not None
+        return _permutation(*drawn)
 
 
 @dataclass(frozen=True)
 class Portion:
-    """A source within a mixture. name: its key in the config; of a single source, empty."""
+    """A source within a mixture. name: its key in the config; of a single source, empty. by: what
+    its rows are drawn by, if not at random."""
 
     name: str
     rows: int
     weight: float
+    by: Ascending | None = None
 
     @property
     def key(self) -> str:
@@ -88,7 +107,7 @@ class MixedOrder:
         offset = 0
         for source, portion in enumerate(self.portions):
             here = np.flatnonzero(sources == source)
-            order = DataOrder(portion.rows, self.seed, self.shuffle, source)
+            order = DataOrder(portion.rows, self.seed, self.shuffle, source, portion.by)
             indices[here] = offset + order.indices(drawn[source], len(here))
             offset += portion.rows
         return indices
@@ -123,5 +142,15 @@ def _permutation(rows: int, seed: int, epoch: int, source: int) -> Ints:
     of a bit generator in every version, but not the same permutation."""
     keys = np.random.PCG64([seed, epoch, source]).random_raw(rows)
     order = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+    order.flags.writeable = False
+    return order
+
+
+@lru_cache(maxsize=32)
+def _sorted(by: Ascending, drawn: tuple[int, int, int, int] | None) -> Ints:
+    """The rows from the lowest number to the highest, equal ones as they were drawn; None: as they
+    are."""
+    before = np.arange(len(by.numbers)) if drawn is None else _permutation(*drawn)
+    order: Ints = before[np.argsort(by.numbers[before], kind="stable")]
     order.flags.writeable = False
     return order

@@ -113,11 +113,10 @@ def train(work: RlWork, source: Source) -> RunState:
             actor = train_actor(batch, scores, learnables.advantages_L, spec, cluster, state)
         renewed = source.renew(step)
         metrics = {
-            **batch_metrics(batch, scores),
+            **batch_metrics(batch, scores, state.kl_coefficient),
             **experience.metrics,
             **actor,
             **critic,
-            "kl_coefficient": state.kl_coefficient,
             **renewed,
             **epoch_metrics(order, state.data_position + experience.prompts),
         }

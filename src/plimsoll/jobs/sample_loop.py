@@ -23,7 +23,7 @@ from plimsoll.reward.score import Scorer, open_rewards
 from plimsoll.rl.batch import trajectory_metrics
 from plimsoll.rl.live import drawn_prompts
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Sampled, sample
+from plimsoll.rl.sampling import Sampled, normalized, sample
 from plimsoll.rl.selected import conversations_of, select
 from plimsoll.rl.setup import RlData, RlWork, load_prompt_data, start
 from plimsoll.run.counting import counted
@@ -87,6 +87,7 @@ def _sampled(work: RlWork, scorer: Scorer, state: RunState) -> Sampled:
     with session.phase("rollout", cluster):
         submit = session.progress.counted(scorer.submit)
         found = sample(cluster, spec, partial(drawn_prompts, work, state), state.step + 1, submit)
+        found = normalized(found, scorer)
     if not spec.roles or spec.config.batch.dynamic_sampling is not None:
         return found  # without reward models, or each round was scored by itself
     with session.phase("score", cluster):

@@ -17,7 +17,7 @@ import re
 from dataclasses import dataclass, replace
 
 from plimsoll.errors import ConfigError
-from plimsoll.machine.host import live_host
+from plimsoll.machine.host import live_host, usable_cores
 from plimsoll.machine.nvidia import LiveCard, own_cards
 from plimsoll.machine.versions import has_cuda_build
 from plimsoll.run.counting import counted
@@ -57,11 +57,12 @@ class Card:
 class Node:
     """One machine. cards: () for CPU alone. host_bytes: None where unknown, so that nothing can
     be said of whether the host's share fits. cuda_build: whether its torch is built for CUDA, as
-    PyPI's is, and so weighs more on CPU too."""
+    PyPI's is, and so weighs more on CPU too. cores: that a process may use; None where unknown."""
 
     cards: tuple[Card, ...]
     host_bytes: int | None
     cuda_build: bool = False
+    cores: int | None = None
 
 
 @dataclass(frozen=True)
@@ -268,7 +269,8 @@ def found_here() -> Node:
 
 
 def _node(cards: tuple[LiveCard, ...]) -> Node:
-    return Node(tuple(map(_from_driver, cards)), live_host().capacity_bytes, has_cuda_build())
+    host = live_host().capacity_bytes
+    return Node(tuple(map(_from_driver, cards)), host, has_cuda_build(), usable_cores())
 
 
 def _cards_of(text: str) -> tuple[Card, ...]:

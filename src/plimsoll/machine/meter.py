@@ -16,18 +16,31 @@ from plimsoll.run.readings import HostReading
 _RESET_PEAK = "5"  # proc(5): resets the process's high-water mark
 
 
-def read_host(children: Sequence[int] = ()) -> HostReading:
-    """Read this process, and let its peak start again.
+_helpers: set[int] = set()
 
-    children: ids of processes that count as part of it; one that is gone counts nothing. Pages
-    that several of them share (libraries) count in each.
+
+def count_as_own(pid: int) -> None:
+    """From now on a child process counts as part of this one, for as long as it is there."""
+    _helpers.add(pid)
+
+
+def read_host(children: Sequence[int] = ()) -> HostReading:
+    """Read this process with its helpers (`count_as_own`), and let its peak start again.
+
+    children: ids of further processes that count as part of it; one that is gone counts nothing.
+    Pages that several of them share (libraries) count in each.
     """
     own = _peak_and_now(None)
-    others = [_of_child(pid) for pid in children]
+    others = [_of_child(pid) for pid in {*children, *_live_helpers()}]
     host = live_host()
     peaks, held = zip(own, *others, strict=True)
     used = host.capacity_bytes - host.free_bytes
     return HostReading(platform.node(), sum(peaks), sum(held), used, host.capacity_bytes)
+
+
+def _live_helpers() -> set[int]:
+    """Those that are still there; an id may come again, of a process that is no child."""
+    return _helpers & {one.pid for one in psutil.Process().children()} if _helpers else set()
 
 
 def _of_child(pid: int) -> tuple[int, int]:

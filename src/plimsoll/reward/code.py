@@ -7,7 +7,7 @@ import re
 from plimsoll.config.base import PositiveFloat, PositiveInt
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
-from plimsoll.reward.references import answers_at_once, checks_references
+from plimsoll.reward.references import asks_processes, checks_references
 from plimsoll.reward.sandbox.cases import Case, cases_of
 from plimsoll.reward.sandbox.run import Bounds, run
 
@@ -19,7 +19,7 @@ def check(reference: str) -> None:
     cases_of(reference, None)
 
 
-@answers_at_once
+@asks_processes(25 * 2**20, "measured: a runner 13.7 MB resident, a program 11.6 MB at first")
 @checks_references(check, unless="tests")
 def reward(
     trajectory: Trajectory,

@@ -16,6 +16,7 @@ from queue import LifoQueue
 
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
+from plimsoll.machine.meter import count_as_own
 
 CPU_SECONDS = 1.0
 """How long one comparison may take."""
@@ -90,6 +91,7 @@ def _started() -> subprocess.Popen[str]:
         text=True,
         start_new_session=True,  # Ctrl-C is for the run, whose step still needs its rewards
     )
+    count_as_own(process.pid)
     assert process.stdout is not None
     if process.stdout.readline().strip() != READY:
         raise PlimsollError(

@@ -14,7 +14,8 @@ from plimsoll.reward.functions.here import Here
 from plimsoll.reward.functions.messages import Setup
 from plimsoll.reward.functions.processes import ProcessPool
 from plimsoll.reward.functions.signature import is_coroutine, takes_many
-from plimsoll.reward.references import is_answered_at_once
+from plimsoll.reward.price import MOST_PROCESSES
+from plimsoll.reward.references import processes_asked
 from plimsoll.reward.rule import Rule
 from plimsoll.reward.servers.http import Servers
 from plimsoll.reward.servers.judge import Judge
@@ -22,7 +23,7 @@ from plimsoll.reward.source import Call, Source
 
 _FUNCTION_WAIT = 0.1
 _SERVER_WAIT = 0.5
-_COROUTINES, _PROCESSES = 64, 8
+_COROUTINES = 64
 
 
 async def open_source(rule: Rule, stack: AsyncExitStack) -> Source:
@@ -45,17 +46,15 @@ async def open_source(rule: Rule, stack: AsyncExitStack) -> Source:
 async def _function_call(
     rule: Rule, function: partial[Any], batch: bool, stack: AsyncExitStack
 ) -> Call:
-    config = rule.config
+    config, cores = rule.config, min(usable_cores(), MOST_PROCESSES)
     if config.process:
         memory = None if config.memory_gib is None else int(config.memory_gib * 1024**3)
         setup = Setup(config.name, config.options, batch, memory)
-        pool = ProcessPool(
-            setup, config.time_limit, config.at_once or min(usable_cores(), _PROCESSES)
-        )
+        pool = ProcessPool(setup, config.time_limit, config.at_once or cores)
         stack.push_async_callback(pool.close)
         return pool
     coroutine = is_coroutine(function)
-    threads = usable_cores() if is_answered_at_once(function) else 1
+    threads = cores if processes_asked(function) else 1
     places = asyncio.Semaphore(config.at_once or (_COROUTINES if coroutine else threads))
     return Here(function, batch, coroutine, config.time_limit, places)
 

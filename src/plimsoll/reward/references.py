@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ Answer = Callable[[str], str | None]
 
 _ATTRIBUTE = "check_reference"
 _ANSWER = "answer_of_response"
-_AT_ONCE = "at_once"
+_ASKED = "processes_asked"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
 
@@ -53,10 +54,24 @@ def checks_references(
     return mark
 
 
-def answers_at_once(reward: _Reward) -> _Reward:
-    """Mark a reward that several threads may call at once, and gain: it waits for processes."""
-    setattr(reward, _AT_ONCE, True)
-    return reward
+@dataclass(frozen=True)
+class Asked:
+    """The processes that a reward asks, one for each call at a time. bytes: resident in each.
+    source: where that is from."""
+
+    bytes: int
+    source: str
+
+
+def asks_processes(bytes_each: int, source: str) -> Callable[[_Reward], _Reward]:
+    """Mark a reward that waits for processes: several threads may call it at once, and gain.
+    bytes_each, source: as of `Asked`."""
+
+    def mark(reward: _Reward) -> _Reward:
+        setattr(reward, _ASKED, Asked(bytes_each, source))
+        return reward
+
+    return mark
 
 
 def gives_answers(answer: Callable[..., str | None]) -> Callable[[_Reward], _Reward]:
@@ -73,9 +88,10 @@ def gives_answers(answer: Callable[..., str | None]) -> Callable[[_Reward], _Rew
     return mark
 
 
-def is_answered_at_once(reward: partial[Any]) -> bool:
-    """Whether a reward is marked so."""
-    return getattr(reward.func, _AT_ONCE, False)
+def processes_asked(reward: partial[Any]) -> Asked | None:
+    """What a reward is marked with so; None of another."""
+    found: Asked | None = getattr(reward.func, _ASKED, None)
+    return found
 
 
 def reference_check(reward: partial[Any]) -> Check | None:

@@ -18,8 +18,6 @@ from plimsoll.reward.rule import Rule, Rules, build_rewards, shown_texts
 from plimsoll.reward.running import Running, State
 from plimsoll.reward.source import Source, side_by_side
 
-_TRAINING = "data.train"
-
 
 @dataclass(frozen=True)
 class RewardFailure:
@@ -71,15 +69,16 @@ class Scorer:
 
     parts: tuple[Part, ...]
     loop: asyncio.AbstractEventLoop
-    source: str = _TRAINING
+    source: str = "data.train"
 
     def of_held_out(self, key: str = "data.eval") -> Scorer:
-        """The same for held-out prompts, whose values are not normalised. key: of their set in the
-        config."""
+        """The same for held-out prompts. key: of their set in the config."""
         return replace(self, source=key)
 
     def submit(self, trajectories: Sequence[Trajectory]) -> Future[Scored]:
         """Begin to score; returns at once. What is given by all calls is scored side by side.
+
+        Values are those before `normalize`; see `normalized`.
 
         The future raises PlimsollError, naming rule, row, prompt and response, as soon as something
         else than a finite number comes, or what no other try would mend.
@@ -105,6 +104,24 @@ class Scorer:
         """As `Rules.check_reference`."""
         Rules(tuple(part.rule for part in self.parts)).check_reference(reference)
 
+    def observe(self, trajectories: Sequence[Trajectory]) -> None:
+        """Take the values of rewards that are normalised into their statistics. A step's come at
+        once, so that in which order they were scored changes nothing."""
+        for part in self.parts:
+            if part.running is not None:
+                part.running.add([_value(t, part.rule.name) for t in trajectories])
+
+    def normalized(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """New trajectories with these values less the mean of those that were observed, over their
+        standard deviation; other parts as they are."""
+        running = {p.rule.name: p.running for p in self.parts if p.running is not None}
+
+        def changed(part: RewardPart) -> RewardPart:
+            own = running.get(part.name)
+            return part if own is None else replace(part, value=own.normalized(part.value))
+
+        return [replace(t, rewards=tuple(map(changed, t.rewards))) for t in trajectories]
+
     def state(self) -> dict[str, State]:
         """The running statistics of the rewards that are normalised, by name, as plain numbers."""
         return {p.rule.name: p.running.state() for p in self.parts if p.running is not None}
@@ -127,7 +144,7 @@ class Scorer:
         whole = [i for i, row in enumerate(rows) if all(isinstance(one, Given) for one in row)]
         scored = [trajectories[i] for i in whole]
         values = [
-            self._values(part, scored, [column[i] for i in whole])
+            _values(part.rule, scored, [column[i] for i in whole])
             for part, column in zip(self.parts, columns, strict=True)
         ]
         return Scored(
@@ -146,20 +163,6 @@ class Scorer:
             if isinstance(outcome, Broken):
                 raise _failure(part.rule, trajectory, outcome, self.source).error()
         return found
-
-    def _values(
-        self, part: Part, trajectories: Sequence[Trajectory], given: Sequence[Outcome]
-    ) -> list[float]:
-        """The values of a part as the config wants them."""
-        values = [
-            part.rule.adjusted(one.value, trajectory)
-            for trajectory, one in zip(trajectories, given, strict=True)
-            if isinstance(one, Given)
-        ]
-        if part.running is None or self.source != _TRAINING:
-            return values
-        part.running.add(values)
-        return [part.running.normalized(value) for value in values]
 
 
 @contextmanager
@@ -188,6 +191,21 @@ async def _opened(rules: Sequence[Rule], stack: AsyncExitStack) -> tuple[Part, .
 async def _close(stack: AsyncExitStack) -> None:
     await end_all()  # what is still at work would replace what is ended
     await stack.aclose()
+
+
+def _values(
+    rule: Rule, trajectories: Sequence[Trajectory], given: Sequence[Outcome]
+) -> list[float]:
+    """The values of a part, within its bounds."""
+    return [
+        rule.adjusted(one.value, trajectory)
+        for trajectory, one in zip(trajectories, given, strict=True)
+        if isinstance(one, Given)
+    ]
+
+
+def _value(trajectory: Trajectory, name: str) -> float:
+    return next(part.value for part in trajectory.rewards if part.name == name)
 
 
 def _failure(

@@ -24,6 +24,7 @@ from plimsoll.engine.objectives.policy import PolicyStream
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Pack, Trajectory
 from plimsoll.rl.layout import Layout, MiniBatch, lay_out
+from plimsoll.run.health import repeating
 from plimsoll.run.trajectories import TokenScores
 from plimsoll.spec.choices import AdvantageNeed, advantage_needs
 from plimsoll.spec.roles import RoleName
@@ -211,11 +212,12 @@ def policy_stream(
     )
 
 
-def batch_metrics(batch: Batch, scores: Scores) -> dict[str, float]:
-    """What the batch says of the policy: rewards, KL, lengths."""
+def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[str, float]:
+    """What the batch says of the policy: rewards, lengths, repetition; where there is a reference,
+    the KL from it, and what this step weighs it with."""
     metrics = trajectory_metrics(batch.trajectories)
     if scores.reference_L is not None:
-        metrics["kl"] = observed_kl(batch, scores)
+        metrics |= {"kl": observed_kl(batch, scores), "kl_coefficient": kl_coefficient}
     return metrics
 
 
@@ -231,6 +233,7 @@ def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
         "finished": fmean(t.finish_reason == "stop" for t in trajectories),
         "truncated": fmean(t.finish_reason == "length" for t in trajectories),
         "zero_signal": zero_signal(trajectories),
+        "repetition": repeating([t.response_tokens.tolist() for t in trajectories]),
     }
 
 

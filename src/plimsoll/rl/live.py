@@ -10,7 +10,7 @@ from plimsoll.reward.score import Scorer
 from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Submit, sample
+from plimsoll.rl.sampling import Submit, normalized, sample
 from plimsoll.rl.setup import RlWork, first_sync, make_room
 from plimsoll.rollout.protocol import RolloutEngine
 from plimsoll.rollout.sync import WeightSync, sync_weights
@@ -44,6 +44,7 @@ class Live:
             counted = work.session.progress.counted(self.scorer.submit)
             drawn = partial(drawn_prompts, work, state)
             found = sample(cluster, work.spec, drawn, state.step + 1, counted)
+            found = normalized(found, self.scorer)
         trajectories, greedy = found.trajectories, found.greedy
         with work.session.phase("score", cluster):
             cluster.engines_do(RolloutEngine.sleep)  # only now: they are read awake, as planned

@@ -16,7 +16,7 @@ from plimsoll.config.batch import DynamicSampling, RlBatch
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
-from plimsoll.reward.score import RewardFailure, Scored
+from plimsoll.reward.score import RewardFailure, Scored, Scorer
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.run.counting import counted
@@ -51,6 +51,17 @@ class Sampled:
             "groups/idle": self.idle / self.prompts,
             "groups/failed": self.failed,
         }
+
+
+def normalized(sampled: Sampled, scorer: Scorer) -> Sampled:
+    """The same with the rewards that the config normalises less their mean over the run, over their
+    standard deviation, both with what is learned from here taken in."""
+    scorer.observe(sampled.trajectories)
+    return replace(
+        sampled,
+        trajectories=scorer.normalized(sampled.trajectories),
+        greedy=scorer.normalized(sampled.greedy),
+    )
 
 
 @dataclass(frozen=True)
@@ -197,7 +208,10 @@ def answers(
     size = max(1, cluster.responses_per_request() // responses)
     parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
     seeds = derive_seeds(seed, len(parts))
-    requests = [Request(p, responses, sampling, s) for p, s in zip(parts, seeds, strict=True)]
+    requests = [
+        Request(part, responses, sampling, own, limits=_limits(part, sampling))
+        for part, own in zip(parts, seeds, strict=True)
+    ]
     futures: dict[int, Future[Scored]] = {}
     try:
         for place, done in cluster.generate(requests):
@@ -213,3 +227,10 @@ def answers(
         [trajectory for one in scored for trajectory in one.trajectories],
         [failure for one in scored for failure in one.failures],
     )
+
+
+def _limits(prompts: Sequence[Prompt], sampling: SamplingConfig) -> tuple[int, ...] | None:
+    """The longest response to each prompt; None where no prompt has a limit of its own."""
+    if all(prompt.max_new_tokens is None for prompt in prompts):
+        return None
+    return tuple(prompt.max_new_tokens or sampling.max_new_tokens for prompt in prompts)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.cluster.route import ActorRoute, AdapterRoute
 from plimsoll.cluster.start import run_device, start_cluster, thread_count
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.dataset import load_prompts
-from plimsoll.data.loading import Loaded, Seen
-from plimsoll.data.order import Portion
+from plimsoll.data.loading import Loaded, Seen, source_key
+from plimsoll.data.order import Ascending, MixedOrder, Portion
 from plimsoll.data.report import nearest
 from plimsoll.data.template import Template
 from plimsoll.engine.worker import Worker
@@ -46,6 +48,7 @@ def load_prompt_data(
     data = load_data(session, prompt_loader(spec, check))
     if len(data.order.portions) > 1:  # each source numbers its rows from 0
         data = replace(data, train=tuple(replace(p, index=i) for i, p in enumerate(data.train)))
+    data = replace(data, order=_in_their_order(data.order, data.train))
     _check_best(spec, data.held_out)
     for portion in data.order.portions:
         _check_enough(portion, spec.config.batch.prompts * data.order.share(portion), spec)
@@ -67,17 +70,30 @@ def _check_best(spec: RunSpec[RlConfig], held_out: Mapping[str, Sequence[Prompt]
             )
 
 
+def _in_their_order(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
+    """The same with each source drawn by its prompts' numbers, where they have some. prompts: of
+    all sources, one after another."""
+    portions, first = [], 0
+    for portion in order.portions:
+        own = [p.order_by for p in prompts[first : first + portion.rows] if p.order_by is not None]
+        portions.append(replace(portion, by=Ascending(np.array(own)) if own else None))
+        first += portion.rows
+    return replace(order, portions=tuple(portions))
+
+
 def prompt_loader(
     spec: RunSpec[RlConfig], check_reference: Callable[[str], object]
 ) -> LoadRows[Prompt]:
     """Reads prompts, of a template whose end of turn ends a response. check_reference: as
     `load_prompts` takes it."""
+    samplings = {one.key: one.sampling for one in spec.eval_sets}
 
     def load(
         data: DataConfig, source: SourceConfig, template: Template, seen: Seen
     ) -> Loaded[Prompt]:
         check_turn_end(template, spec.actor.model, spec.config.rollout.sampling)
-        return load_prompts(data, source, template, seen, check_reference)
+        sampling = samplings.get(source_key(data, source), spec.config.rollout.sampling)
+        return load_prompts(data, source, template, seen, check_reference, sampling)
 
     return load
 

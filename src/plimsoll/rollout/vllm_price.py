@@ -166,6 +166,27 @@ def receiving_items(
     yield Allocation(item, moments & {_SENDING})
 
 
+def reload_items(
+    sampler: Sampler, where: Where, bucket: int, moments: frozenset[Moment]
+) -> Iterator[Allocation]:
+    """What a worker keeps of new weights beyond a bucket: the experts of a layer are one layer to
+    vLLM, which holds their tensors, whole on each worker, until the last has come, and then makes
+    its own part of them. On a card the room of the largest forward is free meanwhile; on CPU the
+    tensors lie in the files of the buckets. Other layers are smaller than that.
+    """
+    shape, parallel = sampler.shape, sampler.rollout.tensor_parallel
+    if not shape.experts:
+        return
+    own = [one for one in shape.linears if one.stacked > 1]
+    layer = sampler.element * sum(one.parameters * shape.experts // one.count for one in own)
+    made = -(-layer // parallel)
+    free = sampler.profile_peak if where == "device" else bucket
+    words = f"{layer:,} bytes of a layer's experts + / tensor parallel {parallel} - {free:,} there"
+    source = "vLLM 0.32: model_loader/reload/layerwise.py"
+    item = _item("experts until whole", where, max(0, layer + made - free), words, source)
+    yield Allocation(item, moments & {_SENDING})
+
+
 def sleep_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocation]:
     """The host copy of a worker's weights at sleep level 1. Its pinned blocks go back to torch's
     cache when the engine wakes, not to the system, so they stay.

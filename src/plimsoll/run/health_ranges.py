@@ -124,7 +124,7 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
             _DIFFERENT,
         ),
         "mismatch/outside": HealthyRange(
-            "the share that the correction truncates or masks",
+            "the share of tokens whose ratio of trainer to sampler is outside of 0.5 to 2",
             _fixed(0.0, 0.1),
             _NEVER,
             _DIFFERENT,

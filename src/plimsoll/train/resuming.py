@@ -115,7 +115,9 @@ def _parts(item: Row | Prompt) -> tuple[bytes, ...]:
         case LabelledSteps():
             return (sequence_key(item.sample), item.labels.tobytes())
         case Prompt():
-            told = (item.text, item.reference, *filter(None, (item.source,)), *item.columns.items())
+            own = (item.source or None, item.max_new_tokens, item.order_by)
+            given = (value for value in own if value is not None)
+            told = (item.text, item.reference, *given, *item.columns.items())
             return (item.tokens.tobytes(), repr(told).encode())
     raise AssertionError(f"{type(item).__name__} is no item of data")
 

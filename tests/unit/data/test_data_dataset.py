@@ -14,6 +14,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from plimsoll.config.data import DataConfig, EvalSource, SourceConfig
+from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data import loading
 from plimsoll.data.dataset import load_prompts, load_samples
 from plimsoll.data.report import BadRow
@@ -282,6 +283,51 @@ def test_a_template_without_the_assistants_text_leaves_nothing_to_learn(
     data = config(tmp_path)
     with pytest.raises(DataError, match=r"Every row of .*\n.*:1: a: leaves no tokens to learn"):
         load_samples(data, source(data), make_template(tokenizer, jinja, None))
+
+
+@pytest.mark.parametrize(
+    ("limit", "problem"),
+    [
+        (None, "is missing"),
+        ("8", "must be a whole number, but is text"),
+        (True, "must be a whole number, but is true or false"),
+        (2, "is 2, and the longest response is a whole number from 3 to 16"),
+        (17, "is 17, and the longest response is a whole number from 3 to 16"),
+        (8.5, "is 8.5, and the longest response is a whole number from 3 to 16"),
+        (math.nan, "is nan, and the longest response is a whole number from 3 to 16"),
+    ],
+)
+def test_a_limit_that_sampling_cannot_keep_makes_a_bad_row(
+    tokenizer: Tokenizer, tmp_path: Path, limit: object, problem: str
+) -> None:
+    rows = [{"q": "one", "most": limit}, {"q": "two", "most": 16}, {"q": "three", "most": 3.0}]
+    data = config(tmp_path, *rows, prompt="q", max_new_tokens="most")
+    template = make_template(tokenizer, None, None)
+    sampling = SamplingConfig(min_new_tokens=3, max_new_tokens=16)
+    loaded = load_prompts(data, source(data), template, sampling=sampling)
+    bad, good_row = loaded.bad_rows
+    assert (bad.line, bad.field, good_row.line) == (1, "most", 4) and problem in bad.problem
+    assert [(p.max_new_tokens, p.columns) for p in loaded.items] == [(16, {}), (3, {})]
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [
+        (None, "is missing"),
+        ("hard", "must be a number, but is text"),
+        (False, "must be a number, but is true or false"),
+        (math.nan, "is nan, and rows are drawn by a finite number"),
+    ],
+)
+def test_a_row_that_cannot_be_put_in_order_is_bad(
+    tokenizer: Tokenizer, tmp_path: Path, number: object, problem: str
+) -> None:
+    rows = [{"q": "one", "level": number}, {"q": "two", "level": 3}, {"q": "three", "level": -0.5}]
+    data = config(tmp_path, *rows, prompt="q", order_by="level")
+    loaded = load_prompts(data, source(data), make_template(tokenizer, None, None))
+    bad, good_row = loaded.bad_rows
+    assert (bad.line, bad.field, bad.problem, good_row.line) == (1, "level", problem, 4)
+    assert [p.order_by for p in loaded.items] == [3.0, -0.5]
 
 
 def test_over_long_prompts_are_refused_or_keep_their_end(

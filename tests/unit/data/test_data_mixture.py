@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.data.order import DataOrder, MixedOrder, Portion
+from plimsoll.data.order import Ascending, DataOrder, MixedOrder, Portion
 
 WEIGHTS = st.floats(0.01, 100)
 PORTIONS = st.lists(st.tuples(st.integers(1, 20), WEIGHTS), min_size=1, max_size=5).map(
@@ -34,6 +35,18 @@ def test_turns_worked_out_by_hand() -> None:
     order = MixedOrder((Portion("a", 4, 2.0), Portion("b", 2, 1.0), Portion("c", 3, 1.0)), 0, False)
     assert order.indices(0, 12).tolist() == [0, 4, 6, 1, 2, 5, 7, 3, 0, 4, 8, 1]
     assert order.epochs(6) == {"a": 3 / 4, "b": 2 / 2, "c": 1 / 3}
+
+
+def test_sources_with_numbers_keep_their_turns_and_begin_again_with_the_lowest() -> None:
+    portions = (
+        Portion("a", 3, 2.0, Ascending(np.array([2.0, 0.0, 1.0]))),
+        Portion("b", 2, 1.0),
+    )
+    order = MixedOrder(portions, 0, False)
+    assert by_source(order, order.indices(0, 9).tolist()) == [[1, 2, 0, 1, 2, 0], [0, 1, 0]]
+    plain = MixedOrder((Portion("a", 3, 2.0), Portion("b", 2, 1.0)), 0, False)
+    turns = [row < 3 for row in plain.indices(0, 9)]
+    assert [row < 3 for row in order.indices(0, 9)] == turns
 
 
 def test_the_shuffled_order_of_a_mixture_never_changes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
@@ -22,6 +24,8 @@ from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
+from plimsoll.rollout.price import Sampler
+from plimsoll.rollout.vllm_price import reload_items
 from plimsoll.run.counting import gigabytes
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.timeline.items import Moment
@@ -154,6 +158,22 @@ def test_an_adapter_that_goes_by_itself_is_all_that_goes_to_the_engines() -> Non
         bucket = max(bucket, tied)  # the largest tensor
         assert sent["bucket of weights"] == sent["file in shared memory"] == bucket + tied
         assert sent["received weights"] == bucket + tied
+
+
+def test_the_experts_of_a_layer_are_held_until_they_are_whole() -> None:
+    """Mixtral: 8 experts of three matrices of 4096 x 14336, in 2 bytes; half of them is made."""
+    shape = read_shape("mistralai/Mixtral-8x7B-v0.1")
+    moments = frozenset({Moment("sync", "gather"), Moment("rollout", "generate")})
+    rollout = RolloutConfig(tensor_parallel=2, max_sequences=8)
+    sampler = Sampler(rollout, shape, 1024, 8)
+    layer = 2 * 8 * 3 * 4096 * 14336
+    [held] = reload_items(sampler, "device", 2**28, moments)
+    assert held.item.bytes == layer * 3 // 2 - sampler.profile_peak > 0
+    assert held.moments == {Moment("sync", "gather")}
+    [held] = reload_items(sampler, "host", 2**28, moments)
+    assert held.item.bytes == layer * 3 // 2 - 2**28
+    dense = replace(sampler, shape=read_shape("Qwen/Qwen2.5-7B"))
+    assert not [*reload_items(dense, "device", 2**28, moments)]
 
 
 def test_a_forward_of_the_actor_proves_a_sync_beside_the_engine_awake() -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.job import JobConfig
+from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
-from plimsoll.machine.hardware import parse_cluster
+from plimsoll.machine.hardware import Hardware, parse_cluster
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.plan.plan import Ground, make_plan
+from plimsoll.reward.price import process_items
 
 MODEL = {"model": {"path": "Qwen/Qwen2.5-0.5B"}, "optimizer": {"learning_rate": 1e-5}}
 SOURCE = {"path": "rows.jsonl", "prompt": "prompt", "response": "response"}
@@ -106,6 +109,35 @@ def test_the_process_that_draws_a_calibration_has_what_draws_it() -> None:
 def test_the_process_that_writes_trajectories_has_their_libraries() -> None:
     assert writers(ppo(engines=1)) == ["recipe"]
     assert writers(sft()) == []
+
+
+def test_processes_of_rewards_are_with_the_loop_from_the_first_responses_on() -> None:
+    rewards = {
+        "right": RewardConfig(name="math_answer"),
+        "own": RewardConfig(name="my_rewards:style", process=True, at_once=3),
+        "far": RewardConfig(http=HttpReward(urls=("http://host:8000/score",))),
+    }
+    config = ppo(engines=1).model_copy(update={"rewards": rewards})
+    (node,) = parse_cluster("4xA100-80GB", 1, 10**12).nodes
+    for cores, count in ((None, 8), (2, 2), (64, 8)):
+        hardware = Hardware((replace(node, cores=cores),))
+        job = make_job(spec_of(config), hardware, CONSTANTS)
+        found = [
+            (process.name, one.item.name, one.item.bytes, {m.phase for m in one.moments})
+            for process in job.layout.processes
+            for one in held_by(job, process)
+            if "rewards." in one.item.name
+        ]
+        phases = {moment.phase for moment in job.moments} - {"load"}
+        assert found == [
+            ("recipe", "processes that rewards.right asks", count * 61 * 2**20, phases),
+            ("recipe", "processes of rewards.own", 3 * 51 * 2**20, phases),
+        ]
+
+
+def test_a_rule_that_cannot_be_used_is_for_others_to_tell() -> None:
+    wrong = {"right": RewardConfig(name="math_anser"), "code": RewardConfig(name="code", at_once=1)}
+    assert [item.bytes for item in process_items(wrong, 4)] == [25 * 2**20]
 
 
 def writers(config: JobConfig) -> list[str]:

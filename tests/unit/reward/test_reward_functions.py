@@ -14,7 +14,9 @@ import pytest
 
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.meter import read_host
 from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.reward.price import process_items
 from plimsoll.reward.score import Scored, open_rewards
 
 MODULE = """
@@ -163,6 +165,19 @@ def test_what_a_function_does_to_its_process_costs_its_trajectory_alone(score: S
     assert len(found.failures) == len(why)
     for failure, said in zip(found.failures, why, strict=True):
         assert said in str(failure)
+
+
+def test_processes_count_as_part_of_the_one_that_started_them_and_hold_what_is_planned(
+    score: Score, tmp_path: Path
+) -> None:
+    before = read_host().held
+    rewards = {"mine": RewardConfig(name="own:does", process=True, at_once=2)}
+    with open_rewards(rewards) as scorer:
+        scorer.submit([trajectory("a", i) for i in range(20)]).result(timeout=60)
+        during = read_host().held
+    (planned,) = process_items(rewards, None)
+    assert during - before == pytest.approx(planned.bytes, rel=0.35)
+    assert read_host().held < before + planned.bytes / 4
 
 
 def test_processes_are_ended_with_all_that_they_started(score: Score, tmp_path: Path) -> None:

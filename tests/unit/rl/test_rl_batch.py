@@ -204,7 +204,7 @@ def test_without_a_kl_no_reference_is_asked() -> None:
     batch, scores = scores_of(settings, cluster, trajectories())
     assert cluster.asked == [("values", "critic")] and scores.reference_L is None
     learnables = estimate_advantages(batch, scores, settings, 0.1, {})
-    assert learnables.kl_L is None and "kl" not in batch_metrics(batch, scores)
+    assert learnables.kl_L is None and "kl" not in batch_metrics(batch, scores, 0.1)
 
 
 def test_an_advantage_that_takes_no_values_asks_no_critic() -> None:
@@ -352,18 +352,29 @@ def test_metrics_of_a_batch_by_hand() -> None:
     reference_L = batch.layout.column([floats(-1.5, -1.0), floats(-1.25)])
     scores = replace(scores, reference_L=reference_L)
     learnables = estimate_advantages(batch, scores, settings, 0.1, {})
-    metrics = batch_metrics(batch, scores)
+    metrics = batch_metrics(batch, scores, 0.1)
     assert metrics["reward"] == 1.0 and metrics["reward/length"] == 0.5
     assert metrics["response_tokens"] == 1.5 and metrics["finished"] == 0.5
     assert metrics["truncated"] == 0.5 and metrics["zero_signal"] == 0
     # KL per response: 0.5 - 1 = -0.5 and 0.75.
     assert metrics["kl"] == observed_kl(batch, scores) == pytest.approx(0.125)
+    assert metrics["kl_coefficient"] == 0.1
+    alone = batch_metrics(batch, replace(scores, reference_L=None), 0.1)
+    assert metrics.keys() - alone.keys() == {"kl", "kl_coefficient"}
     # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
     residual = np.var([-1.0, -0.5, -2.0])
     explained = pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))
     assert learnables.returns_L is not None and scores.values_L is not None
     found = explained_variance(learnables.returns_L, scores.values_L)
     assert found == {"explained_variance": explained}
+
+
+def test_the_share_of_responses_that_repeat_themselves_is_a_figure() -> None:
+    settings = config(advantage={"name": "reinforce"})
+    found = trajectories([(3, 12), (3, 12), (3, 12), (3, 12)])
+    found[2] = replace(found[2], response_tokens=np.full(12, 5))
+    batch, scores = scores_of(settings, PlainCluster(1), found)
+    assert batch_metrics(batch, scores, 0.0)["repetition"] == 0.25
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 0.5), (1, 0.48)])

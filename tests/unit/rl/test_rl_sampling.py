@@ -145,6 +145,14 @@ def test_trajectories_come_in_the_order_of_the_prompts(
     assert len({t.group for t in found}) == len(indices)
 
 
+def test_prompts_take_their_own_limits_to_the_engines() -> None:
+    own, most = {1: 7, 2: 9}, config(1).config.rollout.sampling.max_new_tokens
+    asked = [replace(p, max_new_tokens=own.get(p.index)) for p in prompts(0, 1, 2, 3, 4)]
+    cluster = PlainCluster(at_once=3)
+    ask(cluster, 1, asked, step=1)
+    assert [request.limits for request in cluster.requests] == [(most, 7, 9), None]
+
+
 def test_a_step_can_be_sampled_again_and_others_have_other_seeds() -> None:
     def seeds(step: int) -> list[int]:
         found = ask(PlainCluster(1), 1, prompts(3, 4), step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.planned import Planned
 from plimsoll.spec.rules.settings import check_agreement
+from plimsoll.train.resuming import fingerprint
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeats
 from plimsoll.train.session import open_session
 
@@ -277,3 +279,27 @@ def test_a_source_with_too_few_prompts_for_a_step_is_named() -> None:
     load_prompts(prompts=6, weight=0.5)
     with pytest.raises(ConfigError, match=r"data\.train\.few has only 2 usable .* the weight, or"):
         load_prompts(prompts=6, weight=1.0)
+
+
+@pytest.mark.usefixtures("home")
+def test_prompts_of_a_source_come_by_their_numbers_and_those_of_another_as_they_are() -> None:
+    rows = [{"q": f"{n}+1=", "level": n} for n in (3, 1, 2)]
+    Path("levels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    levels = {"path": "levels.jsonl", "prompt": "q", "order_by": "level"}
+    plain = {"path": "sums.jsonl", "prompt": "q", "limit": 3}
+    config = ppo({"plain": plain, "levels": levels}, 2, shuffle=False)
+    with open_session(spec_of(config), Planned()) as session:
+        data = load_prompt_data(session, spec_of(config), lambda reference: None)
+    drawn = [data.train[row].text for row in data.order.indices(0, 8)]
+    assert drawn[0::2] == ["0+1=", "1+1=", "2+1=", "0+1="]
+    assert drawn[1::2] == ["1+1=", "2+1=", "3+1=", "1+1="]
+    edited = [replace(prompt, order_by=9.0) for prompt in data.train[3:]]
+    assert fingerprint(edited) != data.sources["data.train.levels"].content
+
+
+def test_only_what_is_learned_from_is_ordered() -> None:
+    levels = {"path": "levels.jsonl", "prompt": "q", "order_by": "level"}
+    with pytest.raises(ConfigError) as caught:
+        check_agreement(spec_of(ppo(levels, 2, eval=levels)))
+    told = str(caught.value)
+    assert "data.eval.order_by: level" in told and "data.train" not in told

@@ -16,14 +16,21 @@ from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
 from plimsoll.model.price.form import Capability, TeacherHead
+from plimsoll.reward.price import process_items as reward_processes
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items
-from plimsoll.rollout.vllm_price import card_items, cpu_items, receiving_items, sleep_items
+from plimsoll.rollout.vllm_price import (
+    card_items,
+    cpu_items,
+    receiving_items,
+    reload_items,
+    sleep_items,
+)
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.spec.workload import Workload
-from plimsoll.timeline.items import Allocation, Moment
+from plimsoll.timeline.items import Allocation, Moment, Where
 from plimsoll.timeline.lifetimes import TrainPhase, job_moments
 
 _SCORING = Moment("score", "forward")
@@ -145,6 +152,7 @@ def _process(job: Job, process: Process) -> Iterator[Allocation]:
         yield Allocation(item, job.moments)
     for name, moments in _besides(job, process):
         yield Allocation(constant_item(name, job.constants), moments)
+    yield from _rewards(job, process)
     if process.kind == "ray" and sampler is not None:
         words = "the largest bucket, and the next one"
         size = _two_buckets(job)
@@ -163,6 +171,16 @@ def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment
             yield "drawing_libraries", job.moments
         if job.spec.sampling is not None:  # it writes trajectories, from the first ones on
             yield "trajectory_libraries", computing
+
+
+def _rewards(job: Job, process: Process) -> Iterator[Allocation]:
+    """The processes that rewards start, with the first responses, where the loop runs."""
+    sampling, node = job.spec.sampling, job.hardware.nodes[process.slot.node]
+    if sampling is None or process.kind not in ("local", "recipe"):
+        return
+    scoring = frozenset(moment for moment in job.moments if moment.phase != "load")
+    for item in reward_processes(sampling.rewards, node.cores):
+        yield Allocation(item, scoring)
 
 
 def _has_adapter(job: Job, process: Process) -> bool:
@@ -291,6 +309,9 @@ def _engine(job: Job, process: Process) -> Iterator[Allocation]:
     if kind == "engine worker" or whole:
         yield from receiving_items("received weights", bucket, moments)
         yield from sleep_items(sampler, moments)
+        if not _is_adapter_alone(job):
+            where: Where = "host" if job.device == "cpu" else "device"
+            yield from reload_items(sampler, where, bucket, moments)
         if job.device == "cpu":
             yield from cpu_items(sampler, moments)
         else:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.meter import count_as_own
 from plimsoll.records import Trajectory
 from plimsoll.reward.functions.messages import LENGTH, Setup, framed
 from plimsoll.reward.outcome import Failed, Outcome
@@ -81,6 +82,7 @@ class ProcessPool:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
         )
         self._started_ones.append(process)
+        count_as_own(process.pid)
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await _told(process, pickle.dumps(self._setup))
