@@ -227,8 +227,9 @@ def check_complete(ledger: Sequence[LedgerRow]) -> None:
     "job", ["dpo", "ppo", *(slow(job) for job in COLUMNS if job not in ("dpo", "ppo"))]
 )
 def test_every_phase_of_a_local_run_is_within_the_band(larger: Path, job: str) -> None:
-    """A phase of every step also has what the one before it freed less than a second ago; PPO's
-    loading and evaluation are known to be 13 % and 14 % over, below its fullest phase."""
+    """A phase of every step also has what the one before it freed less than a second ago, which
+    after the first step is a save's; PPO's loading and evaluation are known to be 13 % and 14 %
+    over, below its fullest phase."""
     write_config(larger, job, larger_config(job))
     outcome = run(larger, job, f"{job}.yaml", "--force")
     assert outcome.code == 0, outcome.err
@@ -239,7 +240,7 @@ def test_every_phase_of_a_local_run_is_within_the_band(larger: Path, job: str) -
     own = {one.phase: one for one in rows if one.process == "local"}
     assert own.keys() >= {*SELDOM, "train_actor"}
     seldom = () if job == "ppo" else SELDOM
-    every = max(one.predicted or 0 for one in own.values() if one.phase not in seldom)
+    every = max(one.predicted or 0 for one in own.values())
     for one in own.values():
         expected = (one.predicted or 0) if one.phase in seldom else every
         assert one.measured < (1 + BAND.share) * expected, one
