@@ -1,0 +1,97 @@
+"""What an environment is: it begins an episode and answers what the policy says, until it is done.
+
+    class Echo:
+        def reset(self, row):            # the beginning: text, messages, or an Observation
+            self.wanted = row["reference"]
+            return "Say it."
+        def step(self, reply):           # (what it says next, whether the episode is over)
+            return "Try again.", reply.text.strip() == self.wanted
+        def get_reward(self):            # once the episode is over; may be left out
+            return 1.0
+        def close(self): ...             # may be left out
+
+Each of them may be plain or `async`. What `reset` says follows the row's own messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+MaybeAwaitable = T | Awaitable[T]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the policy wrote: a tool's name, and its arguments by name."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one side says. role: `system`, `user`, `assistant` or `tool`; or `raw`: the text goes on
+    as it is, without the chat template. name: of the tool that says it."""
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What `reset` and `step` say. tools: what the policy may call, as chat templates take them."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
+Said = str | Message | list[Message] | Observation
+"""What an environment may say; text is a user's message."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What `step` may give where a pair says too little. reward: of this turn; None: none.
+    figures: measured in this turn, by name."""
+
+    observation: Said
+    done: bool
+    reward: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the policy said. text: as sampled. message: as chat templates take it. tool_calls: those
+    that may be carried out. problem: what is wrong with the others; None: nothing."""
+
+    text: str
+    message: Message
+    tool_calls: tuple[ToolCall, ...]
+    problem: str | None
+
+
+class Environment(Protocol):
+    """One episode's environment; `get_reward` and `close` may be left out."""
+
+    def reset(self, row: Mapping[str, Any]) -> MaybeAwaitable[Said]:
+        """Begin. row: the columns of the data's row."""
+        ...
+
+    def step(self, reply: Reply) -> MaybeAwaitable[tuple[Said, bool] | Step]:
+        """Answer. What is said beside `done` is not shown to the policy."""
+        ...
+
+    def get_reward(self) -> MaybeAwaitable[float | list[float]]:
+        """Of the whole episode; or a number for each sampled token."""
+        ...
+
+    def close(self) -> MaybeAwaitable[None]:
+        """Let go of what it holds; called whatever the end."""
+        ...
