@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from plimsoll.environment.protocol import Message, Reply, ToolCall
-from plimsoll.environment.schemas import Tool, by_name, shown, wrong_arguments, written
+from plimsoll.environment.schemas import Tool, by_name, shown, written, wrong_arguments
 
 Extracted = tuple[str, Sequence[tuple[str, str]], Sequence[str]]
 """The text outside of calls; each call's name and arguments, the latter as JSON text; and a

@@ -103,8 +103,8 @@ def _made(
             made[key] = parser(tokenizer, request.tools), request
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
-                f"The tool parser {name!r} cannot work with this model's tokenizer: {error}. Choose "
-                f"the parser that the model's card names."
+                f"The tool parser {name!r} cannot work with this model's tokenizer: {error} Choose "
+                f"the one that the model's card names."
             ) from error
     return made[key]
 
