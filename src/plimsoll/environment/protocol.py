@@ -17,10 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
-
-T = TypeVar("T")
-MaybeAwaitable = T | Awaitable[T]
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -78,20 +75,19 @@ class Reply:
 
 
 class Environment(Protocol):
-    """One episode's environment; `get_reward` and `close` may be left out."""
+    """One episode's environment. It may have two methods more, plain or `async`, too:
 
-    def reset(self, row: Mapping[str, Any]) -> MaybeAwaitable[Said]:
+    `get_reward()` gives the reward of the whole episode, or a list with a number for each sampled
+    token; it is called once, at the end, however that comes.
+    `close()` lets go of what it holds; it is called whatever happened.
+    """
+
+    def reset(self, row: Mapping[str, Any]) -> Said | Awaitable[Said]:
         """Begin. row: the columns of the data's row."""
         ...
 
-    def step(self, reply: Reply) -> MaybeAwaitable[tuple[Said, bool] | Step]:
+    def step(
+        self, reply: Reply
+    ) -> tuple[Said, bool] | Step | Awaitable[tuple[Said, bool]] | Awaitable[Step]:
         """Answer. What is said beside `done` is not shown to the policy."""
-        ...
-
-    def get_reward(self) -> MaybeAwaitable[float | list[float]]:
-        """Of the whole episode; or a number for each sampled token."""
-        ...
-
-    def close(self) -> MaybeAwaitable[None]:
-        """Let go of what it holds; called whatever the end."""
         ...

@@ -83,7 +83,8 @@ def _parser_class(name: str) -> type[ToolParser]:
             f"vLLM has no tool parser {name!r}.{meant} It has: {', '.join(known)}. Which of them a "
             f"model needs, its model card says (`--tool-call-parser`)."
         )
-    return ToolParserManager.get_tool_parser(name)
+    parser: type[ToolParser] = ToolParserManager.get_tool_parser(name)
+    return parser
 
 
 def _made(
