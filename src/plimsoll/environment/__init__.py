@@ -1,0 +1,1 @@
+"""Episodes: what an environment says to what was sampled, until it is done."""

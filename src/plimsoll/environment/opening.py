@@ -1,0 +1,232 @@
+"""From an environment's name to what makes one for each episode.
+
+| name | what it is |
+| --- | --- |
+| `calculator` | a file of `environment/library/` |
+| `my.module:MyEnvironment` | a class, or a function that makes an object, by import path |
+| `path/to/file.py:MyEnvironment` | the same, by the file's path |
+| `path/to/agent.py` | an agent file of OpenRLHF |
+
+A class with `reset` and `step` is an environment as it is; one with `reset` and further public
+methods has these as its tools (tool_environment.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from types import ModuleType
+from typing import Any, cast
+
+from plimsoll.environment import library
+from plimsoll.environment.files import load_file
+from plimsoll.environment.openrlhf import AgentExecutorBase, OpenRlhfEnvironment, load_agent
+from plimsoll.environment.protocol import Environment
+from plimsoll.environment.schemas import Tool
+from plimsoll.environment.tool_environment import (
+    RESERVED,
+    Function,
+    schema_of,
+    tool_environment,
+    toolbox,
+)
+from plimsoll.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Factory:
+    """Makes an environment for one episode. tools: those that are known before there is one."""
+
+    name: str
+    make: Callable[..., Environment]
+    tools: tuple[Tool, ...] = ()
+
+    def __call__(self, **options: Any) -> Environment:
+        return self.make(**options)
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raises ConfigError for an option that is not known, and for one that is missing."""
+        parameters = inspect.signature(self.make).parameters
+        if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            for name in options:
+                if name not in parameters:
+                    raise ConfigError(
+                        f"The environment {self.name!r} has no option {name!r}."
+                        f"{_meant(name, parameters)} Its options: {', '.join(parameters) or 'none'}"
+                        f" (the parameters of what makes it)."
+                    )
+        try:
+            inspect.signature(self.make).bind(**options)
+        except TypeError as error:
+            raise ConfigError(
+                f"The environment {self.name!r} cannot be made: {error}. Give it as an option."
+            ) from error
+
+
+def opened(name: str, functions: Sequence[Function] = ()) -> Factory | AgentExecutorBase:
+    """What makes the environment of a name; or an executor of OpenRLHF's, which plays whole
+    episodes itself (openrlhf_executor.py). functions: further tools, beside its own.
+
+    Raises ConfigError for a name that nothing has, what cannot be imported or loaded, and a class
+    that is no environment.
+    """
+    if ":" in name:
+        return _factory(name, _named(name), functions)
+    if name.endswith(".py"):
+        _no_functions(name, functions)
+        return _agent(name)
+    known = sorted(module.name for module in pkgutil.iter_modules(library.__path__))
+    if name not in known:
+        raise ConfigError(
+            f"No environment is called {name!r}.{_meant(name, known)} Known: {', '.join(known)}. "
+            f"One of your own is chosen as my.module:MyEnvironment or path/to/file.py:"
+            f"MyEnvironment, an agent file of OpenRLHF as path/to/agent.py."
+        )
+    module = importlib.import_module(f"{library.__name__}.{name}")
+    return _factory(name, vars(module)[_class_name(name)], functions)
+
+
+def opened_functions(names: Iterable[str]) -> list[Function]:
+    """Plain functions as tools, each by `my.module:function` or `path/to/file.py:function`.
+
+    Raises ConfigError for what cannot be found, and for a function that cannot be a tool.
+    """
+    found: list[Function] = []
+    for name in names:
+        function = _named(name)
+        if not inspect.isroutine(function):
+            raise ConfigError(f"{name!r} names a {type(function).__name__}, and no function.")
+        found.append(function)
+    toolbox(found)
+    return found
+
+
+def of_functions(name: str, functions: Sequence[Function]) -> Factory:
+    """An environment of tools without a state."""
+
+    def make() -> Environment:
+        return tool_environment(None, functions)
+
+    return Factory(name, make, toolbox(functions).schemas)
+
+
+def _class_name(file: str) -> str:
+    return "".join(part.title() for part in file.split("_"))
+
+
+def _named(name: str) -> Any:
+    """What a module or a file has by a name."""
+    place, _, wanted = name.rpartition(":")
+    module = _file(place) if place.endswith(".py") else _module(place, name)
+    if wanted not in vars(module):
+        own = [key for key, value in vars(module).items() if _is_own(value, module)]
+        raise ConfigError(
+            f"{name!r}: {place} has no {wanted!r}.{_meant(wanted, own)} It has: "
+            f"{', '.join(sorted(own)) or 'no class and no function'}."
+        )
+    return vars(module)[wanted]
+
+
+def _is_own(value: object, module: ModuleType) -> bool:
+    routine = inspect.isclass(value) or inspect.isfunction(value)
+    return routine and getattr(value, "__module__", None) == module.__name__
+
+
+def _file(path: str) -> ModuleType:
+    try:
+        return load_file(path)
+    except ConfigError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError) and "'openrlhf" in str(error):
+            raise ConfigError(
+                f"{error} An agent file of OpenRLHF is named alone: {path}."
+            ) from error
+        raise
+
+
+def _module(module: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{name!r} cannot be imported: {type(error).__name__}: {error}. Write "
+            f"my.module:MyEnvironment, and put the folder that holds the module on PYTHONPATH; or "
+            f"path/to/file.py:MyEnvironment."
+        ) from error
+
+
+def _agent(path: str) -> Factory | AgentExecutorBase:
+    agent = load_agent(path)
+    if isinstance(agent, AgentExecutorBase):
+        return agent
+    kind = agent
+
+    def make(sampling: Mapping[str, Any] | None = None) -> Environment:
+        return OpenRlhfEnvironment(kind(), sampling or {})
+
+    return Factory(path, make)
+
+
+def _factory(name: str, target: Any, functions: Sequence[Function]) -> Factory:
+    if not inspect.isclass(target):
+        if not callable(target):
+            raise ConfigError(
+                f"{name!r} names a {type(target).__name__}. Name a class, or a function that makes "
+                f"an environment."
+            )
+        return Factory(name, _adapting(target, name, functions))
+    if _plays(target, name):
+        _no_functions(name, functions)
+        return Factory(name, cast(Callable[..., Environment], target))
+    tools = [*map(schema_of, functions), *map(schema_of, _methods(target))]
+    return Factory(name, _adapting(target, name, functions), tuple(tools))
+
+
+def _adapting(make: Callable[..., Any], name: str, functions: Sequence[Function]) -> Any:
+    """Makes what `make` makes an environment; of the same parameters."""
+
+    @wraps(make)
+    def adapted(**options: Any) -> Environment:
+        inner = make(**options)
+        if _plays(inner, name):
+            _no_functions(name, functions)
+            whole: Environment = inner
+            return whole
+        return tool_environment(inner, functions)
+
+    return adapted
+
+
+def _plays(target: object, name: str) -> bool:
+    """Whether it is an environment as it is; False: its methods are tools. Raises ConfigError for
+    what is neither."""
+    reset, step = (callable(getattr(target, method, None)) for method in ("reset", "step"))
+    if not reset:
+        kind = target.__name__ if inspect.isclass(target) else type(target).__name__
+        raise ConfigError(
+            f"{name!r}: {kind} has no method `reset`. An environment has `reset` and `step`; or "
+            f"`reset` and further public methods, which are the policy's tools."
+        )
+    return step
+
+
+def _methods(target: type) -> list[Function]:
+    members = inspect.getmembers(target, inspect.isfunction)
+    return [own for name, own in members if not name.startswith("_") and name not in RESERVED]
+
+
+def _no_functions(name: str, functions: Sequence[Function]) -> None:
+    if functions:
+        raise ConfigError(
+            f"{name!r} has `step` and carries out tool calls itself, if any: leave the functions "
+            f"out that are given as tools beside it."
+        )
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

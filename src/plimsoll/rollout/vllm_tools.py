@@ -1,0 +1,116 @@
+"""Tool calls by vLLM's own parsers, for the formats that models write: Llama, Mistral, Qwen's XML
+and some forty more.
+
+To be imported where such a format is chosen, and not before: vLLM takes seconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.tool_parsers import ToolParser, ToolParserManager
+
+from plimsoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BEGINS = {
+    "llama3_json": r"\A\s*(<\|python_tag\|>|\{)",
+    "llama4_json": r"\A\s*(<\|python_tag\|>|\{)",
+    "pythonic": r"\A\s*\[\s*\w+\(",
+    "llama4_pythonic": r"\A\s*(<\|python_start\|>|\[\s*\w+\()",
+    "mistral": r"\[TOOL_CALLS\]",
+    "qwen3_coder": r"<tool_call>|<function=",
+    "qwen3_xml": r"<tool_call>|<function=",
+}
+_BEGIN = r"(?i)<[|｜]?tool[_▁]?call|\[TOOL_CALLS|<function"
+"""How a call begins in a format. The parsers give a call that they cannot read back as text."""
+
+Extracted = tuple[str, Sequence[tuple[str, str]], Sequence[str]]
+
+
+def vllm_extract(
+    name: str, tokenizer: PreTrainedTokenizerBase
+) -> Callable[[str, Sequence[Mapping[str, Any]]], Extracted]:
+    """What finds calls in a text, without what was thought: the text outside of them; each one's
+    name and its arguments as JSON text; a sentence where there is one that cannot be read.
+
+    name: of vLLM's `--tool-call-parser`. The text is to have the tokenizer's special tokens.
+    Raises ConfigError for a name that vLLM does not know, and for a tokenizer that lacks tokens of
+    the format.
+    """
+    parser = _parser_class(name)
+    for room in ("vllm.tool_parsers", "vllm.parser"):
+        # They log a traceback for each call that they cannot read; the policy is told instead.
+        logging.getLogger(room).setLevel(logging.CRITICAL)
+    begin, lock = re.compile(_BEGINS.get(name, _BEGIN)), Lock()
+    made: dict[str, tuple[ToolParser, ChatCompletionRequest]] = {}
+
+    def extract(text: str, tools: Sequence[Mapping[str, Any]]) -> Extracted:
+        try:
+            with lock:  # a parser has a state
+                found = _extracted(*_made(made, parser, name, tokenizer, tools), text)
+        except Exception as error:  # noqa: BLE001  whatever a policy writes may end a parser
+            return text, (), (_unreadable(name, text, f" ({type(error).__name__}: {error})"),)
+        if found[1] or not begin.search(text):
+            return found
+        return text, (), (_unreadable(name, text),)
+
+    _made(made, parser, name, tokenizer, ({"function": {"name": "none", "parameters": {}}},))
+    return extract
+
+
+def _unreadable(name: str, text: str, why: str = "") -> str:
+    shown = " ".join(text.split())
+    said = f"{shown[:200]!r}{'...' if len(shown) > 200 else ''}"
+    return f"A tool call in the format {name} cannot be read{why[:200]}: {said}."
+
+
+def _parser_class(name: str) -> type[ToolParser]:
+    known = ToolParserManager.list_registered()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(
+            f"vLLM has no tool parser {name!r}.{meant} It has: {', '.join(known)}. Which of them a "
+            f"model needs, its model card says (`--tool-call-parser`)."
+        )
+    parser: type[ToolParser] = ToolParserManager.get_tool_parser(name)
+    return parser
+
+
+def _made(
+    made: dict[str, tuple[ToolParser, ChatCompletionRequest]],
+    parser: type[ToolParser],
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Mapping[str, Any]],
+) -> tuple[ToolParser, ChatCompletionRequest]:
+    """A parser and a request for these tools; made once, as they read the whole vocabulary."""
+    wrapped = [tool if "function" in tool else {"function": tool} for tool in tools]
+    key = json.dumps(wrapped, sort_keys=True, default=str)
+    if key not in made:
+        whole = [{"type": "function", **tool} for tool in wrapped]
+        request = ChatCompletionRequest(model="", messages=[], tools=whole, tool_choice="auto")
+        try:
+            made[key] = parser(tokenizer, request.tools), request
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"The tool parser {name!r} cannot work with this model's tokenizer: {error} Choose "
+                f"the one that the model's card names."
+            ) from error
+    return made[key]
+
+
+def _extracted(parser: ToolParser, request: ChatCompletionRequest, text: str) -> Extracted:
+    found = parser.extract_tool_calls(text, request)
+    calls = [(call.function.name, call.function.arguments) for call in found.tool_calls]
+    return found.content or "", calls, ()

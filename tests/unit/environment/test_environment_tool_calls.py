@@ -1,0 +1,252 @@
+"""Replies to tool calls: what is read, and what is said of what cannot be."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plimsoll.environment.protocol import Message, ToolCall
+from plimsoll.environment.schemas import check_tool, written, wrong_arguments
+from plimsoll.environment.tool_calls import hermes, read_reply
+from plimsoll.errors import ConfigError
+
+CALCULATE = {
+    "type": "function",
+    "function": {
+        "name": "calculate",
+        "description": "Calculate.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "expression": {"type": "string"},
+                "digits": {"type": "integer", "nullable": True},
+            },
+            "required": ["expression"],
+        },
+    },
+}
+NOW = {"name": "now", "description": "The time.", "parameters": {"type": "object"}}
+TOOLS = (CALCULATE, NOW)
+
+
+def call(name: str, **arguments: Any) -> str:
+    body = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def test_a_call_is_read_and_the_text_around_it_kept() -> None:
+    reply = read_reply(f"I need this.\n{call('calculate', expression='1+1')}", TOOLS)
+    assert reply.tool_calls == (ToolCall("calculate", {"expression": "1+1"}),)
+    assert reply.message == Message("assistant", "I need this.", reply.tool_calls)
+    assert reply.problem is None
+
+
+def test_several_calls_keep_their_order() -> None:
+    text = call("now") + "\n" + call("calculate", expression="2")
+    assert [one.name for one in read_reply(text, TOOLS).tool_calls] == ["now", "calculate"]
+
+
+def test_a_tag_within_an_argument_does_not_end_the_call() -> None:
+    inner = 'a "</tool_call>" b <tool_call>'
+    reply = read_reply(call("calculate", expression=inner), TOOLS)
+    assert reply.tool_calls[0].arguments == {"expression": inner}
+
+
+def test_the_end_tag_may_be_missing() -> None:
+    text = call("calculate", expression="1").removesuffix("\n</tool_call>")
+    assert read_reply(text, TOOLS).tool_calls == (ToolCall("calculate", {"expression": "1"}),)
+
+
+@pytest.mark.parametrize("text", ["", "The answer is 2.", "{}", "</tool_call>"])
+def test_text_alone_calls_nothing(text: str) -> None:
+    reply = read_reply(text, TOOLS)
+    assert (reply.tool_calls, reply.problem, reply.message) == (
+        (),
+        None,
+        Message("assistant", text),
+    )
+
+
+def test_without_tools_nothing_is_a_call() -> None:
+    text = call("calculate", expression="1")
+    assert read_reply(text, ()).message == Message("assistant", text)
+
+
+def test_thoughts_call_nothing() -> None:
+    inner = call("now")
+    assert read_reply(f"<think>{inner}", TOOLS).tool_calls == ()
+    assert read_reply(f"<think>{inner}", TOOLS).problem is None
+    reply = read_reply(f"{inner} or not</think>\n{call('calculate', expression='1')}", TOOLS)
+    assert [one.name for one in reply.tool_calls] == ["calculate"]
+    assert reply.message.content == f"{inner} or not</think>"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('{"name": "calculate" "arguments": {}}', "not valid JSON (Expecting ',' delimiter)"),
+        ('{"name": "calculate", "arguments": {"expression": "1', "not valid JSON"),
+        ('{"name": "calculate", "arguments": {"expression": NaN}}', "NaN is no JSON"),
+        ("[1]", "no JSON object: '[1]'"),
+        ('{"arguments": {}}', "has no 'name'"),
+        ('{"name": "calculate", "parameters": {}}', "has no 'arguments'"),
+        ('{"name": "calculate", "arguments": "1+1"}', "'arguments' of a tool call is not an"),
+        ('{"name": 3, "arguments": {}}', "'name' of a tool call is not a string"),
+        ('{"name": "now", "arguments": {}} {"name": "now"}', "more than one JSON object"),
+        ("[" * 100_000, "nests"),
+        (
+            '{"name": "calculate", "arguments": {"a": ' + "[" * 99 + "]" * 99 + "}}",
+            "nests",
+        ),
+        ('{"name": "calculate", "arguments": {"digits": ' + "9" * 5000 + "}}", "not valid JSON"),
+    ],
+)
+def test_a_malformed_call_is_told_with_what_is_expected(body: str, said: str) -> None:
+    for text in (f"<tool_call>{body}</tool_call>", f"<tool_call>{body}"):
+        reply = read_reply(text, TOOLS)
+        assert reply.tool_calls == ()
+        assert reply.problem is not None and said in reply.problem
+        assert '<tool_call>{"name": "...", "arguments": {...}}</tool_call>' in reply.problem
+        assert len(reply.problem) < 700
+        assert reply.message == Message("assistant", text)
+
+
+def test_an_unknown_tool_is_told_with_those_there_are() -> None:
+    problem = read_reply(call("calculat", expression="1"), TOOLS).problem
+    assert problem == (
+        "There is no tool 'calculat'. Did you mean 'calculate'? The tools: "
+        "calculate(expression: string, digits?: integer or null), now()."
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({}, "'expression' is a required property"),
+        ({"expression": 3}, "expression: 3 is not of type 'string'"),
+        ({"expression": "1", "digits": "2"}, "digits: '2'"),
+        ({"expression": "1", "places": 2}, "'places' was unexpected"),
+    ],
+)
+def test_wrong_arguments_are_told_with_the_tools_signature(
+    arguments: dict[str, Any], said: str
+) -> None:
+    problem = read_reply(call("calculate", **arguments), TOOLS).problem
+    assert problem is not None and said in problem
+    assert problem.endswith("Expected: calculate(expression: string, digits?: integer or null).")
+
+
+def test_null_where_the_schema_is_nullable() -> None:
+    reply = read_reply(call("calculate", expression="1", digits=None), TOOLS)
+    assert reply.problem is None and reply.tool_calls[0].arguments["digits"] is None
+
+
+def test_right_calls_are_carried_out_beside_wrong_ones() -> None:
+    reply = read_reply(call("now") + call("never") + "<tool_call>{</tool_call>", TOOLS)
+    assert [one.name for one in reply.tool_calls] == ["now"]
+    assert reply.problem is not None
+    assert "no tool 'never'" in reply.problem and "not valid JSON" in reply.problem
+
+
+def test_of_many_wrong_calls_a_few_are_told() -> None:
+    problem = read_reply(call("never") * 50, TOOLS).problem
+    assert problem is not None and problem.count("There is no tool") == 3
+    assert problem.endswith("And 47 more calls are wrong.")
+
+
+PIECES = ["<tool_call>", "</tool_call>", '{"name"', ': "calculate"', '"arguments"', "{", "}", "[",
+          "]", ",", '"', "\\ud800", "<think>", "</think>", "1e999", "null", "\n", "x"]  # fmt: skip
+
+
+def test_no_text_raises() -> None:
+    rng = random.Random(0)
+    for _ in range(3000):
+        text = "".join(rng.choices(PIECES, k=rng.randint(1, 30)))
+        reply = read_reply(text, TOOLS)
+        assert reply.text == text
+        assert all(one.name in ("calculate", "now") for one in reply.tool_calls)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(), JSON, max_size=3))
+def test_any_arguments_come_back_as_they_were_written(arguments: dict[str, Any]) -> None:
+    tool = {"name": "any", "parameters": {"type": "object", "additionalProperties": True}}
+    text = f'before <tool_call>{{"name": "any", "arguments": {json.dumps(arguments)}}}</tool_call>'
+    reply = read_reply(text, (tool,))
+    assert reply.problem is None
+    assert reply.tool_calls == (ToolCall("any", arguments),)
+
+
+def test_another_format_is_read_by_what_is_given() -> None:
+    def shout(text: str, tools: object) -> tuple[str, list[tuple[str, str]], list[str]]:
+        return "", [("calculate", text.removeprefix("CALL "))], ["And more."]
+
+    reply = read_reply('CALL {"expression": "1"}', TOOLS, shout)
+    assert reply.tool_calls == (ToolCall("calculate", {"expression": "1"}),)
+    assert reply.problem == "And more."
+    problem = read_reply("CALL {", TOOLS, shout).problem
+    assert problem is not None and "The arguments of the call of 'calculate' are not" in problem
+
+
+def test_hermes_gives_the_text_outside_of_calls() -> None:
+    outside, calls, problems = hermes(f"a{call('now')}b{call('now')}c", TOOLS)
+    assert (outside, calls, problems) == ("abc", [("now", "{}")] * 2, [])
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Two tools are called 'now'"):
+        read_reply("x", (NOW, NOW))
+
+
+@pytest.mark.parametrize(
+    ("tool", "said"),
+    [
+        ("calculate", "is no tool"),
+        ({"type": "function"}, "is no tool"),
+        ({"name": "a", "parameters": []}, "no JSON schema"),
+        (
+            {"name": "a", "parameters": {"properties": {"b": {"type": "image"}}}},
+            "properties/b/type",
+        ),
+        ({"name": "a", "parameters": {"$ref": "https://x.org/y.json"}}, "refer to 'https:"),
+        ({"name": "a", "parameters": {"$ref": "#/$defs/b"}}, "'#/$defs/b'"),
+    ],
+)
+def test_a_tool_that_no_call_could_be_checked_against(tool: object, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_tool(tool)
+    assert said in str(caught.value)
+
+
+def test_schemas_of_others() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {
+            "nullable": {"type": "string"},
+            "place": {"$ref": "#/$defs/place"},
+            "unit": {"anyOf": [{"enum": ["C", "F"]}, {"type": "null"}]},
+            "days": {"type": "array", "items": {"type": "integer"}},
+        },
+        "$defs": {"place": {"type": "string", "minLength": 2}},
+    }
+    tool = {"name": "weather", "parameters": parameters}
+    check_tool(tool)
+    assert written(tool) == (
+        'weather(nullable?: string, place?: anything, unit?: "C" or "F" or null, '
+        "days?: array of integer)"
+    )
+    assert wrong_arguments(tool, {"nullable": "x", "place": "Oslo", "unit": "C"}) is None
+    assert wrong_arguments(tool, {"place": "O"}) == "place: 'O' is too short"
+    assert wrong_arguments(tool, {"days": [1, "2"]}) == "days[1]: '2' is not of type 'integer'"
