@@ -16,16 +16,21 @@ _CHARACTERS_PER_TOKEN = 32
 """No more are tokenized to find where a long text is to be cut."""
 
 
+Read = Callable[[str, Tools], Reply]
+"""A reply from its text, with the tools that it may call."""
+
+
 @dataclass(frozen=True)
 class Speech:
     """template: of the run, knowing the environment's tools. ends: tokens at which sampling stops.
-    reads: a reply from its text, with the tools that it may call. most: tokens of
-    what the environment says at once."""
+    most: tokens of what the environment says at once. keeps_end: it wants replies with the token
+    that ends a turn."""
 
     template: Template
     ends: tuple[int, ...]
-    reads: Callable[[str, Tools], Reply]
+    reads: Read
     most: int
+    keeps_end: bool = False
 
     def knowing(self, tools: Tools) -> Speech:
         """The same for prompts that describe these. DataError where plain text leaves them out."""
@@ -34,7 +39,8 @@ class Speech:
     def read(self, sampled: Ints, tools: Tools) -> Reply:
         """What the policy said, from the tokens of its turn. tools: that it may call."""
         said = [token for token in sampled.tolist() if token not in self.ends]
-        return self.reads(self.text(said), tools)
+        reply = self.reads(self.text(said), tools)
+        return replace(reply, text=self.text(sampled.tolist())) if self.keeps_end else reply
 
     def begins(self, messages: Messages) -> list[int]:
         """A whole prompt. DataError where the template refuses it."""

@@ -10,10 +10,13 @@ from math import ceil
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.continuation import rewrites
+from plimsoll.data.template import Template
 from plimsoll.environment.episode import Table
 from plimsoll.environment.opening import Factory, opened
+from plimsoll.environment.openrlhf import AgentExecutorBase
 from plimsoll.environment.seat import Here
-from plimsoll.environment.speech import Speech
+from plimsoll.environment.speech import Read, Speech
+from plimsoll.environment.tool_calls import read_reply
 from plimsoll.errors import ConfigError
 from plimsoll.rl.episodes import Environments
 from plimsoll.rollout.text import end_tokens
@@ -39,11 +42,32 @@ def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
     found = {}
     for name, config in environments.items():
         try:
-            found[name] = opened(config.name)
-            found[name].check(config.options)
+            found[name] = _kind(config)
         except ConfigError as error:
             raise ConfigError(f"environments.{name}: {error}") from error
     return found
+
+
+def _kind(config: EnvironmentConfig) -> Factory:
+    found = opened(config.name)
+    if isinstance(found, AgentExecutorBase):
+        raise ConfigError(
+            f"{config.name!r} plays whole episodes itself (`execute`). Name an agent with `reset` "
+            "and `step` (MultiTurnAgentExecutor)."
+        )
+    found.check(config.options)
+    return found
+
+
+def _reader(config: EnvironmentConfig, template: Template) -> Read:
+    """How a reply's tool calls are found in its text."""
+    if config.tool_format == "none":
+        return lambda text, tools: read_reply(text, ())
+    if config.tool_format == "hermes":
+        return read_reply
+    from plimsoll.rollout.vllm_tools import vllm_extract  # vLLM takes seconds
+
+    return partial(read_reply, extract=vllm_extract(config.tool_format, template.tokenizer))
 
 
 def set_up(spec: RunSpec[RlConfig], kinds: Kinds, loop: AbstractEventLoop) -> Environments | None:
@@ -73,6 +97,7 @@ def _table(spec: RunSpec[RlConfig], name: str, kind: Factory) -> Table:
             "was sampled as it was sampled; or set data.chat_template to a template that does not."
         )
     ends = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
-    speech = Speech(template, ends, reader(config.tool_format), config.max_observation_tokens)
+    read = _reader(config, template)
+    speech = Speech(template, ends, read, config.max_observation_tokens, kind.keeps_end)
     seat = partial(Here, partial(kind.make, **config.options), config.call_seconds)
     return Table(name, config, seat, speech, spec.data.max_tokens)

@@ -96,7 +96,7 @@ def test_one_that_gives_up_keeps_nobody_waiting() -> None:
         [answer] = await rounds.ask(request, 1)
         return int(answer.response_tokens[0])
 
-    async def both() -> list[int | BaseException | None]:
+    async def both() -> tuple[object, object]:
         return await asyncio.gather(impatient(), slow(), return_exceptions=True)
 
     ended, answer = asyncio.run(both())
