@@ -22,8 +22,7 @@ import numpy as np
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.pairs import PairColumns, pair_of
-from plimsoll.data.report import BadRow, BadRows, RowProblem
-from plimsoll.data.row import Row
+from plimsoll.data.report import BadRow, BadRows, Row, RowProblem
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model

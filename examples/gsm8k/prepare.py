@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.report import BadRow, BadRows
-from plimsoll.data.row import Row
+from plimsoll.data.report import BadRow, BadRows, Row
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model

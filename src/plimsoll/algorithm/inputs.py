@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from plimsoll.algorithm.token_rewards import token_rewards
+from plimsoll.algorithm.sequences import token_rewards
 from plimsoll.records import BatchCounts
 
 

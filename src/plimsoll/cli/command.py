@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
 from plimsoll.cli.jobs import run_job
-from plimsoll.cli.methods import told_of
 from plimsoll.cli.options import ReaderGone, show
-from plimsoll.cli.serving import serve_reward
 from plimsoll.cli.tools import (
     calibrate,
     demo,
@@ -33,6 +31,7 @@ from plimsoll.cli.tools import (
     plan,
     report,
     rollouts,
+    serve_reward,
 )
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
@@ -42,6 +41,7 @@ from plimsoll.run.output import open_missing
 
 if TYPE_CHECKING:
     from plimsoll.spec.job import Job
+from plimsoll.rl.presets import PRESETS
 
 _INTERRUPTED = 130
 _READER_GONE = 141  # as shells expect of a command that SIGPIPE ended
@@ -200,4 +200,31 @@ def _show_unexpected(
         f"error: unexpected {kind.__name__}: {error}{place}\n"
         f"Run the command again with --debug for the traceback.",
         file=sys.stderr,
+    )
+
+
+_ADVANTAGES = ("reinforce", "reinforce_pp_baseline", "remax", "gdpo", "batch_mean")
+"""Files of algorithm/advantage/ that are no preset."""
+_POLICY_LOSSES = ("sapo", "dppo_tv")
+"""Files of algorithm/policy_loss/ that are none."""
+_LOSSES = ("orpo", "simpo", "ipo", "cpo")
+"""Files of algorithm/preference_loss/."""
+_PARTS = {
+    **dict.fromkeys(_ADVANTAGES, ("an advantage", "rl", "algorithm.advantage.name")),
+    **dict.fromkeys(_POLICY_LOSSES, ("a policy loss", "rl", "algorithm.policy_loss.name")),
+    **dict.fromkeys(_LOSSES, ("a loss", "dpo", "algorithm.loss.name")),
+}
+
+
+def told_of(word: str) -> str | None:
+    """What Plimsoll has of a method that was typed as a command; None for any other word."""
+    name = word.lower().replace("++", "_pp").replace("-", "_")
+    if name in PRESETS:
+        return f"{word!r} is the command {name!r}: write `plimsoll {name} CONFIG.yaml`."
+    if name not in _PARTS:
+        return None
+    what, job, key = _PARTS[name]
+    return (
+        f"{word!r} is no command of its own, but {what} of `plimsoll {job}`: write `plimsoll {job} "
+        f"CONFIG.yaml --{key} {name}`, or {key}: {name} in the config."
     )

@@ -14,17 +14,17 @@ import numpy as np
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.loading import Checked, Loaded, Seen, load_rows, rendered, source_name, unseen
-from plimsoll.data.numbers import limit_of, order_of
 from plimsoll.data.pairs import PairColumns, PairRow, margin_of, pair_of
 from plimsoll.data.pieces import Piece, prompt_number, readable
-from plimsoll.data.report import RowProblem
-from plimsoll.data.row import Row
+from plimsoll.data.report import Row, RowProblem
 from plimsoll.data.rows import (
     answer_of,
     check_answered,
     conversation_of,
     further_columns,
     label_of,
+    limit_of,
+    order_of,
     prompt_of,
     reference_of,
     text_of,

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from plimsoll.errors import DataError
 from plimsoll.run.counting import counted
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as read.
+
+    file: the file, directory or hub name it came from.
+    line: 1-based line in JSON lines, 1-based row number in a JSON array, Parquet and `datasets`.
+    values: by column, and by dotted names where the source names columns within columns; of Parquet
+        and `datasets` only what the source names, where it has all of that, unless the whole row is
+        asked for.
+    """
+
+    file: str
+    line: int
+    values: Mapping[str, object]
+
 
 SHOWN = 10
 """Bad rows that an error message lists."""

@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.json_rows import not_utf8, read_json
 from plimsoll.data.nested import top_of, with_named
-from plimsoll.data.report import BadRow, RowProblem, nearest
-from plimsoll.data.row import Row
+from plimsoll.data.report import BadRow, Row, RowProblem, nearest
 from plimsoll.errors import ConfigError
 
 LINES = (".jsonl", ".json", ".jsonl.gz")

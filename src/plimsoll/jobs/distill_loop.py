@@ -23,7 +23,7 @@ from plimsoll.engine.teacher_forward import TeacherForward
 from plimsoll.engine.worker import Worker
 from plimsoll.jobs.distill import DistillConfig
 from plimsoll.records import BatchCounts, Sample
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles

@@ -27,7 +27,7 @@ from plimsoll.engine.worker import Worker
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.model.value import at_marks
 from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer

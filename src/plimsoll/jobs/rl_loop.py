@@ -49,7 +49,7 @@ from plimsoll.rl.setup import (
     load_prompt_data,
     start,
 )
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
 from plimsoll.spec.run_spec import RunSpec

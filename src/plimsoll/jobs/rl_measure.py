@@ -18,7 +18,7 @@ from plimsoll.reward.score import Scored, Scorer
 from plimsoll.rl.evaluate import answer_held_out, evaluation_figures
 from plimsoll.rl.sampling import Submit
 from plimsoll.rl.setup import prompt_loader, start
-from plimsoll.run.counter import Advance, counting
+from plimsoll.run.displays import Advance, counting
 from plimsoll.run.trajectories import write_trajectories
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec, resolve

@@ -29,7 +29,7 @@ from plimsoll.rl.setup import RlData, RlWork, load_prompt_data, start
 from plimsoll.run.counting import counted
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import write_rows
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import read_trajectories, write_trajectories
 from plimsoll.spec.run_spec import RunSpec

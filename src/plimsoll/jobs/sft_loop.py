@@ -21,7 +21,7 @@ from plimsoll.engine.objectives.nll import NllObjective
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import BatchCounts, Pack, Sample
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles

@@ -4,7 +4,8 @@ vLLM load."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
 from plimsoll.model.attention import Layout, sent
 from plimsoll.model.checks import check_length
@@ -26,8 +28,13 @@ from plimsoll.model.companions import write_generation
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
-from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs
-from plimsoll.model.token_nll import Imitation, token_nll
+from plimsoll.model.token_logprobs import (
+    Entropy,
+    Imitation,
+    TokenLogprobs,
+    token_logprobs,
+    token_nll,
+)
 from plimsoll.records import Pack
 from plimsoll.run.files import whole_directory
 
@@ -252,3 +259,37 @@ def _without_ties(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in state.items():
         first.setdefault((tensor.device, tensor.data_ptr()), name)
     return {name: state[name] for name in first.values()}
+
+
+_LAYER = re.compile(r".*?\.layers\.\d+\.")
+
+
+def published(lm: PreTrainedModel, weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Weights by the names and in the pieces of the model's files; some share their memory.
+
+    weights: whole, by Hugging Face name; taken out layer by layer, as other pieces are copies.
+    """
+    for names in _by_layer(weights):
+        layer = {name: weights.pop(name) for name in names}
+        yield from revert_weight_conversion(lm, layer).items()
+
+
+def written(lm: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same with memory of its own for each piece, as files need it."""
+    whole = set(weights)
+    return {n: t if n in whole else t.clone() for n, t in published(lm, weights)}
+
+
+def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """What the files of a PolicyModel or ValueModel hold besides parameters, by Hugging Face name:
+    a router's biases, say, which no gradient moves."""
+    buffers = dict(module.named_buffers())
+    return {plain_name(name): buffers[name] for name in module.state_dict() if name in buffers}
+
+
+def _by_layer(names: Iterable[str]) -> list[list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        layer = _LAYER.match(name)
+        groups.setdefault(layer[0] if layer else "", []).append(name)
+    return list(groups.values())

@@ -10,10 +10,8 @@ from typing import Any
 import httpx
 
 from plimsoll.machine.host import usable_cores
-from plimsoll.reward.functions.here import Here
-from plimsoll.reward.functions.messages import Setup
+from plimsoll.reward.functions.calls import Here, Setup, is_coroutine, takes_many
 from plimsoll.reward.functions.processes import ProcessPool
-from plimsoll.reward.functions.signature import is_coroutine, takes_many
 from plimsoll.reward.price import MOST_PROCESSES
 from plimsoll.reward.references import processes_asked
 from plimsoll.reward.rule import Rule

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.records import RewardPart, Trajectory
-from plimsoll.reward.event_loop import end_all, event_loop
 from plimsoll.reward.opening import open_source
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome
 from plimsoll.reward.rule import Rule, Rules, build_rewards, shown_texts
 from plimsoll.reward.running import Running, State
-from plimsoll.reward.source import Source, side_by_side
+from plimsoll.reward.source import Source, end_all, event_loop, side_by_side
 
 
 @dataclass(frozen=True)

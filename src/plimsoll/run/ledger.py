@@ -16,8 +16,7 @@ from typing import Any
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.counting import use_text
 from plimsoll.run.json_lines import Row, append_rows, iter_rows
-from plimsoll.run.planned import Footprints
-from plimsoll.run.readings import Footprint, Line, Reading, Share, largest, total
+from plimsoll.run.readings import Footprint, Footprints, Line, Reading, Share, largest, total
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +126,19 @@ _CARD_NUMBERS = ("allocated", "reserved", "device")
 
 def _larger(one: int | None, other: int | None) -> int | None:
     return max((size for size in (one, other) if size is not None), default=None)
+
+
+Footprints = dict[str, Footprint]
+"""By phase."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """plan: as JSON and as SVG; None where there is none. predicted: what
+    each process should hold at its fullest, by process and phase. fits: False for a run that was
+    forced, though its plan does not fit.
+    """
+
+    plan: tuple[str, str] | None = None
+    predicted: Mapping[str, Footprints] = field(default_factory=dict)
+    fits: bool = True

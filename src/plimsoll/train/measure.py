@@ -14,7 +14,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
 from plimsoll.engine.worker import Worker
 from plimsoll.records import BatchCounts, Pair, Sample
-from plimsoll.run.counter import counting
+from plimsoll.run.displays import counting
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.loading import load_measured

@@ -7,8 +7,7 @@ from itertools import groupby
 
 from plimsoll.errors import DoesNotFit
 from plimsoll.run.counting import gigabytes
-from plimsoll.run.planned import Footprints
-from plimsoll.run.readings import Footprint, Reading
+from plimsoll.run.readings import Footprint, Footprints, Reading
 
 
 def refuse_smaller_nodes(

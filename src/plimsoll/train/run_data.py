@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Generic, TypeVar
+
+import xxhash
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.loading import Loaded, Seen, unseen
@@ -18,8 +21,8 @@ from plimsoll.run.counting import counted
 from plimsoll.run.state import RunState
 from plimsoll.spec.model_files import read_model_json
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.overlap import learned_and_held_out
 from plimsoll.train.resuming import (
+    Items,
     Sources,
     changed_counts,
     check_rows,
@@ -178,3 +181,29 @@ def repeats(order: MixedOrder, rows_per_step: int) -> Iterator[str]:
                 f"{portion.key} has {counted(portion.rows, 'usable row')}, and a step draws "
                 f"{drawn:,.0f} of them: each step sees some more than once"
             )
+
+
+def learned_and_held_out(data: DataConfig, items: Items) -> Iterator[str]:
+    """A warning for each source to learn from that also has some of the held-out rows of a set."""
+    for key, held_out in data.eval_sources().items():
+        if items.get(key):
+            yield from _shared(data, items, key, held_out.path)
+
+
+def _shared(data: DataConfig, items: Items, key: str, path: str) -> Iterator[str]:
+    held_out = items[key]
+    times = Counter(map(_key, held_out))
+    total = counted(len(held_out), "prompt" if isinstance(held_out[0], Prompt) else "row")
+    for name, source in data.train_sources().items():
+        shared = sum(times[own] for own in times.keys() & map(_key, items[name]))
+        if shared:
+            yield (
+                f"{key} ({path}) shares {shared:,} of its {total} with {name} "
+                f"({source.path}): on these, evaluations measure what was memorised. Take them out "
+                "of one of the two"
+            )
+
+
+def _key(item: Row | Prompt) -> bytes:
+    read = [item] if isinstance(item, Prompt) else item.samples
+    return b"".join(sorted(xxhash.xxh3_128_digest(one.tokens.data) for one in read))

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plimsoll.algorithm.aggregation import Aggregation, aggregate
 from plimsoll.algorithm.choice import correction, policy_loss
 from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, ValueLossInputs
 from plimsoll.algorithm.kl import KlEstimator
 from plimsoll.algorithm.policy_objective import (
+    Aggregation,
     PolicyObjectiveInputs,
     PolicyTerms,
+    aggregate,
     policy_objective,
 )
 from plimsoll.algorithm.value_loss import value_loss

@@ -24,7 +24,7 @@ from plimsoll.records import Sample
 from plimsoll.reward.rule import build_rewards
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.clock import TimedPhase
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.resuming import fingerprint
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeats

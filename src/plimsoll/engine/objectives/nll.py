@@ -10,7 +10,7 @@ from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.model.policy import PackTensors
-from plimsoll.model.token_nll import Imitation
+from plimsoll.model.token_logprobs import Imitation
 from plimsoll.records import BatchCounts
 
 

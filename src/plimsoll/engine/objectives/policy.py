@@ -7,11 +7,11 @@ from functools import cached_property
 
 from torch import Tensor
 
-from plimsoll.algorithm.aggregation import Aggregation
 from plimsoll.algorithm.choice import correction, policy_loss
 from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs
 from plimsoll.algorithm.kl import KlEstimator
 from plimsoll.algorithm.policy_objective import (
+    Aggregation,
     PolicyObjectiveInputs,
     PolicyTerms,
     policy_objective,

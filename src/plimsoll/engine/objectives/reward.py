@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from plimsoll.algorithm.choice import reward_loss
 from plimsoll.algorithm.inputs import LossOutput, RewardLossInputs
-from plimsoll.algorithm.preference import in_pairs
-from plimsoll.algorithm.reward import reward_objective
+from plimsoll.algorithm.preference import in_pairs, reward_objective
 from plimsoll.config.base import Choice
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.attention import sent
