@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,7 +18,6 @@ from plimsoll.run.json_lines import keep_rows_until
 
 if TYPE_CHECKING:
     from filelock import FileLock
-import os
 
 _STEP_NAME = re.compile(r"step-(\d{6,})(?:\.parquet)?")
 
@@ -231,12 +231,9 @@ def _remove_leftovers(path: Path, *patterns: str) -> None:
 
 
 def _by_step(folder: Path) -> list[tuple[int, Path]]:
-    matches = [(_STEP_NAME.fullmatch(item.name), item) for item in _items(folder)]
+    items = folder.iterdir() if folder.is_dir() else ()
+    matches = [(_STEP_NAME.fullmatch(item.name), item) for item in items]
     return [(int(match[1]), item) for match, item in matches if match]
-
-
-def _items(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 LOCK_FILE = "run.lock"

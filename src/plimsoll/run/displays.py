@@ -2,7 +2,7 @@
 
 On a terminal: a bar with the time that is left, the last values under it, of sampled responses a
 good and a bad one, and what goes on now, redrawn in place. Elsewhere (a pipe, a log file, a dumb
-terminal): one plain ASCII line per step.
+terminal): one plain ASCII line per step. A long count is a bar there, and a line now and then here.
 A run whose reader goes away (`plimsoll ppo ... | head -1`), or whose log file's disk is full, says
 so once on standard error, and goes on unseen.
 """

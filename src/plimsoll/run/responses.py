@@ -1,5 +1,6 @@
 """Sampled responses as people read them: from a step's trajectories on the disk, the columns that
-say something to a person; of files of older versions too."""
+say something to a person; of files of older versions too. And texts that models wrote, made fit to
+be shown on a terminal."""
 
 from __future__ import annotations
 
@@ -23,15 +24,12 @@ characters."""
 def visible(text: str) -> str:
     """The text with its control codes escaped, such as `\\x1b`, but for tabs and ends of lines:
     shown as they are, they would be commands to the terminal."""
-    return "".join(one if one in "\t\n" or _is_shown(one) else _code(one) for one in text)
 
+    def shown(one: str) -> str:
+        plain = one in "\t\n" or unicodedata.category(one) not in _SHOWN_AS_CODES
+        return one if plain else one.encode("unicode_escape").decode()
 
-def _is_shown(character: str) -> bool:
-    return unicodedata.category(character) not in _SHOWN_AS_CODES
-
-
-def _code(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    return "".join(map(shown, text))
 
 
 def excerpt(text: str, length: int) -> str:

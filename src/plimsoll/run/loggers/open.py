@@ -1,4 +1,5 @@
-"""Opening the loggers that a config asks for, under the names by which they know the run."""
+"""The loggers that a config asks for, opened under the names by which they know the run; all as
+one."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,12 +83,11 @@ def open_loggers(
     settings: the resolved config. first_step: the first that is still to come.
     Raises ConfigError where one cannot be opened.
     """
-    names = dict.fromkeys(config.loggers)
     loggers: list[Logger] = []
     if config.tensorboard:
         loggers.append(TensorBoardLogger(directory.tensorboard_path, first_step))
     known = _known(directory)
-    for name in names:
+    for name in dict.fromkeys(config.loggers):
         if name != "tensorboard":
             logger = _opened(name, config, directory, settings, known.get(name))
             known[name] = logger.identity
@@ -136,20 +137,9 @@ def _opened(
 
 def _load(name: LoggerName) -> type[Any]:
     """The logger's class; each is imported only where it is asked for."""
-    match name:
-        case "wandb":
-            from plimsoll.run.loggers.wandb import WandbLogger
-
-            return WandbLogger
-        case "mlflow":
-            from plimsoll.run.loggers.mlflow import MlflowLogger
-
-            return MlflowLogger
-        case "trackio":
-            from plimsoll.run.loggers.trackio import TrackioLogger
-
-            return TrackioLogger
-    raise AssertionError(name)
+    module = import_module(f"plimsoll.run.loggers.{name}")
+    kind: type[Any] = getattr(module, f"{name.capitalize()}Logger")
+    return kind
 
 
 def _table_every(config: RunConfig) -> int:
