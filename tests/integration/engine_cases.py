@@ -17,9 +17,13 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives.nll import NllObjective
-from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
-from plimsoll.engine.objectives.value import ValueObjective, ValueStream
+from plimsoll.engine.objectives import (
+    NllObjective,
+    PolicyObjective,
+    PolicyStream,
+    ValueObjective,
+    ValueStream,
+)
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.engine.zero.settings import zero_settings

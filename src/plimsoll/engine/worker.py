@@ -18,7 +18,7 @@ from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, w
 from plimsoll.engine.frozen import FrozenEngine, WithoutAdapter
 from plimsoll.engine.meter import read_memory, share_of
 from plimsoll.engine.micro_batches import learn, losses, measure, score
-from plimsoll.engine.objectives.distillation import DistillationObjective
+from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.process_group import Place, join, leave
 from plimsoll.engine.protocol import Engine, Objective, TrainedEngine, not_finite
 from plimsoll.engine.shortage import telling_shortage

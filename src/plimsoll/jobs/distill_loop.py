@@ -18,7 +18,7 @@ from plimsoll.algorithm.choice import divergence
 from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives.distillation import DistillationObjective
+from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.teacher_forward import TeacherForward
 from plimsoll.engine.worker import Worker
 from plimsoll.jobs.distill import DistillConfig

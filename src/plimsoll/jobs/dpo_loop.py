@@ -22,7 +22,7 @@ from plimsoll.algorithm.inputs import PairValues, PreferenceLossInputs
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_pairs
-from plimsoll.engine.objectives.preference import PreferenceObjective
+from plimsoll.engine.objectives import PreferenceObjective
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.records import BatchCounts, Floats, Pair, samples_of
 from plimsoll.run.readings import Planned

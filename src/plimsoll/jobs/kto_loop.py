@@ -25,7 +25,7 @@ from plimsoll.algorithm.separation import separation_effect, separation_interval
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
 from plimsoll.data.mismatched import mismatched
-from plimsoll.engine.objectives.feedback import FeedbackObjective, FeedbackStream
+from plimsoll.engine.objectives import FeedbackObjective, FeedbackStream
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
 from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Pack, Sample, samples_of

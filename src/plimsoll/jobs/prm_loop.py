@@ -22,7 +22,7 @@ from plimsoll.algorithm.interval import share_interval
 from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
-from plimsoll.engine.objectives.process import ProcessObjective
+from plimsoll.engine.objectives import ProcessObjective
 from plimsoll.engine.worker import Worker
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.model.value import at_marks

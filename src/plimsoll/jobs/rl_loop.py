@@ -20,7 +20,7 @@ from plimsoll.algorithm.kl import adapt
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.rl import RlConfig
-from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
+from plimsoll.engine.objectives import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.jobs.rl_measure import measured_with
 from plimsoll.records import Floats

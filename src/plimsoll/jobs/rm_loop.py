@@ -26,7 +26,7 @@ from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs
 from plimsoll.data.loading import Loaded, Seen, unseen
 from plimsoll.data.template import Template
-from plimsoll.engine.objectives.reward import RewardObjective
+from plimsoll.engine.objectives import RewardObjective
 from plimsoll.engine.worker import Worker
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.model.value import at_ends

@@ -17,7 +17,7 @@ import numpy as np
 from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives.nll import NllObjective
+from plimsoll.engine.objectives import NllObjective
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.records import BatchCounts, Pack, Sample

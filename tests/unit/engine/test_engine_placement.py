@@ -25,13 +25,17 @@ from plimsoll.config.base import Choice
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.engine.average import Average
-from plimsoll.engine.objectives.distillation import DistillationObjective
-from plimsoll.engine.objectives.nll import NllObjective
-from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
-from plimsoll.engine.objectives.preference import PreferenceObjective
-from plimsoll.engine.objectives.process import ProcessObjective
-from plimsoll.engine.objectives.reward import RewardObjective
-from plimsoll.engine.objectives.value import ValueObjective, ValueStream
+from plimsoll.engine.objectives import (
+    DistillationObjective,
+    NllObjective,
+    PolicyObjective,
+    PolicyStream,
+    PreferenceObjective,
+    ProcessObjective,
+    RewardObjective,
+    ValueObjective,
+    ValueStream,
+)
 from plimsoll.engine.optimizer import begin_moments
 from plimsoll.engine.teacher_forward import teacher_forward
 from plimsoll.model.adapters import add_adapter, plain_weight
