@@ -37,11 +37,11 @@ from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
 from plimsoll.machine.nvidia import card_order
 from plimsoll.machine.threads import waiting
+from plimsoll.rl.presets import PRESETS
 from plimsoll.run.output import open_missing
 
 if TYPE_CHECKING:
     from plimsoll.spec.job import Job
-from plimsoll.rl.presets import PRESETS
 
 _INTERRUPTED = 130
 _READER_GONE = 141  # as shells expect of a command that SIGPIPE ended
@@ -135,7 +135,8 @@ def _dispatch(words: list[str]) -> None:
     for word in words:
         word.encode()  # refuses a name of other bytes than UTF-8's before anything is written
     if not words or words[0] in ("-h", "--help"):
-        show(_help())
+        lines = (f"  plimsoll {f'{j.name} CONFIG.yaml':<24} {j.summary}" for j in _jobs().values())
+        show(_HELP.format(jobs="\n".join(lines)))
     elif words[0] == "--version":
         show(f"plimsoll {__version__}")
     elif words[0] in _TOOLS:
@@ -158,11 +159,6 @@ def _jobs() -> Mapping[str, Job[Any]]:
     from plimsoll.jobs import JOBS
 
     return JOBS
-
-
-def _help() -> str:
-    lines = (f"  plimsoll {f'{j.name} CONFIG.yaml':<24} {j.summary}" for j in _jobs().values())
-    return _HELP.format(jobs="\n".join(lines))
 
 
 _TOOLS: Mapping[str, Callable[[list[str]], None]] = {

@@ -1,4 +1,5 @@
-"""Rows that cannot be used: one is noted where it is found, all are judged after reading."""
+"""A row as it was read; and rows that cannot be used: one is noted where it is found, all are
+judged after reading."""
 
 from __future__ import annotations
 

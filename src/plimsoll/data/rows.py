@@ -142,9 +142,7 @@ def _is_plain(value: object) -> bool:
 def label_of(row: Row, column: str) -> bool:
     """A row's label: true or 1 for a desirable response, false or 0 for an undesirable one. pandas
     writes such a column as 1.0 and 0.0 where some of its rows have no label."""
-    value = row.values.get(column)
-    if value is None:
-        raise RowProblem(column, "is missing")
+    value = _present(row.values, column)
     if isinstance(value, bool | int | float) and value in (0, 1):
         return bool(value)
     shown = f" ({value})" if isinstance(value, int | float) else ""
@@ -272,10 +270,8 @@ def _checked_text(value: object, field: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        broken = f"U+{ord(value[error.start]):04X}"
-        raise RowProblem(field, f"is not valid Unicode: half of a surrogate pair, {broken}") from (
-            error
-        )
+        why = f"half of a surrogate pair, U+{ord(value[error.start]):04X}"
+        raise RowProblem(field, f"is not valid Unicode: {why}") from error
     return value
 
 
@@ -310,9 +306,7 @@ def limit_of(row: Row, column: str | None, sampling: SamplingConfig) -> int | No
 
 
 def _number(row: Row, column: str, what: str) -> int | float:
-    value = row.values.get(column)
-    if value is None:
-        raise RowProblem(column, "is missing")
+    value = _present(row.values, column)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RowProblem(column, f"must be {what}, but is {kind_of(value)}")
     return value

@@ -62,8 +62,10 @@ def _read(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
         )
     if path.is_file():
         return _read_file(path, columns)
+    if path.is_dir() and is_saved(path):
+        return _read_saved(path, source.split, columns)
     if path.is_dir():
-        return _read_directory(path, source.split, columns)
+        return (row for one in files_of(path, source.split) for row in _read_file(one, columns))
     looks_like_file = path.name.lower().endswith(SUFFIXES)
     if HUB_NAME.fullmatch(source.path) and not looks_like_file:
         return _read_hub(source, columns)
@@ -107,12 +109,6 @@ def is_data(file: Path) -> bool:
     return file.name.lower().endswith(SUFFIXES) and not file.name.startswith(".")
 
 
-def _read_directory(path: Path, split: str, columns: Columns) -> Iterator[Row | BadRow]:
-    if is_saved(path):
-        return _read_saved(path, split, columns)
-    return (row for file in files_of(path, split) for row in _read_file(file, columns))
-
-
 def is_saved(path: Path) -> bool:
     """Whether a directory is what `datasets` saves."""
     return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
@@ -144,17 +140,13 @@ def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
 
 def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
     try:
-        yield from _parquet_rows(path, columns)
+        with pq.ParquetFile(path) as file:
+            named = _named(columns, file.schema_arrow.names)
+            yield from _arrow_rows(str(path), file.iter_batches(BATCH_ROWS, columns=named))
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
     finally:
         pa.default_memory_pool().release_unused()  # what it read, Arrow keeps for more
-
-
-def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
-    with pq.ParquetFile(path) as file:
-        named = _named(columns, file.schema_arrow.names)
-        yield from _arrow_rows(str(path), file.iter_batches(BATCH_ROWS, columns=named))
 
 
 def _named(columns: Columns, present: list[str]) -> list[str]:

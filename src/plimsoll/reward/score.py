@@ -13,7 +13,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.opening import open_source
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome
-from plimsoll.reward.rule import Rule, Rules, build_rewards, shown_texts
+from plimsoll.reward.rule import Rule, build_rule, shown_texts
 from plimsoll.reward.running import Running, State
 from plimsoll.reward.source import Source, end_all, event_loop, side_by_side
 
@@ -100,15 +100,17 @@ class Scorer:
         return [*scored.trajectories]
 
     def check_reference(self, reference: str) -> None:
-        """As `Rules.check_reference`."""
-        Rules(tuple(part.rule for part in self.parts)).check_reference(reference)
+        """Have every rule look at a reference; raises as `Rule.check_reference`."""
+        for part in self.parts:
+            part.rule.check_reference(reference)
 
     def observe(self, trajectories: Sequence[Trajectory]) -> None:
         """Take the values of rewards that are normalised into their statistics. A step's come at
         once, so that in which order they were scored changes nothing."""
         for part in self.parts:
             if part.running is not None:
-                part.running.add([_value(t, part.rule.name) for t in trajectories])
+                own = (part_ for t in trajectories for part_ in t.rewards)
+                part.running.add([one.value for one in own if one.name == part.rule.name])
 
     def normalized(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """New trajectories with these values less the mean of those that were observed, over their
@@ -171,7 +173,7 @@ def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
 
     Raises ConfigError where a rule or an option cannot be used.
     """
-    rules = build_rewards(rewards).rules
+    rules = [build_rule(name, config) for name, config in rewards.items()]
     with event_loop() as loop:
         stack = AsyncExitStack()
         opening = _opened(rules, stack)
@@ -201,10 +203,6 @@ def _values(
         for trajectory, one in zip(trajectories, given, strict=True)
         if isinstance(one, Given)
     ]
-
-
-def _value(trajectory: Trajectory, name: str) -> float:
-    return next(part.value for part in trajectory.rewards if part.name == name)
 
 
 def _failure(

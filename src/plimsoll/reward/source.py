@@ -1,4 +1,5 @@
-"""Something that scores trajectories, and how it is tried again where it fails."""
+"""Something that scores trajectories, how it is tried again where it fails, and the event loop in
+which all rewards of a run are waited for, in a thread of its own."""
 
 from __future__ import annotations
 

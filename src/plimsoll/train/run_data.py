@@ -86,8 +86,10 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
 def _load_all(spec: RunSpec[Any], load: LoadRows[T], seen: Seen) -> dict[str, Loaded[T]]:
     """Of each source, by its key; one DataError tells the bad rows of all."""
     loaded, refused = {}, []
-    templates = {given: _template(spec, given) for given in _templates(spec.data)}
-    for key, source in spec.data.sources().items():
+    sources = spec.data.sources()
+    needed = dict.fromkeys(map(spec.data.template_of, sources.values()))
+    templates = {given: _template(spec, given) for given in needed}
+    for key, source in sources.items():
         try:
             template = templates[spec.data.template_of(source)]
             loaded[key] = load(spec.data, source, template, seen)
@@ -135,11 +137,6 @@ def row_counts(*loaded: Loaded[T]) -> dict[str, float]:
     }
 
 
-def _templates(data: DataConfig) -> Sequence[str | None]:
-    """Those that the sources need, each once."""
-    return [*dict.fromkeys(map(data.template_of, data.sources().values()))]
-
-
 def _template(spec: RunSpec[Any], given: str | None) -> Template:
     """How rows become tokens. given: as `data.chat_template`."""
     data, model = spec.data, spec.actor.model
@@ -184,10 +181,14 @@ def repeats(order: MixedOrder, rows_per_step: int) -> Iterator[str]:
 
 
 def learned_and_held_out(data: DataConfig, items: Items) -> Iterator[str]:
-    """A warning for each source to learn from that also has some of the held-out rows of a set."""
-    for key, held_out in data.eval_sources().items():
+    """A warning for each source to learn from that also has some of the held-out rows of a set.
+
+    Rows are compared by their tokens alone: the same text with another label, margin or reference
+    is the same row, and so is a pair with its responses swapped.
+    """
+    for key, source in data.eval_sources().items():
         if items.get(key):
-            yield from _shared(data, items, key, held_out.path)
+            yield from _shared(data, items, key, source.path)
 
 
 def _shared(data: DataConfig, items: Items, key: str, path: str) -> Iterator[str]:

@@ -1,4 +1,6 @@
-"""One call of a reward function, in this process: in a thread, or as a coroutine."""
+"""One call of a reward function, in this process: in a thread, or as a coroutine; what a function
+says of itself; and what the pool (processes.py) and its processes (worker.py) tell each other:
+pickles, each with its length before it."""
 
 from __future__ import annotations
 
