@@ -12,11 +12,10 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig, set_name
-from plimsoll.data.nested import names_of
 from plimsoll.data.pieces import Piece
 from plimsoll.data.report import BadRow, BadRows, Row, RowProblem
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
-from plimsoll.data.sources import read_rows
+from plimsoll.data.sources import names_of, read_rows
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
 from plimsoll.errors import DataError

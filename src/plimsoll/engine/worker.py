@@ -28,9 +28,8 @@ from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.meter import reset_process_peak
 from plimsoll.model.adapters import add_adapter
-from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
-from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel
+from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel, companions
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.run.readings import Reading, Share

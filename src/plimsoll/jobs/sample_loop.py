@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import RlConfig

@@ -79,7 +79,8 @@ def _reasons_against(frame: PreTrainedModel, settings: Mapping[str, Any]) -> Ite
             "it asks for the router's auxiliary loss (output_router_logits), which Plimsoll does "
             "not add: routers learn from the job's loss alone. Write false in its config.json."
         )
-    head = frame.get_submodule("score") if _is_value(frame) else frame.get_output_embeddings()
+    is_value = "score" in dict(frame.named_children())
+    head = frame.get_submodule("score") if is_value else frame.get_output_embeddings()
     if type(head) is not nn.Linear:
         yield f"its head is a {type(head).__name__}, and only a Linear is known."
     elif between := _outside(frame, head):
@@ -93,7 +94,3 @@ def _outside(frame: PreTrainedModel, head: nn.Module) -> list[str]:
     """Parameters that are neither the decoder's nor the head's."""
     known = {id(p) for part in (frame.get_decoder(), head) for p in part.parameters()}
     return [name for name, p in frame.named_parameters() if id(p) not in known]
-
-
-def _is_value(frame: PreTrainedModel) -> bool:
-    return "score" in dict(frame.named_children())

@@ -1,6 +1,9 @@
 """The policy: a Hugging Face decoder over a pack, then log-probabilities of the learned tokens; its
 teacher; the names of its weights, and how they are written as a directory that transformers and
-vLLM load."""
+vLLM load, with what is saved beside them: the tokenizer, with the chat template that the model was
+trained with, and how it generates. In memory transformers keeps the experts of a mixture stacked,
+under names of its own.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import GENERATION_CONFIG_NAME
 
+from plimsoll.data.template import make_template
 from plimsoll.model.attention import Layout, sent
 from plimsoll.model.checks import check_length
-from plimsoll.model.companions import write_generation
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
@@ -37,6 +41,48 @@ from plimsoll.model.token_logprobs import (
 )
 from plimsoll.records import Pack
 from plimsoll.run.files import whole_directory
+
+
+@dataclass(frozen=True, eq=False)
+class Companions:
+    """generation: None for a model that scores."""
+
+    tokenizer: PreTrainedTokenizerBase
+    generation: GenerationConfig | None
+
+
+def companions(
+    lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str | None
+) -> Companions:
+    """Those of a trained model.
+
+    tokenizer: of the model that training began with, read anew.
+    template: Jinja that the model was trained with instead of the tokenizer's own: the tokenizer
+        gets it, and the token that ends its turns ends what the model generates.
+    """
+    generation = deepcopy(lm.generation_config) if lm.can_generate() else None
+    if template is not None:
+        tokenizer.chat_template = template
+        end = make_template(tokenizer, template, None).turn_end()
+        if generation is not None and end is not None:
+            token = int(tokenizer.convert_tokens_to_ids(end))
+            generation.eos_token_id = _with_end(generation.eos_token_id, token)
+    return Companions(tokenizer, generation)
+
+
+def _with_end(ends: int | list[int] | None, token: int) -> int | list[int]:
+    """One token stays a number, as the files of most models have it."""
+    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if token in known:
+        return token if ends == token else known
+    return [*known, token] if known else token
+
+
+def write_generation(generation: GenerationConfig, directory: Path) -> None:
+    """Write generation_config.json as it is: `save_pretrained` refuses settings that transformers
+    only warns of where it reads them, as Llama 2 was published with."""
+    generation.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
+
 
 WRAPPER = "lm."
 """What the names of a PolicyModel's or ValueModel's parameters begin with."""
@@ -158,7 +204,10 @@ class PolicyModel(nn.Module):
 
     def tied_names(self) -> dict[str, str]:
         """Hugging Face names that share their tensor with another: {name: the one that is kept}."""
-        return _tied_names(self.lm)
+        kept = {parameter: name for name, parameter in self.lm.named_parameters()}
+        every = self.lm.named_parameters(remove_duplicate=False)
+        tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
+        return {plain_name(name): plain_name(of) for name, of in tied.items()}
 
 
 def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
@@ -216,13 +265,6 @@ def is_of_adapter(name: str) -> bool:
 def plain_name(name: str) -> str:
     """The Hugging Face name of a parameter or buffer of a PolicyModel or ValueModel."""
     return name.removeprefix(WRAPPER).replace(".base_layer.", ".")
-
-
-def _tied_names(lm: nn.Module) -> dict[str, str]:
-    kept = {parameter: name for name, parameter in lm.named_parameters()}
-    every = lm.named_parameters(remove_duplicate=False)
-    tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
-    return {plain_name(name): plain_name(of) for name, of in tied.items()}
 
 
 def save_hf(

@@ -74,7 +74,9 @@ def token_logprobs(
     if ahead and not learns and entropy != "loss":
         each_L = torch.ones_like(targets_L, dtype=torch.float32)
         make = partial(differentiate, of, entropy, each_L, chunk, form)
-        return TokenLogprobs(*made_ahead(hidden_L_H, weight_VH, bias_V, make))
+        logprobs_L, entropy_L = made_ahead(hidden_L_H, weight_VH, bias_V, make)
+        assert logprobs_L is not None
+        return TokenLogprobs(logprobs_L, entropy_L)
     return TokenLogprobs(*_LearningHead.apply(*of, chunk, form, entropy))
 
 

@@ -14,7 +14,7 @@ from plimsoll.config.base import OptionValue
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, FunctionFailed, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
-from plimsoll.reward import opening
+from plimsoll.reward import score
 from plimsoll.reward.rule import build_rule
 from plimsoll.reward.score import open_rewards
 
@@ -250,7 +250,7 @@ def test_the_reward_is_the_weighted_sum(weights: list[float], finish: str) -> No
 def test_answers_that_are_judged_at_once_keep_their_order_and_one_that_ends_a_process_only_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opening, "usable_cores", lambda: 3)
+    monkeypatch.setattr(score, "usable_cores", lambda: 3)
     rewards = {"right": config("math_answer"), "cut": config("length")}
     answers = ["#### 72", "#### 73", "#### $9^{9^{9^9}}$"] + ["#### 72", "#### 7"] * 48
     found = scored(rewards, [trajectory(answer) for answer in answers])
