@@ -81,23 +81,24 @@ class PolicyObjectiveInputs:
 class PolicyTerms:
     """How the objective is put together; see `policy_objective`.
 
-    policy_loss: takes `PolicyObjectiveInputs`. correction: None: no weights. ratio_corrected: the
-    KL of each token is multiplied by its importance ratio. constant: of the aggregation of that
-    name.
+    ratio_corrected: the KL of each token is multiplied by its importance ratio. constant: of the
+    aggregation of that name.
     """
 
-    policy_loss: Callable[[PolicyObjectiveInputs], TokenLoss]
-    correction: Callable[[CorrectionInputs], TokenWeights] | None
-    aggregation: Aggregation
-    constant: int
-    kl_estimator: KlEstimator
-    kl_coefficient: float
-    ratio_corrected: bool
-    entropy_bonus: float
+    aggregation: Aggregation = "tokens"
+    constant: int = 1
+    kl_estimator: KlEstimator = "k3"
+    kl_coefficient: float = 0.0
+    ratio_corrected: bool = False
+    entropy_bonus: float = 0.0
 
 
 def policy_objective(
-    inputs: PolicyObjectiveInputs, counts: BatchCounts, terms: PolicyTerms
+    inputs: PolicyObjectiveInputs,
+    counts: BatchCounts,
+    terms: PolicyTerms,
+    policy_loss: Callable[[PolicyObjectiveInputs], TokenLoss],
+    correction: Callable[[CorrectionInputs], TokenWeights] | None = None,
 ) -> LossOutput:
     """weight * policy loss + kl_coefficient * KL (with a reference) - entropy_bonus * entropy of
     each token, aggregated. counts: of the whole optimizer step, not of this micro-batch.
@@ -117,10 +118,10 @@ def policy_objective(
         policy = inputs.policy
         return aggregate(x_L, policy.cu_loss_tokens, counts, terms.aggregation, terms.constant)
 
-    found = terms.policy_loss(inputs)
+    found = policy_loss(inputs)
     loss_L, metrics_L = found.loss_L, found.metrics | mismatch_metrics(inputs.correction)
-    if terms.correction is not None:
-        weights_L = terms.correction(inputs.correction).weights_L
+    if correction is not None:
+        weights_L = correction(inputs.correction).weights_L
         loss_L = weights_L * loss_L
         metrics_L |= {"correction": weights_L, "correction_zero": (weights_L == 0).float()}
     loss = total(loss_L)

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig, set_name
 from plimsoll.data.pieces import Piece
-from plimsoll.data.report import BadRow, BadRows, Row, RowProblem
+from plimsoll.data.report import BadRow, Row, RowProblem, settle
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
 from plimsoll.data.sources import names_of, read_rows
 from plimsoll.data.template import Template
@@ -94,8 +94,8 @@ def load_rows(
             check_columns(source, present, key)
     # Of many rows only some may have tools, so that all are to be seen first.
     check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
-    settled = BadRows(source.path, read, tuple(bad)).settle(data.on_bad_row)
-    return Loaded(tuple(items), settled, cut)
+    settle(source.path, read, bad, data.on_bad_row)
+    return Loaded(tuple(items), tuple(bad), cut)
 
 
 def source_key(data: DataConfig, source: SourceConfig) -> str:

@@ -7,7 +7,8 @@ that has the method `loss` of `protocol.Objective`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
@@ -21,17 +22,18 @@ from plimsoll.algorithm.choice import (
     reward_loss,
 )
 from plimsoll.algorithm.inputs import (
+    CorrectionInputs,
     FeedbackLossInputs,
     LabelCounts,
     LossOutput,
     PolicyLossInputs,
     PreferenceLossInputs,
     RewardLossInputs,
+    TokenLoss,
+    TokenWeights,
     ValueLossInputs,
 )
-from plimsoll.algorithm.kl import KlEstimator
 from plimsoll.algorithm.policy_objective import (
-    Aggregation,
     PolicyObjectiveInputs,
     PolicyTerms,
     policy_objective,
@@ -198,18 +200,13 @@ class PolicyObjective:
 
     policy_loss: Choice
     correction: Choice | None = None
-    aggregation: Aggregation = "tokens"
-    constant: int = 1
-    kl_estimator: KlEstimator = "k3"
-    kl_coefficient: float = 0.0
-    ratio_corrected: bool = False
-    entropy_bonus: float = 0.0
+    terms: PolicyTerms = field(default_factory=PolicyTerms)
 
     def loss(
         self, engine: Engine, pack: PackTensors, stream: PolicyStream, counts: BatchCounts
     ) -> LossOutput:
         logprobs_L, entropy_L = engine.forward(
-            pack, entropy="loss" if self.entropy_bonus > 0 else "metric"
+            pack, entropy="loss" if self.terms.entropy_bonus > 0 else "metric"
         )
         device, old_L = logprobs_L.device, stream.old_logprobs_L
         reference_L = stream.reference_logprobs_L
@@ -225,20 +222,15 @@ class PolicyObjective:
             entropy_L,
             None if reference_L is None else sent(reference_L, device),
         )
-        return policy_objective(inputs, counts, self._terms)
+        return policy_objective(inputs, counts, self.terms, self._loss, self._correction)
 
     @cached_property
-    def _terms(self) -> PolicyTerms:
-        return PolicyTerms(
-            policy_loss(self.policy_loss),
-            None if self.correction is None else correction(self.correction),
-            self.aggregation,
-            self.constant,
-            self.kl_estimator,
-            self.kl_coefficient,
-            self.ratio_corrected,
-            self.entropy_bonus,
-        )
+    def _loss(self) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
+        return policy_loss(self.policy_loss)
+
+    @cached_property
+    def _correction(self) -> Callable[[CorrectionInputs], TokenWeights] | None:
+        return None if self.correction is None else correction(self.correction)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 
 from plimsoll.algorithm.kl import adapt
+from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.problems import refuse
@@ -183,9 +184,7 @@ def train_actor(
     if state.step < algorithm.critic_warmup_steps:
         return {}
     with_reference = algorithm.kl.place == "loss"
-    objective = PolicyObjective(
-        algorithm.policy_loss,
-        algorithm.correction,
+    terms = PolicyTerms(
         algorithm.aggregation,
         constant=algorithm.aggregation_tokens or spec.config.rollout.sampling.max_new_tokens,
         kl_estimator=algorithm.kl.estimator,
@@ -193,6 +192,7 @@ def train_actor(
         ratio_corrected=algorithm.kl.ratio_corrected,
         entropy_bonus=algorithm.entropy_bonus,
     )
+    objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
     stream = policy_stream(batch, scores, advantages_L, with_reference)
 
     def step(mini: MiniBatch) -> Step[PolicyStream]:

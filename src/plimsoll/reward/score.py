@@ -237,9 +237,9 @@ def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
 
 
 async def _opened(rules: Sequence[Rule], stack: AsyncExitStack) -> tuple[Part, ...]:
-    return tuple(
-        [Part(rule, await open_source(rule, stack), Running.of(rule.config)) for rule in rules]
-    )
+    running = [Running() if rule.config.normalize else None for rule in rules]
+    sources = [await open_source(rule, stack) for rule in rules]
+    return tuple(map(Part, rules, sources, running))
 
 
 async def _close(stack: AsyncExitStack) -> None:

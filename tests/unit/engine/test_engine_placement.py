@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from plimsoll.algorithm import policy_loss, preference_loss
+from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.model import ModelConfig
@@ -150,12 +151,14 @@ def some(count: int) -> Floats:
 POLICY = PolicyObjective(
     Choice(name="clip", options={"dual_clip": 3.0}),
     correction=Choice(name="mask"),
-    aggregation="sequences",
-    constant=8,
-    kl_estimator="k3",
-    kl_coefficient=0.1,
-    ratio_corrected=True,
-    entropy_bonus=0.01,
+    terms=PolicyTerms(
+        aggregation="sequences",
+        constant=8,
+        kl_estimator="k3",
+        kl_coefficient=0.1,
+        ratio_corrected=True,
+        entropy_bonus=0.01,
+    ),
 )
 POLICY_STREAM = PolicyStream(*[some(LEARNED)] * 4)
 POLICY_LOSSES = [Choice(name=module.name) for module in iter_modules(policy_loss.__path__)]
