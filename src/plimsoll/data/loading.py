@@ -55,7 +55,7 @@ class Checked:
     index: int
     text: str
     sequences: tuple[tuple[Piece, ...], ...]
-    reference: str | None
+    reference: str | None = None
 
 
 Check = Callable[[Row, int, Template], Checked]
@@ -80,7 +80,8 @@ def load_rows(
     bad: list[BadRow] = []
     present: dict[str, None] = {}
     read, cut, key = 0, 0, source_key(data, source)
-    for part in _parts(read_rows(source, whole=whole)):
+    rows = read_rows(source, whole=whole)
+    while part := list(islice(rows, ROWS_AT_ONCE)):
         present |= _columns_of(part)
         for outcome, longest in _finished(part, read, source.tools, template, check, finish):
             if isinstance(outcome, BadRow):
@@ -114,11 +115,6 @@ def _columns_of(part: Sequence[Row | BadRow]) -> dict[str, None]:
     rows = [row.values for row in part if isinstance(row, Row)]
     found = dict.fromkeys(name for values in rows for name in values)
     return found | dict.fromkeys(name for values in rows[:1] for name in names_of(values))
-
-
-def _parts(rows: Iterator[Row | BadRow]) -> Iterator[list[Row | BadRow]]:
-    while part := list(islice(rows, ROWS_AT_ONCE)):
-        yield part
 
 
 def _finished(

@@ -128,20 +128,16 @@ def begin_moments(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], updates: int
 ) -> dict[str, list[Tensor]]:
     """Have moments to write into, as AdamW makes them, after so many updates; none after 0."""
+    wide = getattr(optimizer, "fp32_optimizer_states", False)  # of DeepSpeedCPUAdam
     for master in masters:
-        state = optimizer.state[master]
+        state, dtype = optimizer.state[master], torch.float32 if wide else master.dtype
         if updates == 0:
             state.clear()
         elif not state:
-            state |= {name: _zeros(optimizer, master) for name in MOMENTS}
+            state |= {name: torch.zeros_like(master.data, dtype=dtype) for name in MOMENTS}
         if state:
             state["step"] = _count(optimizer, master, updates)
     return moment_rows(optimizer, masters)
-
-
-def _zeros(optimizer: torch.optim.Optimizer, master: Tensor) -> Tensor:
-    wide = getattr(optimizer, "fp32_optimizer_states", False)  # of DeepSpeedCPUAdam
-    return torch.zeros_like(master.data, dtype=torch.float32 if wide else master.dtype)
 
 
 def _count(optimizer: torch.optim.Optimizer, master: Tensor, updates: int) -> Any:

@@ -214,9 +214,8 @@ def live_block(progress: RunProgress) -> Group:
     values.add_column()
     for label, texts in _value_rows(progress).items():
         values.add_row(label, Text("   ".join(texts)))
-    if progress.sampled is not None:
-        for label, shown in _sampled_rows(progress.sampled).items():
-            values.add_row(label, shown)
+    for label, shown in _sampled_rows(progress.sampled).items():
+        values.add_row(label, shown)
     return Group(bar, values)
 
 
@@ -233,8 +232,10 @@ class _Excerpt:
         yield Text("\n".join(lines[: self.lines]))
 
 
-def _sampled_rows(group: ResponseGroup) -> dict[str, _Excerpt]:
+def _sampled_rows(group: ResponseGroup | None) -> dict[str, _Excerpt]:
     """The best and the worst of a group; one of them where all are as good."""
+    if group is None:
+        return {}
     first, last = group.responses[0], group.responses[-1]
     shown = {"best": first, "worst": last} if group.spread else {"sampled": first}
     answers = {f"{name} {one.reward:.4g}": one.response for name, one in shown.items()}

@@ -286,7 +286,11 @@ def linear_step(layer: Layer, names: tuple[str, ...], scratch: int, beside: int 
     widest = layer.tokens * max((each.outputs for each in layer.adapted(names)), default=0)
     # The frozen layer's result, the adapter's, and the adapter's scaled.
     results = (element + 2 * adapter.element) * widest
-    inputs = element * (beside + layer.hidden + _thinned(layer, adapter, names))
+    # Dropout copies an input, which nothing saves as it is.
+    copied = (
+        max((each.inputs for each in layer.adapted(names)), default=0) if adapter.dropout else 0
+    )
+    inputs = element * (beside + layer.hidden + layer.tokens * copied)
     if adapter.element > element:  # the norm's output, and the gradient that calls for it all
         inputs += (adapter.element + 2 * element) * layer.hidden
     back = element * scratch + written + adapter.element * widest * (1 + 2 * adapter.dora)
@@ -320,12 +324,6 @@ def _dora_norms(layer: Layer, adapter: AdapterForm, linear: Linear) -> int:
     weight; bytes (peft/tuners/lora/dora.py, DoraLinearLayer.forward)."""
     copies = 3 + (layer.form.quantized and not adapter.dropout)  # else it is kept, and counted so
     return layer.element * linear.inputs * (linear.inputs + copies * linear.outputs)
-
-
-def _thinned(layer: Layer, adapter: AdapterForm, names: tuple[str, ...]) -> int:
-    """An input that dropout copies, and that nothing saves as it is; elements."""
-    widest = max((each.inputs for each in layer.adapted(names)), default=0)
-    return layer.tokens * widest if adapter.dropout else 0
 
 
 def _adapter_saves(layer: Layer, adapter: AdapterForm, linear: Linear) -> int:
