@@ -1,6 +1,6 @@
 """From a directory in Hugging Face format (or a hub name) to a model that is ready for packs.
 
-What cannot work is refused before any weight is read: `checks.py` and `frames.py` have the reasons.
+What cannot work is refused before any weight is read: `checks.py` has the reasons.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from plimsoll.errors import ConfigError
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
-from plimsoll.model.checks import read_model_config
+from plimsoll.model.checks import check_frame, read_model_config
 from plimsoll.model.cpu.switch import use_cpu_kernels
-from plimsoll.model.frames import check_frame
 from plimsoll.model.fused import fuse_gates, fuse_norms
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel

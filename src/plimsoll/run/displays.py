@@ -110,11 +110,9 @@ class PlainDisplay:
         self._stream = stream
 
     def show(self, progress: RunProgress) -> None:
-        """Print the step's line."""
         self.note(plain_line(progress))
 
     def note(self, text: str) -> None:
-        """Print a line."""
         encoding = self._stream.encoding or "utf-8"
         safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
         try:
@@ -171,7 +169,6 @@ class LiveDisplay:
         return Group(self._block, Text(f"now      {now}", style="dim")) if now else self._block
 
     def show(self, progress: RunProgress) -> None:
-        """Redraw the block."""
         self._redraw(live_block(progress))
 
     def note(self, text: str) -> None:
