@@ -157,7 +157,7 @@ def _returns(inputs: AdvantageInputs, *_: object) -> Shapes:
 
 
 @dataclass(frozen=True)
-class _Allocation(Generic[Output]):
+class _Held(Generic[Output]):
     """A function whose output is held to a kind, with tensors of the shapes that its inputs ask
     for, and to a gradient where they have one: others would be broadcast, fail far from here, or
     learn nothing.
@@ -286,4 +286,4 @@ def _held(
         function = resolve_choice(choice, f"{PACKAGE}.{package}", name, arguments)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    return _Allocation(key, choice.name, package, function, kind, shapes)
+    return _Held(key, choice.name, package, function, kind, shapes)
