@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from plimsoll.model.logit_chunks import LogitForm
-from plimsoll.model.token_logprobs import token_logprobs
-from plimsoll.model.token_nll import token_nll
+from plimsoll.model.token_logprobs import token_logprobs, token_nll
 
 HIDDEN, VOCABULARY, CHUNK, ROUNDS = 512, 8192, 1024, 5
 

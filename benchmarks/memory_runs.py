@@ -38,7 +38,7 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.stores import Use, uses_of
 from plimsoll.run.ledger import read_ledger
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.spec.run_spec import Phase
 from run_cases import CASES, QUICK, RunCase, write_model, write_rows

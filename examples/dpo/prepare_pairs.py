@@ -22,8 +22,7 @@ import numpy as np
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.pairs import PairColumns, pair_of
-from plimsoll.data.report import BadRow, BadRows, RowProblem
-from plimsoll.data.row import Row
+from plimsoll.data.report import BadRow, Row, RowProblem, settle
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model
@@ -93,7 +92,7 @@ def read_pairs(path: str) -> tuple[list[TextPair], list[BadRow]]:
     read, DataError where no row is good."""
     read = [_pair(row) for row in read_rows(SourceConfig(path=path))]
     bad = [row for row in read if isinstance(row, BadRow)]
-    BadRows(path, len(read), tuple(bad)).settle("skip")
+    settle(path, len(read), bad, "skip")
     return [row for row in read if isinstance(row, TextPair)], bad
 
 

@@ -19,8 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.report import BadRow, BadRows
-from plimsoll.data.row import Row
+from plimsoll.data.report import BadRow, Row, settle
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.model.tiny import train_tokenizer, write_scratch_model
@@ -101,7 +100,7 @@ def read_split(data: str, split: str) -> list[Problem]:
             f"`answer`, from https://github.com/openai/grade-school-math"
         )
     read = [_problem(row) for row in read_rows(SourceConfig(path=str(file)))]
-    BadRows(str(file), len(read), tuple(r for r in read if isinstance(r, BadRow))).settle("stop")
+    settle(str(file), len(read), [r for r in read if isinstance(r, BadRow)], "stop")
     return [row for row in read if isinstance(row, Problem)]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole
-from plimsoll.engine.objectives.distillation import DistillationObjective
+from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.records import Sample

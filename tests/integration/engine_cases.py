@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
@@ -17,9 +18,13 @@ from plimsoll.config.cluster import Device
 from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives.nll import NllObjective
-from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
-from plimsoll.engine.objectives.value import ValueObjective, ValueStream
+from plimsoll.engine.objectives import (
+    NllObjective,
+    PolicyObjective,
+    PolicyStream,
+    ValueObjective,
+    ValueStream,
+)
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.engine.zero.settings import zero_settings
@@ -32,9 +37,7 @@ SEED = 5
 CLIP_VALUE = 0.2
 OBJECTIVE = PolicyObjective(
     Choice(name="clip", options={"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 1.5}),
-    kl_estimator="k3",
-    kl_coefficient=0.1,
-    entropy_bonus=0.05,
+    terms=PolicyTerms(kl_estimator="k3", kl_coefficient=0.1, entropy_bonus=0.05),
 )
 RATES = (4e-3, 1e-3, 2e-3)
 """The learning rate of each step: all different, so that it matters that each is used."""

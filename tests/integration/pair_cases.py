@@ -16,7 +16,7 @@ from torch import Tensor
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole
 from plimsoll.data.packing import pack_pairs
-from plimsoll.engine.objectives.preference import PreferenceObjective
+from plimsoll.engine.objectives import PreferenceObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.records import Floats, Pack, Pair, Sample

@@ -17,7 +17,7 @@ from ranks import RankProcesses
 
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import EmaConfig
-from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
+from plimsoll.engine.objectives import PolicyObjective, PolicyStream
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import PlimsollError

@@ -36,9 +36,12 @@ from plimsoll.algorithm.inputs import LabelCounts
 from plimsoll.config.base import Choice
 from plimsoll.config.engine import FrozenRole, ZeroConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.engine.objectives.feedback import FeedbackObjective, FeedbackStream
-from plimsoll.engine.objectives.process import ProcessObjective
-from plimsoll.engine.objectives.reward import RewardObjective
+from plimsoll.engine.objectives import (
+    FeedbackObjective,
+    FeedbackStream,
+    ProcessObjective,
+    RewardObjective,
+)
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 

@@ -12,7 +12,7 @@ from engine_reference import summed
 from ranks import RankProcesses
 
 from plimsoll.config.adapter import AdapterConfig
-from plimsoll.engine.objectives.nll import NllObjective
+from plimsoll.engine.objectives import NllObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.model.noise import EmbeddingNoise

@@ -34,8 +34,7 @@ from transformers import AutoModelForSequenceClassification, BitsAndBytesConfig
 
 from plimsoll.config.base import Choice
 from plimsoll.data.packing import pack, pack_pairs
-from plimsoll.engine.objectives.process import ProcessObjective
-from plimsoll.engine.objectives.reward import RewardObjective
+from plimsoll.engine.objectives import ProcessObjective, RewardObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.jobs import rm_loop as reward_model

@@ -21,7 +21,7 @@ from plimsoll.config.engine import OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives.nll import NllObjective
+from plimsoll.engine.objectives import NllObjective
 from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.weights import WeightBucket, make_bucket, read_bucket
 from plimsoll.engine.worker import Worker

@@ -54,7 +54,7 @@ from functools import partial
 
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives.nll import NllObjective
+from plimsoll.engine.objectives import NllObjective
 from plimsoll.records import BatchCounts
 from plimsoll.train.from_data import learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles

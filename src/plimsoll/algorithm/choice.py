@@ -157,7 +157,7 @@ def _returns(inputs: AdvantageInputs, *_: object) -> Shapes:
 
 
 @dataclass(frozen=True)
-class _Allocation(Generic[Output]):
+class _Held(Generic[Output]):
     """A function whose output is held to a kind, with tensors of the shapes that its inputs ask
     for, and to a gradient where they have one: others would be broadcast, fail far from here, or
     learn nothing.
@@ -220,7 +220,8 @@ class _Allocation(Generic[Output]):
         if not isinstance(metrics, Mapping):
             raise ConfigError(f"{self} gave {_told(metrics)} as `metrics`, and a dict is needed.")
         for name, value in metrics.items():
-            if not isinstance(name, str) or not _is_number(value, shape):
+            plain = not shape and isinstance(value, Real)
+            if not isinstance(name, str) or not (plain or _shape(value) == shape):
                 wanted = "a number for each token" if shape else "one number"
                 raise ConfigError(
                     f"{self} gave the metric {name!r} as {_told(value)}. A metric is {wanted}, a "
@@ -230,7 +231,7 @@ class _Allocation(Generic[Output]):
                 raise ConfigError(
                     f"{self} gave the metric {name!r}. The run has one of "
                     f"this name itself, and one would overwrite the other in metrics.jsonl. Give "
-                    f"it another name, such as {_other_name(name)!r}."
+                    f"it another name, such as {'own/' + name.rpartition('/')[2]!r}."
                 )
 
 
@@ -238,16 +239,6 @@ def of_the_run(package: str, name: str) -> bool:
     """Whether a run whose loss is of this package of algorithm/ has a metric of this name, whatever
     the loss."""
     return re.fullmatch(f"{_OF_ALL_JOBS}|{_OF_A_JOB[package]}", name) is not None
-
-
-def _other_name(name: str) -> str:
-    """One that no run gives."""
-    return f"own/{name.rpartition('/')[2]}"
-
-
-def _is_number(value: object, shape: torch.Size) -> bool:
-    """Whether a metric can be added up over micro-batches and ranks."""
-    return (not shape and isinstance(value, Real)) or _shape(value) == shape
 
 
 def _told(value: object) -> str:
@@ -295,4 +286,4 @@ def _held(
         function = resolve_choice(choice, f"{PACKAGE}.{package}", name, arguments)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    return _Allocation(key, choice.name, package, function, kind, shapes)
+    return _Held(key, choice.name, package, function, kind, shapes)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from plimsoll.algorithm.sequences import sums
-from plimsoll.algorithm.token_rewards import token_rewards
+from plimsoll.algorithm.sequences import sums, token_rewards
 from plimsoll.records import BatchCounts
 
 

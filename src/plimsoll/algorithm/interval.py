@@ -116,12 +116,7 @@ def student_95(freedom: int) -> float:
 
 def _by_prompt(values_N: Doubles, prompts: Iterable[Hashable]) -> tuple[Doubles, Ints]:
     """The sum and the number of rows of each prompt."""
-    places = _numbered(prompts)
+    numbers: dict[Hashable, int] = {}  # from 0, in the order in which prompts first come
+    places = np.array([numbers.setdefault(key, len(numbers)) for key in prompts], dtype=np.int64)
     sums_K = np.bincount(places, weights=values_N).astype(np.float64)
     return sums_K, np.bincount(places).astype(np.int64)
-
-
-def _numbered(keys: Iterable[Hashable]) -> Ints:
-    """From 0, in the order in which keys first come."""
-    numbers: dict[Hashable, int] = {}
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], dtype=np.int64)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal, assert_never
 
 from torch import Tensor
 
-from plimsoll.algorithm.aggregation import Aggregation, aggregate
 from plimsoll.algorithm.inputs import (
     CorrectionInputs,
     LossOutput,
@@ -18,7 +18,36 @@ from plimsoll.algorithm.inputs import (
 )
 from plimsoll.algorithm.kl import KlEstimator, kl
 from plimsoll.algorithm.ratios import mismatch_metrics
+from plimsoll.algorithm.sequences import means
 from plimsoll.records import BatchCounts
+
+Aggregation = Literal["tokens", "sequences", "constant"]
+
+
+def aggregate(
+    x_L: Tensor,
+    cu_loss_tokens: Tensor,
+    counts: BatchCounts,
+    aggregation: Aggregation,
+    constant: int,
+) -> Tensor:
+    """A micro-batch's share of the step's loss: a scalar.
+
+    tokens: the mean over all action tokens of the step (DAPO, https://arxiv.org/abs/2503.14476,
+        section 3.3). sequences: the mean over sequences of each one's mean over its tokens (GRPO,
+        https://arxiv.org/abs/2402.03300). constant: the sum over sequences' tokens, over `constant`
+        tokens for each sequence, so that length changes no token's weight (Dr. GRPO,
+        https://arxiv.org/abs/2503.20783).
+    """
+    match aggregation:
+        case "tokens":
+            return token_mean(x_L, counts)
+        case "sequences":
+            return means(x_L, cu_loss_tokens).sum() / counts.sequences
+        case "constant":
+            return x_L.sum() / (counts.sequences * constant)
+        case _:
+            assert_never(aggregation)
 
 
 @dataclass(frozen=True)
@@ -52,23 +81,24 @@ class PolicyObjectiveInputs:
 class PolicyTerms:
     """How the objective is put together; see `policy_objective`.
 
-    policy_loss: takes `PolicyObjectiveInputs`. correction: None: no weights. ratio_corrected: the
-    KL of each token is multiplied by its importance ratio. constant: of the aggregation of that
-    name.
+    ratio_corrected: the KL of each token is multiplied by its importance ratio. constant: of the
+    aggregation of that name.
     """
 
-    policy_loss: Callable[[PolicyObjectiveInputs], TokenLoss]
-    correction: Callable[[CorrectionInputs], TokenWeights] | None
-    aggregation: Aggregation
-    constant: int
-    kl_estimator: KlEstimator
-    kl_coefficient: float
-    ratio_corrected: bool
-    entropy_bonus: float
+    aggregation: Aggregation = "tokens"
+    constant: int = 1
+    kl_estimator: KlEstimator = "k3"
+    kl_coefficient: float = 0.0
+    ratio_corrected: bool = False
+    entropy_bonus: float = 0.0
 
 
 def policy_objective(
-    inputs: PolicyObjectiveInputs, counts: BatchCounts, terms: PolicyTerms
+    inputs: PolicyObjectiveInputs,
+    counts: BatchCounts,
+    terms: PolicyTerms,
+    policy_loss: Callable[[PolicyObjectiveInputs], TokenLoss],
+    correction: Callable[[CorrectionInputs], TokenWeights] | None = None,
 ) -> LossOutput:
     """weight * policy loss + kl_coefficient * KL (with a reference) - entropy_bonus * entropy of
     each token, aggregated. counts: of the whole optimizer step, not of this micro-batch.
@@ -88,10 +118,10 @@ def policy_objective(
         policy = inputs.policy
         return aggregate(x_L, policy.cu_loss_tokens, counts, terms.aggregation, terms.constant)
 
-    found = terms.policy_loss(inputs)
+    found = policy_loss(inputs)
     loss_L, metrics_L = found.loss_L, found.metrics | mismatch_metrics(inputs.correction)
-    if terms.correction is not None:
-        weights_L = terms.correction(inputs.correction).weights_L
+    if correction is not None:
+        weights_L = correction(inputs.correction).weights_L
         loss_L = weights_L * loss_L
         metrics_L |= {"correction": weights_L, "correction_zero": (weights_L == 0).float()}
     loss = total(loss_L)

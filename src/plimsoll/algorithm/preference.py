@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInputs
+from plimsoll.algorithm.inputs import LossOutput, PairValues, PreferenceLossInputs, RewardLossInputs
 
 
 def in_pairs(x_S: Tensor) -> PairValues:
@@ -64,3 +64,26 @@ def preference_output(losses_P: Tensor, rewards: PairValues, pairs: int) -> Loss
         }
         metrics = {name: x_P.sum() / pairs for name, x_P in metrics_P.items()}
     return LossOutput(losses_P.sum() / pairs, metrics, right_P)
+
+
+def reward_objective(
+    inputs: RewardLossInputs, loss: Callable[[RewardLossInputs], LossOutput], centring: float
+) -> LossOutput:
+    """loss + centring * `off_centre`.
+
+    Metrics: the loss's own, and `reward_loss` and `off_centre`, the two terms.
+    """
+    output = loss(inputs)
+    off = off_centre(inputs.scores, inputs.pairs)
+    terms = {"reward_loss": output.loss.detach(), "off_centre": off.detach()}
+    total = output.loss + centring * off
+    return replace(output, loss=total, metrics=output.metrics | terms)
+
+
+def off_centre(scores: PairValues, pairs: int) -> Tensor:
+    """The micro-batch's share of the mean over pairs of (r(x, y_w) + r(x, y_l))^2: a scalar.
+
+    Preferences say nothing of where scores lie, only of differences; this draws their mean to 0.
+    Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244, the regulariser of their objective.
+    """
+    return (scores.chosen_P + scores.rejected_P).square().sum() / pairs

@@ -57,3 +57,30 @@ def discounted_sums(x_L: Tensor, cu_loss_tokens: Tensor, discount: float) -> Ten
     for row in reversed(range(rows - 1)):
         sums[row] += discount * sums[row + 1]
     return sums[row_L, sequence_L]
+
+
+_EPS = 1e-8
+
+
+def whiten(values_L: Tensor) -> Tensor:
+    """(x - mean) / sqrt(variance + 1e-8), with the population's variance (divided by L).
+
+    Values that are all alike, a single one included, have nothing to scale by: they become 0. No
+    values give no values.
+    """
+    if len(values_L) == 0:
+        return values_L.clone()
+    variance, mean = torch.var_mean(values_L, correction=0)
+    return (values_L - mean) * torch.rsqrt(variance + _EPS)
+
+
+def token_rewards(scores_S: Tensor, shaping_L: Tensor, cu_loss_tokens: Tensor) -> Tensor:
+    """Rewards of the learned tokens, shape [L]: the sequence's score at its last learned token,
+    and the shaping at every token.
+
+    A sequence without learned tokens has no place for its score and contributes nothing.
+    """
+    assert cu_loss_tokens.shape == (len(scores_S) + 1,)
+    rewards_L = shaping_L.clone()
+    rewards_L[last_tokens(cu_loss_tokens)] += scores_S[nonempty(cu_loss_tokens)]
+    return rewards_L

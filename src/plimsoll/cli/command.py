@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
 from plimsoll.cli.jobs import run_job
-from plimsoll.cli.methods import told_of
 from plimsoll.cli.options import ReaderGone, show
-from plimsoll.cli.serving import serve_reward
 from plimsoll.cli.tools import (
     calibrate,
     demo,
@@ -33,11 +31,13 @@ from plimsoll.cli.tools import (
     plan,
     report,
     rollouts,
+    serve_reward,
 )
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
 from plimsoll.machine.nvidia import card_order
 from plimsoll.machine.threads import waiting
+from plimsoll.rl.presets import PRESETS
 from plimsoll.run.output import open_missing
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ def _dispatch(words: list[str]) -> None:
     for word in words:
         word.encode()  # refuses a name of other bytes than UTF-8's before anything is written
     if not words or words[0] in ("-h", "--help"):
-        show(_help())
+        lines = (f"  plimsoll {f'{j.name} CONFIG.yaml':<24} {j.summary}" for j in _jobs().values())
+        show(_HELP.format(jobs="\n".join(lines)))
     elif words[0] == "--version":
         show(f"plimsoll {__version__}")
     elif words[0] in _TOOLS:
@@ -158,11 +159,6 @@ def _jobs() -> Mapping[str, Job[Any]]:
     from plimsoll.jobs import JOBS
 
     return JOBS
-
-
-def _help() -> str:
-    lines = (f"  plimsoll {f'{j.name} CONFIG.yaml':<24} {j.summary}" for j in _jobs().values())
-    return _HELP.format(jobs="\n".join(lines))
 
 
 _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
@@ -200,4 +196,31 @@ def _show_unexpected(
         f"error: unexpected {kind.__name__}: {error}{place}\n"
         f"Run the command again with --debug for the traceback.",
         file=sys.stderr,
+    )
+
+
+_ADVANTAGES = ("reinforce", "reinforce_pp_baseline", "remax", "gdpo", "batch_mean")
+"""Files of algorithm/advantage/ that are no preset."""
+_POLICY_LOSSES = ("sapo", "dppo_tv")
+"""Files of algorithm/policy_loss/ that are none."""
+_LOSSES = ("orpo", "simpo", "ipo", "cpo")
+"""Files of algorithm/preference_loss/."""
+_PARTS = {
+    **dict.fromkeys(_ADVANTAGES, ("an advantage", "rl", "algorithm.advantage.name")),
+    **dict.fromkeys(_POLICY_LOSSES, ("a policy loss", "rl", "algorithm.policy_loss.name")),
+    **dict.fromkeys(_LOSSES, ("a loss", "dpo", "algorithm.loss.name")),
+}
+
+
+def told_of(word: str) -> str | None:
+    """What Plimsoll has of a method that was typed as a command; None for any other word."""
+    name = word.lower().replace("++", "_pp").replace("-", "_")
+    if name in PRESETS:
+        return f"{word!r} is the command {name!r}: write `plimsoll {name} CONFIG.yaml`."
+    if name not in _PARTS:
+        return None
+    what, job, key = _PARTS[name]
+    return (
+        f"{word!r} is no command of its own, but {what} of `plimsoll {job}`: write `plimsoll {job} "
+        f"CONFIG.yaml --{key} {name}`, or {key}: {name} in the config."
     )

@@ -1,22 +1,15 @@
 """The commands that train nothing by themselves: demo, plan, eval, export, report, rollouts,
-calibrate, doctor, merge.
+calibrate, doctor, merge; and serve-reward.
 """
 
 from __future__ import annotations
 
 import sys
-from argparse import Namespace
-from collections.abc import Sequence
 from os.path import expanduser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from plimsoll.cli.options import REPLAY_FLAG, Parser, flags_of, show
 from plimsoll.errors import DoesNotFit
-
-if TYPE_CHECKING:
-    from plimsoll.commands.trace_models import TracedRole
-    from plimsoll.spec.run_spec import RunSpec
 
 
 def demo(words: list[str]) -> None:
@@ -82,37 +75,27 @@ def plan(words: list[str]) -> None:
     from plimsoll.jobs.which import load_any
     from plimsoll.run.files import write_whole
 
-    flags += _settings_of(options, flags)
-    spec = load_any(options.config, flags)
-    plan = plan_job(spec)
-    advice = advise_job(spec) if options.suggest else None
-    traced = _traced(spec) if options.trace else {}
-    show(plan_json(plan, advice, traced) if options.json else shown_plan(plan, advice, traced))
-    if options.svg:
-        write_whole(Path(options.svg), plan_svg(plan, options.config))
-    refuse_conflicts(plan.problems)
-    if plan.verdict == "does not fit":
-        raise DoesNotFit(f"{options.config} does not fit")
-
-
-def _settings_of(options: Namespace, flags: Sequence[str]) -> list[str]:
-    """The flags that the options stand for.
-
-    Raises ConfigError for an option beside its flag.
-    """
     stand_for = {
         "--cluster": ("--cluster.hardware", options.cluster),
         "--nodes": ("--cluster.nodes", options.nodes),
         "--host-memory": ("--cluster.host_memory", options.host_memory),
         "--replay": (REPLAY_FLAG, options.replay),
     }
-    return flags_of(stand_for, flags)
+    flags += flags_of(stand_for, flags)
+    spec = load_any(options.config, flags)
+    plan = plan_job(spec)
+    advice = advise_job(spec) if options.suggest else None
+    traced = {}
+    if options.trace:
+        from plimsoll.commands.trace_models import trace_activations
 
-
-def _traced(spec: RunSpec[Any]) -> dict[str, TracedRole]:
-    from plimsoll.commands.trace_models import trace_activations
-
-    return {role: trace_activations(spec, role) for role in spec.models}
+        traced = {role: trace_activations(spec, role) for role in spec.models}
+    show(plan_json(plan, advice, traced) if options.json else shown_plan(plan, advice, traced))
+    if options.svg:
+        write_whole(Path(options.svg), plan_svg(plan, options.config))
+    refuse_conflicts(plan.problems)
+    if plan.verdict == "does not fit":
+        raise DoesNotFit(f"{options.config} does not fit")
 
 
 def report(words: list[str]) -> None:
@@ -315,3 +298,27 @@ def evaluate(words: list[str]) -> None:
     from plimsoll.commands.evaluate import run_eval
 
     show(run_eval(found))
+
+
+def serve_reward(words: list[str]) -> None:
+    parser = Parser(
+        "serve-reward",
+        usage="plimsoll serve-reward CONFIG.yaml [--section.key VALUE ...] [options]",
+        description="Answer over HTTP what the rewards of a config give, in Plimsoll's request "
+        "format and in OpenRLHF's: POST to /NAME, and to /score and /get_reward where one is "
+        "served. Ends with Ctrl-C.",
+    )
+    parser.add_argument("config", help="a config with rewards")
+    parser.add_argument("--reward", metavar="NAME", help="serve only this one")
+    parser.add_argument("--host", default="127.0.0.1", help="who may ask (%(default)s: this host)")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free one (%(default)s)")
+
+    from plimsoll.config.flags import split_flags
+
+    rest, flags = split_flags(words)
+    options = parser.parse_args(rest)
+
+    from plimsoll.commands.serve_reward import chosen_rewards, refuse_without_packages, serve
+
+    refuse_without_packages()
+    serve(chosen_rewards(options.config, flags, options.reward), options.host, options.port)

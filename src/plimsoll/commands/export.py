@@ -25,9 +25,8 @@ from plimsoll.engine.checkpoint import read_weights
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapter_files import save_adapter
 from plimsoll.model.adapters import add_adapter
-from plimsoll.model.companions import companions
 from plimsoll.model.load import load_tokenizer
-from plimsoll.model.policy import PolicyModel
+from plimsoll.model.policy import PolicyModel, companions
 from plimsoll.model.value import ValueModel
 from plimsoll.spec.run_spec import RunSpec
 

@@ -23,10 +23,16 @@ from plimsoll.data.template import make_template
 from plimsoll.model.adapter_files import load_adapter, read_adapter_config
 from plimsoll.model.adapters import plain_weight
 from plimsoll.model.checks import as_config_error
-from plimsoll.model.companions import Companions, companions
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
-from plimsoll.model.policy import PolicyModel, hf_state_names, save_hf
-from plimsoll.model.published import saved_buffers, written
+from plimsoll.model.policy import (
+    Companions,
+    PolicyModel,
+    companions,
+    hf_state_names,
+    save_hf,
+    saved_buffers,
+    written,
+)
 from plimsoll.model.value import ValueModel
 from plimsoll.spec.model_files import has_tokenizer
 

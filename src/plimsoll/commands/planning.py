@@ -35,7 +35,7 @@ from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.plan.svg import draw_svg
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.planned import Footprints, Planned
+from plimsoll.run.readings import Footprints, Planned
 from plimsoll.spec.rules.machine import local_host_rules
 from plimsoll.spec.run_spec import RunSpec
 

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from plimsoll.run.counting import counted
-from plimsoll.run.excerpt import excerpt, visible
-from plimsoll.run.responses import ResponseGroup, SampledResponse
+from plimsoll.run.responses import ResponseGroup, SampledResponse, excerpt, visible
 
 _NARROWEST = 36
 """Of a column of responses, characters."""

@@ -33,8 +33,7 @@ from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
 from plimsoll.model.price.activations import activation_items
 from plimsoll.model.price.form import activation_form
-from plimsoll.model.token_logprobs import Entropy
-from plimsoll.model.token_nll import Imitation
+from plimsoll.model.token_logprobs import Entropy, Imitation
 from plimsoll.model.value import ValueModel
 from plimsoll.shapes.known_models import read_fields, read_shape
 from plimsoll.shapes.shape import MicroBatch, ModelShape

@@ -14,11 +14,9 @@ import numpy as np
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.loading import Checked, Loaded, Seen, load_rows, rendered, source_name, unseen
-from plimsoll.data.numbers import limit_of, order_of
-from plimsoll.data.pairs import PairColumns, PairRow, margin_of, pair_of
-from plimsoll.data.pieces import Piece, prompt_number, readable
-from plimsoll.data.report import RowProblem
-from plimsoll.data.row import Row
+from plimsoll.data.pairs import PairColumns, margin_of, pair_of
+from plimsoll.data.pieces import prompt_number, readable
+from plimsoll.data.report import Row, RowProblem
 from plimsoll.data.rows import (
     answer_of,
     check_answered,
@@ -26,6 +24,8 @@ from plimsoll.data.rows import (
     environment_of,
     further_columns,
     label_of,
+    limit_of,
+    order_of,
     prompt_of,
     reference_of,
     text_of,
@@ -62,7 +62,7 @@ def load_samples(
         if learned == "assistant":
             check_answered(messages, field)
             render = template.render_conversation
-        return Checked(row, index, "", (rendered(partial(render, messages), field),), None)
+        return Checked(row, index, "", (rendered(partial(render, messages), field),))
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Sample:
         return _sample(data, field, sequences[0])
@@ -75,7 +75,7 @@ def _load_documents(
 ) -> Loaded[Sample]:
     def check(row: Row, index: int, template: Template) -> Checked:
         document = [{"role": "assistant", "content": text_of(row.values, column)}]
-        return Checked(row, index, "", (template.render_whole(document),), None)
+        return Checked(row, index, "", (template.render_whole(document),))
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> tuple[Sample, ...]:
         return _cut_document(sequences[0][0], data.max_tokens, column)
@@ -109,8 +109,10 @@ def load_pairs(
 
     def check(row: Row, index: int, template: Template) -> Checked:
         pair = pair_of(row, columns, plain=template.jinja is None)
-        sequences = _rendered_pair(template, pair, columns)
-        return Checked(row, index, readable(pair.prompt), sequences, None)
+        answers = ((columns.chosen, pair.chosen), (columns.rejected, pair.rejected))
+        render = template.render_answer
+        sequences = (rendered(partial(render, pair.prompt, own), name) for name, own in answers)
+        return Checked(row, index, readable(pair.prompt), tuple(sequences))
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Pair:
         pair = _pair(data, columns, sequences)
@@ -130,7 +132,7 @@ def load_steps(
     def check(row: Row, index: int, template: Template) -> Checked:
         prompt, steps = prompt_of(row, source), steps_of(row, steps_column)
         render = partial(step_pieces, template, prompt, steps, data.step_separator)
-        return Checked(row, index, readable(prompt), (rendered(render, steps_column),), None)
+        return Checked(row, index, readable(prompt), (rendered(render, steps_column),))
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledSteps:
         labels = labels_of(row.row, labels_column, steps_column)
@@ -150,8 +152,12 @@ def load_responses(
     desirable, before the rejected one, which is not. Errors as in `load_samples`."""
     if source.chosen is not None:
         pairs = load_pairs(data, source, template, seen)
-        items = itertools.chain.from_iterable(map(_both_labelled, pairs.items))
-        return Loaded(tuple(items), pairs.bad_rows, pairs.cut_rows)
+        items = tuple(
+            LabelledResponse(sample, desirable, prompt=pair.prompt)
+            for pair in pairs.items
+            for sample, desirable in ((pair.chosen, True), (pair.rejected, False))
+        )
+        return Loaded(items, pairs.bad_rows, pairs.cut_rows)
     field, label_column = turns_field(source), source.label
     assert label_column is not None
 
@@ -159,7 +165,7 @@ def load_responses(
         label_of(row, label_column)
         prompt, answer = answer_of(row, source)
         pieces = rendered(partial(template.render_answer, prompt, answer), field)
-        return Checked(row, index, readable(prompt), (pieces,), None)
+        return Checked(row, index, readable(prompt), (pieces,))
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledResponse:
         sample = _sample(data, field, sequences[0])
@@ -211,23 +217,6 @@ def load_prompts(
         )
 
     return load_rows(data, source, template, check, finish, seen, whole=True)
-
-
-def _both_labelled(pair: Pair) -> tuple[LabelledResponse, LabelledResponse]:
-    return (
-        LabelledResponse(pair.chosen, True, prompt=pair.prompt),
-        LabelledResponse(pair.rejected, False, prompt=pair.prompt),
-    )
-
-
-def _rendered_pair(
-    template: Template, pair: PairRow, columns: PairColumns
-) -> tuple[tuple[Piece, ...], ...]:
-    answers = ((columns.chosen, pair.chosen), (columns.rejected, pair.rejected))
-    return tuple(
-        rendered(partial(template.render_answer, pair.prompt, answer), column)
-        for column, answer in answers
-    )
 
 
 def _sample(data: DataConfig, field: str, sequence: Tokenized) -> Sample:

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.nested import names_of
-from plimsoll.data.row import Row
-from plimsoll.data.sources import files_of, is_saved, read_rows
+from plimsoll.data.report import Row
+from plimsoll.data.sources import files_of, is_saved, names_of, read_rows
 from plimsoll.errors import ConfigError
 
 _ROWS = 32

@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from plimsoll.data.report import BadRow
-from plimsoll.data.row import Row
+from plimsoll.data.report import BadRow, Row
 from plimsoll.errors import ConfigError
 
 _READ_AT_ONCE = 2**20

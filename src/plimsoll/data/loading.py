@@ -12,12 +12,10 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from plimsoll.config.data import DataConfig, SourceConfig, set_name
-from plimsoll.data.nested import names_of
 from plimsoll.data.pieces import Piece
-from plimsoll.data.report import BadRow, BadRows, RowProblem
-from plimsoll.data.row import Row
+from plimsoll.data.report import BadRow, Row, RowProblem, settle
 from plimsoll.data.rows import OF_EVERY_ROW, check_columns, tools_of
-from plimsoll.data.sources import read_rows
+from plimsoll.data.sources import names_of, read_rows
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
 from plimsoll.errors import DataError
@@ -57,7 +55,7 @@ class Checked:
     index: int
     text: str
     sequences: tuple[tuple[Piece, ...], ...]
-    reference: str | None
+    reference: str | None = None
 
 
 Check = Callable[[Row, int, Template], Checked]
@@ -82,7 +80,8 @@ def load_rows(
     bad: list[BadRow] = []
     present: dict[str, None] = {}
     read, cut, key = 0, 0, source_key(data, source)
-    for part in _parts(read_rows(source, whole=whole)):
+    rows = read_rows(source, whole=whole)
+    while part := list(islice(rows, ROWS_AT_ONCE)):
         present |= _columns_of(part)
         for outcome, longest in _finished(part, read, source.tools, template, check, finish):
             if isinstance(outcome, BadRow):
@@ -96,8 +95,8 @@ def load_rows(
             check_columns(source, present, key)
     # Of many rows only some may have tools, so that all are to be seen first.
     check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
-    settled = BadRows(source.path, read, tuple(bad)).settle(data.on_bad_row)
-    return Loaded(tuple(items), settled, cut)
+    settle(source.path, read, bad, data.on_bad_row)
+    return Loaded(tuple(items), tuple(bad), cut)
 
 
 def source_key(data: DataConfig, source: SourceConfig) -> str:
@@ -116,11 +115,6 @@ def _columns_of(part: Sequence[Row | BadRow]) -> dict[str, None]:
     rows = [row.values for row in part if isinstance(row, Row)]
     found = dict.fromkeys(name for values in rows for name in values)
     return found | dict.fromkeys(name for values in rows[:1] for name in names_of(values))
-
-
-def _parts(rows: Iterator[Row | BadRow]) -> Iterator[list[Row | BadRow]]:
-    while part := list(islice(rows, ROWS_AT_ONCE)):
-        yield part
 
 
 def _finished(

@@ -137,11 +137,16 @@ def _pack(
     assert samples and ranks > 0
     lengths, costs = _sizes(samples, groups)
     _check_budget(lengths, budget, what)
+
+    def packed(own: Sequence[int]) -> Pack:
+        if not own:
+            return _filler(samples)
+        members = [i for group in own for i in groups[group].members]
+        shared = [n for group in own for n in groups[group].shared]
+        return pack_one(samples, members, np.array(shared))
+
     by_rank = _deal(_bins(lengths, costs, ranks, budget), costs, ranks)
-    return [
-        [_joined(samples, [groups[i] for i in own]) if own else _filler(samples) for own in bins]
-        for bins in by_rank
-    ]
+    return [list(map(packed, bins)) for bins in by_rank]
 
 
 def _sizes(samples: Sequence[Sample], groups: Sequence[_Group]) -> tuple[Ints, NDArray[np.float64]]:
@@ -151,11 +156,6 @@ def _sizes(samples: Sequence[Sample], groups: Sequence[_Group]) -> tuple[Ints, N
     starts = np.cumsum([0, *(len(group.members) for group in groups[:-1])])
     costs = sequence_cost(whole) - sequence_cost(shared)
     return np.add.reduceat(whole - shared, starts), np.add.reduceat(costs, starts)
-
-
-def _joined(samples: Sequence[Sample], groups: Sequence[_Group]) -> Pack:
-    members = [i for group in groups for i in group.members]
-    return pack_one(samples, members, np.array([n for group in groups for n in group.shared]))
 
 
 def pack_one(

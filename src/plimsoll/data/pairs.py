@@ -21,8 +21,7 @@ from itertools import takewhile
 from math import inf
 
 from plimsoll.data.pieces import Messages
-from plimsoll.data.report import RowProblem
-from plimsoll.data.row import Row
+from plimsoll.data.report import Row, RowProblem
 from plimsoll.data.rows import kind_of, messages_of, text_of
 
 HUMAN = "\n\nHuman:"

@@ -1,14 +1,32 @@
-"""Rows that cannot be used: one is noted where it is found, all are judged after reading."""
+"""A row as it was read; and rows that cannot be used: one is noted where it is found, all are
+judged after reading."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from plimsoll.errors import DataError
 from plimsoll.run.counting import counted
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as read.
+
+    file: the file, directory or hub name it came from.
+    line: 1-based line in JSON lines, 1-based row number in a JSON array, Parquet and `datasets`.
+    values: by column, and by dotted names where the source names columns within columns; of Parquet
+        and `datasets` only what the source names, where it has all of that, unless the whole row is
+        asked for.
+    """
+
+    file: str
+    line: int
+    values: Mapping[str, object]
+
 
 SHOWN = 10
 """Bad rows that an error message lists."""
@@ -41,40 +59,28 @@ class RowProblem(Exception):
         self.problem = problem
 
 
-@dataclass(frozen=True)
-class BadRows:
-    """All bad rows of a source, of `read` rows that were looked at."""
+def settle(
+    source: str, read: int, rows: Sequence[BadRow], on_bad_row: Literal["stop", "skip"]
+) -> None:
+    """Judge all bad rows of a source, of `read` rows that were looked at.
 
-    source: str
-    read: int
-    rows: tuple[BadRow, ...]
-
-    def settle(self, on_bad_row: Literal["stop", "skip"]) -> tuple[BadRow, ...]:
-        """The rows to list in the run directory.
-
-        Raises DataError when there are bad rows and the setting is `stop`, and in both settings
-        when no good row is left.
-        """
-        if self.read == 0:
-            raise DataError(f"{self.source} holds no rows: point `path` at data with rows in it.")
-        if len(self.rows) == self.read:
-            raise DataError(
-                f"Every row of {self.source} is bad ({counted(self.read, 'row')}), so nothing is "
-                "left to use; mend them, or check that the configured columns are the right ones.\n"
-                f"{self._listing()}"
-            )
-        if self.rows and on_bad_row == "stop":
-            raise DataError(
-                f"{len(self.rows):,} of {self.read:,} rows of {self.source} cannot be used; mend"
-                f" them, or leave them out with `--data.on_bad_row skip`.\n{self._listing()}"
-            )
-        return self.rows
-
-    def _listing(self) -> str:
-        lines = [f"  {row}" for row in self.rows[:SHOWN]]
-        if len(self.rows) > SHOWN:
-            lines.append(f"  ... and {len(self.rows) - SHOWN:,} more")
-        return "\n".join(lines)
+    Raises DataError when there are bad rows and the setting is `stop`, and in both settings when no
+    good row is left.
+    """
+    if read == 0:
+        raise DataError(f"{source} holds no rows: point `path` at data with rows in it.")
+    more = [f"  ... and {len(rows) - SHOWN:,} more"] if len(rows) > SHOWN else []
+    listing = "\n".join([*(f"  {row}" for row in rows[:SHOWN]), *more])
+    if len(rows) == read:
+        raise DataError(
+            f"Every row of {source} is bad ({counted(read, 'row')}), so nothing is left to use; "
+            f"mend them, or check that the configured columns are the right ones.\n{listing}"
+        )
+    if rows and on_bad_row == "stop":
+        raise DataError(
+            f"{len(rows):,} of {read:,} rows of {source} cannot be used; mend them, or leave them "
+            f"out with `--data.on_bad_row skip`.\n{listing}"
+        )
 
 
 def nearest(word: str, options: Iterable[str]) -> str:

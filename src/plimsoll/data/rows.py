@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
-from math import isfinite
+from math import inf, isfinite
 from types import NoneType
 
 from plimsoll.config.data import COLUMNS, SourceConfig
+from plimsoll.config.rollout import SamplingConfig
 from plimsoll.data.pieces import Messages, Tools, tool_name
-from plimsoll.data.report import RowProblem, nearest
-from plimsoll.data.row import Row
+from plimsoll.data.report import Row, RowProblem, nearest
 from plimsoll.errors import ConfigError
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -157,9 +157,7 @@ def _is_plain(value: object) -> bool:
 def label_of(row: Row, column: str) -> bool:
     """A row's label: true or 1 for a desirable response, false or 0 for an undesirable one. pandas
     writes such a column as 1.0 and 0.0 where some of its rows have no label."""
-    value = row.values.get(column)
-    if value is None:
-        raise RowProblem(column, "is missing")
+    value = _present(row.values, column)
     if isinstance(value, bool | int | float) and value in (0, 1):
         return bool(value)
     shown = f" ({value})" if isinstance(value, int | float) else ""
@@ -287,10 +285,8 @@ def _checked_text(value: object, field: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        broken = f"U+{ord(value[error.start]):04X}"
-        raise RowProblem(field, f"is not valid Unicode: half of a surrogate pair, {broken}") from (
-            error
-        )
+        why = f"half of a surrogate pair, U+{ord(value[error.start]):04X}"
+        raise RowProblem(field, f"is not valid Unicode: {why}") from error
     return value
 
 
@@ -299,3 +295,33 @@ def kind_of(value: object) -> str:
     kinds = {bool: "true or false", int: "a number", float: "a number", str: "text"}
     kinds |= {list: "a list", dict: "an object", NoneType: "null"}
     return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def order_of(row: Row, column: str | None) -> float | None:
+    """The number that a row is drawn by; None without a column for it."""
+    if column is None:
+        return None
+    value = _number(row, column, "a number")
+    if not -inf < value < inf:  # NaN is not, either
+        raise RowProblem(column, f"is {value}, and rows are drawn by a finite number")
+    return float(value)
+
+
+def limit_of(row: Row, column: str | None, sampling: SamplingConfig) -> int | None:
+    """The longest response to a prompt, in tokens, within what `sampling` allows; None without a
+    column for it. pandas writes whole numbers as 64.0 where some rows have none."""
+    if column is None:
+        return None
+    value = _number(row, column, "a whole number")
+    least, most = max(1, sampling.min_new_tokens), sampling.max_new_tokens
+    if value % 1 or not least <= value <= most:  # NaN and infinity, too
+        why = f"is {value}, and the longest response is a whole number from {least} to {most:,}"
+        raise RowProblem(column, f"{why}, as sampling's min_new_tokens and max_new_tokens say")
+    return int(value)
+
+
+def _number(row: Row, column: str, what: str) -> int | float:
+    value = _present(row.values, column)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RowProblem(column, f"must be {what}, but is {kind_of(value)}")
+    return value

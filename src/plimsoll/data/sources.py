@@ -7,7 +7,7 @@ in its place, so that one bad line never hides the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,9 +18,7 @@ import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.json_rows import not_utf8, read_json
-from plimsoll.data.nested import top_of, with_named
-from plimsoll.data.report import BadRow, RowProblem, nearest
-from plimsoll.data.row import Row
+from plimsoll.data.report import BadRow, Row, RowProblem, nearest
 from plimsoll.errors import ConfigError
 
 LINES = (".jsonl", ".json", ".jsonl.gz")
@@ -63,8 +61,10 @@ def _read(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
         )
     if path.is_file():
         return _read_file(path, columns)
+    if path.is_dir() and is_saved(path):
+        return _read_saved(path, source.split, columns)
     if path.is_dir():
-        return _read_directory(path, source.split, columns)
+        return (row for one in files_of(path, source.split) for row in _read_file(one, columns))
     looks_like_file = path.name.lower().endswith(SUFFIXES)
     if HUB_NAME.fullmatch(source.path) and not looks_like_file:
         return _read_hub(source, columns)
@@ -108,12 +108,6 @@ def is_data(file: Path) -> bool:
     return file.name.lower().endswith(SUFFIXES) and not file.name.startswith(".")
 
 
-def _read_directory(path: Path, split: str, columns: Columns) -> Iterator[Row | BadRow]:
-    if is_saved(path):
-        return _read_saved(path, split, columns)
-    return (row for file in files_of(path, split) for row in _read_file(file, columns))
-
-
 def is_saved(path: Path) -> bool:
     """Whether a directory is what `datasets` saves."""
     return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
@@ -145,17 +139,13 @@ def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
 
 def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
     try:
-        yield from _parquet_rows(path, columns)
+        with pq.ParquetFile(path) as file:
+            named = _named(columns, file.schema_arrow.names)
+            yield from _arrow_rows(str(path), file.iter_batches(BATCH_ROWS, columns=named))
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
     finally:
         pa.default_memory_pool().release_unused()  # what it read, Arrow keeps for more
-
-
-def _parquet_rows(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
-    with pq.ParquetFile(path) as file:
-        named = _named(columns, file.schema_arrow.names)
-        yield from _arrow_rows(str(path), file.iter_batches(BATCH_ROWS, columns=named))
 
 
 def _named(columns: Columns, present: list[str]) -> list[str]:
@@ -232,3 +222,45 @@ def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
         ) from error
     named = _named(columns, loaded.column_names)
     return _arrow_rows(path, loaded.select_columns(named).with_format("arrow").iter(BATCH_ROWS))
+
+
+_MISSING = object()
+
+
+def with_named(values: Mapping[str, object], columns: Collection[str]) -> Mapping[str, object]:
+    """A row's values, and under their dotted names those of the columns that lie within others."""
+    found = {name: _at(values, name) for name in columns if "." in name and name not in values}
+    there = {name: value for name, value in found.items() if value is not _MISSING}
+    return {**values, **there} if there else values
+
+
+def top_of(column: str, present: Collection[str]) -> str | None:
+    """The column, of those that are present, that is named or that what is named lies within; None
+    where there is none."""
+    beginnings = (head for head, _ in _cuts(column))
+    return next((name for name in (column, *beginnings) if name in present), None)
+
+
+def names_of(values: Mapping[str, object], above: str = "") -> Iterator[str]:
+    """All that a column could be named by, in a row's values or in a schema of the same form."""
+    for name, value in values.items():
+        yield f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from names_of(value, f"{above}{name}.")
+
+
+def _at(values: Mapping[str, object], column: str) -> object:
+    if column in values:
+        return values[column]
+    for head, rest in _cuts(column):
+        within = values.get(head)
+        if isinstance(within, Mapping) and (found := _at(within, rest)) is not _MISSING:
+            return found
+    return _MISSING
+
+
+def _cuts(column: str) -> Iterator[tuple[str, str]]:
+    """The ways to cut a name in two at one of its dots, the shortest beginning first."""
+    parts = column.split(".")
+    for i in range(1, len(parts)):
+        yield ".".join(parts[:i]), ".".join(parts[i:])

@@ -15,8 +15,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from plimsoll.data.pieces import Messages, Piece
-from plimsoll.data.report import RowProblem
-from plimsoll.data.row import Row
+from plimsoll.data.report import Row, RowProblem
 from plimsoll.data.rows import kind_of, list_of, text_of
 from plimsoll.data.template import Template
 from plimsoll.errors import DataError

@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jinja2
@@ -257,7 +256,14 @@ def _template_text(tokenizer: PreTrainedTokenizerBase, configured: str | None) -
 
     Raises ConfigError when there is none, or when it is not valid.
     """
-    return _compiled(_chat_template(tokenizer, configured))
+    jinja = _chat_template(tokenizer, configured)
+    try:
+        render_jinja_template(conversations=[], chat_template=jinja)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(
+            f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."
+        ) from error
+    return jinja
 
 
 def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -> str:
@@ -274,11 +280,9 @@ def _chat_template(tokenizer: PreTrainedTokenizerBase, configured: str | None) -
 
 
 def _given(configured: str) -> str:
-    file = template_file(configured)
-    return configured if file is None else _read_template(file)
-
-
-def _read_template(path: Path) -> str:
+    path = template_file(configured)
+    if path is None:
+        return configured
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -287,13 +291,3 @@ def _read_template(path: Path) -> str:
             f"`data.chat_template: {path}` is neither a Jinja template nor `none`, and as a file"
             f" it cannot be read: {error}.{nearest(path.name, (file.name for file in beside))}"
         ) from error
-
-
-def _compiled(jinja: str) -> str:
-    try:
-        render_jinja_template(conversations=[], chat_template=jinja)
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(
-            f"The chat template is not valid Jinja, line {error.lineno}: {error.message}."
-        ) from error
-    return jinja

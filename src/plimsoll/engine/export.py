@@ -12,9 +12,7 @@ from plimsoll.engine.price.transfers import SAVE_BUCKET
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.weights import plain_weights, plan_buckets
 from plimsoll.model.adapter_files import adapter_bytes, save_adapter
-from plimsoll.model.companions import Companions
-from plimsoll.model.policy import PolicyModel, save_hf
-from plimsoll.model.published import saved_buffers, written
+from plimsoll.model.policy import Companions, PolicyModel, save_hf, saved_buffers, written
 from plimsoll.model.value import ValueModel
 
 

@@ -21,6 +21,13 @@ from plimsoll.run.files import write_whole
 _FORM = "form.json"
 _WEIGHTS = "weights.json"
 _SHOWN = 3
+_DIVIDED = {
+    "ranks": "cluster.ranks",
+    "stage": "zero.stage",
+    "optimizer_offload": "zero.optimizer_offload",
+    "dtype": "model.dtype",
+}
+"""What of a form says how it is divided, with its keys in the config."""
 
 
 @dataclass(frozen=True)
@@ -63,22 +70,13 @@ class Form:
         """What was written, divided as this form; moments in 8 bits cannot be."""
         if self.optimizer == "adamw_8bit":
             return written
-        return replace(
-            written,
-            ranks=self.ranks,
-            stage=self.stage,
-            dtype=self.dtype,
-            optimizer_offload=self.optimizer_offload,
-        )
+        return replace(written, **{name: getattr(self, name) for name in _DIVIDED})
 
     def _settings(self) -> dict[str, object]:
         """By their keys, those of the role without its name."""
         adapter = {} if self.adapter == "none" else json.loads(self.adapter)
         return {
-            "cluster.ranks": self.ranks,
-            "zero.stage": self.stage,
-            "zero.optimizer_offload": self.optimizer_offload,
-            "model.dtype": self.dtype,
+            **{key: getattr(self, name) for name, key in _DIVIDED.items()},
             "model.quantization": self.quantization,
             "adapter": "given" if adapter else "none",
             **{f"adapter.{name}": value for name, value in adapter.items()},

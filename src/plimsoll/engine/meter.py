@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.protocol import Engine
@@ -45,16 +44,12 @@ def share_of(name: str, role: TrainedRole | FrozenRole, engine: Engine, ranks: i
     if stage == 0 or ranks == 1:
         return None
     if stage == 3:
-        return Share(name, "weights", *_weights(engine.module, ranks))
+        parameters: list[Any] = list(engine.module.parameters())
+        whole = sum(p.ds_numel * p.element_size() for p in parameters)
+        held = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
+        return Share(name, "weights", whole, ranks, held)
     assert isinstance(engine, ZeroEngine)
     trained = sum(p.numel() for p in engine.module.parameters() if p.requires_grad)
     masters = engine.masters()
     each, held = masters[0].element_size(), sum(master.nbytes for master in masters)
     return Share(name, f"{_NAMES[each]} masters", each * trained, ranks, held)
-
-
-def _weights(module: nn.Module, ranks: int) -> tuple[int, int, int]:
-    parameters: list[Any] = list(module.parameters())
-    whole = sum(p.ds_numel * p.element_size() for p in parameters)
-    held = sum(p.ds_tensor.numel() * p.element_size() for p in parameters)
-    return whole, ranks, held

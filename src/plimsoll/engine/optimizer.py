@@ -27,34 +27,29 @@ def make_optimizer(module: nn.Module, role: TrainedRole) -> torch.optim.Optimize
     take a dry step to allocate the states, which must not decay the weights.
     """
     settings = role.optimizer
-    groups = parameter_groups(module, settings)
-    betas = (settings.beta1, settings.beta2)
+    groups, betas = parameter_groups(module, settings), (settings.beta1, settings.beta2)
+    given: dict[str, Any] = {"lr": 0.0, "betas": betas, "eps": settings.eps}
     if role.zero.optimizer_offload == "cpu":
-        return _offloaded(groups, role)
+        wide = role.zero.state_dtype == "float32"
+        return _offloaded(groups, given | {"fp32_optimizer_states": wide, "adamw_mode": True})
     if settings.kind == "adamw_8bit":
         from bitsandbytes.optim import AdamW8bit
 
-        small: torch.optim.Optimizer = AdamW8bit(groups, lr=0.0, betas=betas, eps=settings.eps)
+        small: torch.optim.Optimizer = AdamW8bit(groups, **given)
         return small
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=settings.eps, fused=True)
+    return torch.optim.AdamW(groups, **given, fused=True)
 
 
-def _offloaded(groups: Sequence[Mapping[str, object]], role: TrainedRole) -> torch.optim.Optimizer:
+def _offloaded(
+    groups: Sequence[Mapping[str, object]], given: Mapping[str, Any]
+) -> torch.optim.Optimizer:
     """DeepSpeed's Adam on the CPU. Raises PlimsollError where it cannot be compiled or loaded."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    settings = role.optimizer
     offer_ninja()
     try:
         with building("cpu_adam"):
-            made: torch.optim.Optimizer = DeepSpeedCPUAdam(
-                groups,
-                lr=0.0,
-                betas=(settings.beta1, settings.beta2),
-                eps=settings.eps,
-                adamw_mode=True,
-                fp32_optimizer_states=role.zero.state_dtype == "float32",
-            )
+            made: torch.optim.Optimizer = DeepSpeedCPUAdam(groups, **given)
     except (RuntimeError, OSError, ImportError) as error:
         raise PlimsollError(
             "DeepSpeed's Adam for the CPU (optimizer_offload: cpu) cannot be compiled or loaded: "
@@ -69,7 +64,8 @@ def parameter_groups(module: nn.Module, settings: OptimizerConfig) -> list[dict[
     """AdamW's groups: matrices decay, embeddings (and a head tied to one) as the settings say,
     vectors (norms, biases) never. Several of each where one would be too long for 8 bits."""
     trained = [p for p in module.parameters() if p.requires_grad]
-    spared = set() if settings.decay_embeddings else _embeddings(module)
+    tables = [part.weight for part in module.modules() if isinstance(part, nn.Embedding)]
+    spared = set() if settings.decay_embeddings else set(map(id, tables))
     decaying = [p for p in trained if p.ndim >= 2 and id(p) not in spared]
     others = [p for p in trained if p.ndim < 2 or id(p) in spared]
     most = _MOST_IN_8_BITS if settings.kind == "adamw_8bit" else inf
@@ -91,10 +87,6 @@ def _parts(parameters: Sequence[nn.Parameter], most: float) -> list[list[nn.Para
         parts[-1].append(parameter)
         room -= parameter.numel()
     return parts
-
-
-def _embeddings(module: nn.Module) -> set[int]:
-    return {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
 
 
 def forget_dry_step(optimizer: Any) -> None:
@@ -136,20 +128,16 @@ def begin_moments(
     optimizer: torch.optim.Optimizer, masters: Sequence[Tensor], updates: int
 ) -> dict[str, list[Tensor]]:
     """Have moments to write into, as AdamW makes them, after so many updates; none after 0."""
+    wide = getattr(optimizer, "fp32_optimizer_states", False)  # of DeepSpeedCPUAdam
     for master in masters:
-        state = optimizer.state[master]
+        state, dtype = optimizer.state[master], torch.float32 if wide else master.dtype
         if updates == 0:
             state.clear()
         elif not state:
-            state |= {name: _zeros(optimizer, master) for name in MOMENTS}
+            state |= {name: torch.zeros_like(master.data, dtype=dtype) for name in MOMENTS}
         if state:
             state["step"] = _count(optimizer, master, updates)
     return moment_rows(optimizer, masters)
-
-
-def _zeros(optimizer: torch.optim.Optimizer, master: Tensor) -> Tensor:
-    wide = getattr(optimizer, "fp32_optimizer_states", False)  # of DeepSpeedCPUAdam
-    return torch.zeros_like(master.data, dtype=torch.float32 if wide else master.dtype)
 
 
 def _count(optimizer: torch.optim.Optimizer, master: Tensor, updates: int) -> Any:

@@ -44,12 +44,13 @@ def telling_shortage(
         if not isinstance(first, RuntimeError | MemoryError) or not is_shortage(first):
             raise
         text = f"{type(first).__name__}: {first}".splitlines()[0]
+        asked = _ASKED.search(text)
         on_card = device.type == "cuda" and _is_of_card(first)
         incident = Incident(
             where="device" if on_card else "host",
             why=text,
             role=role(),
-            asked=_asked(text),
+            asked=None if asked is None else int(float(asked[1]) * _UNITS[asked[2]]),
             held=footprint(device),
             shares=shares(),
         )
@@ -76,8 +77,3 @@ def footprint(device: torch.device) -> Footprint | None:
     free, whole = torch.cuda.mem_get_info(device)
     allocated = torch.cuda.memory_allocated(device)
     return Footprint(process_bytes(), allocated, torch.cuda.memory_reserved(device), whole - free)
-
-
-def _asked(text: str) -> int | None:
-    found = _ASKED.search(text)
-    return None if found is None else int(float(found[1]) * _UNITS[found[2]])

@@ -21,8 +21,7 @@ from torch import Tensor
 from plimsoll.engine.placing import plain_bytes
 from plimsoll.engine.protocol import Engine
 from plimsoll.model.adapters import parts_of_weight, plain_weight
-from plimsoll.model.policy import PolicyModel, hf_state_names
-from plimsoll.model.published import published
+from plimsoll.model.policy import PolicyModel, hf_state_names, published
 from plimsoll.model.quantization import plain_shape
 
 _IN_LAYER = re.compile(r"\.\d+\.")

@@ -18,7 +18,7 @@ from plimsoll.engine.export import AdapterFiles, adapter_files, write_adapter, w
 from plimsoll.engine.frozen import FrozenEngine, WithoutAdapter
 from plimsoll.engine.meter import read_memory, share_of
 from plimsoll.engine.micro_batches import learn, losses, measure, score
-from plimsoll.engine.objectives.distillation import DistillationObjective
+from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.process_group import Place, join, leave
 from plimsoll.engine.protocol import Engine, Objective, TrainedEngine, not_finite
 from plimsoll.engine.shortage import telling_shortage
@@ -28,9 +28,8 @@ from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.machine.heap import release_free_blocks
 from plimsoll.machine.meter import reset_process_peak
 from plimsoll.model.adapters import add_adapter
-from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy, load_teacher, load_tokenizer, load_value
-from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel
+from plimsoll.model.policy import PackTensors, PolicyModel, TeacherModel, companions
 from plimsoll.model.value import ReadAt, ValueModel, before_learned
 from plimsoll.records import BatchCounts, Floats, Pack
 from plimsoll.run.readings import Reading, Share

@@ -47,12 +47,6 @@ def _roles(config: DistillConfig) -> list[Role]:
     return [learner("actor", config.actor, "policy"), teacher]
 
 
-_PANELS = (
-    both("Loss", "nats per token", "loss"),
-    both("Divergence from the teacher", "nats per token", "divergence"),
-    both("Negative log-likelihood", "nats per token", "nll"),
-)
-
 JOB = Job(
     name="distill",
     summary="a student learns a teacher's distributions",
@@ -65,5 +59,9 @@ JOB = Job(
     ),
     loop="plimsoll.jobs.distill_loop",
     choices=lambda config: {"divergence": config.algorithm.divergence},
-    panels=_PANELS,
+    panels=(
+        both("Loss", "nats per token", "loss"),
+        both("Divergence from the teacher", "nats per token", "divergence"),
+        both("Negative log-likelihood", "nats per token", "nll"),
+    ),
 )

@@ -15,19 +15,18 @@ from functools import partial
 from pathlib import Path
 
 from plimsoll.algorithm.choice import divergence
-from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.data.dataset import load_samples
 from plimsoll.data.packing import pack
-from plimsoll.engine.objectives.distillation import DistillationObjective
+from plimsoll.engine.objectives import DistillationObjective
 from plimsoll.engine.teacher_forward import TeacherForward
 from plimsoll.engine.worker import Worker
 from plimsoll.jobs.distill import DistillConfig
 from plimsoll.records import BatchCounts, Sample
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles
-from plimsoll.train.measure import measure_likelihood
+from plimsoll.train.measure import measure_likelihood, perplexity
 from plimsoll.train.update import Step
 
 DistillWork = Work[DistillConfig, Sample]

@@ -69,13 +69,6 @@ def _rules(config: DpoConfig) -> Iterator[Problem]:
         )
 
 
-_PANELS = (
-    both("Loss", "per pair", "loss"),
-    both("Accuracy", "share of pairs", "accuracy"),
-    both("Margin of implicit rewards", "per pair", "rewards/margin"),
-    implicit_rewards("chosen", "rejected"),
-)
-
 JOB = Job(
     name="dpo",
     summary="learning from pairs: DPO and its family",
@@ -87,5 +80,10 @@ JOB = Job(
     loop="plimsoll.jobs.dpo_loop",
     choices=lambda config: {"preference_loss": config.algorithm.loss},
     rules=_rules,
-    panels=_PANELS,
+    panels=(
+        both("Loss", "per pair", "loss"),
+        both("Accuracy", "share of pairs", "accuracy"),
+        both("Margin of implicit rewards", "per pair", "rewards/margin"),
+        implicit_rewards("chosen", "rejected"),
+    ),
 )

@@ -22,10 +22,10 @@ from plimsoll.algorithm.inputs import PairValues, PreferenceLossInputs
 from plimsoll.algorithm.preference import in_pairs, preference_objective
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_pairs
-from plimsoll.engine.objectives.preference import PreferenceObjective
+from plimsoll.engine.objectives import PreferenceObjective
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.records import BatchCounts, Floats, Pair, samples_of
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_roles

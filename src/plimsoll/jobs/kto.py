@@ -65,14 +65,6 @@ def _evaluation(config: KtoConfig) -> Evaluation:
     return Evaluation(metrics, more=is_own(config.algorithm.loss))
 
 
-_PANELS = (
-    both("Loss", "per response", "loss"),
-    both("Accuracy", "share of pairings", "accuracy"),
-    both("Margin of implicit rewards", "per response", "rewards/margin"),
-    implicit_rewards("desirable", "undesirable"),
-    both("KL from the reference", "nats per response", "kl"),
-)
-
 JOB = Job(
     name="kto",
     summary="learning from responses labelled good or bad",
@@ -84,5 +76,11 @@ JOB = Job(
     loop="plimsoll.jobs.kto_loop",
     choices=lambda config: {"feedback_loss": config.algorithm.loss},
     rules=lambda config: stored_logprobs(config.reference_logprobs),
-    panels=_PANELS,
+    panels=(
+        both("Loss", "per response", "loss"),
+        both("Accuracy", "share of pairings", "accuracy"),
+        both("Margin of implicit rewards", "per response", "rewards/margin"),
+        implicit_rewards("desirable", "undesirable"),
+        both("KL from the reference", "nats per response", "kl"),
+    ),
 )

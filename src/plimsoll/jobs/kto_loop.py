@@ -25,11 +25,11 @@ from plimsoll.algorithm.separation import separation_effect, separation_interval
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_responses
 from plimsoll.data.mismatched import mismatched
-from plimsoll.engine.objectives.feedback import FeedbackObjective, FeedbackStream
+from plimsoll.engine.objectives import FeedbackObjective, FeedbackStream
 from plimsoll.errors import DataError
 from plimsoll.jobs.kto import KtoConfig
 from plimsoll.records import BatchCounts, Bools, Floats, LabelledResponse, Pack, Sample, samples_of
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.measure import as_metrics, in_parts

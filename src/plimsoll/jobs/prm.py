@@ -35,12 +35,6 @@ _METRICS: Names = {
 }
 
 
-_PANELS = (
-    both("Loss", "nats per labelled step", "loss"),
-    both("Accuracy on steps", "share of labelled steps", "accuracy"),
-    both("Whole solutions", "share judged right", "solution_accuracy"),
-)
-
 JOB = Job(
     name="prm",
     summary="a process reward model, from labelled steps",
@@ -52,5 +46,9 @@ JOB = Job(
     loop="plimsoll.jobs.prm_loop",
     has_steps=True,
     draws_calibration=True,
-    panels=_PANELS,
+    panels=(
+        both("Loss", "nats per labelled step", "loss"),
+        both("Accuracy on steps", "share of labelled steps", "accuracy"),
+        both("Whole solutions", "share judged right", "solution_accuracy"),
+    ),
 )

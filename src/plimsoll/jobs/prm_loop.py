@@ -22,12 +22,12 @@ from plimsoll.algorithm.interval import share_interval
 from plimsoll.algorithm.process_reward import process_loss
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.data.dataset import load_steps
-from plimsoll.engine.objectives.process import ProcessObjective
+from plimsoll.engine.objectives import ProcessObjective
 from plimsoll.engine.worker import Worker
 from plimsoll.jobs.prm import PrmConfig
 from plimsoll.model.value import at_marks
 from plimsoll.records import BatchCounts, Floats, LabelledSteps, from_packed, to_packed
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer

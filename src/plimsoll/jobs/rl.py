@@ -92,14 +92,6 @@ def _with_ends(names: Names) -> dict[str, Goal | None]:
     return {k: v for name, goal in names.items() for k, v in measured(name, goal).items()}
 
 
-_PANELS = (
-    both("Reward", "per response", "reward"),
-    alone("KL from the reference", "nats per response", "kl"),
-    alone("Length of responses", "tokens per response", "response_tokens"),
-    alone("Policy loss", "per token", "policy_loss"),
-    alone("Value loss", "per token", "value_loss"),
-)
-
 JOB = Job(
     name="rl",
     summary="reinforcement learning, any of these presets",
@@ -112,6 +104,12 @@ JOB = Job(
     choices=_choices,
     rules=sampled,
     sampling=_sampling,
-    panels=_PANELS,
+    panels=(
+        both("Reward", "per response", "reward"),
+        alone("KL from the reference", "nats per response", "kl"),
+        alone("Length of responses", "tokens per response", "response_tokens"),
+        alone("Policy loss", "per token", "policy_loss"),
+        alone("Value loss", "per token", "value_loss"),
+    ),
     presets=PRESETS,
 )

@@ -11,20 +11,28 @@ are then the ones being differentiated and are not computed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
 from plimsoll.algorithm.kl import adapt
+from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.algorithm import KlConfig
+from plimsoll.config.problems import refuse
 from plimsoll.config.rl import RlConfig
-from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
+from plimsoll.engine.objectives import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
-from plimsoll.jobs.rl_measure import measured_with
-from plimsoll.records import Floats
-from plimsoll.reward.score import open_rewards
+from plimsoll.records import Floats, Trajectory
+from plimsoll.reward.references import check_references
+from plimsoll.reward.score import Scored, Scorer, open_rewards
+from plimsoll.rl.answers import Answering, Submit
 from plimsoll.rl.batch import (
     Batch,
     Learnables,
@@ -39,7 +47,8 @@ from plimsoll.rl.batch import (
     train_on,
 )
 from plimsoll.rl.critic import explained_variance, train_critic
-from plimsoll.rl.environments import open_kinds
+from plimsoll.rl.environments import open_kinds, set_up
+from plimsoll.rl.evaluate import answer_held_out, evaluation_figures
 from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
@@ -48,15 +57,18 @@ from plimsoll.rl.setup import (
     RlData,
     RlWork,
     load_prompt_data,
+    prompt_loader,
     start,
 )
-from plimsoll.run.planned import Planned
+from plimsoll.run.displays import Advance, counting
+from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
-from plimsoll.spec.run_spec import RunSpec
+from plimsoll.spec.roles import scoring_role
+from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.from_data import open_work
-from plimsoll.train.loading import load_roles
-from plimsoll.train.run_data import epoch_metrics, first_state
+from plimsoll.train.loading import load_measured, load_roles
+from plimsoll.train.run_data import epoch_metrics, first_state, load_held_out_sets, row_counts
 from plimsoll.train.saving import evaluated, finished, restore, save_model, save_when_due
 from plimsoll.train.session import Session, evaluates_first
 from plimsoll.train.update import Step
@@ -174,9 +186,7 @@ def train_actor(
     if state.step < algorithm.critic_warmup_steps:
         return {}
     with_reference = algorithm.kl.place == "loss"
-    objective = PolicyObjective(
-        algorithm.policy_loss,
-        algorithm.correction,
+    terms = PolicyTerms(
         algorithm.aggregation,
         constant=algorithm.aggregation_tokens or spec.config.longest_response[0],
         kl_estimator=algorithm.kl.estimator,
@@ -184,6 +194,7 @@ def train_actor(
         ratio_corrected=algorithm.kl.ratio_corrected,
         entropy_bonus=algorithm.entropy_bonus,
     )
+    objective = PolicyObjective(algorithm.policy_loss, algorithm.correction, terms)
     stream = policy_stream(batch, scores, advantages_L, with_reference)
 
     def step(mini: MiniBatch) -> Step[PolicyStream]:
@@ -232,3 +243,57 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
     written to the directory."""
     with open_rewards(spec.config.rewards) as scorer:
         return measured_with(scorer, spec, directory)
+
+
+def measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
+    """The figures, by their names; the answers are written to the directory."""
+    spec = _with_fewest_ranks(spec)
+    refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
+    kinds = open_kinds(spec.config.environments)
+    loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.check_reference))
+    environments = set_up(spec, kinds, scorer.loop)
+    held_out = {key: one.items for key, one in loaded.items()}
+    expected = sum(one.responses * len(held_out[one.key]) for one in spec.eval_sets)
+    with (
+        closing(start(spec, [*chain.from_iterable(held_out.values())])) as cluster,
+        counting("answers", expected, sys.stdout) as advance,
+    ):
+        for part in spec.config.scoring_models:
+            load_measured(cluster, spec, scoring_role(part))
+
+        def answering_to(key: str) -> Answering:
+            return Answering(_advancing(scorer.of_held_out(key).submit, advance), environments, key)
+
+        answered = answer_held_out(cluster, spec, held_out, answering_to)
+    found = [*chain.from_iterable(answered.values())]
+    answers = directory / "eval-answers.parquet"
+    answers.parent.mkdir(parents=True, exist_ok=True)
+    write_trajectories(answers, 0, found, None)
+    return (
+        evaluation_figures(spec, answered)
+        | {
+            "finished": fmean(t.finish_reason == "stop" for t in found),
+            "response_tokens": fmean(len(t.response_tokens) for t in found),
+        }
+        | row_counts(*loaded.values())
+    )
+
+
+def _advancing(submit: Submit, advance: Advance) -> Submit:
+    """The same, and what is scored is counted."""
+
+    def counted(trajectories: Sequence[Trajectory]) -> Future[Scored]:
+        scored = submit(trajectories)
+        scored.add_done_callback(lambda _: advance(len(trajectories)))
+        return scored
+
+    return counted
+
+
+def _with_fewest_ranks(spec: RunSpec[RlConfig]) -> RunSpec[RlConfig]:
+    """The same with no more ranks than its rewards need, and with engines."""
+    ranks = spec.cluster.ranks if spec.config.scoring_models else 1
+    cluster = spec.cluster.model_copy(update={"ranks": ranks, "critic_ranks": None})
+    rollout = spec.config.rollout.model_copy(update={"replay": None})
+    own = {"cluster": cluster, "rollout": rollout}
+    return resolve(spec.job, spec.config.model_copy(update=own))

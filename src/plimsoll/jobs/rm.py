@@ -46,12 +46,6 @@ def _evaluation(config: RmConfig) -> Evaluation:
     return Evaluation({**OF_PAIRS, **own}, more=is_own(config.algorithm.loss))
 
 
-_PANELS = (
-    both("Loss", "per pair", "loss"),
-    both("Accuracy", "share of pairs", "accuracy"),
-    both("Margin of scores", "per pair", "rewards/margin"),
-)
-
 JOB = Job(
     name="rm",
     summary="a reward model, from pairs",
@@ -63,5 +57,9 @@ JOB = Job(
     loop="plimsoll.jobs.rm_loop",
     choices=lambda config: {"reward_loss": config.algorithm.loss},
     draws_calibration=True,
-    panels=_PANELS,
+    panels=(
+        both("Loss", "per pair", "loss"),
+        both("Accuracy", "share of pairs", "accuracy"),
+        both("Margin of scores", "per pair", "rewards/margin"),
+    ),
 )

@@ -20,19 +20,18 @@ import torch
 from plimsoll.algorithm.calibration import calibrate_pairs
 from plimsoll.algorithm.choice import reward_loss
 from plimsoll.algorithm.inputs import RewardLossInputs
-from plimsoll.algorithm.preference import in_pairs
-from plimsoll.algorithm.reward import reward_objective
+from plimsoll.algorithm.preference import in_pairs, reward_objective
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs
 from plimsoll.data.loading import Loaded, Seen, unseen
 from plimsoll.data.template import Template
-from plimsoll.engine.objectives.reward import RewardObjective
+from plimsoll.engine.objectives import RewardObjective
 from plimsoll.engine.worker import Worker
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.model.value import at_ends
 from plimsoll.records import BatchCounts, Floats, Pack, Pair, Sample
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.from_data import Work, learn_from_data, work_on_rows
 from plimsoll.train.loading import load_scorer

@@ -10,7 +10,7 @@ killed goes on after the last one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,6 @@ from pathlib import Path
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import measure as measure_answers
-from plimsoll.records import Trajectory
 from plimsoll.reward.score import Scorer, open_rewards
 from plimsoll.rl.answers import Answering
 from plimsoll.rl.batch import trajectory_metrics
@@ -32,7 +31,7 @@ from plimsoll.rl.setup import RlData, RlWork, load_prompt_data, start
 from plimsoll.run.counting import counted
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import write_rows
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import read_trajectories, write_trajectories
 from plimsoll.spec.run_spec import RunSpec
@@ -81,7 +80,8 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
         state = replace(session.advance(state, found.prompts), rewards=scorer.state())
         metrics = trajectory_metrics(trajectories) | found.metrics
         metrics |= epoch_metrics(work.data.order, state.data_position)
-        session.report(step, metrics, _tokens(trajectories))
+        tokens = sum(len(t.prompt.tokens) + len(t.response_tokens) for t in trajectories)
+        session.report(step, metrics, tokens)
         _save(session, state)
         session.stop_if_asked(step)
 
@@ -99,10 +99,6 @@ def _sampled(
         return found  # without reward models, or each round was scored by itself
     with session.phase("score", cluster):
         return replace(found, trajectories=score_by_models(found.trajectories, spec, cluster))
-
-
-def _tokens(trajectories: Sequence[Trajectory]) -> int:
-    return sum(len(t.prompt.tokens) + len(t.response_tokens) for t in trajectories)
 
 
 def _save(session: Session, state: RunState) -> None:

@@ -38,8 +38,6 @@ class SftConfig(JobConfig):
     """What is learned, and the noise."""
 
 
-_PANELS = (both("Loss", "nats per token", "loss"),)
-
 JOB = Job(
     name="sft",
     summary="supervised fine-tuning",
@@ -51,5 +49,5 @@ JOB = Job(
     loop="plimsoll.jobs.sft_loop",
     rows=lambda config: {"learned": config.algorithm.learned_tokens},
     imitates=True,
-    panels=_PANELS,
+    panels=(both("Loss", "nats per token", "loss"),),
 )

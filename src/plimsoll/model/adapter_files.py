@@ -14,8 +14,7 @@ from plimsoll.config.adapter import ADAPTER_FILE
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapters import ADAPTER, inject
 from plimsoll.model.checks import as_config_error
-from plimsoll.model.companions import Companions, write_generation
-from plimsoll.model.policy import WRAPPER, PolicyModel
+from plimsoll.model.policy import WRAPPER, Companions, PolicyModel, write_generation
 from plimsoll.model.value import ValueModel
 from plimsoll.run.files import whole_directory
 

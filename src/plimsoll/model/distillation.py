@@ -10,14 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from plimsoll.algorithm.inputs import DivergenceInputs, DivergenceOutput
-from plimsoll.model.logit_chunks import HeadGradients, LogitForm, blocks, logit_chunks
+from plimsoll.model.logit_chunks import (
+    HeadGradients,
+    LogitForm,
+    Wanted,
+    blocks,
+    logit_chunks,
+    made_ahead,
+)
 
 
 @dataclass(frozen=True)
@@ -75,57 +82,40 @@ def distil(
     """
     assert chunk >= 1 and len(hidden_L_H) == len(targets_L) == len(lesson.hidden_L_H)
     assert len(weight_VH) <= len(lesson.weight_VH), "the teacher's vocabulary is smaller"
-    learning = torch.is_grad_enabled()
-    inputs = (hidden_L_H, weight_VH, bias_V, targets_L, lesson, chunk, form, learning)
-    return Distilled(*_Distilled.apply(*inputs))
+    of = (hidden_L_H, weight_VH, bias_V)
+    loss, divergence, nll = made_ahead(*of, partial(_distilled, of, targets_L, lesson, chunk, form))
+    assert loss is not None and divergence is not None and nll is not None
+    return Distilled(loss, divergence, nll)
 
 
-class _Distilled(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_L_H: Tensor,
-        weight_VH: Tensor,
-        bias_V: Tensor | None,
-        targets_L: Tensor,
-        lesson: Lesson,
-        chunk: int,
-        form: LogitForm,
-        learning: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        loss_tokens, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
-        wanted = ctx.needs_input_grad[:3] if learning else (False, False, False)
-        gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
-        divergence_L = torch.zeros_like(targets_L, dtype=torch.float32)
-        nll_L = torch.zeros_like(divergence_L)
-        student = logit_chunks(hidden_L_H, weight_VH, bias_V, chunk)
-        teacher_VH, teacher_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
-        teacher_V = None if teacher_V is None else teacher_V[: len(weight_VH)]
-        teacher = logit_chunks(form.filled(lesson.hidden_L_H), teacher_VH, teacher_V, chunk)
-        for (start, chunk_CV), (_, teacher_CV) in zip(student, teacher, strict=True):
-            pairs = zip(
-                blocks(start, chunk_CV, loss_tokens),
-                blocks(start, teacher_CV, loss_tokens),
-                strict=True,
-            )
-            for (rows, block_NV), (_, teacher_NV) in pairs:
-                found = _compare(block_NV, teacher_NV, targets_L[rows], lesson, form)
-                divergence_L[rows], nll_L[rows], grad_NV = found
-                block_NV.copy_(grad_NV)  # it takes the place of the logits
-            if learning:
-                gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
-        divergence, nll = divergence_L.sum() / lesson.tokens, nll_L.sum() / lesson.tokens
-        soft = (1 - lesson.nll_share) * lesson.temperature**2
-        ctx.gradients, ctx.loss_tokens = gradients, loss_tokens
-        ctx.mark_non_differentiable(divergence, nll)
-        return soft * divergence + lesson.nll_share * nll, divergence, nll
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        found: HeadGradients = ctx.gradients
-        del ctx.gradients
-        return (*found.times(grad_loss, ctx.loss_tokens), None, None, None, None, None)
+def _distilled(
+    of: tuple[Tensor, Tensor, Tensor | None],
+    targets_L: Tensor,
+    lesson: Lesson,
+    chunk: int,
+    form: LogitForm,
+    wanted: Wanted,
+) -> tuple[tuple[Tensor, Tensor, Tensor], HeadGradients]:
+    """As `made_ahead` takes it."""
+    hidden_L_H, weight_VH, bias_V = of
+    loss_tokens, hidden_L_H = len(hidden_L_H), form.filled(hidden_L_H)
+    gradients = HeadGradients.empty(hidden_L_H, weight_VH, bias_V, wanted)
+    divergence_L = torch.zeros_like(targets_L, dtype=torch.float32)
+    nll_L = torch.zeros_like(divergence_L)
+    student = logit_chunks(hidden_L_H, weight_VH, bias_V, chunk)
+    teacher_VH, teacher_V = lesson.weight_VH[: len(weight_VH)], lesson.bias_V
+    teacher_V = None if teacher_V is None else teacher_V[: len(weight_VH)]
+    teacher = logit_chunks(form.filled(lesson.hidden_L_H), teacher_VH, teacher_V, chunk)
+    for (start, chunk_CV), (_, teacher_CV) in zip(student, teacher, strict=True):
+        own, others = (blocks(start, logits, loss_tokens) for logits in (chunk_CV, teacher_CV))
+        for (rows, block_NV), (_, teacher_NV) in zip(own, others, strict=True):
+            found = _compare(block_NV, teacher_NV, targets_L[rows], lesson, form)
+            divergence_L[rows], nll_L[rows], grad_NV = found
+            block_NV.copy_(grad_NV)  # it takes the place of the logits
+        gradients.add(start, chunk_CV, hidden_L_H, weight_VH)
+    divergence, nll = divergence_L.sum() / lesson.tokens, nll_L.sum() / lesson.tokens
+    soft = (1 - lesson.nll_share) * lesson.temperature**2
+    return (soft * divergence + lesson.nll_share * nll, divergence, nll), gradients
 
 
 def _compare(

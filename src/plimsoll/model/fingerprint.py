@@ -22,18 +22,15 @@ def model_fingerprint(model: ModelConfig) -> str:
     It reads every byte of the weights once: models of one shape differ in nothing else. Of a name
     on the hub it downloads what is not here yet. Raises ConfigError for files that cannot be read.
     """
+    directory = Path(model.path)
     with as_config_error(model.path, "weights"):
-        digests = {file.name: _digest(file) for file in _deciding_files(model.path)}
+        if not directory.is_dir():
+            directory = Path(snapshot_download(model.path, allow_patterns=list(_DECIDING)))
+        files = sorted(file for pattern in _DECIDING for file in directory.glob(pattern))
+        digests = {file.name: _digest(file) for file in files}
     scales = model.quantization != "none" and model.double_quantization
     facts = [model.dtype, model.quantization, scales, digests]
     return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True).encode())
-
-
-def _deciding_files(path: str) -> list[Path]:
-    directory = Path(path)
-    if not directory.is_dir():
-        directory = Path(snapshot_download(path, allow_patterns=list(_DECIDING)))
-    return sorted(file for pattern in _DECIDING for file in directory.glob(pattern))
 
 
 def _digest(file: Path) -> str:

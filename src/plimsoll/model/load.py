@@ -1,13 +1,12 @@
 """From a directory in Hugging Face format (or a hub name) to a model that is ready for packs.
 
-What cannot work is refused before any weight is read: `checks.py` and `frames.py` have the reasons.
+What cannot work is refused before any weight is read: `checks.py` has the reasons.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,9 +26,8 @@ from plimsoll.errors import ConfigError
 from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
-from plimsoll.model.checks import read_model_config
+from plimsoll.model.checks import check_frame, read_model_config
 from plimsoll.model.cpu.switch import use_cpu_kernels
-from plimsoll.model.frames import check_frame
 from plimsoll.model.fused import fuse_gates, fuse_norms
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
@@ -68,19 +66,23 @@ def load_policy(
             f"temperature is {temperature}: greedy sampling has no log-probabilities to train on. "
             "Sample for training with a temperature above 0."
         )
-    hf_config = read_model_config(config.path, config.trust_remote_code)
-    form = _logit_form(config, hf_config)
-    lm, rows, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast)
-    return PolicyModel(lm, HeadForm(config.head_chunk, replace(form, rows=rows), temperature))
+    lm, form = _load_causal(config, device, cast)
+    return PolicyModel(lm, HeadForm(config.head_chunk, form, temperature))
 
 
 def load_teacher(config: ModelConfig, device: torch.device) -> TeacherModel:
     """Load a causal language model that others learn from, for the device, but still mapped from
     its files. Raises ConfigError as `load_policy`."""
+    return TeacherModel(*_load_causal(config, device, cast=False))
+
+
+def _load_causal(
+    config: ModelConfig, device: torch.device, cast: bool
+) -> tuple[PreTrainedModel, LogitForm]:
     hf_config = read_model_config(config.path, config.trust_remote_code)
-    form = _logit_form(config, hf_config)
-    lm, rows, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast=False)
-    return TeacherModel(lm, replace(form, rows=rows))
+    scale, softcap = checks.logit_scale(config.path, hf_config), checks.logit_softcap(hf_config)
+    lm, rows, _ = _load(AutoModelForCausalLM, hf_config, config, device, set(), cast)
+    return lm, LogitForm(scale, softcap, rows)
 
 
 def load_value(
@@ -126,29 +128,20 @@ def attention_name(config: ModelConfig, hf_config: PreTrainedConfig, device: tor
     return SDPA if obstacles else VARLEN
 
 
-def _logit_form(config: ModelConfig, hf_config: PreTrainedConfig) -> LogitForm:
-    scale = checks.logit_scale(config.path, hf_config)
-    return LogitForm(scale, checks.logit_softcap(hf_config))
-
-
 def _against_varlen(
     config: ModelConfig, hf_config: PreTrainedConfig, device: torch.device
 ) -> Iterator[str]:
     settings = hf_config.get_text_config().to_dict()
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     softcapped = bool(settings.get("attn_logit_softcapping"))
-    keys = settings.get("qk_head_dim") or settings.get("head_dim") or _even_share(hf_config)
+    text = hf_config.get_text_config()
+    width, heads = getattr(text, "hidden_size", 0), getattr(text, "num_attention_heads", 0)
+    share = width // heads if width and heads else 0  # 0 where the family has no such numbers
+    keys = settings.get("qk_head_dim") or settings.get("head_dim") or share
     values = settings.get("v_head_dim") or keys
     yield from against_varlen(device.type, capability, config.dtype, softcapped, keys)
     if values != keys:
         yield f"its keys and values must be as wide, and the model's have {keys} and {values}"
-
-
-def _even_share(hf_config: PreTrainedConfig) -> int:
-    """Of the width, for each head; 0 where the family has no such numbers."""
-    text = hf_config.get_text_config()
-    width, heads = getattr(text, "hidden_size", 0), getattr(text, "num_attention_heads", 0)
-    return width // heads if width and heads else 0
 
 
 def _load(

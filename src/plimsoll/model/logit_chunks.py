@@ -6,11 +6,13 @@ them in fp32, a block of a few rows at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 # fp32 elements that the softmax works on at once. On CPU they stay in the cache (measured: the
@@ -99,6 +101,10 @@ def grad_of_logprobs(logp_NV: Tensor, targets_N: Tensor, grad_logprobs_N: Tensor
     return grad_NV.scatter_add_(1, targets_N[:, None], grad_logprobs_N[:, None])
 
 
+Wanted = tuple[bool, bool, bool]
+"""Which gradients: of hidden states, weight, bias."""
+
+
 @dataclass(frozen=True)
 class HeadGradients:
     """Of hidden states and head, added up chunk by chunk; None for what is frozen.
@@ -116,9 +122,9 @@ class HeadGradients:
         hidden_L_H: Tensor,
         weight_VH: Tensor,
         bias_V: Tensor | None,
-        wanted: tuple[bool, bool, bool],
+        wanted: Wanted,
     ) -> HeadGradients:
-        """Before the first chunk; wanted: of hidden, weight, bias."""
+        """Before the first chunk."""
         return cls(
             torch.empty_like(hidden_L_H) if wanted[0] else None,
             torch.zeros_like(weight_VH) if wanted[1] else None,
@@ -140,8 +146,52 @@ class HeadGradients:
     def times(self, factor: Tensor, loss_tokens: int) -> tuple[Tensor | None, ...]:
         """Of the first `learned` rows, of weight and bias: scaled in place, so it serves once.
 
-        factor: a scalar, such as 1, that the dtype of the weights can hold.
+        factor: a scalar, such as 1, that the dtype of the weights can hold; or, where the head is
+        frozen, one for each row.
         """
         hidden = None if self.hidden_L_H is None else self.hidden_L_H[:loss_tokens]
+        if factor.ndim:
+            assert hidden is not None and self.weight_VH is None and self.bias_V is None
+            return hidden.mul_(factor[:, None]), None, None
         of = (hidden, self.weight_VH, self.bias_V)
         return tuple(None if g is None else g.mul_(factor.to(g.dtype)) for g in of)
+
+
+Outputs = tuple[Tensor | None, ...]
+
+
+def made_ahead(
+    hidden_L_H: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    make: Callable[[Wanted], tuple[Outputs, HeadGradients]],
+) -> Outputs:
+    """What `make` gives, with its gradients, which it makes in the forward pass, where the logits
+    are: the backward pass only scales them. Differentiable once, and only through the first output.
+
+    make: gives the outputs, and the gradients of the first (of a number for each row: as if it were
+    their sum), those that are wanted.
+    """
+    if not torch.is_grad_enabled():
+        return make((False, False, False))[0]
+    made: Outputs = _MadeAhead.apply(hidden_L_H, weight_VH, bias_V, make)
+    return made
+
+
+class _MadeAhead(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_L_H: Tensor, weight_VH: Tensor, bias_V: Tensor | None, make: Any
+    ) -> Outputs:
+        outputs: Outputs
+        outputs, ctx.gradients = make(ctx.needs_input_grad[:3])
+        ctx.loss_tokens = len(hidden_L_H)
+        ctx.mark_non_differentiable(*(x for x in outputs[1:] if x is not None))
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, factor: Tensor, *_: Tensor | None) -> Outputs:
+        gradients: HeadGradients = ctx.gradients
+        del ctx.gradients
+        return (*gradients.times(factor, ctx.loss_tokens), None)

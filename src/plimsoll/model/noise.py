@@ -27,8 +27,15 @@ class EmbeddingNoise:
 
     def draw(self, width: int, device: torch.device) -> Tensor:
         """Of every token, [T, H] in fp32: uniform within alpha / sqrt(length * width)."""
-        sequences = zip(self.lengths_S, self.seeds_S, strict=True)
-        return torch.cat([_noise(self.alpha, n, width, seed, device) for n, seed in sequences])
+
+        def noise(length: int, seed: int) -> Tensor:
+            drawn = torch.Generator(device).manual_seed(seed)
+            bound = self.alpha / (length * width) ** 0.5
+            return torch.empty(length, width, device=device).uniform_(
+                -bound, bound, generator=drawn
+            )
+
+        return torch.cat(list(map(noise, self.lengths_S, self.seeds_S)))
 
 
 @contextmanager
@@ -52,9 +59,3 @@ def noisy(embeddings: nn.Module, noise: EmbeddingNoise | None) -> Iterator[None]
         yield
     finally:
         hook.remove()
-
-
-def _noise(alpha: float, length: int, width: int, seed: int, device: torch.device) -> Tensor:
-    generator = torch.Generator(device).manual_seed(seed)
-    bound = alpha / (length * width) ** 0.5
-    return torch.empty(length, width, device=device).uniform_(-bound, bound, generator=generator)

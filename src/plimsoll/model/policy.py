@@ -1,10 +1,14 @@
 """The policy: a Hugging Face decoder over a pack, then log-probabilities of the learned tokens; its
 teacher; the names of its weights, and how they are written as a directory that transformers and
-vLLM load."""
+vLLM load, with what is saved beside them: the tokenizer, with the chat template that the model was
+trained with, and how it generates. In memory transformers keeps the experts of a mixture stacked,
+under names of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,17 +23,66 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import GENERATION_CONFIG_NAME
 
+from plimsoll.data.template import make_template
 from plimsoll.model.attention import Layout, sent
 from plimsoll.model.checks import check_length
-from plimsoll.model.companions import write_generation
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
-from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs
-from plimsoll.model.token_nll import Imitation, token_nll
+from plimsoll.model.token_logprobs import (
+    Entropy,
+    Imitation,
+    TokenLogprobs,
+    token_logprobs,
+    token_nll,
+)
 from plimsoll.records import Pack
 from plimsoll.run.files import whole_directory
+
+
+@dataclass(frozen=True, eq=False)
+class Companions:
+    """generation: None for a model that scores."""
+
+    tokenizer: PreTrainedTokenizerBase
+    generation: GenerationConfig | None
+
+
+def companions(
+    lm: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, template: str | None
+) -> Companions:
+    """Those of a trained model.
+
+    tokenizer: of the model that training began with, read anew.
+    template: Jinja that the model was trained with instead of the tokenizer's own: the tokenizer
+        gets it, and the token that ends its turns ends what the model generates.
+    """
+    generation = deepcopy(lm.generation_config) if lm.can_generate() else None
+    if template is not None:
+        tokenizer.chat_template = template
+        end = make_template(tokenizer, template, None).turn_end()
+        if generation is not None and end is not None:
+            token = int(tokenizer.convert_tokens_to_ids(end))
+            generation.eos_token_id = _with_end(generation.eos_token_id, token)
+    return Companions(tokenizer, generation)
+
+
+def _with_end(ends: int | list[int] | None, token: int) -> int | list[int]:
+    """One token stays a number, as the files of most models have it."""
+    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if token in known:
+        return token if ends == token else known
+    return [*known, token] if known else token
+
+
+def write_generation(generation: GenerationConfig, directory: Path) -> None:
+    """Write generation_config.json as it is: `save_pretrained` refuses settings that transformers
+    only warns of where it reads them, as Llama 2 was published with."""
+    generation.to_json_file(directory / GENERATION_CONFIG_NAME, keys_to_pop=["compile_config"])
+
 
 WRAPPER = "lm."
 """What the names of a PolicyModel's or ValueModel's parameters begin with."""
@@ -151,7 +204,10 @@ class PolicyModel(nn.Module):
 
     def tied_names(self) -> dict[str, str]:
         """Hugging Face names that share their tensor with another: {name: the one that is kept}."""
-        return _tied_names(self.lm)
+        kept = {parameter: name for name, parameter in self.lm.named_parameters()}
+        every = self.lm.named_parameters(remove_duplicate=False)
+        tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
+        return {plain_name(name): plain_name(of) for name, of in tied.items()}
 
 
 def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
@@ -211,13 +267,6 @@ def plain_name(name: str) -> str:
     return name.removeprefix(WRAPPER).replace(".base_layer.", ".")
 
 
-def _tied_names(lm: nn.Module) -> dict[str, str]:
-    kept = {parameter: name for name, parameter in lm.named_parameters()}
-    every = lm.named_parameters(remove_duplicate=False)
-    tied = {name: kept[parameter] for name, parameter in every if name != kept[parameter]}
-    return {plain_name(name): plain_name(of) for name, of in tied.items()}
-
-
 def save_hf(
     config: PreTrainedConfig,
     state: Mapping[str, Tensor],
@@ -252,3 +301,37 @@ def _without_ties(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in state.items():
         first.setdefault((tensor.device, tensor.data_ptr()), name)
     return {name: state[name] for name in first.values()}
+
+
+_LAYER = re.compile(r".*?\.layers\.\d+\.")
+
+
+def published(lm: PreTrainedModel, weights: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Weights by the names and in the pieces of the model's files; some share their memory.
+
+    weights: whole, by Hugging Face name; taken out layer by layer, as other pieces are copies.
+    """
+    for names in _by_layer(weights):
+        layer = {name: weights.pop(name) for name in names}
+        yield from revert_weight_conversion(lm, layer).items()
+
+
+def written(lm: PreTrainedModel, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same with memory of its own for each piece, as files need it."""
+    whole = set(weights)
+    return {n: t if n in whole else t.clone() for n, t in published(lm, weights)}
+
+
+def saved_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """What the files of a PolicyModel or ValueModel hold besides parameters, by Hugging Face name:
+    a router's biases, say, which no gradient moves."""
+    buffers = dict(module.named_buffers())
+    return {plain_name(name): buffers[name] for name in module.state_dict() if name in buffers}
+
+
+def _by_layer(names: Iterable[str]) -> list[list[str]]:
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        layer = _LAYER.match(name)
+        groups.setdefault(layer[0] if layer else "", []).append(name)
+    return list(groups.values())

@@ -46,12 +46,7 @@ def checks_references(
     check: takes a reference, and by keyword those of the reward's options that it names; raises
     ValueError, saying what is wrong with the reference and what to write instead.
     """
-
-    def mark(reward: _Reward) -> _Reward:
-        setattr(reward, _ATTRIBUTE, (check, unless))
-        return reward
-
-    return mark
+    return _marked(_ATTRIBUTE, (check, unless))
 
 
 @dataclass(frozen=True)
@@ -66,12 +61,7 @@ class Asked:
 def asks_processes(bytes_each: int, source: str) -> Callable[[_Reward], _Reward]:
     """Mark a reward that waits for processes: several threads may call it at once, and gain.
     bytes_each, source: as of `Asked`."""
-
-    def mark(reward: _Reward) -> _Reward:
-        setattr(reward, _ASKED, Asked(bytes_each, source))
-        return reward
-
-    return mark
+    return _marked(_ASKED, Asked(bytes_each, source))
 
 
 def gives_answers(answer: Callable[..., str | None]) -> Callable[[_Reward], _Reward]:
@@ -80,9 +70,12 @@ def gives_answers(answer: Callable[..., str | None]) -> Callable[[_Reward], _Rew
     answer: takes a response's text, and by keyword those of the reward's options that it names;
     gives the answer, in a form that is the same for all that are the same answer; None for none.
     """
+    return _marked(_ANSWER, answer)
 
+
+def _marked(attribute: str, value: object) -> Callable[[_Reward], _Reward]:
     def mark(reward: _Reward) -> _Reward:
-        setattr(reward, _ANSWER, answer)
+        setattr(reward, attribute, value)
         return reward
 
     return mark

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,50 +39,31 @@ class Rule:
         truncated = trajectory.finish_reason == "length"
         return value if factor is None or not truncated else value * factor
 
-
-@dataclass(frozen=True)
-class Rules:
-    """All parts of a reward, in the order of the config."""
-
-    rules: tuple[Rule, ...]
-
     def check_reference(self, reference: str) -> None:
-        """Have every rule that compares with references look at one, before anything is sampled.
+        """Look at a reference, before anything is sampled, where the rule compares with them.
 
         Raises DataError, naming the rule, where it cannot be compared with, and PlimsollError where
         the check itself fails.
         """
-        for rule in self.rules:
-            if rule.check is not None:
-                _check(rule, rule.check, reference)
+        try:
+            if self.check is not None:
+                self.check(reference)
+        except ValueError as error:
+            raise DataError(f"is no reference for the reward {self.name!r}: {error}") from error
+        except PlimsollError:
+            raise
+        except Exception as error:
+            where = f"The check of references of the {self.shown}"
+            raise failure(where, error, f"The reference{cut(reference)}.") from error
 
 
-def build_rewards(rewards: Mapping[str, RewardConfig]) -> Rules:
-    """The parts of a config's `rewards`.
-
-    Raises ConfigError where a rule or an option cannot be used.
-    """
-    return Rules(tuple(_rule(name, config) for name, config in rewards.items()))
-
-
-def _rule(name: str, config: RewardConfig) -> Rule:
+def build_rule(name: str, config: RewardConfig) -> Rule:
+    """A part of a config's `rewards`. Raises ConfigError where it, or an option, cannot be used."""
     try:
         function = reward_function(config) if config.name else None
     except ConfigError as error:
         raise ConfigError(f"rewards.{name}: {error}") from error
     return Rule(name, config, function, None if function is None else reference_check(function))
-
-
-def _check(rule: Rule, check: Check, reference: str) -> None:
-    try:
-        check(reference)
-    except ValueError as error:
-        raise DataError(f"is no reference for the reward {rule.name!r}: {error}") from error
-    except PlimsollError:
-        raise
-    except Exception as error:
-        where = f"The check of references of the {rule.shown}"
-        raise failure(where, error, f"The reference{cut(reference)}.") from error
 
 
 def shown_texts(trajectory: Trajectory) -> str:

@@ -11,8 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from plimsoll.config.reward import RewardConfig
-
 State = dict[str, float]
 """count, mean, and the sum of the squared differences from it."""
 
@@ -24,11 +22,6 @@ class Running:
 
     def __init__(self) -> None:
         self._count, self._mean, self._squares = 0.0, 0.0, 0.0
-
-    @staticmethod
-    def of(config: RewardConfig) -> Running | None:
-        """Those of a reward that is normalised; None of another."""
-        return Running() if config.normalize else None
 
     def add(self, values: Sequence[float]) -> None:
         """Take further values in."""

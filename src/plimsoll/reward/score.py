@@ -1,4 +1,5 @@
-"""From the config's rewards to what scores trajectories, all rewards side by side as they come."""
+"""From the config's rewards to what scores trajectories, all rewards side by side as they come: by
+threads, processes or clients that are held until the end."""
 
 from __future__ import annotations
 
@@ -7,16 +8,67 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import httpx
 
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory
-from plimsoll.reward.event_loop import end_all, event_loop
-from plimsoll.reward.opening import open_source
+from plimsoll.reward.functions.calls import Here, Setup, is_coroutine, takes_many
+from plimsoll.reward.functions.processes import ProcessPool
 from plimsoll.reward.outcome import Broken, Failed, Given, Outcome
-from plimsoll.reward.rule import Rule, Rules, build_rewards, shown_texts
+from plimsoll.reward.price import MOST_PROCESSES
+from plimsoll.reward.references import processes_asked
+from plimsoll.reward.rule import Rule, build_rule, shown_texts
 from plimsoll.reward.running import Running, State
-from plimsoll.reward.source import Source, side_by_side
+from plimsoll.reward.servers.http import Servers
+from plimsoll.reward.servers.judge import Judge
+from plimsoll.reward.source import Call, Source, end_all, event_loop, side_by_side
+
+_FUNCTION_WAIT = 0.1
+_SERVER_WAIT = 0.5
+_COROUTINES = 64
+
+
+async def open_source(rule: Rule, stack: AsyncExitStack) -> Source:
+    """What scores a rule. To be asked in the event loop that it will work in; what it holds is let
+    go by the stack."""
+    config = rule.config
+    if config.http is not None:
+        client = await stack.enter_async_context(_client())
+        servers = Servers.of(config.http, client)
+        return Source(servers, config.http.batch, config.http.retries, _SERVER_WAIT)
+    if config.judge is not None:
+        client = await stack.enter_async_context(_client())
+        return Source(Judge.of(config.judge, client), 1, config.judge.retries, _SERVER_WAIT)
+    assert rule.function is not None
+    batch = takes_many(rule.function) if config.batch is None else config.batch
+    call = await _function_call(rule, rule.function, batch, stack)
+    return Source(call, None if batch else 1, config.retries, _FUNCTION_WAIT)
+
+
+async def _function_call(
+    rule: Rule, function: partial[Any], batch: bool, stack: AsyncExitStack
+) -> Call:
+    config, cores = rule.config, min(usable_cores(), MOST_PROCESSES)
+    if config.process:
+        memory = None if config.memory_gib is None else int(config.memory_gib * 1024**3)
+        setup = Setup(config.name, config.options, batch, memory)
+        pool = ProcessPool(setup, config.time_limit, config.at_once or cores)
+        stack.push_async_callback(pool.close)
+        return pool
+    coroutine = is_coroutine(function)
+    threads = cores if processes_asked(function) else 1
+    places = asyncio.Semaphore(config.at_once or (_COROUTINES if coroutine else threads))
+    return Here(function, batch, coroutine, config.time_limit, places)
+
+
+def _client() -> httpx.AsyncClient:
+    """Without bounds of its own: `at_once` and `time_limit` are the config's."""
+    return httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None))
 
 
 @dataclass(frozen=True)
@@ -105,15 +157,17 @@ class Scorer:
         return [*scored.trajectories]
 
     def check_reference(self, reference: str) -> None:
-        """As `Rules.check_reference`."""
-        Rules(tuple(part.rule for part in self.parts)).check_reference(reference)
+        """Have every rule look at a reference; raises as `Rule.check_reference`."""
+        for part in self.parts:
+            part.rule.check_reference(reference)
 
     def observe(self, trajectories: Sequence[Trajectory]) -> None:
         """Take the values of rewards that are normalised into their statistics. A step's come at
         once, so that in which order they were scored changes nothing."""
         for part in self.parts:
             if part.running is not None:
-                part.running.add([_value(t, part.rule.name) for t in trajectories])
+                own = (part_ for t in trajectories for part_ in t.rewards)
+                part.running.add([one.value for one in own if one.name == part.rule.name])
 
     def normalized(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """New trajectories with these values less the mean of those that were observed, over their
@@ -176,7 +230,7 @@ def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
 
     Raises ConfigError where a rule or an option cannot be used.
     """
-    rules = build_rewards(rewards).rules
+    rules = [build_rule(name, config) for name, config in rewards.items()]
     with event_loop() as loop:
         stack = AsyncExitStack()
         opening = _opened(rules, stack)
@@ -187,9 +241,9 @@ def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
 
 
 async def _opened(rules: Sequence[Rule], stack: AsyncExitStack) -> tuple[Part, ...]:
-    return tuple(
-        [Part(rule, await open_source(rule, stack), Running.of(rule.config)) for rule in rules]
-    )
+    running = [Running() if rule.config.normalize else None for rule in rules]
+    sources = [await open_source(rule, stack) for rule in rules]
+    return tuple(map(Part, rules, sources, running))
 
 
 async def _close(stack: AsyncExitStack) -> None:
@@ -206,10 +260,6 @@ def _values(
         for trajectory, one in zip(trajectories, given, strict=True)
         if isinstance(one, Given)
     ]
-
-
-def _value(trajectory: Trajectory, name: str) -> float:
-    return next(part.value for part in trajectory.rewards if part.name == name)
 
 
 def _failure(

@@ -1,10 +1,13 @@
-"""Something that scores trajectories, and how it is tried again where it fails."""
+"""Something that scores trajectories, how it is tried again where it fails, and the event loop in
+which all rewards of a run are waited for, in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any, TypeVar
 
 from plimsoll.records import Trajectory
@@ -57,3 +60,34 @@ async def side_by_side(work: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+@contextmanager
+def event_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """A loop that consumes coroutines handed to it by `asyncio.run_coroutine_threadsafe`, waits for
+    what they wait for, and gives their results through futures. The end of
+    the block ends it, and its thread is waited for."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=_run, args=(loop,), name="rewards", daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def end_all() -> None:
+    """Cancel all other work of the loop that this is awaited in, and wait until it has ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -20,7 +20,7 @@ from plimsoll.algorithm.kl import kl
 from plimsoll.cluster.protocol import Cluster, Ranks
 from plimsoll.config.algorithm import RlAlgorithm
 from plimsoll.config.rl import RlConfig
-from plimsoll.engine.objectives.policy import PolicyStream
+from plimsoll.engine.objectives import PolicyStream
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Ints, Pack, Trajectory
 from plimsoll.rl.layout import Layout, MiniBatch, lay_out

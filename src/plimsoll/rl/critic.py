@@ -8,7 +8,7 @@ import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import RlConfig
-from plimsoll.engine.objectives.value import ValueObjective, ValueStream
+from plimsoll.engine.objectives import ValueObjective, ValueStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Floats, Pack
 from plimsoll.rl.batch import Batch, train_on

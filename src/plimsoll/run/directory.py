@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,7 +15,6 @@ from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
 from plimsoll.run.files import explained, is_temporary, remove_directory, sync, write_whole
 from plimsoll.run.json_lines import keep_rows_until
-from plimsoll.run.lock import lock_directory
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -231,9 +231,41 @@ def _remove_leftovers(path: Path, *patterns: str) -> None:
 
 
 def _by_step(folder: Path) -> list[tuple[int, Path]]:
-    matches = [(_STEP_NAME.fullmatch(item.name), item) for item in _items(folder)]
+    items = folder.iterdir() if folder.is_dir() else ()
+    matches = [(_STEP_NAME.fullmatch(item.name), item) for item in items]
     return [(int(match[1]), item) for match, item in matches if match]
 
 
-def _items(folder: Path) -> list[Path]:
-    return list(folder.iterdir()) if folder.is_dir() else []
+LOCK_FILE = "run.lock"
+
+
+def lock_directory(path: Path) -> FileLock:
+    """Lock the directory until what is returned is released, or the process ends.
+
+    The system drops the lock of a process that was killed, so a file that is left is no lock.
+
+    Raises ConfigError naming the process that holds the lock, where it has said its number.
+    """
+    from filelock import FileLock, Timeout  # not for a plan
+
+    file = path / LOCK_FILE
+    # Where a disk has no such locks, one that outlives its process would be no help.
+    lock = FileLock(file, blocking=False, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        owner = _owner(file.read_text(encoding="ascii").strip())
+        raise ConfigError(
+            f"The run directory {path} is in use by {owner}: two runs would overwrite "
+            f"each other. Wait for it, stop it, or choose another run.directory. (The command is "
+            f"started once, without torchrun or srun: it starts its cluster.ranks itself.)"
+        ) from error
+    file.write_text(f"{os.getpid()}\n", encoding="ascii")
+    return lock
+
+
+def _owner(written: str) -> str:
+    """Who holds the lock. A process takes it before it writes its number: in between there is none,
+    or that of one that has ended."""
+    alive = written.isdecimal() and Path(f"/proc/{written}").exists()
+    return f"process {written}" if alive else "another process"

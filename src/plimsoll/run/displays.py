@@ -2,7 +2,7 @@
 
 On a terminal: a bar with the time that is left, the last values under it, of sampled responses a
 good and a bad one, and what goes on now, redrawn in place. Elsewhere (a pipe, a log file, a dumb
-terminal): one plain ASCII line per step.
+terminal): one plain ASCII line per step. A long count is a bar there, and a line now and then here.
 A run whose reader goes away (`plimsoll ppo ... | head -1`), or whose log file's disk is full, says
 so once on standard error, and goes on unseen.
 """
@@ -13,20 +13,59 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TextIO
 
 from rich.cells import chop_cells
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from plimsoll.run.counter import Advance, count_bar, count_lines
-from plimsoll.run.excerpt import excerpt
 from plimsoll.run.output import silence, tell
-from plimsoll.run.responses import ResponseGroup
+from plimsoll.run.responses import ResponseGroup, excerpt
 from plimsoll.run.step_report import Figure, RunProgress, StepReport, headline
+
+Advance = Callable[[int], None]
+"""Takes how many more are done."""
+
+LINE_EVERY = 100_000
+"""Of a count whose end is not known."""
+
+
+@contextmanager
+def counting(what: str, total: int, stream: TextIO) -> Iterator[Advance]:
+    """Show a count while the block goes on."""
+    if stream.isatty() and not (console := Console(file=stream)).is_dumb_terminal:
+        bar, advance = count_bar(what, total, console)
+        with bar:
+            yield advance
+        return
+    yield count_lines(what, total, lambda line: print(line, file=stream, flush=True))
+
+
+def count_bar(what: str, total: int | None, console: Console) -> tuple[Progress, Advance]:
+    """A bar to show, and what moves it on. total: None where it is not known."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console)
+    return bar, partial(bar.advance, bar.add_task(what, total=total))
+
+
+def count_lines(what: str, total: int | None, say: Callable[[str], None]) -> Advance:
+    """What says a line at every tenth, or where the total is not known at every `LINE_EVERY`."""
+    lines, counted = (1, LINE_EVERY) if total is None else (10, total)
+    done = 0
+
+    def advance(more: int) -> None:
+        nonlocal done
+        before, done = done, done + more
+        if before * lines // counted < done * lines // counted:
+            say(f"{what} {done:,}" if total is None else f"{what} {done}/{total}")
+
+    return advance
+
 
 _UNSEEN = (
     "standard output cannot be written any more ({why}): the run goes on unseen; its "
@@ -71,11 +110,9 @@ class PlainDisplay:
         self._stream = stream
 
     def show(self, progress: RunProgress) -> None:
-        """Print the step's line."""
         self.note(plain_line(progress))
 
     def note(self, text: str) -> None:
-        """Print a line."""
         encoding = self._stream.encoding or "utf-8"
         safe = text.encode(encoding, errors="backslashreplace").decode(encoding)
         try:
@@ -132,7 +169,6 @@ class LiveDisplay:
         return Group(self._block, Text(f"now      {now}", style="dim")) if now else self._block
 
     def show(self, progress: RunProgress) -> None:
-        """Redraw the block."""
         self._redraw(live_block(progress))
 
     def note(self, text: str) -> None:
@@ -175,9 +211,8 @@ def live_block(progress: RunProgress) -> Group:
     values.add_column()
     for label, texts in _value_rows(progress).items():
         values.add_row(label, Text("   ".join(texts)))
-    if progress.sampled is not None:
-        for label, shown in _sampled_rows(progress.sampled).items():
-            values.add_row(label, shown)
+    for label, shown in _sampled_rows(progress.sampled).items():
+        values.add_row(label, shown)
     return Group(bar, values)
 
 
@@ -194,8 +229,10 @@ class _Excerpt:
         yield Text("\n".join(lines[: self.lines]))
 
 
-def _sampled_rows(group: ResponseGroup) -> dict[str, _Excerpt]:
+def _sampled_rows(group: ResponseGroup | None) -> dict[str, _Excerpt]:
     """The best and the worst of a group; one of them where all are as good."""
+    if group is None:
+        return {}
     first, last = group.responses[0], group.responses[-1]
     shown = {"best": first, "worst": last} if group.spread else {"sampled": first}
     answers = {f"{name} {one.reward:.4g}": one.response for name, one in shown.items()}

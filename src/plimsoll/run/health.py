@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
 
-from plimsoll.run.health_ranges import RANGES, Advice, HealthyRange
+from plimsoll.run.health_ranges import RANGES, Advice
 
 QUIET = 20
 """A figure is warned of again after so many steps within its range: one that comes and goes at an
@@ -16,21 +16,20 @@ end of it is one trouble, not many."""
 
 @dataclass(frozen=True)
 class HealthWarning:
-    """A figure outside of its range, low to high. what: what it is. means: what that usually means.
-    advice: what to try."""
+    """A figure outside of its range, low to high. what: what it is. advice: of the side where it
+    is."""
 
     metric: str
     value: float
     low: float
     high: float
     what: str
-    means: str
-    advice: str
+    advice: Advice
 
     def __str__(self) -> str:
         return (
             f"warning: {self.metric} is {self.value:.3g}{self._range} ({self.what}). "
-            f"{self.means} Try: {self.advice}"
+            f"{self.advice.means} Try: {self.advice.attempt}"
         )
 
     @property
@@ -45,17 +44,13 @@ class HealthWarning:
 def warnings_of(metrics: Mapping[str, float]) -> list[HealthWarning]:
     """Of a step's metrics those that are outside of their ranges, in the ranges' order; whatever
     was warned of before. NaN is outside of every range."""
-    found = ((metric, one, metrics[metric]) for metric, one in RANGES.items() if metric in metrics)
-    return [
-        _warning(metric, value, one, metrics)
-        for metric, one, value in found
-        if not _is_within(value, *one.bounds(metrics))
-    ]
-
-
-def _is_within(value: float, low: float, high: float) -> bool:
-    """False for NaN."""
-    return low <= value <= high
+    found = []
+    for metric, one in RANGES.items():
+        low, high = one.bounds(metrics)
+        if metric in metrics and not low <= (value := metrics[metric]) <= high:
+            advice = _NOT_A_NUMBER if isnan(value) else one.below if value < low else one.above
+            found.append(HealthWarning(metric, value, low, high, one.what, advice))
+    return found
 
 
 _NOT_A_NUMBER = Advice(
@@ -63,14 +58,6 @@ _NOT_A_NUMBER = Advice(
     "the responses of this step (plimsoll rollouts RUN), a reward or loss of one's own, a lower "
     "learning rate.",
 )
-
-
-def _warning(
-    metric: str, value: float, one: HealthyRange, metrics: Mapping[str, float]
-) -> HealthWarning:
-    low, high = one.bounds(metrics)
-    advice = _NOT_A_NUMBER if isnan(value) else one.below if value < low else one.above
-    return HealthWarning(metric, value, low, high, one.what, advice.means, advice.attempt)
 
 
 @dataclass(frozen=True)
@@ -84,11 +71,8 @@ class Health:
         and were within for `QUIET` steps, or from the beginning."""
         found = warnings_of(metrics)
         settled = [one for one in found if step > RANGES[one.metric].settles]
-        told = [one for one in settled if step - self._last(one.metric) > QUIET]
+        told = [o for o in settled if step - self.last_outside.get(o.metric, -inf) > QUIET]
         return Health({**self.last_outside, **{one.metric: step for one in settled}}), told
-
-    def _last(self, metric: str) -> float:
-        return self.last_outside.get(metric, -inf)
 
 
 def health_after(rows: Sequence[Mapping[str, float | None]]) -> Health:

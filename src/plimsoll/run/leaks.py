@@ -17,6 +17,7 @@ from plimsoll.run.ledger import LedgerRow, grouped, is_node
 from plimsoll.run.readings import Line
 
 Where = Literal["host", "device"]
+_BOTH: tuple[Where, ...] = ("host", "device")
 
 WINDOW = 100
 """Steps that are looked at, at most."""
@@ -122,9 +123,10 @@ class LeakWatch:
             if is_node(own[0]):
                 continue
             if any(row.phase == "load" for row in own):  # a new part of the run, with new processes
-                self._histories.pop((process, "host"), None)
-                self._histories.pop((process, "device"), None)
-            for where in _places(own):
+                for where in _BOTH:
+                    self._histories.pop((process, where), None)
+            places: tuple[Where, ...] = ("host",) if own[-1].held.allocated is None else _BOTH
+            for where in places:
                 line = (own if where == "device" else by_process[own[-1].node])[-1].line
                 found += self._look(process, where, own, line)
         return found
@@ -134,7 +136,8 @@ class LeakWatch:
     ) -> Iterator[Leak]:
         key = (process, where)
         history = self._histories.setdefault(key, _History())
-        history.add([(row.phase, _held(row, where)) for row in rows])
+        held = [row.held.host if where == "host" else row.held.allocated or 0 for row in rows]
+        history.add([(row.phase, size) for row, size in zip(rows, held, strict=True)])
         warm_up, fewest = _patience(rows[-1], where)
         if history.seen < warm_up + fewest or key in self._told:
             return
@@ -149,14 +152,6 @@ def find_leaks(rows: Iterable[LedgerRow]) -> list[Leak]:
     """What a `LeakWatch` would have told in the whole run."""
     watch = LeakWatch()
     return [leak for _, own in groupby(rows, lambda row: row.step) for leak in watch.add(own)]
-
-
-def _places(rows: Sequence[LedgerRow]) -> list[Where]:
-    return ["host"] if rows[-1].held.allocated is None else ["host", "device"]
-
-
-def _held(row: LedgerRow, where: Where) -> int:
-    return row.held.host if where == "host" else row.held.allocated or 0
 
 
 def _patience(row: LedgerRow, where: Where) -> tuple[int, int]:

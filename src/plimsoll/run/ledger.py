@@ -16,8 +16,7 @@ from typing import Any
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.run.counting import use_text
 from plimsoll.run.json_lines import Row, append_rows, iter_rows
-from plimsoll.run.planned import Footprints
-from plimsoll.run.readings import Footprint, Line, Reading, Share, largest, total
+from plimsoll.run.readings import Footprint, Footprints, Line, Reading, Share, largest, total
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +73,12 @@ class MemoryUse:
 def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
     """By process, and at the end by node, its largest over the phases."""
     together = grouped(sorted(rows, key=is_node), lambda row: row.process)
-    return {name: _use(own) for name, own in together.items()}
-
-
-def _use(rows: Sequence[LedgerRow]) -> MemoryUse:
-    predicted = [row.predicted.fullest for row in rows if row.predicted is not None]
-    return MemoryUse(max(row.measured.fullest for row in rows), max(predicted, default=None))
+    used: dict[str, MemoryUse] = {}
+    for name, own in together.items():
+        predicted = [row.predicted.fullest for row in own if row.predicted is not None]
+        most = max(row.measured.fullest for row in own)
+        used[name] = MemoryUse(most, max(predicted, default=None))
+    return used
 
 
 class Ledger:
@@ -121,7 +120,7 @@ class Ledger:
                 predicted=self._predicted.get(name, {}).get(phase),
                 measured=reading.peak,
                 held=reading.held,
-                line=_card_line(reading) or lines[reading.host.node],
+                line=lines[reading.host.node] if reading.card is None else reading.card.line,
                 seconds=seconds,
                 shares=reading.shares if phase == "load" else (),
             )
@@ -161,16 +160,6 @@ def _node_row(rows: Sequence[LedgerRow], line: Line) -> LedgerRow:
     )
 
 
-def _card_line(reading: Reading) -> Line | None:
-    card = reading.card
-    return None if card is None else Line(card.peak_used, card.capacity)
-
-
-def _number(process: str) -> int | None:
-    last = process.rpartition(" ")[2]
-    return int(last) if last.isdigit() else None
-
-
 def _joined(before: LedgerRow, row: LedgerRow) -> LedgerRow:
     return replace(
         row,
@@ -190,7 +179,7 @@ def _row_values(row: LedgerRow) -> Row:
         "step": row.step,
         "phase": row.phase,
         "process": row.process,
-        "rank": _number(row.process),
+        "rank": int(last) if (last := row.process.rpartition(" ")[2]).isdigit() else None,
         "node": row.node,
         "predicted": None if row.predicted is None else _values(row.predicted),
         "measured": _values(row.measured),

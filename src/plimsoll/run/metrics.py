@@ -9,7 +9,7 @@ from plimsoll.run.directory import RunDirectory
 from plimsoll.run.health import HealthWatch
 from plimsoll.run.json_lines import append_row
 from plimsoll.run.ledger import LedgerRow, write_ledger
-from plimsoll.run.loggers.loggers import Loggers
+from plimsoll.run.loggers.open import Loggers
 from plimsoll.run.progress import Progress
 from plimsoll.run.responses import read_groups, widest
 from plimsoll.run.step_report import StepReport

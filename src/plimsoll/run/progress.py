@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 from plimsoll.run.clock import TimedPhase
-from plimsoll.run.counter import Advance
 from plimsoll.run.counting import counted, duration_text
-from plimsoll.run.displays import display_for
+from plimsoll.run.displays import Advance, display_for
 from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 

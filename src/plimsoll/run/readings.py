@@ -1,9 +1,10 @@
-"""What the processes of a run are seen to hold, and the few numbers that this comes down to."""
+"""What the processes of a run are seen to hold, and were planned to; and the few numbers that this
+comes down to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,11 @@ class CardReading:
         """What the card showed when this process had reserved most, if all else stayed."""
         return self.used + self.peak_reserved - self.reserved
 
+    @property
+    def line(self) -> Line:
+        """How full it was at that moment."""
+        return Line(self.peak_used, self.capacity)
+
 
 @dataclass(frozen=True)
 class Share:
@@ -110,10 +116,13 @@ class Reading:
 
 def largest(one: Footprint, other: Footprint) -> Footprint:
     """The larger of each number."""
-    return Footprint(
-        max(one.host, other.host),
-        *(_larger(getattr(one, name), getattr(other, name)) for name in _CARD_NUMBERS),
-    )
+
+    def larger(name: str) -> int | None:
+        both = (getattr(one, name), getattr(other, name))
+        return max((size for size in both if size is not None), default=None)
+
+    card = (larger(name) for name in ("allocated", "reserved", "device"))
+    return Footprint(max(one.host, other.host), *card)
 
 
 def total(footprints: Sequence[Footprint]) -> Footprint:
@@ -121,8 +130,19 @@ def total(footprints: Sequence[Footprint]) -> Footprint:
     return Footprint(sum(one.host for one in footprints))
 
 
-_CARD_NUMBERS = ("allocated", "reserved", "device")
+Footprints = dict[str, Footprint]
+"""By phase."""
 
 
-def _larger(one: int | None, other: int | None) -> int | None:
-    return max((size for size in (one, other) if size is not None), default=None)
+@dataclass(frozen=True)
+class Planned:
+    """What was planned of a run before it began, as far as the run needs it.
+
+    plan: as JSON and as SVG; None where there is none. predicted: what each process should hold at
+    its fullest, by process and phase. fits: False for a run that was forced, though its plan does
+    not fit.
+    """
+
+    plan: tuple[str, str] | None = None
+    predicted: Mapping[str, Footprints] = field(default_factory=dict)
+    fits: bool = True

@@ -1,8 +1,10 @@
 """Sampled responses as people read them: from a step's trajectories on the disk, the columns that
-say something to a person; of files of older versions too."""
+say something to a person; of files of older versions too. And texts that models wrote, made fit to
+be shown on a terminal."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -12,6 +14,35 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+_GAP = " ... "
+_SHOWN_AS_CODES = {"Cc", "Cf", "Cs"}
+"""Unicode's categories of control codes, marks that turn the direction of writing, and halves of
+characters."""
+
+
+def visible(text: str) -> str:
+    """The text with its control codes escaped, such as `\\x1b`, but for tabs and ends of lines:
+    shown as they are, they would be commands to the terminal."""
+
+    def shown(one: str) -> str:
+        plain = one in "\t\n" or unicodedata.category(one) not in _SHOWN_AS_CODES
+        return one if plain else one.encode("unicode_escape").decode()
+
+    return "".join(map(shown, text))
+
+
+def excerpt(text: str, length: int) -> str:
+    """On one line, at most so many characters: of a longer text its beginning and its end, which is
+    where an answer stands."""
+    line = visible(" ".join(text.split()))
+    if len(line) <= length:
+        return line
+    if length <= 2 * len(_GAP):
+        return line[:length]
+    end = (length - len(_GAP)) // 2
+    return line[: length - len(_GAP) - end] + _GAP + line[-end:]
+
 
 _PART = "reward_"
 _READ = (

@@ -70,7 +70,10 @@ class RunState:
         sources = _sources(path, values.pop("sources", None))
         rewards = _rewards(path, values.pop("rewards", {}))
         kinds = {f.name: str(f.type) for f in fields(cls) if f.name not in ("sources", "rewards")}
-        _check_fields(path, set(values), set(kinds))
+        if missing := sorted(kinds.keys() - values.keys()):
+            raise _broken(path, f"missing fields: {', '.join(missing)}")
+        if unknown := sorted(values.keys() - kinds.keys()):
+            raise _broken(path, f"unknown fields: {', '.join(unknown)}")
         numbers = {name: _number(path, name, values[name], kinds[name]) for name in kinds}
         return cls(**numbers, sources=sources, rewards=rewards)
 
@@ -126,13 +129,6 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise _broken(path, f"it holds {type(values).__name__}, not an object")
     return values
-
-
-def _check_fields(path: Path, found: set[str], expected: set[str]) -> None:
-    if missing := sorted(expected - found):
-        raise _broken(path, f"missing fields: {', '.join(missing)}")
-    if unknown := sorted(found - expected):
-        raise _broken(path, f"unknown fields: {', '.join(unknown)}")
 
 
 def _sources(path: Path, value: Any) -> dict[str, SourceState] | None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.errors import ConfigError
-from plimsoll.records import Bools, Floats, Ints, Prompt, RewardPart, Trajectory, Turn
+from plimsoll.records import Floats, Prompt, RewardPart, Trajectory, Turn
 from plimsoll.run.files import whole_file
 
 _PARTS = pa.list_(
@@ -93,12 +93,13 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
         "reference": pa.array([p.reference for p in prompts], pa.string()),
         "reward": pa.array([t.reward for t in ts], pa.float64()),
         **_reward_columns(ts),
-        "parts": pa.array([[_part(part) for part in t.rewards] for t in ts], _PARTS),
+        "parts": pa.array([[asdict(part) for part in t.rewards] for t in ts], _PARTS),
         "advantage_mean": pa.array(map(_learned_mean, advantages, ts), pa.float64()),
         "advantages": pa.array(advantages, _PER_TOKEN),
         "sampler_logprobs": pa.array([t.sampler_logprobs for t in ts], _PER_TOKEN),
         "trainer_logprobs": pa.array(trainer_logprobs, _PER_TOKEN),
-        "weight_version": pa.array([_version(t) for t in ts], pa.int64()),
+        # Of those that began them; null of one without tokens.
+        "weight_version": pa.array([next(iter(t.weight_versions), None) for t in ts], pa.int64()),
         "weight_versions": pa.array([t.weight_versions for t in ts], _IDS),
         "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),
         **_episode_columns(ts),
@@ -141,16 +142,6 @@ def _learned_mean(array: Floats | None, trajectory: Trajectory) -> float | None:
     return float(learned.mean()) if len(learned) else 0.0
 
 
-def _version(trajectory: Trajectory) -> int | None:
-    """The one that began it; null of one without tokens."""
-    versions = trajectory.weight_versions
-    return int(versions[0]) if len(versions) else None
-
-
-def _part(part: RewardPart) -> dict[str, Any]:
-    return {"name": part.name, "value": part.value, "weight": part.weight}
-
-
 def _reward_columns(trajectories: Sequence[Trajectory]) -> dict[str, pa.Array]:
     found = [{part.name: part.value for part in t.rewards} for t in trajectories]
     names = dict.fromkeys(name for values in found for name in values)
@@ -190,10 +181,10 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         ),
         group=row["group"],
         sample_index=row["sample_index"],
-        response_tokens=_ints(row["tokens"]),
-        loss_mask=_bools(row["loss_mask"]),
+        response_tokens=np.array(row["tokens"], np.int64),
+        loss_mask=np.array(row["loss_mask"], np.bool_),
         sampler_logprobs=np.array(row["sampler_logprobs"], np.float32),
-        weight_versions=_ints(row["weight_versions"]),
+        weight_versions=np.array(row["weight_versions"], np.int64),
         response_text=row["response"],
         finish_reason=row["finish_reason"],
         rewards=tuple(RewardPart(**part) for part in row["parts"]),
@@ -201,11 +192,3 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         token_rewards=None if rewards is None else np.array(rewards, np.float32),
         figures=json.loads(row.get("figures", "{}")),
     )
-
-
-def _ints(values: Sequence[int]) -> Ints:
-    return np.array(values, np.int64)
-
-
-def _bools(values: Sequence[bool]) -> Bools:
-    return np.array(values, np.bool_)

@@ -25,7 +25,7 @@ from plimsoll.spec.roles import Role
 from plimsoll.spec.workload import Workload
 
 if TYPE_CHECKING:
-    from plimsoll.run.planned import Planned
+    from plimsoll.run.readings import Planned
     from plimsoll.spec.run_spec import RunSpec
 
 

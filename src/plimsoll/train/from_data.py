@@ -15,7 +15,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Prompt, Row, samples_of
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.job import ConfigT
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import (

@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from math import exp
 from typing import Any, TypeVar
 
 from plimsoll.algorithm.inputs import LossOutput
 from plimsoll.algorithm.interval import share_interval
-from plimsoll.algorithm.perplexity import perplexity
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.cluster.start import start_cluster
 from plimsoll.engine.worker import Worker
 from plimsoll.records import BatchCounts, Pair, Sample
-from plimsoll.run.counter import counting
+from plimsoll.run.displays import counting
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.loading import load_measured
@@ -64,6 +64,11 @@ def measure_likelihood(spec: RunSpec[Any], load: LoadRows[Sample], name: str) ->
     mean = sum(sums) / tokens
     seen = {name: mean, "perplexity": perplexity(mean), "tokens": tokens}
     return seen | row_counts(loaded)
+
+
+def perplexity(mean_nll: float) -> float:
+    """Of a mean in nats; at most about 1e304, which a float still holds."""
+    return exp(min(mean_nll, 700.0))
 
 
 def as_metrics(output: LossOutput) -> dict[str, float]:

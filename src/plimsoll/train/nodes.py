@@ -7,8 +7,7 @@ from itertools import groupby
 
 from plimsoll.errors import DoesNotFit
 from plimsoll.run.counting import gigabytes
-from plimsoll.run.planned import Footprints
-from plimsoll.run.readings import Footprint, Reading
+from plimsoll.run.readings import Footprints, Reading
 
 
 def refuse_smaller_nodes(
@@ -38,19 +37,15 @@ def _nodes(predicted: Mapping[str, Footprints], readings: Mapping[str, Reading])
     for where, group in groupby(sorted(readings, key=node), key=node):
         names = list(group)
         phases = {phase for name in names for phase in predicted.get(name, {})}
-        need = max((_held(predicted, names, phase) for phase in phases), default=0)
+        held = {phase: [predicted.get(name, {}).get(phase) for name in names] for phase in phases}
+        needs = (sum(one.host for one in own if one is not None) for own in held.values())
+        need = max(needs, default=0)
         capacity = readings[names[0]].host.capacity
         if need > capacity:
             yield (
                 f"node {where} has {gigabytes(capacity)} GB of host memory, and the plan has "
                 f"{gigabytes(need)} GB for {', '.join(names)}, which are there"
             )
-
-
-def _held(predicted: Mapping[str, Footprints], names: list[str], phase: str) -> int:
-    """By processes together in a phase; bytes."""
-    nothing = Footprint(0)
-    return sum(predicted.get(name, {}).get(phase, nothing).host for name in names)
 
 
 def _cards(predicted: Mapping[str, Footprints], readings: Mapping[str, Reading]) -> Iterator[str]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Generic, TypeVar
+
+import xxhash
 
 from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.loading import Loaded, Seen, unseen
@@ -18,8 +21,8 @@ from plimsoll.run.counting import counted
 from plimsoll.run.state import RunState
 from plimsoll.spec.model_files import read_model_json
 from plimsoll.spec.run_spec import RunSpec
-from plimsoll.train.overlap import learned_and_held_out
 from plimsoll.train.resuming import (
+    Items,
     Sources,
     changed_counts,
     check_rows,
@@ -83,8 +86,10 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
 def _load_all(spec: RunSpec[Any], load: LoadRows[T], seen: Seen) -> dict[str, Loaded[T]]:
     """Of each source, by its key; one DataError tells the bad rows of all."""
     loaded, refused = {}, []
-    templates = {given: template_of(spec, given) for given in _templates(spec.data)}
-    for key, source in spec.data.sources().items():
+    sources = spec.data.sources()
+    needed = dict.fromkeys(map(spec.data.template_of, sources.values()))
+    templates = {given: template_of(spec, given) for given in needed}
+    for key, source in sources.items():
         try:
             template = templates[spec.data.template_of(source)]
             loaded[key] = load(spec.data, source, template, seen)
@@ -132,11 +137,6 @@ def row_counts(*loaded: Loaded[T]) -> dict[str, float]:
     }
 
 
-def _templates(data: DataConfig) -> Sequence[str | None]:
-    """Those that the sources need, each once."""
-    return [*dict.fromkeys(map(data.template_of, data.sources().values()))]
-
-
 def template_of(spec: RunSpec[Any], given: str | None) -> Template:
     """How rows become tokens. given: as `data.chat_template`."""
     data, model = spec.data, spec.actor.model
@@ -178,3 +178,33 @@ def repeats(order: MixedOrder, rows_per_step: int) -> Iterator[str]:
                 f"{portion.key} has {counted(portion.rows, 'usable row')}, and a step draws "
                 f"{drawn:,.0f} of them: each step sees some more than once"
             )
+
+
+def learned_and_held_out(data: DataConfig, items: Items) -> Iterator[str]:
+    """A warning for each source to learn from that also has some of the held-out rows of a set.
+
+    Rows are compared by their tokens alone: the same text with another label, margin or reference
+    is the same row, and so is a pair with its responses swapped.
+    """
+    for key, source in data.eval_sources().items():
+        if items.get(key):
+            yield from _shared(data, items, key, source.path)
+
+
+def _shared(data: DataConfig, items: Items, key: str, path: str) -> Iterator[str]:
+    held_out = items[key]
+    times = Counter(map(_key, held_out))
+    total = counted(len(held_out), "prompt" if isinstance(held_out[0], Prompt) else "row")
+    for name, source in data.train_sources().items():
+        shared = sum(times[own] for own in times.keys() & map(_key, items[name]))
+        if shared:
+            yield (
+                f"{key} ({path}) shares {shared:,} of its {total} with {name} "
+                f"({source.path}): on these, evaluations measure what was memorised. Take them out "
+                "of one of the two"
+            )
+
+
+def _key(item: Row | Prompt) -> bytes:
+    read = [item] if isinstance(item, Prompt) else item.samples
+    return b"".join(sorted(xxhash.xxh3_128_digest(one.tokens.data) for one in read))

@@ -30,9 +30,8 @@ from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, memory_use
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
-from plimsoll.run.planned import Planned
 from plimsoll.run.progress import Progress
-from plimsoll.run.readings import Reading
+from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import StepReport
 from plimsoll.spec.rules.settings import check_agreement

@@ -49,10 +49,11 @@ def _check_texts(role: Role, actor: ModelConfig) -> None:
     """The actor's tokens must all be the role's; a teacher gives a probability to its others too,
     so it may have none."""
     model = role.model
-    if _same_file(model.path, actor.path):
+    mine, theirs = (Path(one.path) / "tokenizer.json" for one in (model, actor))
+    if mine.is_file() and theirs.is_file() and filecmp.cmp(mine, theirs, shallow=False):
         return
-    own, theirs = _vocabulary(actor).items(), _vocabulary(model).items()
-    differing = own ^ theirs if role.name == "teacher" else own - theirs
+    asked, known = _vocabulary(actor).items(), _vocabulary(model).items()
+    differing = asked ^ known if role.name == "teacher" else asked - known
     if differing:
         text, token = min(differing, key=lambda entry: entry[1])
         count = len(differing)
@@ -79,11 +80,6 @@ def _check_rows(role: Role, actor: ModelConfig) -> None:
             f"of the actor's family, or enlarge this one with `resize_token_embeddings` of "
             f"transformers"
         )
-
-
-def _same_file(one: str, other: str) -> bool:
-    mine, theirs = (Path(path) / "tokenizer.json" for path in (one, other))
-    return mine.is_file() and theirs.is_file() and filecmp.cmp(mine, theirs, shallow=False)
 
 
 def _vocabulary(model: ModelConfig) -> dict[str, int]:

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from plimsoll.algorithm.advantage.gae import estimate
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
-from plimsoll.algorithm.sequences import last_tokens, lengths, nonempty, sequence_of_token
-from plimsoll.algorithm.whiten import whiten
+from plimsoll.algorithm.sequences import last_tokens, lengths, nonempty, sequence_of_token, whiten
 
 torch.set_num_threads(1)
 

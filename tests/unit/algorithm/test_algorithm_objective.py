@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from plimsoll.algorithm.aggregation import Aggregation, aggregate
 from plimsoll.algorithm.choice import correction, policy_loss
 from plimsoll.algorithm.inputs import LossOutput, PolicyLossInputs, ValueLossInputs
 from plimsoll.algorithm.kl import KlEstimator
 from plimsoll.algorithm.policy_objective import (
+    Aggregation,
     PolicyObjectiveInputs,
     PolicyTerms,
+    aggregate,
     policy_objective,
 )
 from plimsoll.algorithm.value_loss import value_loss
@@ -28,16 +29,8 @@ from plimsoll.records import BatchCounts
 torch.set_num_threads(1)
 
 COUNTS = BatchCounts(tokens=4, sequences=2)
-PLAIN = PolicyTerms(
-    policy_loss=policy_loss(Choice(name="clip")),
-    correction=None,
-    aggregation="tokens",
-    constant=8,
-    kl_estimator="k2",
-    kl_coefficient=0.0,
-    ratio_corrected=False,
-    entropy_bonus=0.0,
-)
+PLAIN = PolicyTerms(constant=8, kl_estimator="k2")
+CLIP = policy_loss(Choice(name="clip"))
 AGGREGATIONS: list[Aggregation] = ["tokens", "sequences", "constant"]
 
 
@@ -68,7 +61,7 @@ def gradient(inputs: PolicyObjectiveInputs, output: LossOutput) -> list[float]:
 def test_objective_by_hand() -> None:
     inputs = two_tokens()
     terms = replace(PLAIN, kl_coefficient=0.1, entropy_bonus=0.01)
-    output = policy_objective(inputs, COUNTS, terms)
+    output = policy_objective(inputs, COUNTS, terms, CLIP)
     # policy: -(1 - 2) / 4 = 0.25; k2: (0.5^2 + 1^2) / 2 / 4 = 0.15625; entropy: 1.2 / 4 = 0.3
     assert output.loss.item() == pytest.approx(0.25 + 0.1 * 0.15625 - 0.01 * 0.3)
     assert output.metrics["policy_loss"].item() == pytest.approx(0.25)
@@ -87,7 +80,7 @@ def test_objective_by_hand() -> None:
 
 def test_without_reference_and_bonus_it_is_the_policy_loss_alone() -> None:
     inputs = two_tokens(reference=None)
-    output = policy_objective(inputs, COUNTS, replace(PLAIN, kl_coefficient=9.0))
+    output = policy_objective(inputs, COUNTS, replace(PLAIN, kl_coefficient=9.0), CLIP)
     output.loss.backward()
     assert output.loss.item() == pytest.approx(0.25)
     assert "kl_loss" not in output.metrics
@@ -98,13 +91,13 @@ def test_weights_of_a_correction_touch_the_policy_loss_alone() -> None:
     # trainer over sampler: e^-0.5 = 0.606531 (kept), and e^1 = 2.718282 (2 at most)
     inputs = two_tokens(sampler=(-0.5, -3.0))
     plain = replace(PLAIN, kl_coefficient=0.1, entropy_bonus=0.01)
-    terms = replace(plain, correction=correction(Choice(name="truncate")))
-    output = policy_objective(inputs, COUNTS, terms)
+    truncate = correction(Choice(name="truncate"))
+    output = policy_objective(inputs, COUNTS, plain, CLIP, truncate)
     assert output.metrics["policy_loss"].item() == pytest.approx(-(0.606531 - 2 * 2) / 4)
     assert gradient(inputs, output) == pytest.approx(
         [-0.606531 / 4 + 0.0125, 2 * 2 / 4 - 0.025], abs=1e-6
     )
-    without = policy_objective(inputs, COUNTS, plain)
+    without = policy_objective(inputs, COUNTS, plain, CLIP)
     for name in ("kl_loss", "entropy"):
         assert output.metrics[name] == without.metrics[name]
     difference = output.metrics["policy_loss"] - without.metrics["policy_loss"]
@@ -121,7 +114,7 @@ def test_weights_of_a_correction_touch_the_policy_loss_alone() -> None:
 def test_tokens_that_are_masked_learn_from_the_kl_alone() -> None:
     inputs = two_tokens(sampler=(-1.0, -4.0))
     masked = correction(Choice(name="mask", options={"level": "token", "high": 3.0}))
-    output = policy_objective(inputs, COUNTS, replace(PLAIN, correction=masked))
+    output = policy_objective(inputs, COUNTS, PLAIN, CLIP, masked)
     assert gradient(inputs, output) == pytest.approx([-0.25, 0])
     assert output.metrics["correction_zero"].item() == pytest.approx(1 / 4)
 
@@ -130,7 +123,7 @@ def test_the_measured_mismatch_is_of_the_old_policy() -> None:
     """What the policy that learns has moved by since is the ratio's matter."""
     inputs = two_tokens(sampler=(-1.5, -2.0))
     moved = replace(inputs.policy, logprobs_L=torch.tensor([-0.1, -0.2], dtype=torch.float64))
-    found = policy_objective(replace(inputs, policy=moved), COUNTS, PLAIN).metrics
+    found = policy_objective(replace(inputs, policy=moved), COUNTS, PLAIN, CLIP).metrics
     assert found["mismatch/abs"].item() == pytest.approx(0.5 / 4)
 
 
@@ -160,7 +153,7 @@ def test_aggregations_by_hand(
 def test_kl_and_entropy_are_aggregated_as_the_loss_is_and_reported_by_token() -> None:
     inputs = two_tokens()
     terms = replace(PLAIN, aggregation="sequences", kl_coefficient=0.1, entropy_bonus=0.01)
-    output = policy_objective(inputs, COUNTS, terms)
+    output = policy_objective(inputs, COUNTS, terms, CLIP)
     # means over the two tokens, over 2 sequences: 0.5, 0.625 / 2 and 0.6
     assert output.loss.item() == pytest.approx((0.5 + 0.1 * 0.3125 - 0.01 * 0.6) / 2)
     assert output.metrics["policy_loss"].item() == pytest.approx(0.25)
@@ -169,7 +162,7 @@ def test_kl_and_entropy_are_aggregated_as_the_loss_is_and_reported_by_token() ->
 
 def test_metrics_carry_no_gradient() -> None:
     terms = replace(PLAIN, kl_coefficient=0.1, entropy_bonus=0.01, ratio_corrected=True)
-    output = policy_objective(two_tokens(), COUNTS, terms)
+    output = policy_objective(two_tokens(), COUNTS, terms, CLIP)
     assert not any(metric.requires_grad for metric in output.metrics.values())
 
 
@@ -178,18 +171,17 @@ def test_gradcheck_of_the_objective(ratio_corrected: bool) -> None:
     old_L = torch.tensor([-1.1, -2.05], dtype=torch.float64)
     terms = replace(
         PLAIN,
-        correction=correction(Choice(name="truncate")),
         kl_estimator="k3",
         kl_coefficient=0.3,
         ratio_corrected=ratio_corrected,
         entropy_bonus=0.02,
     )
-    leaves = two_tokens(sampler=(-1.2, -2.5))
+    leaves, truncate = two_tokens(sampler=(-1.2, -2.5)), correction(Choice(name="truncate"))
 
     def loss_of(logprobs_L: Tensor, entropy_L: Tensor) -> Tensor:
         policy = replace(leaves.policy, logprobs_L=logprobs_L, old_logprobs_L=old_L)
         inputs = replace(leaves, policy=policy, entropy_L=entropy_L)
-        return policy_objective(inputs, COUNTS, terms).loss
+        return policy_objective(inputs, COUNTS, terms, CLIP, truncate).loss
 
     assert torch.autograd.gradcheck(loss_of, (leaves.policy.logprobs_L, leaves.entropy_L))
 
@@ -217,7 +209,7 @@ def expected_kl_gradient(
         nothing_L = torch.zeros(1, dtype=torch.float64)
         policy = PolicyLossInputs(logp_V[own], old_V[own], nothing_L, torch.tensor([0, 1]))
         inputs = PolicyObjectiveInputs(policy, old_V[own], nothing_L, REFERENCE[own])
-        total = total + probability * policy_objective(inputs, BatchCounts(1, 1), terms).loss
+        total = total + probability * policy_objective(inputs, BatchCounts(1, 1), terms, CLIP).loss
     [found] = torch.autograd.grad(total, logits)
     return found
 
@@ -253,9 +245,9 @@ Loss = Callable[[Tensor, Tensor, BatchCounts], LossOutput]
 
 
 def _objective(policy: str, corrected: str | None, aggregation: Aggregation) -> Loss:
+    chosen = policy_loss(Choice(name=policy))
+    weigh = None if corrected is None else correction(Choice(name=corrected))
     terms = PolicyTerms(
-        policy_loss(Choice(name=policy)),
-        None if corrected is None else correction(Choice(name=corrected)),
         aggregation,
         constant=7,
         kl_estimator="k3",
@@ -270,7 +262,7 @@ def _objective(policy: str, corrected: str | None, aggregation: Aggregation) -> 
         inputs = PolicyObjectiveInputs(
             own, sampler_L.detach(), logprobs_L.square(), reference_L.detach()
         )
-        return policy_objective(inputs, counts, terms)
+        return policy_objective(inputs, counts, terms, chosen, weigh)
 
     return loss
 

@@ -16,9 +16,8 @@ from plimsoll.algorithm import reward_loss as package
 from plimsoll.algorithm.calibration import calibrate, calibrate_pairs, sigmoid
 from plimsoll.algorithm.choice import reward_loss
 from plimsoll.algorithm.inputs import LossOutput, PairValues, RewardLossInputs
-from plimsoll.algorithm.preference import preference_output
+from plimsoll.algorithm.preference import preference_output, reward_objective
 from plimsoll.algorithm.process_reward import process_loss
-from plimsoll.algorithm.reward import reward_objective
 from plimsoll.config.base import Choice
 from plimsoll.errors import ConfigError
 from plimsoll.records import BatchCounts

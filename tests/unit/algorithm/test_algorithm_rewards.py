@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.algorithm.token_rewards import token_rewards
-from plimsoll.algorithm.whiten import whiten
+from plimsoll.algorithm.sequences import token_rewards, whiten
 
 torch.set_num_threads(1)
 

@@ -23,7 +23,7 @@ from plimsoll.commands.rollouts import Wanted, show_rollouts
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.excerpt import excerpt, visible
+from plimsoll.run.responses import excerpt, visible
 from plimsoll.run.trajectories import TokenScores, write_trajectories
 
 

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from plimsoll.config.data import SourceConfig
-from plimsoll.data.report import BadRow
-from plimsoll.data.row import Row
+from plimsoll.data.report import BadRow, Row
 from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError
 

@@ -17,8 +17,7 @@ from plimsoll.config.data import DataConfig, SourceConfig
 from plimsoll.data.dataset import load_pairs, load_steps
 from plimsoll.data.loading import Loaded
 from plimsoll.data.pairs import margin_of
-from plimsoll.data.report import RowProblem
-from plimsoll.data.row import Row
+from plimsoll.data.report import Row, RowProblem
 from plimsoll.data.template import make_template
 from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledSteps

@@ -20,18 +20,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from plimsoll.algorithm import policy_loss, preference_loss
+from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.engine.average import Average
-from plimsoll.engine.objectives.distillation import DistillationObjective
-from plimsoll.engine.objectives.nll import NllObjective
-from plimsoll.engine.objectives.policy import PolicyObjective, PolicyStream
-from plimsoll.engine.objectives.preference import PreferenceObjective
-from plimsoll.engine.objectives.process import ProcessObjective
-from plimsoll.engine.objectives.reward import RewardObjective
-from plimsoll.engine.objectives.value import ValueObjective, ValueStream
+from plimsoll.engine.objectives import (
+    DistillationObjective,
+    NllObjective,
+    PolicyObjective,
+    PolicyStream,
+    PreferenceObjective,
+    ProcessObjective,
+    RewardObjective,
+    ValueObjective,
+    ValueStream,
+)
 from plimsoll.engine.optimizer import begin_moments
 from plimsoll.engine.teacher_forward import teacher_forward
 from plimsoll.model.adapters import add_adapter, plain_weight
@@ -146,12 +151,14 @@ def some(count: int) -> Floats:
 POLICY = PolicyObjective(
     Choice(name="clip", options={"dual_clip": 3.0}),
     correction=Choice(name="mask"),
-    aggregation="sequences",
-    constant=8,
-    kl_estimator="k3",
-    kl_coefficient=0.1,
-    ratio_corrected=True,
-    entropy_bonus=0.01,
+    terms=PolicyTerms(
+        aggregation="sequences",
+        constant=8,
+        kl_estimator="k3",
+        kl_coefficient=0.1,
+        ratio_corrected=True,
+        entropy_bonus=0.01,
+    ),
 )
 POLICY_STREAM = PolicyStream(*[some(LEARNED)] * 4)
 POLICY_LOSSES = [Choice(name=module.name) for module in iter_modules(policy_loss.__path__)]

@@ -18,9 +18,8 @@ from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapter_files import load_adapter, read_adapter_config, save_adapter
 from plimsoll.model.adapters import adapter_off, add_adapter, parts_of_weight, plain_weight
-from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy, load_tokenizer, load_value
-from plimsoll.model.policy import PackTensors, PolicyModel, hf_state_names
+from plimsoll.model.policy import PackTensors, PolicyModel, companions, hf_state_names
 from plimsoll.model.quantization import dequantised, plain_shape
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.model.value import ValueModel

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from plimsoll.model.attention import Span, spans
 from plimsoll.model.cpu.attention import packed_attention
-from plimsoll.model.cpu.row_counts import OF_PACKS
+from plimsoll.model.cpu.switch import OF_PACKS
 from plimsoll.model.logit_chunks import LogitForm, filled
 
 SCALE, WIDTH = 0.25, 16

@@ -11,7 +11,7 @@ from packed_cases import CPU, SMALL, packed, settings_for, write
 
 from plimsoll.model.attention import SDPA
 from plimsoll.model.cpu.attention import NAME
-from plimsoll.model.cpu.row_counts import OF_PACKS
+from plimsoll.model.cpu.switch import OF_PACKS
 from plimsoll.model.load import load_policy, load_teacher, load_value
 from plimsoll.model.tiny import tiny_config
 from plimsoll.records import Sample

@@ -22,10 +22,8 @@ from transformers import (
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import write_plain
 from plimsoll.engine.weights import sent_names
-from plimsoll.model.companions import companions
 from plimsoll.model.load import load_policy
-from plimsoll.model.policy import hf_state_names
-from plimsoll.model.published import published, saved_buffers
+from plimsoll.model.policy import companions, hf_state_names, published, saved_buffers
 
 CPU = torch.device("cpu")
 WITH_BUFFERS: dict[str, Callable[[], PreTrainedConfig]] = {

@@ -174,7 +174,7 @@ def test_what_the_kernel_for_cards_is_asked_for(window: int | None, tmp_path: Pa
     with (
         patch("plimsoll.model.attention.varlen_attn", varlen_by_definition),
         patch("plimsoll.model.load.attention_name", lambda *_: VARLEN),
-        patch("plimsoll.model.cpu.row_counts.OF_PACKS", 1),  # on cards packs are not filled
+        patch("plimsoll.model.cpu.switch.OF_PACKS", 1),  # on cards packs are not filled
     ):
         assert_same(together(path, samples, shared=shared), alone(path, samples))
 

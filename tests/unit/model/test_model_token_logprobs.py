@@ -14,8 +14,7 @@ from live_bytes import LiveBytes
 from torch import Tensor
 
 from plimsoll.model.logit_chunks import BLOCK_ELEMENTS_CPU, LogitForm
-from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs
-from plimsoll.model.token_nll import token_nll
+from plimsoll.model.token_logprobs import Entropy, TokenLogprobs, token_logprobs, token_nll
 
 torch.set_num_threads(1)
 PLAIN = LogitForm()

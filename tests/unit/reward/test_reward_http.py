@@ -21,8 +21,7 @@ import pytest
 from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.records import Prompt, Trajectory, single_turn
-from plimsoll.reward.opening import _SERVER_WAIT
-from plimsoll.reward.score import Scored, open_rewards
+from plimsoll.reward.score import _SERVER_WAIT, Scored, open_rewards
 from plimsoll.reward.source import LONGEST_WAIT
 
 SERVER = """

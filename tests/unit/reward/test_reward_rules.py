@@ -16,7 +16,7 @@ from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward import exact_match, length, math_answer, math_verifier, overlong, pattern
 from plimsoll.reward import format as form
-from plimsoll.reward.rule import build_rewards
+from plimsoll.reward.rule import build_rule
 
 PROJECT = Path(__file__).parents[3]
 DATA = Path(os.environ.get("PLIMSOLL_DATA", PROJECT.parent / "shared" / "data"))
@@ -200,7 +200,7 @@ def test_options_are_refused_before_a_response_is_seen(
     name: str, options: dict[str, OptionValue], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_rewards({"part": RewardConfig(name=name, options=options)})
+        build_rule("part", RewardConfig(name=name, options=options))
 
 
 def test_length_is_about_responses_that_did_not_stop() -> None:

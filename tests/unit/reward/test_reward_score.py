@@ -14,8 +14,8 @@ from plimsoll.config.base import OptionValue
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError, DataError, FunctionFailed, PlimsollError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
-from plimsoll.reward import opening
-from plimsoll.reward.rule import build_rewards
+from plimsoll.reward import score
+from plimsoll.reward.rule import build_rule
 from plimsoll.reward.score import open_rewards
 
 MODULE = """
@@ -158,14 +158,15 @@ def test_a_rule_that_raises_shows_its_line(module: str) -> None:
 
 
 def test_a_rule_looks_at_references_with_its_own_options(module: str) -> None:
-    scorer = build_rewards(
-        {"right": config(f"{module}:picks", lenient=True), "short": config(f"{module}:is_short")}
-    )
-    scorer.check_reference("D")
-    with pytest.raises(DataError, match="is no reference for the reward 'right': 'E' is none of A"):
-        scorer.check_reference("E")
-    build_rewards({"right": config(f"{module}:picks", letters="E")}).check_reference("E")
-    build_rewards({"form": config("pattern", pattern="x")}).check_reference("whatever")
+    rewards = {"right": config(f"{module}:picks", lenient=True)}
+    with open_rewards(rewards | {"short": config(f"{module}:is_short")}) as scorer:
+        scorer.check_reference("D")
+        with pytest.raises(
+            DataError, match="is no reference for the reward 'right': 'E' is none of A"
+        ):
+            scorer.check_reference("E")
+    build_rule("right", config(f"{module}:picks", letters="E")).check_reference("E")
+    build_rule("form", config("pattern", pattern="x")).check_reference("whatever")
 
 
 def test_the_pages_reward_looks_at_references(
@@ -176,7 +177,7 @@ def test_the_pages_reward_looks_at_references(
     (tmp_path / "page_rewards.py").write_text(section.split("```python\n")[1].split("```")[0])
     monkeypatch.syspath_prepend(tmp_path)
     rewards = {"letter": config("page_rewards:picks", lenient=True)}
-    scorer = build_rewards(rewards)
+    scorer = build_rule("letter", rewards["letter"])
     assert scored(rewards, [trajectory("b", reference="B")])[0].rewards[0].value == 1.0
     scorer.check_reference("B")
     with pytest.raises(DataError, match="'BC' is none of ABCD"):
@@ -184,16 +185,16 @@ def test_the_pages_reward_looks_at_references(
 
 
 def test_rules_of_the_house_look_at_references() -> None:
-    exact = build_rewards({"same": config("exact_match", marker="=")})
+    exact = build_rule("same", config("exact_match", marker="="))
     exact.check_reference("#### 72")
     with pytest.raises(DataError, match="the reward 'same': '1=1' holds the marker '='"):
         exact.check_reference("1=1")
     with pytest.raises(DataError, match="the reward 'right': 'Friday' is no clear mathematical"):
-        build_rewards({"right": config("math_answer", answer_line=True)}).check_reference("Friday")
+        build_rule("right", config("math_answer", answer_line=True)).check_reference("Friday")
 
 
 def test_a_check_of_references_that_fails_is_told_with_the_reference(module: str) -> None:
-    scorer = build_rewards({"mine": config(f"{module}:checks_wrongly")})
+    scorer = build_rule("mine", config(f"{module}:checks_wrongly"))
     with pytest.raises(FunctionFailed) as caught:
         scorer.check_reference("a" * 300)
     message = str(caught.value)
@@ -235,7 +236,7 @@ def test_settings_that_cannot_be_used_are_refused_before_the_run(
     given: RewardConfig, why: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        build_rewards({"part": given})
+        build_rule("part", given)
     assert "rewards.part" in str(caught.value) and why in str(caught.value)
 
 
@@ -249,7 +250,7 @@ def test_the_reward_is_the_weighted_sum(weights: list[float], finish: str) -> No
 def test_answers_that_are_judged_at_once_keep_their_order_and_one_that_ends_a_process_only_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opening, "usable_cores", lambda: 3)
+    monkeypatch.setattr(score, "usable_cores", lambda: 3)
     rewards = {"right": config("math_answer"), "cut": config("length")}
     answers = ["#### 72", "#### 73", "#### $9^{9^{9^9}}$"] + ["#### 72", "#### 7"] * 48
     found = scored(rewards, [trajectory(answer) for answer in answers])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from plimsoll.run.counter import count_lines, counting
+from plimsoll.run.displays import count_lines, counting
 
 
 def test_a_line_at_every_tenth_and_at_the_end() -> None:

@@ -13,10 +13,9 @@ import pytest
 from plimsoll.config.run import RunConfig
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
-from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.directory import LOCK_FILE, RunDirectory, lock_directory, open_run
 from plimsoll.run.files import whole_directory
 from plimsoll.run.json_lines import append_row, read_rows, write_rows
-from plimsoll.run.lock import LOCK_FILE, lock_directory
 from plimsoll.run.trajectories import write_trajectories
 
 Resume = Literal["never", "auto", "must"]

@@ -75,7 +75,7 @@ def test_what_leaves_its_range_is_told_with_what_it_means(
     metric: str, value: float, told: str
 ) -> None:
     (found,) = warnings_of(HEALTHY | {metric: value})
-    assert found.metric == metric and told in found.means
+    assert found.metric == metric and told in found.advice.means
     text = str(found)
     assert "\n" not in text and text.startswith(f"warning: {metric} is {value:.3g}")
 

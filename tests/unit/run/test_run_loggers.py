@@ -16,8 +16,7 @@ import pytest
 from plimsoll.config.run import LoggerName, RunConfig
 from plimsoll.errors import ConfigError
 from plimsoll.run.directory import RunDirectory
-from plimsoll.run.loggers.loggers import Loggers
-from plimsoll.run.loggers.open import open_loggers
+from plimsoll.run.loggers.open import Loggers, open_loggers
 from plimsoll.run.loggers.protocol import Logger, LoggerFailed, table_of
 from plimsoll.run.responses import SampledResponse
 

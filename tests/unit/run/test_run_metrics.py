@@ -13,7 +13,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import read_rows
 from plimsoll.run.ledger import Ledger, MemoryUse
-from plimsoll.run.loggers.loggers import Loggers
+from plimsoll.run.loggers.open import Loggers
 from plimsoll.run.loggers.tensorboard import TensorBoardLogger
 from plimsoll.run.metrics import MetricsSink, scalars_of
 from plimsoll.run.progress import Progress

@@ -14,7 +14,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import spec_of
 from plimsoll.reward.score import open_rewards
 from plimsoll.rl.setup import RlData, load_prompt_data
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.session import open_session
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from plimsoll.errors import DoesNotFit
-from plimsoll.run.planned import Footprints
-from plimsoll.run.readings import CardReading, Footprint, HostReading, Reading
+from plimsoll.run.readings import CardReading, Footprint, Footprints, HostReading, Reading
 from plimsoll.train.nodes import refuse_smaller_nodes
 
 GB = 10**9

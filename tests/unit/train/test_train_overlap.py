@@ -20,7 +20,7 @@ from plimsoll.jobs.rm_loop import load_scored_pairs
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.rl.setup import prompt_loader
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.train.run_data import LoadRows, load_data
 from plimsoll.train.session import open_session
 

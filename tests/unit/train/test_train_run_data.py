@@ -21,10 +21,10 @@ from plimsoll.jobs.rl_loop import measure
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Sample
-from plimsoll.reward.rule import build_rewards
+from plimsoll.reward.rule import build_rule
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.clock import TimedPhase
-from plimsoll.run.planned import Planned
+from plimsoll.run.readings import Planned
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.resuming import fingerprint
 from plimsoll.train.run_data import RunData, epoch_metrics, load_data, repeats
@@ -201,7 +201,7 @@ def asking(*answers: str, **data: Any) -> RlConfig:
 def load_asked(config: RlConfig) -> RlData:
     with open_session(spec_of(config), Planned()) as session:
         return load_prompt_data(
-            session, spec_of(config), build_rewards(config.rewards).check_reference
+            session, spec_of(config), build_rule("right", config.rewards["right"]).check_reference
         )
 
 

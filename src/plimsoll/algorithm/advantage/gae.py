@@ -6,7 +6,7 @@ from torch import Tensor
 
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
 from plimsoll.algorithm.sequences import discounted_sums, last_tokens
-from plimsoll.algorithm.whiten import whiten as whitened
+from plimsoll.algorithm.sequences import whiten as whitened
 from plimsoll.config.base import Probability
 
 

@@ -15,7 +15,7 @@ from plimsoll.algorithm.sequences import (
     sequence_of_token,
     sums,
 )
-from plimsoll.algorithm.whiten import whiten as whitened
+from plimsoll.algorithm.sequences import whiten as whitened
 from plimsoll.config.base import Probability
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
-from plimsoll.algorithm.sequences import discounted_sums
-from plimsoll.algorithm.whiten import whiten
+from plimsoll.algorithm.sequences import discounted_sums, whiten
 from plimsoll.config.base import Probability
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from plimsoll.algorithm.groups import group_means, to_tokens
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
-from plimsoll.algorithm.whiten import whiten
+from plimsoll.algorithm.sequences import whiten
 
 
 def estimate(inputs: AdvantageInputs, group_S: Tensor) -> Advantages:

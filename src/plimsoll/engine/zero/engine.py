@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.engine.average import Average
 from plimsoll.engine.checkpoint import read_blocks, read_rows, write_blocks, write_rows
 from plimsoll.engine.form import Form, check_shapes, read_form, write_form, write_shapes
-from plimsoll.engine.masters import Masters, find_masters
+from plimsoll.engine.masters import find_masters
 from plimsoll.engine.optimizer import (
     begin_moments,
     forget_dry_step,
@@ -37,6 +37,7 @@ class ZeroEngine:
 
         self._role = role
         self._place = place
+        self._form = Form.of(role, place.ranks)
         settings = deepspeed_settings(role, place.device, place.ranks)
         optimizer = make_optimizer(module, role)  # groups by shapes, so before dividing
         if role.zero.stage == 3:
@@ -48,7 +49,7 @@ class ZeroEngine:
         )[0]
         self.module = module
         forget_dry_step(self._engine.optimizer)
-        self._masters = self._find_masters()
+        self._masters = find_masters(module, self._engine.optimizer, role.zero.stage, place.rank)
         self.steps = Steps()
         self._average: Average | None = None
         if role.ema is not None:
@@ -101,10 +102,6 @@ class ZeroEngine:
         """What this rank's optimizer updates: at stages 1 to 3 its share, in fp32."""
         return list(self._masters.tensors)
 
-    def _find_masters(self) -> Masters:
-        stage, rank = self._role.zero.stage, self._place.rank
-        return find_masters(self.module, self._engine.optimizer, stage, rank)
-
     def _plain_norm(self) -> float | None:
         """The gradient norm at stage 0 in fp32, where DeepSpeed leaves the optimizer as it is and
         reports none: taken once the gradients are reduced, just before the update.
@@ -117,10 +114,8 @@ class ZeroEngine:
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients)) if gradients else 0.0
 
-    @contextmanager
-    def gathered(self, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-        with gathered(self.module, names, self._role.zero.stage) as tensors:
-            yield tensors
+    def gathered(self, names: Sequence[str]) -> AbstractContextManager[dict[str, Tensor]]:
+        return gathered(self.module, names, self._role.zero.stage)
 
     @torch.no_grad()
     def swap_average(self) -> None:
@@ -131,7 +126,7 @@ class ZeroEngine:
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         if self._place.rank == 0:
-            write_form(self._form(), self.steps, directory)
+            write_form(self._form, self.steps, directory)
             write_shapes(self.module, directory)
         if self._place.rank > 0 and self._role.zero.stage == 0:
             return  # all ranks hold the same
@@ -144,7 +139,7 @@ class ZeroEngine:
 
     @torch.no_grad()
     def restore(self, directory: Path) -> None:
-        self.steps = read_form(self._form(), directory)
+        self.steps = read_form(self._form, directory)
         check_shapes(self.module, directory)
         masters = self._masters
         rows = self._rows()
@@ -154,9 +149,6 @@ class ZeroEngine:
             rows |= begin_moments(masters.optimizer, masters.tensors, self.steps.taken)
         read_rows(rows, masters.parts, directory)
         masters.spread()
-
-    def _form(self) -> Form:
-        return Form.of(self._role, self._place.ranks)
 
     def _rows(self) -> dict[str, Sequence[Tensor]]:
         rows: dict[str, Sequence[Tensor]] = {"master": self._masters.flat()}

@@ -34,15 +34,12 @@ def norm_copies(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Te
     """
     if not counts.trained or sizes.stage == 0 or is_bf16_optimizer(counts, sizes):
         return
-    made = [_copy(counts, sizes), *_brought_back(counts, sizes, device)]
-    yield from made if device == "cuda" else (replace(one, where="host") for one in made)
-
-
-def _copy(counts: Counts, sizes: ZeroSizes) -> Tensors:
     piece = largest_share(counts, sizes)
     if sizes.stage == 3 and sizes.offload:
         piece = min(piece, _AT_ONCE)
-    return _norming("norm of a gradient", piece, _DOUBLE)
+    copy = _norming("norm of a gradient", piece, _DOUBLE)
+    made = [copy, *_brought_back(counts, sizes, device)]
+    yield from made if device == "cuda" else (replace(one, where="host") for one in made)
 
 
 def _brought_back(counts: Counts, sizes: ZeroSizes, device: Device) -> Iterator[Tensors]:

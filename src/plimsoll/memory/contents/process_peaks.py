@@ -9,8 +9,7 @@ from itertools import groupby
 from plimsoll.memory.contents.contents import Job, held_by
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.stores import Use, uses_of
-from plimsoll.run.planned import Footprints
-from plimsoll.run.readings import Footprint
+from plimsoll.run.readings import Footprint, Footprints
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Where
 

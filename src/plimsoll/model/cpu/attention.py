@@ -8,7 +8,7 @@ In bfloat16 PyTorch's takes three to five times as long. This one takes 10 % off
 SFT of 28M parameters, packs of 2,000 tokens, one thread of an AMD EPYC without AMX); with AMX it
 took 360 instead of 490 ms of one.
 
-Rows are filled up, so that shapes come again (see rows.py), and short sequences of one shape are
+Rows are filled up, so that shapes come again (see switch.py), and short sequences of one shape are
 computed at once. No query sees what fills: it stands behind the last key.
 """
 
@@ -26,7 +26,6 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from plimsoll.model.attention import SDPA, Attended, Span, register_kernel, sdpa
-from plimsoll.model.cpu.row_counts import OF_SEQUENCES, up
 
 NAME = "plimsoll_cpu"
 
@@ -36,8 +35,16 @@ SCORES = 2**20
 ROWS = 1024
 """Queries of sequences that are computed at once."""
 
+OF_SEQUENCES = 32
+"""Queries and keys of a sequence are filled up to a multiple of it."""
+
 _LOG2_E = 1 / math.log(2)
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def up(rows: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-rows // multiple) * multiple
 
 
 def use_packed_attention(lm: PreTrainedModel) -> None:

@@ -1,4 +1,5 @@
-"""What one micro-batch holds beside weights and gradients: saved tensors, working sets, logits.
+"""What one micro-batch holds beside weights and gradients: saved tensors, working sets, logits; and
+what gradient checkpointing keeps of layers: their inputs, and where selective, products too.
 
 A forward and backward has three heights, and the highest of them counts: the head, with all layers
 behind it and none undone; the last layer's backward; and, where the embedding is trained, the
@@ -8,8 +9,8 @@ embedding's gradient at the very end.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil, prod
 
-from plimsoll.model.price.checkpoints import CheckpointedLayers, Part
 from plimsoll.model.price.form import (
     BLOCK_ELEMENTS,
     ActivationForm,
@@ -19,16 +20,129 @@ from plimsoll.model.price.form import (
     UnfusedHead,
     ValueHead,
 )
-from plimsoll.model.price.layer import FP32, Layer, Step, saved_bytes, summit
+from plimsoll.model.price.layer import FP32, SOURCE, Layer, Step, saved_bytes, summit
 from plimsoll.model.price.layer_steps import (
     final_norm,
     layer_steps,
     recomputed_steps,
     scoring_summit,
 )
-from plimsoll.shapes.shape import MicroBatch, ModelShape
+from plimsoll.shapes.shape import Linear, MicroBatch, ModelShape
 from plimsoll.spec.run_spec import Phase
-from plimsoll.timeline.items import Allocation, Moment
+from plimsoll.timeline.items import Allocation, Item, Kind, Moment, Where
+from plimsoll.timeline.tensors import pinned_block
+
+_LOG_SUM_EXP = 4  # bytes for each token and head
+
+
+@dataclass(frozen=True)
+class Part:
+    """An item before it has a role."""
+
+    name: str
+    bytes: int
+    formula: str
+    source: str = SOURCE
+    where: Where = "device"
+    kind: Kind = "activations"
+
+    def item(self, role: str) -> Item:
+        """The item of a role."""
+        words = self.formula, self.source
+        return Item(role, self.kind, self.name, self.where, "allocated", self.bytes, *words)
+
+
+def _product(*factors: tuple[int, str]) -> tuple[int, str]:
+    """Of numbers, each with what it counts; and in words."""
+    return prod(number for number, _ in factors), " x ".join(f"{n:,}{of}" for n, of in factors)
+
+
+@dataclass(frozen=True)
+class CheckpointedLayers:
+    """All layers of one micro-batch, of which some are checkpointed."""
+
+    layer: Layer
+
+    @property
+    def count(self) -> int:
+        """Those that are checkpointed."""
+        every = self.layer.form.checkpoint_every
+        return 0 if every is None else ceil(self.layer.shape.layers / every)
+
+    @property
+    def whole(self) -> int:
+        """Those of which all is kept."""
+        return self.layer.shape.layers - self.count
+
+    @property
+    def last_is_checkpointed(self) -> bool:
+        """Whether the backward pass begins with one that is computed again."""
+        every = self.layer.form.checkpoint_every
+        return every is not None and (self.layer.shape.layers - 1) % every == 0
+
+    def kept(self, undoing: bool) -> tuple[Part, ...]:
+        """undoing: the backward pass is in the last layer."""
+        again = undoing and self.last_is_checkpointed
+        return (*self._inputs(), *(self._products(again) if self.layer.form.selective else ()))
+
+    def _inputs(self) -> tuple[Part, ...]:
+        stream, words = _stream(self.layer)
+        all_words = f"{self.count} checkpoints x {words}"
+        source = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
+        if not self.layer.form.inputs_on_host:
+            return (Part("layer inputs", self.count * stream, all_words, source),)
+        two = min(2, self.count)  # one in use, one on its way
+        all_words += ", pinned blocks rounded up to powers of two"
+        return (
+            Part("layer inputs", two * stream, f"{two} x {words}", source),
+            Part("layer inputs", self.count * pinned_block(stream), all_words, source, "host"),
+        )
+
+    def _products(self, again: bool) -> tuple[Part, ...]:
+        """again: of one layer they are in use, but for the last, which nothing reads."""
+        linears, attention, last = _products(self.layer)
+        layers, last = self.count - again, again * last
+        tokens = self.layer.tokens
+        words = (
+            f"{layers} layers x {tokens:,} tokens x (linears {linears // tokens:,}, attention "
+            f"{attention // tokens:,}) bytes + {last:,} of the last linear"
+        )
+        kept = layers * (linears + attention) + last
+        return (Part("kept activations", kept, words, "model/checkpointing.py"),)
+
+
+def _stream(layer: Layer) -> tuple[int, str]:
+    """Hidden states of all tokens, or their gradient; bytes, and in words."""
+    each = (layer.element, " bytes")
+    return _product(each, (layer.tokens, " tokens"), (layer.shape.hidden, ""))
+
+
+def _products(layer: Layer) -> tuple[int, int, int]:
+    """What selective checkpointing keeps of a layer beside its input, in bytes: the results of its
+    linears, the attention's output, and the result of the last linear, which the backward pass
+    neither reads nor computes again.
+
+    Experts' products are computed again, and so is attention whose scores are written out.
+    """
+    element, shape, form = layer.element, layer.shape, layer.form
+    attention = layer.tokens * shape.heads * (element * shape.head_dim + _LOG_SUM_EXP)
+    unkept = shape.softcapped or form.attention == "eager" or form.written
+    plain = (linear for linear in shape.linears if linear.stacked == 1)
+    linears = sum(_width(layer, linear) * linear.count // shape.layers for linear in plain)
+    last = 0 if shape.experts else element * layer.hidden
+    return layer.tokens * linears, 0 if unkept else attention, last
+
+
+def _width(layer: Layer, linear: Linear) -> int:
+    """Bytes of a token's result in a linear layer and in each matrix of its adapter."""
+    adapter, element = layer.form.adapter, layer.element
+    if adapter is None or not layer.form.adapts(linear.name):
+        return element * linear.outputs
+    again = adapter.dora and adapter.dropout  # on the thinned input
+    thin = adapter.rank < layer.shape.hidden // 2  # then its second matrix is computed again
+    own = adapter.element * (adapter.rank + (0 if thin else linear.outputs))
+    return element * linear.outputs * (1 + again) + own
+
 
 _INT64 = 8
 _TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the heads' test
@@ -117,8 +231,9 @@ class _Heights:
             others * saved_bytes(steps) + top.saved,
             f"{self._saved_words(others, steps)} + {top.saved:,} of the last layer",
         )
-        words = f"{top.scratch:,} bytes in {top.where} + {self._stream_words}"
-        working = Part("working set", top.scratch + self._stream, words)
+        stream, words = _stream(self.layer)
+        words = f"{top.scratch:,} bytes in {top.where} + {words}"
+        working = Part("working set", top.scratch + stream, words)
         waiting = self._tables(1 if self._tied else 0, "held for the tied embedding")
         words = f"{top.gradient:,} bytes of a weight"
         flight = Part("gradients in flight", top.gradient, words, kind="gradients")
@@ -135,22 +250,12 @@ class _Heights:
             return ()
         if self._tied:
             return (self._tables(3, "of the tied embedding, at the end"),)
-        stream = Part("working set", self._stream, self._stream_words)
+        stream = Part("working set", *_stream(self.layer))
         return (stream, self._tables(1, "of the embedding, at the end"))
 
     @property
     def _tied(self) -> bool:
         return self.layer.shape.tied and not isinstance(self.layer.form.head, ValueHead)
-
-    @property
-    def _stream(self) -> int:
-        """Hidden states of all tokens, or their gradient; bytes."""
-        return self.layer.element * self.layer.tokens * self.layer.shape.hidden
-
-    @property
-    def _stream_words(self) -> str:
-        element, tokens, hidden = self.layer.element, self.layer.tokens, self.layer.shape.hidden
-        return f"{element} bytes x {tokens:,} tokens x {hidden:,}"
 
     def _saved_words(self, count: int, steps: tuple[Step, ...]) -> str:
         """In words: what they save, by part."""
@@ -171,13 +276,10 @@ class _Heights:
 
     def _tables(self, count: int, what: str) -> Part:
         """Gradients as large as the embedding."""
-        element, shape = self.layer.element, self.layer.shape
-        vocabulary, hidden = shape.vocabulary, shape.hidden
-        if self.layer.form.adapter is not None:
-            count = 0
-        words = f"{count} x {element} bytes x {vocabulary:,} x {hidden:,} {what}"
-        table = element * vocabulary * hidden
-        return Part("embedding gradients in flight", count * table, words, kind="gradients")
+        shape, count = self.layer.shape, 0 if self.layer.form.adapter is not None else count
+        table = (self.layer.element, " bytes"), (shape.vocabulary, ""), (shape.hidden, f" {what}")
+        tables = _product((count, ""), *table)
+        return Part("embedding gradients in flight", *tables, kind="gradients")
 
     def _head(self) -> tuple[Part, ...]:
         """From the last hidden states to the loss, and back where it is trained."""
@@ -199,8 +301,8 @@ class _Heights:
 
     def _head_inputs(self, rows: int, element: int) -> Part:
         both, hidden = 2 if self.layer.form.trained else 1, self.layer.shape.hidden
-        words = f"{both} x {element} bytes x {rows:,} tokens x {hidden:,}"
-        return Part("head inputs", both * element * rows * hidden, words)
+        each = (element, " bytes"), (rows, " tokens"), (hidden, "")
+        return Part("head inputs", *_product((both, ""), *each))
 
     def _chunk(self, head: ChunkedHead) -> Part:
         blocks = 2 + head.entropy + 2 * self.layer.shape.logits_softcapped + head.scaled
@@ -212,11 +314,11 @@ class _Heights:
         element, blocks = head.element, _TAUGHT_BLOCKS + self.layer.shape.logits_softcapped
         both = self.layer.element + element
         logits, words = self._logits(head.rows, "rows of both", both, blocks)
-        source, loss_tokens = "model/distillation.py", self.layer.work.loss_tokens
-        inputs = f"{element} bytes x {loss_tokens:,} tokens x {head.hidden:,}"
+        source, tokens = "model/distillation.py", (self.layer.work.loss_tokens, " tokens")
+        inputs = _product((element, " bytes"), tokens, (head.hidden, ""))
         return (
             Part("logits chunks", logits, words, source),
-            Part("teacher's head inputs", element * loss_tokens * head.hidden, inputs, source),
+            Part("teacher's head inputs", *inputs, source),
         )
 
     def _logits(self, most: int, of: str, element: int, blocks: int) -> tuple[int, str]:
@@ -232,11 +334,11 @@ class _Heights:
 
     def _all_logits(self) -> Part:
         """Trained: logits, their fp32 copy, log-softmax, its gradient, the logits' gradient."""
-        tokens, vocabulary = self.layer.tokens, self.layer.shape.vocabulary
         each = 16 if self.layer.form.trained else self.layer.element + 2 * FP32
-        words = f"{each} bytes x {tokens:,} tokens x {vocabulary:,} of the vocabulary"
+        vocabulary = (self.layer.shape.vocabulary, " of the vocabulary")
+        logits = _product((each, " bytes"), (self.layer.tokens, " tokens"), vocabulary)
         source = "transformers' ForCausalLMLoss; 14.6-17.4 bytes by published rows"
-        return Part("logits", each * tokens * vocabulary, words, source)
+        return Part("logits", *logits, source)
 
 
 def _device_bytes(parts: tuple[Part, ...]) -> int:

@@ -1,15 +1,41 @@
-"""One call of a reward function, in this process: in a thread, or as a coroutine."""
+"""One call of a reward function, in this process: in a thread, or as a coroutine; what a function
+says of itself; and what the pool (processes.py) and its processes (worker.py) tell each other:
+pickles, each with its length before it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import inspect
+import struct
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from threading import Thread
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin, get_type_hints
 
+from plimsoll.config.base import OptionValue
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Failed, Outcome, number, numbers, raised
+
+LENGTH = struct.Struct(">Q")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first message: which function to call, and how.
+    memory_bytes: what it may take beyond what it has once the function is loaded."""
+
+    name: str
+    options: Mapping[str, OptionValue]
+    batch: bool
+    memory_bytes: int | None
+
+
+def framed(message: bytes) -> bytes:
+    """A message with its length before it."""
+    return LENGTH.pack(len(message)) + message
+
 
 Function = Callable[[Any], Any]
 """Takes a trajectory, or a list of them."""
@@ -74,3 +100,48 @@ async def within(
             return await work
     except TimeoutError:
         return [Failed(f" took longer than its time_limit of {seconds:g} s")] * wanted
+
+
+def takes_many(function: partial[Any]) -> bool:
+    """Whether its first parameter is annotated as a list or another sequence."""
+    return get_origin(_first_annotation(function.func)) in (list, tuple, Sequence)
+
+
+def is_coroutine(function: partial[Any]) -> bool:
+    """Whether it is an `async def`."""
+    return inspect.iscoroutinefunction(function.func)
+
+
+def _first_annotation(function: Callable[..., Any]) -> object:
+    parameters = [*inspect.signature(function).parameters.values()]
+    written = parameters[0].annotation if parameters else None
+    if not isinstance(written, str):
+        return written
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):  # names that only a type checker imports
+        return Sequence[Any] if written.startswith(_MANY) else None
+    return hints.get(parameters[0].name)
+
+
+_MANY = ("list[", "tuple[", "Sequence[", "collections.abc.Sequence[")
+
+
+@dataclass(frozen=True)
+class Here:
+    """Calls a function, no more often at the same time than `places` has room. batch: it takes a
+    list. coroutine: it is an `async def`. time_limit: seconds for a call, from its begin."""
+
+    function: Function
+    batch: bool
+    coroutine: bool
+    time_limit: float
+    places: asyncio.Semaphore
+
+    async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
+        async with self.places:
+            if self.coroutine:
+                work = awaited(self.function, trajectories, self.batch)
+            else:
+                work = in_thread(partial(called, self.function, trajectories, self.batch))
+            return await within(self.time_limit, work, len(trajectories))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.meter import count_as_own
 from plimsoll.records import Trajectory
-from plimsoll.reward.functions.messages import LENGTH, Setup, framed
+from plimsoll.reward.functions.calls import LENGTH, Setup, framed
 from plimsoll.reward.outcome import Failed, Outcome
 
 _START_SECONDS = 300.0  # to import what a function needs may take long on a slow disk

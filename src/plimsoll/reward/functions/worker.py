@@ -20,9 +20,7 @@ from typing import Any, BinaryIO
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
 from plimsoll.records import Trajectory
-from plimsoll.reward.functions.calls import awaited, called
-from plimsoll.reward.functions.messages import LENGTH, Setup, framed
-from plimsoll.reward.functions.signature import is_coroutine
+from plimsoll.reward.functions.calls import LENGTH, Setup, awaited, called, framed, is_coroutine
 from plimsoll.reward.outcome import Outcome
 from plimsoll.reward.references import REWARDS
 

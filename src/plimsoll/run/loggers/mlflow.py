@@ -48,7 +48,6 @@ class MlflowLogger:
         return identity
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers of a step."""
         now = int(time.time() * 1000)
         found = [Metric(_NOT_IN_NAMES.sub("_", n), x, now, step) for n, x in values.items()]
         with failing(*_FAILURES):

@@ -1,11 +1,14 @@
-"""Opening the loggers that a config asks for, under the names by which they know the run."""
+"""The loggers that a config asks for, opened under the names by which they know the run; all as
+one."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from plimsoll.config.run import LoggerName, RunConfig
@@ -13,9 +16,55 @@ from plimsoll.errors import ConfigError
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import write_whole
 from plimsoll.run.json_lines import document
-from plimsoll.run.loggers.loggers import Loggers
 from plimsoll.run.loggers.protocol import About, Logger, LoggerFailed
 from plimsoll.run.loggers.tensorboard import TensorBoardLogger
+from plimsoll.run.responses import read_some
+
+_RESPONSES = 8
+"""Of a step, in a table."""
+
+Say = Callable[[str], None]
+"""Takes a line for people."""
+
+
+class Loggers:
+    """Loggers one after another. One that fails is told of, and left out from then on: the run's
+    own files have everything.
+
+    table_every: steps from one table of responses to the next.
+    """
+
+    def __init__(self, loggers: Iterable[Logger] = (), table_every: int = 1) -> None:
+        self._loggers = list(loggers)
+        self._table_every = table_every
+
+    def scalars(self, step: int, values: Mapping[str, float], say: Say) -> None:
+        """Have all keep numbers of a step."""
+        self._each(lambda logger: logger.scalars(step, values), say)
+
+    def responses(self, step: int, path: Path, say: Say) -> None:
+        """Have those that take responses keep some of a step's, where it is one of the steps for
+        that. path: of its trajectories."""
+        due = step == 1 or step % self._table_every == 0
+        if due and any(logger.has_tables for logger in self._loggers):
+            rows = read_some(path, _RESPONSES)
+            self._each(lambda logger: logger.responses(step, rows), say)
+
+    def close(self, say: Say, *, failed: bool) -> None:
+        """Have all send what is left. failed: whether the run ended with an error."""
+        self._each(lambda logger: logger.close(failed=failed), say)
+
+    def _each(self, act: Callable[[Logger], None], say: Say) -> None:
+        for logger in tuple(self._loggers):
+            try:
+                act(logger)
+            except LoggerFailed as error:
+                self._loggers.remove(logger)
+                say(
+                    f"warning: {logger.name} keeps nothing any more, and the run goes on without "
+                    f"it: {error}. The run directory has all; resuming the run starts it again."
+                )
+
 
 _TABLES = 100
 """Of responses in a whole run, at most."""
@@ -34,12 +83,11 @@ def open_loggers(
     settings: the resolved config. first_step: the first that is still to come.
     Raises ConfigError where one cannot be opened.
     """
-    names = dict.fromkeys(config.loggers)
     loggers: list[Logger] = []
     if config.tensorboard:
         loggers.append(TensorBoardLogger(directory.tensorboard_path, first_step))
     known = _known(directory)
-    for name in names:
+    for name in dict.fromkeys(config.loggers):
         if name != "tensorboard":
             logger = _opened(name, config, directory, settings, known.get(name))
             known[name] = logger.identity
@@ -89,20 +137,9 @@ def _opened(
 
 def _load(name: LoggerName) -> type[Any]:
     """The logger's class; each is imported only where it is asked for."""
-    match name:
-        case "wandb":
-            from plimsoll.run.loggers.wandb import WandbLogger
-
-            return WandbLogger
-        case "mlflow":
-            from plimsoll.run.loggers.mlflow import MlflowLogger
-
-            return MlflowLogger
-        case "trackio":
-            from plimsoll.run.loggers.trackio import TrackioLogger
-
-            return TrackioLogger
-    raise AssertionError(name)
+    module = import_module(f"plimsoll.run.loggers.{name}")
+    kind: type[Any] = getattr(module, f"{name.capitalize()}Logger")
+    return kind
 
 
 def _table_every(config: RunConfig) -> int:

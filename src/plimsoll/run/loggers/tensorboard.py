@@ -37,7 +37,8 @@ class TensorBoardLogger:
         now = time.time()
         # TensorBoard reads files in the order of their names, that is of their beginning; the clock
         # may have gone back since, or be that of another machine.
-        begun = max([now, *(begun + 1e-6 for begun in _beginnings(directory))])
+        found = (_NAME.match(path.name) for path in directory.glob("*"))
+        begun = max([now, *(float(match[1]) + 1e-6 for match in found if match)])
         name = f"events.out.tfevents.{begun:017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._path = directory / name
         start = SessionLog(status=SessionLog.START)
@@ -56,11 +57,6 @@ class TensorBoardLogger:
 
     def close(self, *, failed: bool) -> None:
         """Everything is written."""
-
-
-def _beginnings(directory: Path) -> list[float]:
-    """What the names of the event files that are there say."""
-    return [float(match[1]) for path in directory.glob("*") if (match := _NAME.match(path.name))]
 
 
 def _record(event: Event) -> bytes:

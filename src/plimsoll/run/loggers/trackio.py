@@ -35,17 +35,14 @@ class TrackioLogger:
             )
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers of a step."""
         with failing(*_FAILURES):
             self._run.log(dict(values), step=step)
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
-        """Keep a table."""
         columns, data = table_of(step, rows)
         with failing(*_FAILURES):
             self._run.log({"responses": trackio.Table(columns=columns, data=data)}, step=step)
 
     def close(self, *, failed: bool) -> None:
-        """Wait until all is written."""
         with failing(*_FAILURES):
             self._run.finish()

@@ -38,17 +38,14 @@ class WandbLogger:
             self._run.define_metric("*", step_metric="step")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers of a step."""
         with failing(*_FAILURES):
             self._run.log({"step": step, **values})
 
     def responses(self, step: int, rows: Sequence[SampledResponse]) -> None:
-        """Keep a table."""
         columns, data = table_of(step, rows)
         with failing(*_FAILURES):
             self._run.log({"step": step, "responses": wandb.Table(columns=columns, data=data)})
 
     def close(self, *, failed: bool) -> None:
-        """Wait until all is sent."""
         with failing(*_FAILURES):
             self._run.finish(exit_code=int(failed))

@@ -1,0 +1,264 @@
+"""What a role learns: a forward of one micro-batch, and its share of the loss.
+
+An objective is a frozen dataclass that crosses to the ranks with every step; with it goes, for
+every micro-batch, a stream: what a micro-batch carries besides its tokens. `Worker.train` takes any
+that has the method `loss` of `protocol.Objective`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from plimsoll.algorithm.choice import (
+    correction,
+    divergence,
+    feedback_loss,
+    policy_loss,
+    preference_loss,
+    reward_loss,
+)
+from plimsoll.algorithm.inputs import (
+    CorrectionInputs,
+    FeedbackLossInputs,
+    LabelCounts,
+    LossOutput,
+    PolicyLossInputs,
+    PreferenceLossInputs,
+    RewardLossInputs,
+    TokenLoss,
+    TokenWeights,
+    ValueLossInputs,
+)
+from plimsoll.algorithm.policy_objective import (
+    PolicyObjectiveInputs,
+    PolicyTerms,
+    policy_objective,
+)
+from plimsoll.algorithm.preference import in_pairs, preference_objective, reward_objective
+from plimsoll.algorithm.process_reward import process_loss
+from plimsoll.algorithm.sequences import lengths, sums
+from plimsoll.algorithm.value_loss import value_loss
+from plimsoll.config.base import Choice
+from plimsoll.engine.protocol import Engine
+from plimsoll.engine.teacher_forward import TeacherForward
+from plimsoll.model.attention import sent
+from plimsoll.model.distillation import Distilled, Lesson
+from plimsoll.model.noise import EmbeddingNoise
+from plimsoll.model.policy import PackTensors
+from plimsoll.model.token_logprobs import Imitation
+from plimsoll.model.value import at_ends, at_marks
+from plimsoll.records import BatchCounts, Bools, Floats
+
+
+@dataclass(frozen=True)
+class NllObjective:
+    """Supervised fine-tuning: the mean negative log-likelihood of the learned tokens. Micro-batches
+    carry the noise on their embeddings, or None. Tokens are learned at temperature 1, whatever the
+    role samples with."""
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: EmbeddingNoise | None, counts: BatchCounts
+    ) -> LossOutput:
+        loss: Tensor = engine.forward(pack, noise=stream, lesson=Imitation(counts.tokens))
+        return LossOutput(loss, {"nll": loss.detach()})
+
+
+@dataclass(frozen=True)
+class DistillationObjective:
+    """A student's: a divergence from its teacher, and its likelihood of the data; see `Lesson`."""
+
+    divergence: Choice
+    temperature: float
+    nll_share: float
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: TeacherForward, counts: BatchCounts
+    ) -> LossOutput:
+        device = pack.tokens_T.device
+        with stream.head(device) as (weight_VH, bias_V):
+            lesson = Lesson(
+                hidden_L_H=stream.hidden_L_H.to(device),
+                weight_VH=weight_VH,
+                bias_V=bias_V,
+                form=stream.model.form,
+                divergence=divergence(self.divergence),
+                temperature=self.temperature,
+                nll_share=self.nll_share,
+                tokens=counts.tokens,
+            )
+            found = Distilled(*engine.forward(pack, lesson=lesson))
+        return LossOutput(found.loss, {"divergence": found.divergence, "nll": found.nll})
+
+
+@dataclass(frozen=True)
+class PreferenceObjective:
+    """A preference loss on packs of pairs (see `pack_pairs`), and the chosen response's likelihood
+    beside it. With a pack goes each sequence's log-prob under the reference; None for a
+    reference-free loss."""
+
+    preference_loss: Choice
+    nll_weight: float
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: Floats | None, counts: BatchCounts
+    ) -> LossOutput:
+        logprobs_L, _ = engine.forward(pack)
+        inputs = PreferenceLossInputs(
+            logprobs=in_pairs(sums(logprobs_L, pack.cu_loss_tokens)),
+            lengths=in_pairs(lengths(pack.cu_loss_tokens).float()),
+            pairs=counts.sequences // 2,
+        )
+        return preference_objective(
+            inputs,
+            None if stream is None else in_pairs(sent(stream, logprobs_L.device)),
+            preference_loss(self.preference_loss).compute,
+            self.nll_weight,
+        )
+
+
+@dataclass(frozen=True)
+class RewardObjective:
+    """A reward model's on packs of pairs (see `pack_pairs`), whose samples end where they are
+    scored: a reward loss, and the centring of the scores. With a pack goes by how much each pair's
+    chosen score should be ahead; 0 where nothing is said."""
+
+    reward_loss: Choice
+    centring: float
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
+    ) -> LossOutput:
+        scores = in_pairs(engine.forward(at_ends(pack)))
+        margins_P = sent(stream, scores.chosen_P.device)
+        inputs = RewardLossInputs(scores, margins_P, counts.sequences // 2)
+        return reward_objective(inputs, reward_loss(self.reward_loss), self.centring)
+
+
+@dataclass(frozen=True)
+class ProcessObjective:
+    """A process reward model's: whether each step of a response is right. The learned tokens of its
+    packs are the steps' last ones; with a pack go its steps' labels, in packed order."""
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
+    ) -> LossOutput:
+        scores_L = engine.forward(at_marks(pack))
+        return process_loss(scores_L, sent(stream, scores_L.device), counts)
+
+
+@dataclass(frozen=True)
+class FeedbackStream:
+    """Of each sequence that is no filler, its log-prob under the reference, and its label."""
+
+    reference_logprobs_S: Floats
+    desirable_S: Bools
+
+
+@dataclass(frozen=True)
+class FeedbackObjective:
+    """A feedback loss such as KTO's, on responses that are good or bad by themselves.
+
+    kl, labels: of the whole step; see `FeedbackLossInputs`.
+    """
+
+    feedback_loss: Choice
+    kl: float
+    labels: LabelCounts
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: FeedbackStream, counts: BatchCounts
+    ) -> LossOutput:
+        logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
+        reference_S = sent(stream.reference_logprobs_S, logprobs_S.device)
+        logratios_S = logprobs_S[: len(reference_S)] - reference_S  # a filler stands alone
+        desirable_S = sent(stream.desirable_S, logprobs_S.device)
+        inputs = FeedbackLossInputs(logratios_S, desirable_S, self.kl, self.labels)
+        return feedback_loss(self.feedback_loss)(inputs)
+
+
+@dataclass(frozen=True)
+class PolicyStream:
+    """One number per learned token, in packed order. old_logprobs_L is None in strictly on-policy
+    steps, where the old policy is the one that is being differentiated; reference_logprobs_L is
+    None without a KL loss.
+    """
+
+    advantages_L: Floats
+    sampler_logprobs_L: Floats
+    old_logprobs_L: Floats | None
+    reference_logprobs_L: Floats | None
+
+
+@dataclass(frozen=True)
+class PolicyObjective:
+    """The policy's on sampled responses: a policy loss, the KL and an entropy bonus; see
+    `PolicyTerms`."""
+
+    policy_loss: Choice
+    correction: Choice | None = None
+    terms: PolicyTerms = field(default_factory=PolicyTerms)
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: PolicyStream, counts: BatchCounts
+    ) -> LossOutput:
+        logprobs_L, entropy_L = engine.forward(
+            pack, entropy="loss" if self.terms.entropy_bonus > 0 else "metric"
+        )
+        device, old_L = logprobs_L.device, stream.old_logprobs_L
+        reference_L = stream.reference_logprobs_L
+        policy = PolicyLossInputs(
+            logprobs_L=logprobs_L,
+            old_logprobs_L=logprobs_L.detach() if old_L is None else sent(old_L, device),
+            advantages_L=sent(stream.advantages_L, device),
+            cu_loss_tokens=pack.cu_loss_tokens,
+        )
+        inputs = PolicyObjectiveInputs(
+            policy,
+            sent(stream.sampler_logprobs_L, device),
+            entropy_L,
+            None if reference_L is None else sent(reference_L, device),
+        )
+        return policy_objective(inputs, counts, self.terms, self._loss, self._correction)
+
+    @cached_property
+    def _loss(self) -> Callable[[PolicyObjectiveInputs], TokenLoss]:
+        return policy_loss(self.policy_loss)
+
+    @cached_property
+    def _correction(self) -> Callable[[CorrectionInputs], TokenWeights] | None:
+        return None if self.correction is None else correction(self.correction)
+
+
+@dataclass(frozen=True)
+class ValueStream:
+    """One number per learned token, in packed order."""
+
+    returns_L: Floats
+    old_values_L: Floats
+
+
+@dataclass(frozen=True)
+class ValueObjective:
+    """The critic's: the clipped squared error of the value before every learned token.
+
+    clip: how far a value may move in one step; None: as far as it likes.
+    """
+
+    clip: float | None
+
+    def loss(
+        self, engine: Engine, pack: PackTensors, stream: ValueStream, counts: BatchCounts
+    ) -> LossOutput:
+        values_L = engine.forward(pack)
+        device = values_L.device
+        inputs = ValueLossInputs(
+            values_L=values_L,
+            old_values_L=sent(stream.old_values_L, device),
+            returns_L=sent(stream.returns_L, device),
+            counts=counts,
+        )
+        return value_loss(inputs, self.clip)
