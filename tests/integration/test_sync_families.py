@@ -13,9 +13,12 @@ import xxhash
 from test_run_sync import BOUND, Pair
 from transformers import (
     AutoModelForCausalLM,
+    Glm4MoeConfig,
     MixtralConfig,
     Phi3Config,
+    PhiConfig,
     PreTrainedConfig,
+    Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
 from vllm_cases import started
@@ -59,9 +62,25 @@ MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
     "gemma": family("gemma", True),
     "gemma2": family("gemma2", True, window=16),
     "phi3": lambda: Phi3Config(**SIZES),
+    "phi": lambda: PhiConfig(**SIZES),
     "mixtral": lambda: MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": lambda: Qwen2MoeConfig(
+        **SIZES,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+    ),
     "qwen3_moe": lambda: Qwen3MoeConfig(
         **SIZES, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
+    ),
+    "glm4_moe": lambda: Glm4MoeConfig(
+        **SIZES,
+        head_dim=32,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        first_k_dense_replace=1,
     ),
 }
 AT_ONCE = ("qwen2", "gemma3")

@@ -67,7 +67,11 @@ class Live:
         with self.work.session.phase("sync", self.work.cluster):
             make_room(self.work.cluster, self.work.spec)
             proved = sync_weights(self.sync, step)
-        return {"sync/logprob_gap": proved.gap, "sync/bytes": proved.bytes}
+        return {
+            "sync/logprob_gap": proved.gap,
+            "sync/bytes": proved.bytes,
+            "sync/seconds": proved.seconds,
+        }
 
     def evaluate(self) -> dict[str, float]:
         work = self.work

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -204,10 +205,14 @@ def test_a_check_of_references_that_fails_is_told_with_the_reference(module: str
 
 def test_ctrl_c_in_a_rule_is_no_failure_of_it(module: str) -> None:
     gc.disable()  # what is raised while garbage is collected is lost: hypothesis listens to that
+    # A shell has what it starts in the background (`make test &`) ignore SIGINT, and Python then
+    # raises nothing.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
             scored({"mine": config(f"{module}:is_interrupted")}, [trajectory("a")])
     finally:
+        signal.signal(signal.SIGINT, before)
         gc.enable()
 
 
