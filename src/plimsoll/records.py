@@ -30,7 +30,8 @@ TokenIds = NDArray[np.integer[Any]]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "turns", "time"]
+"""Why an episode ended: by itself; at its longest; after its last turn; at its time limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Prompt:
     messages: the conversation before the template, for who renders it by another.
     max_new_tokens: the longest response to it, where it has a limit of its own.
     order_by: a number that the prompts of its source are drawn by, the lowest first.
+    environment: the name of its own in the config, where there are several.
     """
 
     index: int
@@ -60,6 +62,7 @@ class Prompt:
     messages: Sequence[Mapping[str, Any]] = ()
     max_new_tokens: int | None = None
     order_by: float | None = None
+    environment: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,26 @@ class RewardPart:
     name: str
     value: float
     weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side said in an episode of several turns.
+
+    role: `assistant` for what was sampled; else who answered, such as `tool` or `user`.
+    begin, end: its tokens are response_tokens[begin:end], with what the chat template puts around
+        them.
+    text: as a person reads it.
+    reward: that the environment gave for it.
+    problem: what is wrong with a tool call in it.
+    """
+
+    role: str
+    begin: int
+    end: int
+    text: str
+    reward: float = 0.0
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,6 +106,10 @@ class Trajectory:
     sampler_logprobs: of the distribution that was sampled from (after temperature), by the engine
         that sampled; 0 where a token was not sampled; shape [R].
     weight_versions: of the weights that sampled each token; shape [R].
+    response_text: what was sampled; of several turns the last thing.
+    turns: of an episode with an environment, in their order; they cover all tokens.
+    token_rewards: what an environment gave for single tokens, shape [R]; None: it gave one number.
+    figures: what an environment measured of it, such as seconds, by name.
     """
 
     prompt: Prompt
@@ -95,10 +122,14 @@ class Trajectory:
     response_text: str
     finish_reason: FinishReason
     rewards: tuple[RewardPart, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    token_rewards: Floats | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for per_token in (self.loss_mask, self.sampler_logprobs, self.weight_versions):
-            assert per_token.shape == self.response_tokens.shape
+        per_token = (self.loss_mask, self.sampler_logprobs, self.weight_versions)
+        for own in (*per_token, *([] if self.token_rewards is None else [self.token_rewards])):
+            assert own.shape == self.response_tokens.shape
 
     @property
     def reward(self) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from plimsoll.algorithm.sequences import sums
 from plimsoll.algorithm.token_rewards import token_rewards
 from plimsoll.records import BatchCounts
 
@@ -229,14 +230,18 @@ class AdvantageInputs:
     shaping_L: what else each token is rewarded with, such as less the KL from the reference; 0
         where there is nothing.
     cu_loss_tokens: int, shape [S + 1].
+    placed_L: of the scores, what belongs to single tokens, as an environment gave it for turns;
+        None: all of it belongs to the last one.
     """
 
     parts_SR: Tensor
     weights_R: Tensor
     shaping_L: Tensor
     cu_loss_tokens: Tensor
+    placed_L: Tensor | None = None
 
     def __post_init__(self) -> None:
+        assert self.placed_L is None or self.placed_L.shape == self.shaping_L.shape
         assert self.parts_SR.ndim == 2 and self.shaping_L.ndim == 1
         assert self.weights_R.shape == self.parts_SR.shape[1:]
         assert self.cu_loss_tokens.shape == (len(self.parts_SR) + 1,)
@@ -249,8 +254,13 @@ class AdvantageInputs:
 
     @property
     def rewards_L(self) -> Tensor:
-        """The reward of each token: the shaping, and the score at the last (see token_rewards)."""
-        return token_rewards(self.scores_S.float(), self.shaping_L, self.cu_loss_tokens)
+        """The reward of each token: the shaping, what is placed at it, and at the last one the rest
+        of the score (see token_rewards)."""
+        scores_S, shaping_L = self.scores_S, self.shaping_L
+        if self.placed_L is not None:
+            placed_S = sums(self.placed_L.double(), self.cu_loss_tokens)
+            scores_S, shaping_L = scores_S - placed_S, shaping_L + self.placed_L
+        return token_rewards(scores_S.float(), shaping_L, self.cu_loss_tokens)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from plimsoll.records import Trajectory
@@ -80,3 +81,24 @@ def _parts(request: Request, per_call: int) -> Iterator[Request]:
         return
     for number in range(request.responses):
         yield replace(request, responses=1, first=request.first + number)
+
+
+class Regulars:
+    """Which engine serves which episode: at its first turn the one that owes the fewest responses,
+    from then on the same one, whose prefix cache has what was said."""
+
+    def __init__(self, engines: int) -> None:
+        self._owed = [0] * engines
+        self._engine_of: dict[int, int] = {}
+
+    @contextmanager
+    def served(self, episode: int, request: Request) -> Iterator[int]:
+        """Within: an engine owes the answers to a request."""
+        least = min(range(len(self._owed)), key=self._owed.__getitem__)
+        engine = self._engine_of.setdefault(episode, least)
+        responses = len(request.prompts) * request.responses
+        self._owed[engine] += responses
+        try:
+            yield engine
+        finally:
+            self._owed[engine] -= responses

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from plimsoll.cluster.conversing import conversing
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.engine.process_group import Place, choose_device, free_port
 from plimsoll.engine.shortage import telling_shortage
@@ -17,7 +19,7 @@ from plimsoll.machine.incident import OutOfMemory, Sighting
 from plimsoll.machine.node_state import read_node
 from plimsoll.machine.nvidia import own_cards
 from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.protocol import Ask, EngineSpec, Request
 from plimsoll.rollout.transformers import TransformersEngine
 from plimsoll.run.readings import Reading
 
@@ -51,6 +53,27 @@ class LocalCluster:
             with self._looking("rollout"):
                 trajectories = asyncio.run(self._engines[i % self.engines].generate(request))
             yield i, trajectories
+
+    def converse(
+        self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
+    ) -> R:
+        asked: SimpleQueue[tuple[Request, int, asyncio.Future[list[Trajectory]]] | None]
+        asked = SimpleQueue()
+
+        async def ask(request: Request, episode: int) -> list[Trajectory]:
+            answer: asyncio.Future[list[Trajectory]] = loop.create_future()
+            asked.put((request, episode, answer))
+            return await answer
+
+        with conversing(loop, talk(ask)) as talking:
+            talking.add_done_callback(lambda _: asked.put(None))
+            while (one := asked.get()) is not None:  # Ctrl-C ends the wait, too
+                request, episode, answer = one
+                engine = self._engines[episode % self.engines]
+                with self._looking("rollout"):
+                    found = asyncio.run(engine.generate(request))
+                loop.call_soon_threadsafe(_settle, answer, found)
+        return talking.result()
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         method = task.__name__
@@ -103,3 +126,8 @@ class LocalCluster:
 
     def close(self) -> None:
         self._worker.stop()
+
+
+def _settle(answer: asyncio.Future[list[Trajectory]], found: list[Trajectory]) -> None:
+    if not answer.done():  # who asked may have given up
+        answer.set_result(found)

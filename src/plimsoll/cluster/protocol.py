@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import Request
+from plimsoll.rollout.protocol import Ask, Request
 from plimsoll.run.readings import Reading
 from plimsoll.spec.roles import RoleName
 
@@ -48,6 +49,15 @@ class Cluster(Ranks, Protocol):
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Trajectory]]]:
         """Spread the requests over the engines; yields each one's place among the requests and
         its trajectories as it ends."""
+        ...
+
+    def converse(self, loop: AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]) -> R:
+        """Run a coroutine in an event loop of another thread; it asks the engines as often as it
+        likes, in its own time. Returns its result.
+
+        An engine that dies or fails meanwhile ends the call as it ends others; what ends the call
+        ends the coroutine first.
+        """
         ...
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:

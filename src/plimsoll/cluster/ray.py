@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from plimsoll.cluster.dispatch import Call, Dispatch
+from plimsoll.cluster.conversing import conversing
+from plimsoll.cluster.dispatch import Call, Dispatch, Regulars
 from plimsoll.cluster.exit_reason import exit_reason, hung
 from plimsoll.cluster.failure_logs import crash_in, failing_process, message, why_dead
 from plimsoll.cluster.heartbeats import Hang
@@ -36,8 +39,8 @@ from plimsoll.machine.incident import OutOfMemory, Sighting
 from plimsoll.machine.meter import read_host
 from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.machine.stacks import ask_for_stacks, end_processes
-from plimsoll.records import Trajectory
-from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.records import Prompt, Trajectory
+from plimsoll.rollout.protocol import Ask, EngineSpec, Request
 from plimsoll.run.readings import Reading
 
 R = TypeVar("R")
@@ -73,6 +76,37 @@ class RankGroup:
 
     def all(self, task: Callable[..., R], *arguments: object) -> list[R]:
         return self.each(task, [arguments] * self.ranks)
+
+
+@dataclass
+class _OpenCalls:
+    """Calls that the coroutines of another thread wait for. pending: who was called. failed: those
+    that the waiting thread is to tell of; who asked waits for ever."""
+
+    pending: dict[Any, Member] = field(default_factory=dict)
+    failed: list[tuple[Any, Member]] = field(default_factory=list)
+    _ended: bool = False
+
+    async def answer(self, reference: Any, member: Member) -> Any:
+        """What a call gives."""
+        self.pending[reference] = member
+        future = reference.future()
+        future.add_done_callback(lambda _: self._end(reference))
+        try:
+            return await asyncio.shield(asyncio.wrap_future(future))
+        except RayError:
+            self.failed.append((reference, member))
+            await asyncio.Event().wait()
+
+    def _end(self, reference: Any) -> None:
+        self._ended = True
+        self.pending.pop(reference, None)
+
+    def moved(self) -> bool:
+        """Whether a call has ended since the last time, or none is waited for: then environments
+        have the word."""
+        ended, self._ended = self._ended, False
+        return ended or not self.pending
 
 
 class RayCluster:
@@ -162,6 +196,36 @@ class RayCluster:
             ask()
             if whole is not None:
                 yield call.place, whole
+
+    def converse(
+        self, loop: asyncio.AbstractEventLoop, talk: Callable[[Ask], Coroutine[Any, Any, R]]
+    ) -> R:
+        regulars, calls = Regulars(self.engines), _OpenCalls()
+
+        async def ask(request: Request, episode: int) -> list[Trajectory]:
+            with regulars.served(episode, request) as engine:
+                member = self._engines[engine]
+                reference = member.actor.call.remote("generate", request)
+                found: list[Trajectory] = await calls.answer(reference, member)
+                # One prompt for all, and not a copy with each.
+                return [replace(t, prompt=p) for t, p in zip(found, _each(request), strict=True)]
+
+        with conversing(loop, talk(ask)) as talking:
+            self._look_after(talking, calls)
+        return talking.result()
+
+    def _look_after(self, talking: Future[Any], calls: _OpenCalls) -> None:
+        """Until the talk has ended, and with it all calls: who gave up an answer still has an
+        engine at work."""
+        with self._hangs.looking("generate") as look:
+            while not talking.done() or calls.pending:
+                first = look([*self._watches], calls.moved())
+                if calls.failed:
+                    self._result(*calls.failed[0])
+                if isinstance(first, Hang):
+                    raise self._hung(first)
+                if first is not None:
+                    raise self._death(first)
 
     def engines_do(self, task: Callable[..., Any], *arguments: object) -> list[Any]:
         return self._wait(task.__name__, _calls(self._engines, task, *arguments))
@@ -338,6 +402,11 @@ class RayCluster:
         what = f"{member.name} ran out of {error.incident.where} memory"
         text = message(what, error.incident.why, member.host.log)
         return error.with_sighting(text, self._seen(member))
+
+
+def _each(request: Request) -> Iterator[Prompt]:
+    """The prompt of each response, in their order."""
+    return (prompt for prompt in request.prompts for _ in range(request.responses))
 
 
 def _calls(

@@ -15,6 +15,8 @@ from plimsoll.cluster.heartbeats import Hang, Heartbeats, allowance
 from plimsoll.cluster.ray_actors import Member
 
 _EVERY_SECONDS = 5.0
+LOOK_SECONDS = 0.1
+"""How long one look waits for something to end."""
 
 
 class HangWatch:
@@ -42,6 +44,23 @@ class HangWatch:
         self._heartbeats = self._heartbeats.begin()
         yield partial(self._first, allowance(self._timeout, call, self._longest.get(call)))
         self._longest[call] = max(self._longest.get(call, 0.0), self._heartbeats.longest)
+
+    @contextmanager
+    def looking(self, call: str) -> Iterator[Callable[[Sequence[Any], bool], Any]]:
+        """The same for calls that others wait for: a function to be asked now and then, with what
+        must not end and whether a call has ended since, that gives the first such that did, a Hang,
+        or None."""
+        self._heartbeats = self._heartbeats.begin()
+        yield partial(self._look, allowance(self._timeout, call, self._longest.get(call)))
+        self._longest[call] = max(self._longest.get(call, 0.0), self._heartbeats.longest)
+
+    def _look(self, allowed: float, references: Sequence[Any], moved: bool) -> Any:
+        start = time.monotonic()
+        ended = first_ended(references, LOOK_SECONDS)
+        self._heartbeats = self._heartbeats.later(time.monotonic() - start, 2 * self._every)
+        if moved:
+            self._heartbeats = self._heartbeats.move()
+        return ended or self._round(allowed)
 
     def _first(self, allowed: float, references: Sequence[Any]) -> Any:
         while True:

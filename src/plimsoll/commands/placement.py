@@ -120,7 +120,7 @@ def _pairs_step(spec: RunSpec[Any]) -> list[tuple[str, str]]:
 
 def _sampled_step(spec: RunSpec[Any], sampling: Sampling) -> list[tuple[str, str]]:
     count, longest = sampling.sequences, spec.workload.longest
-    new = sampling.rollout.sampling.max_new_tokens
+    new = longest - spec.data.max_tokens
     prompts = counted(sampling.prompts, "prompt")
     responses = counted(sampling.responses, "response")
     stored = sampling.rollout.replay

@@ -71,6 +71,8 @@ class SourceConfig(Settings):
     """Column with a number, such as a difficulty: in every epoch the prompts of the source are
     drawn from the lowest to the highest, those of the same number in `data.shuffle`'s order
     (PPO)."""
+    environment: str | None = None
+    """Column with the name of each row's environment, where `environments` has several (PPO)."""
     chat_template: str | None = None
     """The chat template of these rows, in the forms of `data.chat_template`; default: that."""
     limit: PositiveInt | None = None

@@ -9,12 +9,15 @@ from plimsoll.config.batch import RlBatch
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.job import JobConfig
 from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 
 REWARD_MODEL = "reward_model"
 """What the part of a single reward model is called in metrics and trajectories."""
+ENVIRONMENT = "environment"
+"""What the part that an environment gives is called there."""
 
 
 class RlConfig(JobConfig):
@@ -43,6 +46,10 @@ class RlConfig(JobConfig):
     """A trained reward model, as a further part of the reward."""
     reward_models: dict[str, RewardModelConfig] = Field(default={})
     """Several reward models, by the names that their parts of the reward are shown under."""
+    environments: dict[str, EnvironmentConfig] = Field(default={})
+    """Environments that answer what is sampled, so that an episode has several turns; by name. Of
+    several, each row says which is its own (`environment` of its source). What they reward comes
+    as the part `environment`, before `rewards`."""
     rollout: RolloutConfig = RolloutConfig()
     """The engines that sample."""
     eval_sampling: SamplingConfig | None = None
@@ -55,3 +62,12 @@ class RlConfig(JobConfig):
         """All reward models, by the names of their parts of the reward."""
         one = {} if self.reward_model is None else {REWARD_MODEL: self.reward_model}
         return one | self.reward_models
+
+    @property
+    def longest_response(self) -> tuple[int, str]:
+        """Tokens after a prompt in training, at most, and the key that says so: of a response, or
+        of an episode."""
+        found = {f"environments.{key}.max_tokens": e for key, e in self.environments.items()}
+        lengths = [(one.max_tokens, key) for key, one in found.items()]
+        turn = (self.rollout.sampling.max_new_tokens, "rollout.sampling.max_new_tokens")
+        return max(lengths, default=turn)

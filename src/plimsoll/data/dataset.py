@@ -5,7 +5,7 @@ pairs, labelled responses (KTO), labelled steps (process reward models), or prom
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,6 +23,7 @@ from plimsoll.data.rows import (
     answer_of,
     check_answered,
     conversation_of,
+    environment_of,
     further_columns,
     label_of,
     prompt_of,
@@ -175,12 +176,14 @@ def load_prompts(
     seen: Seen = unseen,
     check_reference: Callable[[str], object] | None = None,
     sampling: SamplingConfig | None = None,
+    environments: Collection[str] = (),
 ) -> Loaded[Prompt]:
     """The prompts of a source with all columns of their rows, in the source's order; errors as in
     `load_samples`.
 
     check_reference: raises DataError for a reference that cannot be used; the row is then bad.
     sampling: how these prompts are answered; a limit that it cannot keep makes a row bad, too.
+    environments: the names of those that a row may name.
     """
     field, name = turns_field(source), source_name(data, source)
     answered = sampling or SamplingConfig()
@@ -188,6 +191,7 @@ def load_prompts(
     def check(row: Row, index: int, template: Template) -> Checked:
         messages = prompt_of(row, source)
         reference = reference_of(row, source.reference)
+        environment_of(row, source.environment, environments)
         pieces = rendered(partial(template.render_prompt, messages), field)
         if check_reference is not None and reference is not None:
             rendered(partial(check_reference, reference), source.reference or "")
@@ -203,6 +207,7 @@ def load_prompts(
             messages=tuple(prompt_of(row.row, source)),
             max_new_tokens=limit_of(row.row, source.max_new_tokens, answered),
             order_by=order_of(row.row, source.order_by),
+            environment=environment_of(row.row, source.environment, environments),
         )
 
     return load_rows(data, source, template, check, finish, seen, whole=True)

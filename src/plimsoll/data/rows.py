@@ -120,6 +120,21 @@ def reference_of(row: Row, column: str | None) -> str | None:
     return _checked_text(value, column)
 
 
+def environment_of(row: Row, column: str | None, known: Collection[str]) -> str:
+    """The name of a row's environment, one of the known ones; empty without a column for it: there
+    is one or none."""
+    if column is None:
+        return ""
+    name = text_of(row.values, column)
+    if name not in known:
+        raise RowProblem(
+            column,
+            f"names no environment: {name!r}.{nearest(name, known)} `environments` has "
+            f"{', '.join(known)}",
+        )
+    return name
+
+
 def further_columns(row: Row, source: SourceConfig) -> Mapping[str, object]:
     """The columns that the source does not name, where they hold what JSON can: dates, bytes and
     the like are left out, as a run holds all its rows."""

@@ -85,7 +85,7 @@ class Template:
     def render_prompt(self, messages: Messages) -> tuple[Piece, ...]:
         """The pieces of a prompt: not learned, ready for the assistant's turn. Raises DataError
         when the template refuses the messages."""
-        turns = self._with_system(messages)
+        turns = self.with_system(messages)
         if self.jinja is None:
             return join_plain(turns)
         text, _ = self._render(turns, generation_prompt=True)
@@ -95,7 +95,7 @@ class Template:
         """The pieces of a conversation, with the assistant's turns learned, and the token that ends
         each. Raises DataError when the template refuses the messages, ConfigError when it does not
         show where turns are."""
-        turns = self._with_system(messages)
+        turns = self.with_system(messages)
         if self.jinja is None:
             return close_last(join_plain(turns))
         if turns[0]["role"] == "assistant":
@@ -107,7 +107,7 @@ class Template:
 
     def render_whole(self, messages: Messages) -> tuple[Piece, ...]:
         """The pieces of a conversation, with all of its text learned, the template's own too."""
-        turns = self._with_system(messages)
+        turns = self.with_system(messages)
         if self.jinja is None:
             return close_last(tuple(map(learn_whole, join_plain(turns))))
         text, _ = self._render(turns, generation_prompt=False)
@@ -121,7 +121,7 @@ class Template:
     def render_answer(self, prompt: Messages, answer: Messages) -> tuple[Piece, ...]:
         """The pieces of a prompt and of what answers it: as `render_conversation` of both, but the
         assistant's turns within the prompt are not learned."""
-        before = self._with_system(prompt)
+        before = self.with_system(prompt)
         if self.jinja is None:
             unlearned = (replace(piece, loss_spans=()) for piece in join_plain(before))
             return close_last((*unlearned, *join_plain(answer)))
@@ -141,13 +141,14 @@ class Template:
             return str(self.tokenizer.eos_token)
         said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
         try:
-            text, _ = self._render(self._with_system(said), generation_prompt=False)
+            text, _ = self._render(self.with_system(said), generation_prompt=False)
         except DataError:  # a template for prompts alone
             return None
         after = text.rpartition(_SAID)[2].lstrip()
         return max(filter(after.startswith, self.specials), key=len, default=None)
 
-    def _with_system(self, messages: Messages) -> Messages:
+    def with_system(self, messages: Messages) -> Messages:
+        """The messages after the system message of the settings, unless they have one."""
         if self.system is None or any(turn["role"] == "system" for turn in messages):
             return messages
         return [{"role": "system", "content": self.system}, *messages]

@@ -40,11 +40,13 @@ from plimsoll.errors import ConfigError
 
 @dataclass(frozen=True)
 class Factory:
-    """Makes an environment for one episode. tools: those that are known before there is one."""
+    """Makes an environment for one episode. tools: those that are known before there is one.
+    keeps_end: it wants replies with the token that ends a turn."""
 
     name: str
     make: Callable[..., Environment]
     tools: tuple[Tool, ...] = ()
+    keeps_end: bool = False
 
     def __call__(self, **options: Any) -> Environment:
         return self.make(**options)
@@ -168,7 +170,7 @@ def _agent(path: str) -> Factory | AgentExecutorBase:
     def make(sampling: Mapping[str, Any] | None = None) -> Environment:
         return OpenRlhfEnvironment(kind(), sampling or {})
 
-    return Factory(path, make)
+    return Factory(path, make, keeps_end=True)
 
 
 def _factory(name: str, target: Any, functions: Sequence[Function]) -> Factory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plimsoll.config.base import Choice
-from plimsoll.config.rl import REWARD_MODEL, RlConfig
+from plimsoll.config.rl import ENVIRONMENT, REWARD_MODEL, RlConfig
 from plimsoll.config.run import Goal
 from plimsoll.jobs.figures import measured
 from plimsoll.rl.presets import PRESETS
@@ -43,13 +43,14 @@ def scoring_roles(config: RlConfig) -> Sequence[Role]:
 def _workload(config: RlConfig) -> Workload:
     algorithm, batch = config.algorithm, config.batch
     responses = batch.prompts * batch.responses
+    longest, key = config.longest_response
     return Workload(
         "response",
         -(-responses // algorithm.mini_batches),
         "batch.prompts or batch.responses, or fewer algorithm.mini_batches",
-        config.data.max_tokens + config.rollout.sampling.max_new_tokens,
+        config.data.max_tokens + longest,
         batch.micro_batch_tokens,
-        length_keys="data.max_tokens + rollout.sampling.max_new_tokens",
+        length_keys=f"data.max_tokens + {key}",
         mini_batches=algorithm.mini_batches,
         epochs=algorithm.epochs,
         shares_prompts=batch.share_prompts and batch.responses > 1,
@@ -65,13 +66,19 @@ def _choices(config: RlConfig) -> Mapping[str, Choice]:
 def _sampling(config: RlConfig) -> Sampling:
     batch = config.batch
     return Sampling(
-        config.rollout, batch.prompts, batch.responses, config.rewards, eval_sets(config)
+        config.rollout,
+        batch.prompts,
+        batch.responses,
+        config.rewards,
+        eval_sets(config),
+        config.environments,
     )
 
 
 def _evaluation(config: RlConfig) -> Evaluation:
     """Of each set; of several the means over them, too, by the plain names."""
-    plain: Names = {"reward": "highest", **dict.fromkeys([*config.rewards, *config.scoring_models])}
+    parts = [*([ENVIRONMENT] if config.environments else []), *config.rewards]
+    plain: Names = {"reward": "highest", **dict.fromkeys([*parts, *config.scoring_models])}
     sets = eval_sets(config)
     found = _with_ends(plain) if not sets else {**plain} if len(sets) > 1 else {}
     for one in sets:

@@ -39,6 +39,7 @@ from plimsoll.rl.batch import (
     train_on,
 )
 from plimsoll.rl.critic import explained_variance, train_critic
+from plimsoll.rl.environments import open_kinds
 from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.layout import MiniBatch
 from plimsoll.rl.live import Live
@@ -66,9 +67,10 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
     if spec.engines is None:
         _train(spec, planned, load_replay_data, Replay.open)
         return
+    kinds = open_kinds(spec.config.environments)
     with open_rewards(spec.config.rewards) as scorer:
         load = partial(load_prompt_data, check_reference=scorer.check_reference)
-        _train(spec, planned, load, partial(Live.start, scorer=scorer))
+        _train(spec, planned, load, partial(Live.start, scorer=scorer, kinds=kinds))
 
 
 def _train(
@@ -176,7 +178,7 @@ def train_actor(
         algorithm.policy_loss,
         algorithm.correction,
         algorithm.aggregation,
-        constant=algorithm.aggregation_tokens or spec.config.rollout.sampling.max_new_tokens,
+        constant=algorithm.aggregation_tokens or spec.config.longest_response[0],
         kl_estimator=algorithm.kl.estimator,
         kl_coefficient=state.kl_coefficient if with_reference else 0.0,
         ratio_corrected=algorithm.kl.ratio_corrected,

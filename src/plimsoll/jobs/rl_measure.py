@@ -15,8 +15,9 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.records import Trajectory
 from plimsoll.reward.references import check_references
 from plimsoll.reward.score import Scored, Scorer
+from plimsoll.rl.answers import Answering, Submit
+from plimsoll.rl.environments import open_kinds, set_up
 from plimsoll.rl.evaluate import answer_held_out, evaluation_figures
-from plimsoll.rl.sampling import Submit
 from plimsoll.rl.setup import prompt_loader, start
 from plimsoll.run.counter import Advance, counting
 from plimsoll.run.trajectories import write_trajectories
@@ -30,7 +31,9 @@ def measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> d
     """The figures, by their names; the answers are written to the directory."""
     spec = _with_fewest_ranks(spec)
     refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
+    kinds = open_kinds(spec.config.environments)
     loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.check_reference))
+    environments = set_up(spec, kinds, scorer.loop)
     held_out = {key: one.items for key, one in loaded.items()}
     expected = sum(one.responses * len(held_out[one.key]) for one in spec.eval_sets)
     with (
@@ -40,10 +43,10 @@ def measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> d
         for part in spec.config.scoring_models:
             load_measured(cluster, spec, scoring_role(part))
 
-        def submit_to(key: str) -> Submit:
-            return _advancing(scorer.of_held_out(key).submit, advance)
+        def answering_to(key: str) -> Answering:
+            return Answering(_advancing(scorer.of_held_out(key).submit, advance), environments, key)
 
-        answered = answer_held_out(cluster, spec, held_out, submit_to)
+        answered = answer_held_out(cluster, spec, held_out, answering_to)
     found = [*chain.from_iterable(answered.values())]
     answers = directory / "eval-answers.parquet"
     answers.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,10 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import measure as measure_answers
 from plimsoll.records import Trajectory
 from plimsoll.reward.score import Scorer, open_rewards
+from plimsoll.rl.answers import Answering
 from plimsoll.rl.batch import trajectory_metrics
+from plimsoll.rl.environments import open_kinds, set_up
+from plimsoll.rl.episodes import Environments
 from plimsoll.rl.live import drawn_prompts
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.rl.sampling import Sampled, normalized, sample
@@ -42,6 +45,7 @@ from plimsoll.train.session import Session
 
 def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
     """Sample; resumes where `run.resume` says so."""
+    kinds = open_kinds(spec.config.environments)
     with open_rewards(spec.config.rewards) as scorer:
 
         def read(session: Session) -> RlData:
@@ -53,7 +57,7 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
         with open_work(spec, planned, read, started) as work:
             load_roles(work)
             restore(work.session, work.cluster)
-            sample_all(work, scorer)
+            sample_all(work, scorer, set_up(spec, kinds, scorer.loop))
             for told in write_selected(work):
                 work.session.progress.note(told)
 
@@ -63,14 +67,14 @@ def measure(spec: RunSpec[RlConfig], directory: Path) -> dict[str, float]:
     return measure_answers(spec, directory)
 
 
-def sample_all(work: RlWork, scorer: Scorer) -> None:
+def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) -> None:
     """The loop."""
     session = work.session
     scorer.restore(session.state.rewards)
     state = first_state(session, work.data)
     session.stop_if_asked(state.step)
     while not finished(session, state):
-        found = _sampled(work, scorer, state)
+        found = _sampled(work, scorer, environments, state)
         step = state.step + 1
         trajectories = found.trajectories
         write_trajectories(session.directory.trajectories_path(step), step, trajectories, None)
@@ -82,11 +86,14 @@ def sample_all(work: RlWork, scorer: Scorer) -> None:
         session.stop_if_asked(step)
 
 
-def _sampled(work: RlWork, scorer: Scorer, state: RunState) -> Sampled:
+def _sampled(
+    work: RlWork, scorer: Scorer, environments: Environments | None, state: RunState
+) -> Sampled:
     spec, cluster, session = work.spec, work.cluster, work.session
     with session.phase("rollout", cluster):
-        submit = session.progress.counted(scorer.submit)
-        found = sample(cluster, spec, partial(drawn_prompts, work, state), state.step + 1, submit)
+        answering = Answering(session.progress.counted(scorer.submit), environments)
+        drawn = partial(drawn_prompts, work, state)
+        found = sample(cluster, spec, drawn, state.step + 1, answering)
         found = normalized(found, scorer)
     if not spec.roles or spec.config.batch.dynamic_sampling is not None:
         return found  # without reward models, or each round was scored by itself

@@ -21,9 +21,11 @@ from plimsoll.reward.source import Source, side_by_side
 
 @dataclass(frozen=True)
 class RewardFailure:
-    """A reward that gave no number for a trajectory, however often it was tried.
+    """A reward that gave no number for a trajectory, however often it was tried; or an environment
+    that did not get through an episode.
 
-    group, prompt_index: the trajectory's. where: the reward and the row, as messages name them.
+    group, prompt_index: the trajectory's. where: the reward or the environment, and the row, as
+    messages name them. what: of which kind it is, in messages.
     said: what it said, going on after `where`. shown: prompt and response. lines: of a traceback.
     """
 
@@ -35,6 +37,7 @@ class RewardFailure:
     shown: str
     lines: str = ""
     kind: type[PlimsollError] = PlimsollError
+    what: str = "rewards"
 
     def __str__(self) -> str:
         return f"{self.where}{self.said}. {self.shown}\n{self.lines}".rstrip()
@@ -64,7 +67,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Gives trajectories their reward parts, in the order of the config. source: of their prompts,
+    """Gives trajectories their reward parts, in the order of the config, after what an environment
+    gave. source: of their prompts,
     as the config calls it."""
 
     parts: tuple[Part, ...]
@@ -155,7 +159,7 @@ class Scorer:
     def _with_parts(self, trajectory: Trajectory, values: Sequence[float]) -> Trajectory:
         parts = zip(self.parts, values, strict=True)
         rewards = (RewardPart(p.rule.name, value, p.rule.config.weight) for p, value in parts)
-        return replace(trajectory, rewards=tuple(rewards))
+        return replace(trajectory, rewards=(*trajectory.rewards, *rewards))
 
     async def _outcomes(self, part: Part, trajectories: Sequence[Trajectory]) -> list[Outcome]:
         found = await part.source.score(trajectories)

@@ -22,7 +22,7 @@ from plimsoll.config.algorithm import RlAlgorithm
 from plimsoll.config.rl import RlConfig
 from plimsoll.engine.objectives.policy import PolicyStream
 from plimsoll.engine.worker import Worker
-from plimsoll.records import Floats, Pack, Trajectory
+from plimsoll.records import Floats, Ints, Pack, Trajectory
 from plimsoll.rl.layout import Layout, MiniBatch, lay_out
 from plimsoll.run.health import repeating
 from plimsoll.run.trajectories import TokenScores
@@ -172,6 +172,7 @@ def estimate_advantages(
             else torch.zeros(len(scores.sampler_L))
         ),
         cu_loss_tokens=torch.from_numpy(layout.cu_loss_tokens),
+        placed_L=_placed(batch),
     )
     given: dict[AdvantageNeed, torch.Tensor] = {
         "group_S": torch.tensor([t.group for t in ordered]),
@@ -181,12 +182,35 @@ def estimate_advantages(
     if "greedy_S" in advantage_needs(algorithm.advantage):
         greedy_S = [greedy[t.group] for t in ordered]
         given["greedy_S"] = torch.tensor(greedy_S, dtype=torch.float64)
+    if "turn_L" in advantage_needs(algorithm.advantage):
+        turns = [turn_numbers(t)[t.loss_mask] for t in batch.trajectories]
+        given["turn_L"] = torch.from_numpy(np.concatenate([turns[i] for i in layout.trajectory_S]))
     found = advantage(algorithm.advantage)(inputs, given)
     return Learnables(
         advantages_L=found.advantages_L.float().numpy(),
         returns_L=None if found.returns_L is None else found.returns_L.float().numpy(),
         kl_L=None if kl_L is None else kl_L.numpy(),
     )
+
+
+def _placed(batch: Batch) -> torch.Tensor | None:
+    """What environments gave for single tokens; None where there is none."""
+    if all(t.token_rewards is None for t in batch.trajectories):
+        return None
+    nothing = [np.zeros(len(t.loss_mask), np.float32) for t in batch.trajectories]
+    given = [
+        (none if t.token_rewards is None else t.token_rewards)[t.loss_mask]
+        for t, none in zip(batch.trajectories, nothing, strict=True)
+    ]
+    return torch.from_numpy(batch.layout.column(given))
+
+
+def turn_numbers(trajectory: Trajectory) -> Ints:
+    """The number of each response token's turn; all 0 without turns."""
+    numbers = np.zeros(len(trajectory.response_tokens), np.int64)
+    for number, turn in enumerate(trajectory.turns):
+        numbers[turn.begin : turn.end] = number
+    return numbers
 
 
 def _kl(scores: Scores, algorithm: RlAlgorithm) -> torch.Tensor | None:
@@ -234,6 +258,16 @@ def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
         "truncated": fmean(t.finish_reason == "length" for t in trajectories),
         "zero_signal": zero_signal(trajectories),
         "repetition": repeating([t.response_tokens.tolist() for t in trajectories]),
+        **episode_metrics(trajectories),
+    }
+
+
+def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    """What environments measured, as means over the episodes that have it; nothing without any."""
+    names = dict.fromkeys(name for t in trajectories if t.turns for name in t.figures)
+    return {
+        f"episode/{name}": fmean(t.figures[name] for t in trajectories if name in t.figures)
+        for name in names
     }
 
 

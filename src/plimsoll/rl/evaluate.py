@@ -18,8 +18,8 @@ from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.references import answers_of
+from plimsoll.rl.answers import Answering, answers
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Submit, answers
 from plimsoll.spec.eval_sets import EvalSet
 from plimsoll.spec.run_spec import RunSpec
 
@@ -34,11 +34,11 @@ def evaluate(
     cluster: Cluster,
     spec: RunSpec[RlConfig],
     held_out: HeldOut,
-    submit_to: Callable[[str], Submit],
+    answering_to: Callable[[str], Answering],
 ) -> dict[str, float]:
-    """The figures of all sets, as `eval/<name>`. submit_to: what scores the answers of a set, by
-    its key."""
-    found = answer_held_out(cluster, spec, held_out, submit_to)
+    """The figures of all sets, as `eval/<name>`. answering_to: how a set is answered, by its
+    key."""
+    found = answer_held_out(cluster, spec, held_out, answering_to)
     return {f"eval/{name}": value for name, value in evaluation_figures(spec, found).items()}
 
 
@@ -46,7 +46,7 @@ def answer_held_out(
     cluster: Cluster,
     spec: RunSpec[RlConfig],
     held_out: HeldOut,
-    submit_to: Callable[[str], Submit],
+    answering_to: Callable[[str], Answering],
 ) -> Answered:
     """As many responses to each prompt as its set asks for, with all parts of their rewards. Groups
     are numbered through all sets."""
@@ -59,7 +59,7 @@ def answer_held_out(
             one.responses,
             one.sampling,
             _EVAL_SEED,
-            submit_to(one.key),
+            answering_to(one.key),
             first_group=groups,
         )
         found[one.key] = score_by_models(own.all_of_them(), spec, cluster)

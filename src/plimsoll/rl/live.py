@@ -7,10 +7,13 @@ from functools import partial
 
 from plimsoll.records import Prompt
 from plimsoll.reward.score import Scorer
+from plimsoll.rl.answers import Answering
+from plimsoll.rl.environments import Kinds, set_up
+from plimsoll.rl.episodes import Environments
 from plimsoll.rl.evaluate import evaluate
 from plimsoll.rl.experience import Experience
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rl.sampling import Submit, normalized, sample
+from plimsoll.rl.sampling import normalized, sample
 from plimsoll.rl.setup import RlWork, first_sync, make_room
 from plimsoll.rollout.protocol import RolloutEngine
 from plimsoll.rollout.sync import WeightSync, sync_weights
@@ -19,17 +22,21 @@ from plimsoll.run.state import RunState
 
 @dataclass(frozen=True)
 class Live:
-    """A `Source` that samples. sync: the way of new weights to the engines."""
+    """A `Source` that samples. environments: that go on with what is sampled. sync: the way of new
+    weights to the engines."""
 
     work: RlWork
     scorer: Scorer
+    environments: Environments | None
     sync: WeightSync
 
     @classmethod
-    def start(cls, work: RlWork, scorer: Scorer) -> Live:
+    def start(cls, work: RlWork, scorer: Scorer, kinds: Kinds) -> Live:
         """Engines that are seen to have the weights that the ranks have loaded."""
+        environments = set_up(work.spec, kinds, scorer.loop)
         with work.session.phase("sync", work.cluster):
-            return cls(work, scorer, first_sync(work.cluster, work.spec, work.data))
+            sync = first_sync(work.cluster, work.spec, work.data)
+        return cls(work, scorer, environments, sync)
 
     def begin(self, state: RunState) -> None:
         session = self.work.session
@@ -41,9 +48,11 @@ class Live:
     def draw(self, state: RunState) -> Experience:
         work, cluster = self.work, self.work.cluster
         with work.session.phase("rollout", cluster):
-            counted = work.session.progress.counted(self.scorer.submit)
+            answering = Answering(
+                work.session.progress.counted(self.scorer.submit), self.environments
+            )
             drawn = partial(drawn_prompts, work, state)
-            found = sample(cluster, work.spec, drawn, state.step + 1, counted)
+            found = sample(cluster, work.spec, drawn, state.step + 1, answering)
             found = normalized(found, self.scorer)
         trajectories, greedy = found.trajectories, found.greedy
         with work.session.phase("score", cluster):
@@ -63,11 +72,12 @@ class Live:
     def evaluate(self) -> dict[str, float]:
         work = self.work
 
-        def submit_to(key: str) -> Submit:
-            return work.session.progress.counted(self.scorer.of_held_out(key).submit)
+        def answering_to(key: str) -> Answering:
+            submit = work.session.progress.counted(self.scorer.of_held_out(key).submit)
+            return Answering(submit, self.environments, key)
 
         with work.session.phase("eval", work.cluster):
-            return evaluate(work.cluster, work.spec, work.data.held_out, submit_to)
+            return evaluate(work.cluster, work.spec, work.data.held_out, answering_to)
 
     def rewards(self) -> dict[str, dict[str, float]]:
         return self.scorer.state()

@@ -102,10 +102,10 @@ def _check_step(found: list[Trajectory], step: int, spec: RunSpec[RlConfig]) -> 
             f"to {max(sizes.values())} responses, and batch.prompts is {batch.prompts}, "
             f"batch.responses {batch.responses}. Give these as that run had them."
         )
-    new = spec.config.rollout.sampling.max_new_tokens
+    new, new_key = spec.config.longest_response
     for what, key, most, lengths in (
         ("prompt", "data.max_tokens", spec.data.max_tokens, [len(t.prompt.tokens) for t in found]),
-        ("response", "rollout.sampling.max_new_tokens", new, [len(t.loss_mask) for t in found]),
+        ("response", new_key, new, [len(t.loss_mask) for t in found]),
     ):
         if max(lengths) > most:
             raise ConfigError(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from itertools import groupby
 from statistics import fmean
 
 import numpy as np
@@ -14,17 +12,14 @@ import numpy as np
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.batch import DynamicSampling, RlBatch
 from plimsoll.config.rl import RlConfig
-from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Ints, Prompt, Trajectory
-from plimsoll.reward.score import RewardFailure, Scored, Scorer
+from plimsoll.reward.score import RewardFailure, Scorer
+from plimsoll.rl.answers import Answering, Answers, answers
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.run.counting import counted
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
 
-Submit = Callable[[Sequence[Trajectory]], Future[Scored]]
-"""Begins to score; see `Scorer.submit`."""
 Draw = Callable[[int, int], Sequence[Prompt]]
 """(first, count): so many of the step's prompts, from the first on; a step may draw further."""
 
@@ -64,36 +59,16 @@ def normalized(sampled: Sampled, scorer: Scorer) -> Sampled:
     )
 
 
-@dataclass(frozen=True)
-class Answers:
-    """Scored responses, in the order of their prompts, and the failures of those that are not."""
-
-    trajectories: list[Trajectory]
-    failures: list[RewardFailure]
-
-    def whole_groups(self) -> list[list[Trajectory]]:
-        """Those of which no reward failed."""
-        failed = {failure.group for failure in self.failures}
-        kept = [t for t in self.trajectories if t.group not in failed]
-        return [list(group) for _, group in groupby(kept, key=lambda t: t.group)]
-
-    def all_of_them(self) -> list[Trajectory]:
-        """Raises PlimsollError for the first that a reward failed for."""
-        if self.failures:
-            raise self.failures[0].error()
-        return self.trajectories
-
-
 def sample(
-    cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, submit: Submit
+    cluster: Cluster, spec: RunSpec[RlConfig], draw: Draw, step: int, answering: Answering
 ) -> Sampled:
     """Groups of responses to a step's prompts, each response scored as it comes.
 
-    Groups for which a reward failed are replaced by further ones, in the order of the prompts. With
-    dynamic sampling so are those that teach nothing, until there are enough or the step has drawn
-    its most; then they make up the number.
+    Groups for which a reward or an environment failed are replaced by further ones, in the order of
+    the prompts. With dynamic sampling so are those that teach nothing, until there are enough or
+    the step has drawn its most; then they make up the number.
 
-    Raises PlimsollError where rewards failed for more than `batch.max_failed_groups`.
+    Raises PlimsollError where they failed for more than `batch.max_failed_groups`.
     """
     batch, dynamic = spec.config.batch, spec.config.batch.dynamic_sampling
     kept: list[list[Trajectory]] = []
@@ -101,7 +76,7 @@ def sample(
     failures: list[RewardFailure] = []
     drawn = failed = 0
     while asked := _asked(batch.prompts, len(kept), len(idle), drawn, dynamic):
-        found = _round(cluster, spec, draw(drawn, asked), drawn, step, submit)
+        found = _round(cluster, spec, draw(drawn, asked), drawn, step, answering)
         failures += found.failures
         groups = found.whole_groups()
         for group in groups:
@@ -111,7 +86,7 @@ def sample(
     groups = sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group)
     return Sampled(
         [t for group in groups for t in group],
-        _greedy(cluster, spec, groups, step, submit),
+        _greedy(cluster, spec, groups, step, answering),
         drawn,
         len(idle),
         failed,
@@ -127,12 +102,13 @@ def _asked(needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampli
 
 
 def _check_failures(failures: Sequence[RewardFailure], failed: int, batch: RlBatch) -> None:
-    """Stop where rewards failed for more groups than the config lets pass."""
+    """Stop where they failed for more groups than the config lets pass."""
     if failed <= max(1.0, batch.max_failed_groups * batch.prompts):
         return
     raise failures[0].kind(
-        f"rewards failed for {counted(failed, 'group')} of a step of {batch.prompts}, and "
-        f"batch.max_failed_groups is {batch.max_failed_groups:g}. The first:\n{failures[0]}"
+        f"{failures[0].what} failed for {counted(failed, 'group')} of a step of "
+        f"{batch.prompts}, and batch.max_failed_groups is {batch.max_failed_groups:g}. The first:\n"
+        f"{failures[0]}"
     )
 
 
@@ -150,12 +126,12 @@ def _round(
     prompts: Sequence[Prompt],
     drawn: int,
     step: int,
-    submit: Submit,
+    answering: Answering,
 ) -> Answers:
     """The responses to further prompts of a step that has drawn some."""
     responses, sampling = spec.config.batch.responses, spec.config.rollout.sampling
     seed = _seed(spec, step, drawn)
-    found = answers(cluster, prompts, responses, sampling, seed, submit, first_group=drawn)
+    found = answers(cluster, prompts, responses, sampling, seed, answering, first_group=drawn)
     if spec.config.batch.dynamic_sampling is None:  # then all are scored once engines sleep
         return found
     return replace(found, trajectories=score_by_models(found.trajectories, spec, cluster))
@@ -166,14 +142,14 @@ def _greedy(
     spec: RunSpec[RlConfig],
     groups: Sequence[Sequence[Trajectory]],
     step: int,
-    submit: Submit,
+    answering: Answering,
 ) -> list[Trajectory]:
     """The greedy response to the prompt of each group, where the advantage asks for it."""
     if "greedy_S" not in advantage_needs(spec.config.algorithm.advantage):
         return []
     sampling = spec.config.rollout.sampling.model_copy(update={"temperature": 0.0})
     prompts = [group[0].prompt for group in groups]
-    found = answers(cluster, prompts, 1, sampling, _seed(spec, step, 0), submit).all_of_them()
+    found = answers(cluster, prompts, 1, sampling, _seed(spec, step, 0), answering).all_of_them()
     return [replace(t, group=g[0].group) for t, g in zip(found, groups, strict=True)]
 
 
@@ -191,46 +167,3 @@ def probe_sequences(prompts: Sequence[Prompt], spec: RunSpec[RlConfig]) -> list[
     pair = np.concatenate([prompts[0].tokens, prompts[-1].tokens])
     probe = (long_enough or [pair])[: spec.config.rollout.sync.probe_sequences]
     return [tokens.astype(np.int64) for tokens in probe]
-
-
-def answers(
-    cluster: Cluster,
-    prompts: Sequence[Prompt],
-    responses: int,
-    sampling: SamplingConfig,
-    seed: int,
-    submit: Submit,
-    *,
-    first_group: int = 0,
-) -> Answers:
-    """Responses to each prompt, in the prompts' order, scored side by side as they come. Groups are
-    numbered by the prompts' places, from the first on."""
-    size = max(1, cluster.responses_per_request() // responses)
-    parts = [tuple(prompts[i : i + size]) for i in range(0, len(prompts), size)]
-    seeds = derive_seeds(seed, len(parts))
-    requests = [
-        Request(part, responses, sampling, own, limits=_limits(part, sampling))
-        for part, own in zip(parts, seeds, strict=True)
-    ]
-    futures: dict[int, Future[Scored]] = {}
-    try:
-        for place, done in cluster.generate(requests):
-            first = first_group + place * size
-            numbered = [replace(t, group=first + i // responses) for i, t in enumerate(done)]
-            futures[place] = submit(numbered)
-        scored = [futures[place].result() for place in sorted(futures)]
-    except BaseException:  # Ctrl-C, too
-        for future in futures.values():
-            future.cancel()
-        raise
-    return Answers(
-        [trajectory for one in scored for trajectory in one.trajectories],
-        [failure for one in scored for failure in one.failures],
-    )
-
-
-def _limits(prompts: Sequence[Prompt], sampling: SamplingConfig) -> tuple[int, ...] | None:
-    """The longest response to each prompt; None where no prompt has a limit of its own."""
-    if all(prompt.max_new_tokens is None for prompt in prompts):
-        return None
-    return tuple(prompt.max_new_tokens or sampling.max_new_tokens for prompt in prompts)

@@ -93,7 +93,8 @@ def prompt_loader(
     ) -> Loaded[Prompt]:
         check_turn_end(template, spec.actor.model, spec.config.rollout.sampling)
         sampling = samplings.get(source_key(data, source), spec.config.rollout.sampling)
-        return load_prompts(data, source, template, seen, check_reference, sampling)
+        known = spec.config.environments
+        return load_prompts(data, source, template, seen, check_reference, sampling, known)
 
     return load
 
@@ -113,8 +114,8 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
     longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
     if spec.engines is None:
         return start_cluster(spec.cluster, ())
-    rollout, held_out = spec.config.rollout, spec.sampling.held_out if spec.sampling else {}
-    new = max(s.max_new_tokens for s in (rollout.sampling, *held_out.values()))
+    assert spec.sampling is not None, "asked of a run that samples"
+    rollout, new = spec.config.rollout, max(spec.sampling.longest_responses.values())
     device = run_device(spec.cluster)
     if device == "cpu" and rollout.sleep_level > 0:
         raise SettingsConflict(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,6 +68,11 @@ class Request:
 def derive_seeds(seed: int, count: int) -> list[int]:
     """So many seeds, all different, from one."""
     return [int(s) for s in np.random.SeedSequence(seed).generate_state(count)]
+
+
+Ask = Callable[[Request, int], Awaitable[list[Trajectory]]]
+"""(request, episode): asks an engine. All requests of an episode go to the same one, whose prefix
+cache has its earlier turns."""
 
 
 class RolloutEngine(Protocol):

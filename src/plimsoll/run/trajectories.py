@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.errors import ConfigError
-from plimsoll.records import Bools, Floats, Ints, Prompt, RewardPart, Trajectory
+from plimsoll.records import Bools, Floats, Ints, Prompt, RewardPart, Trajectory, Turn
 from plimsoll.run.files import whole_file
 
 _PARTS = pa.list_(
@@ -22,6 +22,16 @@ _PARTS = pa.list_(
 _PROMPT_TOKENS = pa.list_(pa.int32())
 _IDS = pa.list_(pa.int64())
 _PER_TOKEN = pa.list_(pa.float32())
+_TURNS = pa.list_(
+    pa.struct(
+        [
+            *(("role", pa.string()), ("begin", pa.int64()), ("end", pa.int64())),
+            *(("text", pa.string()), ("reward", pa.float64()), ("problem", pa.string())),
+        ]
+    )
+)
+_EPISODE = ["environment", "turns", "token_rewards", "figures"]
+"""The columns that runs with environments have besides."""
 _WHOLE = [
     *("group", "prompt_index", "sample_index", "source", "columns", "prompt", "prompt_tokens"),
     *("response", "tokens", "loss_mask", "reference", "parts", "sampler_logprobs"),
@@ -91,8 +101,21 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
         "weight_version": pa.array([_version(t) for t in ts], pa.int64()),
         "weight_versions": pa.array([t.weight_versions for t in ts], _IDS),
         "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),
+        **_episode_columns(ts),
     }
     return pa.table(columns)
+
+
+def _episode_columns(ts: Sequence[Trajectory]) -> dict[str, pa.Array]:
+    """Of episodes with an environment; none where there are none."""
+    if not any(t.turns for t in ts):
+        return {}
+    return {
+        "environment": pa.array([t.prompt.environment for t in ts], pa.string()),
+        "turns": pa.array([[asdict(turn) for turn in t.turns] for t in ts], _TURNS),
+        "token_rewards": pa.array([t.token_rewards for t in ts], _PER_TOKEN),
+        "figures": pa.array([json.dumps(dict(t.figures)) for t in ts], pa.string()),
+    }
 
 
 def _checked(
@@ -142,16 +165,19 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 
     Raises ConfigError for a file that has not all their columns, as older versions wrote it.
     """
-    lacking = sorted(set(_WHOLE) - set(pq.read_schema(path).names))
+    names = set(pq.read_schema(path).names)
+    lacking = sorted(set(_WHOLE) - names)
     if lacking:
         raise ConfigError(
             f"{path} holds no whole trajectories: it has no {', '.join(lacking)}. An older version "
             "wrote it, which did not keep them. Give the run.directory of a newer run."
         )
-    return [_trajectory(row) for row in pq.read_table(path, columns=_WHOLE).to_pylist()]
+    columns = [*_WHOLE, *(name for name in _EPISODE if name in names)]
+    return [_trajectory(row) for row in pq.read_table(path, columns=columns).to_pylist()]
 
 
 def _trajectory(row: Mapping[str, Any]) -> Trajectory:
+    rewards = row.get("token_rewards")
     return Trajectory(
         prompt=Prompt(
             row["prompt_index"],
@@ -160,6 +186,7 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
             row["reference"],
             row["source"],
             json.loads(row["columns"]),
+            environment=row.get("environment", ""),
         ),
         group=row["group"],
         sample_index=row["sample_index"],
@@ -170,6 +197,9 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         response_text=row["response"],
         finish_reason=row["finish_reason"],
         rewards=tuple(RewardPart(**part) for part in row["parts"]),
+        turns=tuple(Turn(**turn) for turn in row.get("turns", ())),
+        token_rewards=None if rewards is None else np.array(rewards, np.float32),
+        figures=json.loads(row.get("figures", "{}")),
     )
 
 

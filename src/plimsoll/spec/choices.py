@@ -30,10 +30,10 @@ def needs_sampler(policy_loss: Choice) -> bool:
     return len(_parameters("policy_loss", policy_loss)) > 1
 
 
-AdvantageNeed = Literal["values_L", "group_S", "greedy_S"]
+AdvantageNeed = Literal["values_L", "group_S", "greedy_S", "turn_L"]
 """What an advantage estimator may ask for besides its inputs, by the names of its positional
 parameters: the critic's values; a number that the responses of one prompt share; the reward of the
-greedy response to the same prompt."""
+greedy response to the same prompt; the number of each token's turn in its episode."""
 
 
 def advantage_needs(advantage: Choice) -> tuple[AdvantageNeed, ...]:

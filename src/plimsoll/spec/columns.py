@@ -64,7 +64,7 @@ def sft_source(name: str, source: SourceConfig) -> Iterator[Problem]:
 def rl_source(name: str, source: SourceConfig) -> Iterator[Problem]:
     """Prompts: `messages` or `prompt`."""
     columns = _Columns(name, source)
-    read = ("messages", "prompt", "tools", "reference", "source", "max_new_tokens")
+    read = ("messages", "prompt", "tools", "reference", "source", "max_new_tokens", "environment")
     ordered = ("order_by",) if name.startswith("data.train") else ()
     yield from columns.unread(*read, *ordered)
     yield from _prompts(columns)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from plimsoll.config.data import EvalSource, set_name
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import ENVIRONMENT, RlConfig
 from plimsoll.config.rollout import SamplingConfig
 
 TRAINING_SAMPLING = "rollout.sampling"
@@ -85,6 +85,8 @@ def _pass_by(config: RlConfig, source: EvalSource, *, named: bool) -> str | None
     asked = source.pass_by is not None or source.pass_threshold is not None
     if not (named or asked or source.responses > 1):
         return None
-    if source.pass_by is not None or not config.rewards:
+    if source.pass_by is not None:
         return source.pass_by
+    if not config.rewards:
+        return ENVIRONMENT if config.environments else None
     return max(config.rewards, key=lambda name: config.rewards[name].weight)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
+from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.job import JobConfig
 from plimsoll.config.presets import Preset
 from plimsoll.config.problems import Problem
@@ -74,7 +75,7 @@ class Sampling:
     """What a job that samples has its engines do.
 
     prompts: of a step. responses: to each. rewards: the functions that score them, by their names.
-    sets: of held-out prompts.
+    sets: of held-out prompts. environments: that make episodes of them, by name.
     """
 
     rollout: RolloutConfig
@@ -82,6 +83,17 @@ class Sampling:
     responses: int
     rewards: Mapping[str, Choice] = field(default_factory=dict)
     sets: tuple[EvalSet, ...] = ()
+    environments: Mapping[str, EnvironmentConfig] = field(default_factory=dict)
+
+    @property
+    def longest_responses(self) -> Mapping[str, int]:
+        """Tokens after a prompt, at most, by the keys that say so: of episodes; or of responses in
+        training, and of those to held-out prompts."""
+        if self.environments:
+            found = {f"environments.{key}": one for key, one in self.environments.items()}
+            return {f"{key}.max_tokens": one.max_tokens for key, one in found.items()}
+        training = {"rollout.sampling": self.rollout.sampling, **self.held_out}
+        return {f"{key}.max_new_tokens": one.max_new_tokens for key, one in training.items()}
 
     @property
     def sequences(self) -> int:

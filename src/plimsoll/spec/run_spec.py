@@ -158,13 +158,11 @@ class RunSpec(Generic[ConfigT]):
         written = f"data.max_tokens = {longest}"
         if self.sampling is None:
             return longest, written
-        new = self.sampling.rollout.sampling.max_new_tokens
-        written += f", rollout.sampling.max_new_tokens = {new}"
-        held_out = self.sampling.held_out if role == "actor" else {}
-        for key, sampling in held_out.items():
-            written += f", {key}.max_new_tokens = {sampling.max_new_tokens}"
-            new = max(new, sampling.max_new_tokens)
-        return longest + new, written
+        responses = self.sampling.longest_responses
+        if role != "actor" and not self.sampling.environments:
+            responses = dict([*responses.items()][:1])
+        written += "".join(f", {key} = {new}" for key, new in responses.items())
+        return longest + max(responses.values()), written
 
 
 def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:

@@ -83,7 +83,7 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
 def _load_all(spec: RunSpec[Any], load: LoadRows[T], seen: Seen) -> dict[str, Loaded[T]]:
     """Of each source, by its key; one DataError tells the bad rows of all."""
     loaded, refused = {}, []
-    templates = {given: _template(spec, given) for given in _templates(spec.data)}
+    templates = {given: template_of(spec, given) for given in _templates(spec.data)}
     for key, source in spec.data.sources().items():
         try:
             template = templates[spec.data.template_of(source)]
@@ -118,7 +118,7 @@ def load_held_out_sets(spec: RunSpec[Any], load: LoadRows[T]) -> dict[str, Loade
         )
     loaded = {}
     for key, source in spec.data.eval_sources().items():
-        template = _template(spec, spec.data.template_of(source))
+        template = template_of(spec, spec.data.template_of(source))
         loaded[key] = load(spec.data, source, template, unseen)
     return loaded
 
@@ -137,7 +137,7 @@ def _templates(data: DataConfig) -> Sequence[str | None]:
     return [*dict.fromkeys(map(data.template_of, data.sources().values()))]
 
 
-def _template(spec: RunSpec[Any], given: str | None) -> Template:
+def template_of(spec: RunSpec[Any], given: str | None) -> Template:
     """How rows become tokens. given: as `data.chat_template`."""
     data, model = spec.data, spec.actor.model
     tokenizer = load_tokenizer(model.path, model.trust_remote_code)

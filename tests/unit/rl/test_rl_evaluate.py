@@ -23,8 +23,8 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.references import check_votes, gives_answers
 from plimsoll.reward.score import RewardFailure, Scored
+from plimsoll.rl.answers import Answering
 from plimsoll.rl.evaluate import answer_held_out, evaluate
-from plimsoll.rl.sampling import Submit
 from plimsoll.rollout.protocol import Request
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
@@ -79,7 +79,7 @@ def choosing(metric: str, **more: Any) -> dict[str, Any]:
     return {"run": {"directory": "x", "steps": 1, "eval_every": 1, "best": best}}
 
 
-def submit_to(key: str) -> Submit:
+def answering_to(key: str) -> Answering:
     """Scores at once. Right: the answer is 1. Length: 0.25 for each."""
 
     def submit(trajectories: Sequence[Trajectory]) -> Future[Scored]:
@@ -87,7 +87,7 @@ def submit_to(key: str) -> Submit:
         future.set_result(Scored(tuple(map(scored, trajectories)), ()))
         return future
 
-    return submit
+    return Answering(submit)
 
 
 def scored(trajectory: Trajectory) -> Trajectory:
@@ -111,7 +111,7 @@ def figures(
     held_out = {
         "data.eval" if name == "single" else f"data.eval.{name}": own for name, own in sets.items()
     }
-    found = evaluate(cast(Cluster, cluster or PlainCluster()), spec, held_out, submit_to)
+    found = evaluate(cast(Cluster, cluster or PlainCluster()), spec, held_out, answering_to)
     assert all(spec.evaluation.reports(name) for name in found)
     return found
 
@@ -162,9 +162,9 @@ def test_sets_are_told_by_name_with_the_means_over_them() -> None:
 def test_groups_are_numbered_through_all_sets_and_rewards_hear_of_which_it_is() -> None:
     keys: list[str] = []
 
-    def noted(key: str) -> Submit:
+    def noted(key: str) -> Answering:
         keys.append(key)
-        return submit_to(key)
+        return answering_to(key)
 
     spec = config({"easy": {**ROWS, "responses": 2}, "hard": ROWS})
     held_out = {"data.eval.easy": asked("1 1", "2 2"), "data.eval.hard": asked("1")}
@@ -174,14 +174,14 @@ def test_groups_are_numbered_through_all_sets_and_rewards_hear_of_which_it_is() 
 
 
 def test_a_reward_that_fails_for_held_out_prompts_stops_the_run() -> None:
-    def failing(key: str) -> Submit:
+    def failing(key: str) -> Answering:
         def submit(trajectories: Sequence[Trajectory]) -> Future[Scored]:
             future: Future[Scored] = Future()
             failure = RewardFailure(0, 0, "right", f"The reward 'right', at row 0 of {key}", "", "")
             future.set_result(Scored((), (failure,)))
             return future
 
-        return submit
+        return Answering(submit)
 
     with pytest.raises(Exception, match=r"at row 0 of data\.eval"):
         evaluate(cast(Cluster, PlainCluster()), config(ROWS), {"data.eval": asked("1")}, failing)

@@ -19,6 +19,7 @@ from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.score import RewardFailure, Scored
+from plimsoll.rl.answers import Answering
 from plimsoll.rl.sampling import Draw, Sampled, probe_sequences, sample, teaches
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec
@@ -121,7 +122,7 @@ def drawn_from(asked: Sequence[Prompt]) -> Draw:
 
 def ask(cluster: PlainCluster, responses: int, asked: list[Prompt], step: int) -> list[Trajectory]:
     spec = config(responses, prompts=len(asked))
-    found = sample(cast(Cluster, cluster), spec, drawn_from(asked), step, submit)
+    found = sample(cast(Cluster, cluster), spec, drawn_from(asked), step, Answering(submit))
     assert found.greedy == [] and found.prompts == len(asked) and found.idle == 0
     assert found.metrics == {"groups/drawn": len(asked), "groups/idle": 0, "groups/failed": 0}
     return found.trajectories
@@ -195,7 +196,7 @@ def sampled(
         config(2, prompts=2, dynamic=dynamic),
         drawn_from(asked),
         1,
-        by_rewards(rewards),
+        Answering(by_rewards(rewards)),
     )
     groups = [found.trajectories[i : i + 2] for i in range(0, len(found.trajectories), 2)]
     assert all(len({t.group for t in own}) == 1 for own in groups)
@@ -224,7 +225,9 @@ def test_a_step_without_idle_groups_draws_no_more() -> None:
     found, cluster = sampled([TEACHING, TEACHING, TEACHING])
     assert (kept(found), found.prompts, found.idle) == ([0, 1], 2, 0)
     plain = PlainCluster(2)
-    sample(cast(Cluster, plain), config(2, prompts=2), drawn_from(prompts(0, 1)), 1, submit)
+    sample(
+        cast(Cluster, plain), config(2, prompts=2), drawn_from(prompts(0, 1)), 1, Answering(submit)
+    )
     assert [r.seed for r in cluster.requests] == [r.seed for r in plain.requests]
 
 
@@ -287,7 +290,11 @@ def test_only_remax_asks_for_greedy_responses_one_to_each_prompt_it_learns_from(
     spec = config(2, prompts=2, dynamic={}, advantage="remax")
     rewards = [IDLE, TEACHING, TEACHING]
     found = sample(
-        cast(Cluster, cluster), spec, drawn_from(prompts(0, 1, 2)), 1, by_rewards(rewards)
+        cast(Cluster, cluster),
+        spec,
+        drawn_from(prompts(0, 1, 2)),
+        1,
+        Answering(by_rewards(rewards)),
     )
     assert [(t.group, t.prompt.index, t.sample_index) for t in found.greedy] == [
         (1, 1, 0),
@@ -312,7 +319,7 @@ def test_weight_syncs_are_proved_with_prompts_of_two_tokens_or_more() -> None:
 def test_a_group_for_which_a_reward_fails_is_replaced_and_counted() -> None:
     cluster = PlainCluster(1)
     draw = drawn_from(prompts(1, 2001, 3, 4, 5))
-    found = sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, submit)
+    found = sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(submit))
     assert [t.prompt.index for t in found.trajectories] == [1, 1, 3, 3, 4, 4, 5, 5]
     assert [t.group for t in found.trajectories] == [0, 0, 2, 2, 3, 3, 4, 4]
     assert (found.prompts, found.failed, found.metrics["groups/failed"]) == (5, 1, 1)
@@ -322,5 +329,5 @@ def test_a_reward_that_fails_too_often_stops_the_run_and_is_shown() -> None:
     cluster = PlainCluster(1)
     draw = drawn_from(prompts(1, 2001, 2002, 4, 5, 6))
     with pytest.raises(PlimsollError, match="rewards failed for 2 groups of a step of 4") as error:
-        sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, submit)
+        sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(submit))
     assert "'r', at row 2001 raised" in str(error.value)

@@ -35,8 +35,13 @@ def shortened(site: Site) -> State | None:
 
 
 def _key(spec: RunSpec[Any]) -> str:
-    sampled = spec.sampling is not None
-    return "rollout.sampling.max_new_tokens" if sampled else "data.max_tokens"
+    """What says how long a sequence is, and can be lowered with the least harm."""
+    if spec.sampling is None:
+        return "data.max_tokens"
+    responses = spec.sampling.longest_responses
+    if not spec.sampling.environments:
+        return next(iter(responses))
+    return max(responses, key=responses.__getitem__)
 
 
 def _lengths(spec: RunSpec[Any], length: int) -> dict[str, Value]:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 from plimsoll.config.data import EvalSource, set_name
 from plimsoll.config.problems import Problem, Section, conflict, invalid, show
-from plimsoll.config.rl import RlConfig
+from plimsoll.config.rl import ENVIRONMENT, RlConfig
 from plimsoll.spec.eval_sets import EvalSet, eval_sets
 
 
@@ -43,12 +43,17 @@ def _responses(at: Section, one: EvalSet, config: RlConfig) -> Iterator[Problem]
 
 
 def _passing(at: Section, source: EvalSource, config: RlConfig) -> Iterator[Problem]:
-    parts = [*config.rewards, *config.scoring_models]
+    played = [ENVIRONMENT] if config.environments else []
+    parts = [*played, *config.rewards, *config.scoring_models]
     if source.pass_by is not None and source.pass_by not in parts:
         close = get_close_matches(source.pass_by, parts, n=1)
         fix = f"did you mean {close[0]}?" if close else f"one of {', '.join(parts)}"
         yield at.invalid("pass_by", "It is no part of the reward.", fix, "reward-name")
-    if source.pass_threshold is not None and source.pass_by is None and not config.rewards:
+    if (
+        source.pass_threshold is not None
+        and source.pass_by is None
+        and not (config.rewards or played)
+    ):
         why = f"{at.key}.pass_by does not say which reward model it is of."
         fix = f"{at.key}.pass_by: one of {', '.join(parts)}"
         yield at.conflict("pass_threshold", why, fix, "reward-name")

@@ -12,6 +12,7 @@ from plimsoll.run.counting import counted
 from plimsoll.spec.eval_sets import eval_sets
 from plimsoll.spec.rules.adapters import separate, steady
 from plimsoll.spec.rules.advantages import estimated
+from plimsoll.spec.rules.environments import played
 from plimsoll.spec.rules.eval_sets import answered
 from plimsoll.spec.rules.replay import replayed, without_learning
 from plimsoll.spec.rules.rewards import reward_part
@@ -32,6 +33,7 @@ def sampled(config: RlConfig) -> Iterator[Problem]:
         yield from steady("critic", config.critic)
     yield from replayed(config) if config.rollout.replay else _engines(config)
     yield from _sampling(config)
+    yield from played(config)
     yield from answered(config)
     yield from _kl(config)
     yield from _steps(config)
@@ -42,6 +44,7 @@ def only_sampled(config: RlConfig) -> Iterator[Problem]:
     """A job that samples and does not learn: what it would learn by is not looked at."""
     yield from _engines(config)
     yield from _sampling(config)
+    yield from played(config)
     yield from _rewards(config)
     yield from without_learning(config)
 
@@ -186,7 +189,7 @@ def _steps(config: RlConfig) -> Iterator[Problem]:
 def _rewards(config: RlConfig) -> Iterator[Problem]:
     weights = [part.weight for part in config.rewards.values()]
     weights += [model.weight for model in config.scoring_models.values()]
-    if not any(weights):
+    if not any(weights) and not config.environments:
         why = "There is nothing to learn from: no reward, or none with a weight other than 0."
         fix = "an entry, such as `answer: {name: math_answer}`, with a weight; or a reward_model"
         given = show({name: part.weight for name, part in config.rewards.items()})

@@ -1,0 +1,32 @@
+"""A coroutine in the event loop of another thread, which never outlives who waits for it."""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop, run_coroutine_threadsafe
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+@contextmanager
+def conversing(loop: AbstractEventLoop, talk: Coroutine[Any, Any, R]) -> Iterator[Future[R]]:
+    """Within: the coroutine runs in the loop. Where the block is left by an error, Ctrl-C too, it
+    is cancelled, and its end is waited for."""
+    ended: Future[None] = Future()
+
+    async def watched() -> R:
+        try:
+            return await talk
+        finally:
+            ended.set_result(None)
+
+    talking = run_coroutine_threadsafe(watched(), loop)
+    try:
+        yield talking
+    except BaseException:
+        if talking.cancel():  # else it has ended by itself
+            ended.result()
+        raise

@@ -1,0 +1,56 @@
+"""Environments that answer what is sampled, and how far an episode may go."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from plimsoll.config.base import (
+    Choice,
+    NonNegativeInt,
+    OptionValue,
+    PositiveFloat,
+    PositiveInt,
+)
+
+ToolFormat = Literal["hermes", "llama3_json", "mistral", "qwen3_coder", "none"]
+
+
+class EnvironmentConfig(Choice):
+    """One environment: a name of Plimsoll's (`calculator`, `guess_number`, ...), an import path
+    `my.module:MyEnvironment` of a class, or an agent file of OpenRLHF's form, `agent.py`."""
+
+    name: str
+    """The environment's name, an import path, or a file that ends in `.py`."""
+    options: dict[str, OptionValue] = Field(default={})
+    """Keyword arguments of the class; one object is made for each episode."""
+    max_turns: PositiveInt = 8
+    """How often the policy speaks in an episode, at most."""
+    max_tokens: PositiveInt = 2048
+    """Of an episode after its first prompt, sampled ones and answers together. A turn has at most
+    `rollout.sampling.max_new_tokens` of them."""
+    max_observation_tokens: PositiveInt = 512
+    """Of what the environment says at once; the middle of a longer answer is left out."""
+    tool_format: ToolFormat = "hermes"
+    """How the model writes tool calls. hermes: `<tool_call>{...}</tool_call>`, as Qwen does; none:
+    it calls no tools, and the environment reads its text."""
+    describe_tools: bool = True
+    """Have the chat template describe the tools in the prompt; false where the prompts do."""
+    rewritten: Literal["refuse", "keep"] = "refuse"
+    """What to do where the chat template writes earlier turns anew as a conversation goes on, as
+    those do that drop earlier thoughts. keep: go on after what was sampled, as it was sampled."""
+    call_seconds: PositiveFloat = 60.0
+    """For one answer of the environment."""
+    episode_seconds: PositiveFloat = 600.0
+    """For a whole episode; one that takes longer ends where it is, with what it has."""
+    retries: NonNegativeInt = 1
+    """Further tries of an episode whose environment failed, from its beginning."""
+    process: bool = False
+    """Run each environment in a process of its own: one that hangs, crashes or takes too much
+    memory costs its own episode. A plain `def` that blocks runs in a thread otherwise."""
+    memory_gib: PositiveFloat | None = None
+    """What such a process may take beyond what it has once it is loaded."""
+    at_once: PositiveInt | None = None
+    """Episodes in flight. Default: as many as the engines work on at once, and half as many again
+    that wait for their environments; in processes 4 per core."""

@@ -1,0 +1,158 @@
+"""Calls of one environment, and what comes of them in our own terms."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, SupportsFloat
+
+from plimsoll.algorithm.failure import told_of
+from plimsoll.data.pieces import Tools
+from plimsoll.environment.protocol import Message, Observation, Step
+from plimsoll.errors import FunctionFailed, PlimsollError
+from plimsoll.reward.outcome import shown
+
+Rewarded = float | tuple[float, ...] | None
+"""Of an episode; or of each sampled token; None: the environment gives none of the whole."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What `reset` came to. tools: that the policy may call."""
+
+    messages: tuple[Message, ...]
+    tools: Tools = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What `step` came to."""
+
+    messages: tuple[Message, ...]
+    done: bool
+    reward: float = 0.0
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A call that came to nothing. said: goes on after the environment's name. lines: of a
+    traceback."""
+
+    said: str
+    lines: str = ""
+    kind: type[PlimsollError] = PlimsollError
+
+
+class EnvironmentFailed(Exception):
+    """An episode cannot go on."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(failed.said)
+        self.failed = failed
+
+
+def raised(error: BaseException) -> Failed:
+    """Of an environment's method that raised."""
+    if isinstance(error, PlimsollError):
+        return Failed(f": {str(error).rstrip('.')}", "", type(error))
+    told, lines = told_of(error)
+    return Failed(f" raised {told}", lines, FunctionFailed)
+
+
+def begun(said: Any) -> Begun | Failed:
+    """What `reset` gave."""
+    messages = _messages(said, "reset")
+    if isinstance(messages, Failed):
+        return messages
+    return Begun(messages, said.tools if isinstance(said, Observation) else ())
+
+
+def stepped(given: Any) -> Answer | Failed:
+    """What `step` gave: a `Step`, or (what it says, whether the episode is over)."""
+    if isinstance(given, Step):
+        said, done, figures = given.observation, given.done, given.figures
+        reward = 0.0 if given.reward is None else given.reward
+    elif isinstance(given, tuple) and len(given) == 2:
+        (said, done), reward, figures = given, 0.0, {}
+    else:
+        return _wrong("step", given, "a pair (what it says, whether the episode is over) or a Step")
+    if not isinstance(done, bool | int) or done not in (0, 1):
+        return _wrong("step", done, "true or false beside what it says")
+    numbers = {"its reward": reward, **{f"its figure {k}": v for k, v in dict(figures).items()}}
+    for name, value in numbers.items():
+        if _finite(value) is None:
+            return _wrong("step", value, f"a finite number as {name}")
+    messages = _messages(said, "step")
+    if isinstance(messages, Failed):
+        return messages
+    if not done and not messages:
+        return _wrong("step", said, "something to say while the episode goes on")
+    return Answer(messages, bool(done), float(reward), {k: float(v) for k, v in figures.items()})
+
+
+def rewarded(given: Any) -> Rewarded | Failed:
+    """What `get_reward` gave: a number, or a list with one for each sampled token."""
+    if given is None:
+        return None
+    one = _finite(given)
+    if one is not None:
+        return one
+    values = given.tolist() if hasattr(given, "tolist") else given
+    if isinstance(values, Sequence) and not isinstance(values, str | bytes):
+        found = [_finite(value) for value in values]
+        if all(value is not None for value in found):
+            return tuple(value for value in found if value is not None)
+    return _wrong("get_reward", given, "a finite number, or a list of one for each sampled token")
+
+
+def _messages(said: Any, method: str) -> tuple[Message, ...] | Failed:
+    if said is None or (isinstance(said, str) and not said):
+        return ()
+    if isinstance(said, str):
+        return (Message("user", said),)
+    if isinstance(said, Message):
+        return (said,)
+    if isinstance(said, Observation):
+        return _messages(said.messages, method)
+    if not isinstance(said, Sequence) or isinstance(said, bytes):
+        return _wrong(method, said, "text, messages or None to say")
+    found = [_message(one) for one in said]
+    if any(one is None for one in found):
+        return _wrong(method, said, "messages with role and content")
+    return tuple(one for one in found if one is not None)
+
+
+def _message(one: object) -> Message | None:
+    if isinstance(one, Message):
+        return one if isinstance(one.content, str) else None
+    if not isinstance(one, Mapping):
+        return None
+    role, content, name = one.get("role"), one.get("content"), one.get("name", "")
+    if not isinstance(role, str) or not isinstance(content, str) or not isinstance(name, str):
+        return None
+    return Message(role, content, name=name)
+
+
+def _finite(value: object) -> float | None:
+    try:
+        found = float(value) if isinstance(value, SupportsFloat) else math.nan
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # many numbers; or one too large
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _wrong(method: str, given: object, wanted: str) -> Failed:
+    return Failed(f"'s {method} gave {shown(given)} ({type(given).__name__}), not {wanted}")
+
+
+def method_of(environment: object, name: str) -> Callable[..., Any] | None:
+    """A method that may be left out."""
+    found = getattr(environment, name, None)
+    return found if callable(found) else None
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function)

@@ -1,0 +1,102 @@
+"""How an environment's episodes are written as tokens, and what the policy said is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from plimsoll.data.continuation import following
+from plimsoll.data.pieces import Messages, Tools
+from plimsoll.data.template import Template
+from plimsoll.environment.protocol import Message, Reply, ToolCall
+from plimsoll.records import Ints
+
+_CHARACTERS_PER_TOKEN = 32
+"""No more are tokenized to find where a long text is to be cut."""
+
+
+Read = Callable[[str, Tools], Reply]
+"""A reply from its text, with the tools that it may call."""
+
+
+@dataclass(frozen=True)
+class Speech:
+    """template: of the run, knowing the environment's tools. ends: tokens at which sampling stops.
+    most: tokens of what the environment says at once. keeps_end: it wants replies with the token
+    that ends a turn."""
+
+    template: Template
+    ends: tuple[int, ...]
+    reads: Read
+    most: int
+    keeps_end: bool = False
+
+    def knowing(self, tools: Tools) -> Speech:
+        """The same for prompts that describe these. DataError where plain text leaves them out."""
+        return replace(self, template=self.template.knowing(tools)) if tools else self
+
+    def read(self, sampled: Ints, tools: Tools) -> Reply:
+        """What the policy said, from the tokens of its turn. tools: that it may call."""
+        said = [token for token in sampled.tolist() if token not in self.ends]
+        reply = self.reads(self.text(said), tools)
+        return replace(reply, text=self.text(sampled.tolist())) if self.keeps_end else reply
+
+    def begins(self, messages: Messages) -> list[int]:
+        """A whole prompt. DataError where the template refuses it."""
+        [(tokens, _)] = self.template.tokenize([self.template.render_prompt([*messages])])
+        return [int(token) for token in tokens]
+
+    def follows(
+        self, before: Messages, reply: Reply, said: Sequence[Message], sampled: Ints
+    ) -> list[int]:
+        """What comes after a sampled turn: its end, what the environment said, and the beginning of
+        the next turn. DataError where the template refuses it."""
+        raw = "".join(one.content for one in said if one.role == "raw")
+        if raw:
+            return self.tokens(raw)
+        after = [rendered(one) for one in said]
+        return list(
+            following(
+                *(self.template, before, rendered(reply.message), after),
+                *(sampled.tolist(), self.ends),
+            )
+        )
+
+    def cut(self, message: Message) -> Message:
+        """The same, no longer than `most` tokens: the middle of a longer text is left out."""
+        text = message.content
+        room = self.most * _CHARACTERS_PER_TOKEN
+        ends = text if len(text) <= room else text[: room // 2] + text[-room // 2 :]
+        tokens = self.tokens(ends)
+        if len(ends) == len(text) and len(tokens) <= self.most:
+            return message
+        half = max(1, self.most // 2)
+        head, tail = self.text(tokens[:half]), self.text(tokens[-half:])
+        left_out = max(0, len(text) - len(head) - len(tail))
+        mark = f"\n[{left_out:,} characters left out]\n"
+        return Message(message.role, head + mark + tail, message.tool_calls, message.name)
+
+    def tokens(self, text: str) -> list[int]:
+        """Of text that goes on as it is."""
+        found = self.template.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [int(token) for token in found]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return str(self.template.tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+def rendered(message: Message) -> dict[str, Any]:
+    """As chat templates take it."""
+    found: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        found["name"] = message.name
+    if message.tool_calls:
+        found["tool_calls"] = [_rendered_call(call) for call in message.tool_calls]
+    return found
+
+
+def _rendered_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": dict(call.arguments)}
+    found: dict[str, Any] = {"type": "function", "function": function}
+    return {**found, "id": call.id} if call.id else found

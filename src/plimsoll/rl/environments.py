@@ -1,0 +1,103 @@
+"""The environments of a config, from their names to tables that episodes are played at."""
+
+from __future__ import annotations
+
+from asyncio import AbstractEventLoop
+from collections.abc import Mapping
+from functools import partial
+from math import ceil
+
+from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.rl import RlConfig
+from plimsoll.data.continuation import rewrites
+from plimsoll.data.template import Template
+from plimsoll.environment.episode import Table
+from plimsoll.environment.opening import Factory, opened
+from plimsoll.environment.openrlhf import AgentExecutorBase
+from plimsoll.environment.seat import Here
+from plimsoll.environment.speech import Read, Speech
+from plimsoll.environment.tool_calls import read_reply
+from plimsoll.errors import ConfigError
+from plimsoll.rl.episodes import Environments
+from plimsoll.rollout.text import end_tokens
+from plimsoll.spec.run_spec import RunSpec
+from plimsoll.train.run_data import template_of
+
+Kinds = Mapping[str, Factory]
+_TOOL = {
+    "type": "function",
+    "function": {"name": "tool", "description": "A tool.", "parameters": {"type": "object"}},
+}
+"""Any, to see what a chat template does with one."""
+_WAITING = 1.5
+"""Episodes in flight for each that the engines work on at once: the others wait for their
+environments."""
+
+
+def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
+    """What the config names, found and looked at, before anything is loaded.
+
+    Raises ConfigError, naming the key, for what cannot be used.
+    """
+    found = {}
+    for name, config in environments.items():
+        try:
+            found[name] = _kind(config)
+        except ConfigError as error:
+            raise ConfigError(f"environments.{name}: {error}") from error
+    return found
+
+
+def _kind(config: EnvironmentConfig) -> Factory:
+    found = opened(config.name)
+    if isinstance(found, AgentExecutorBase):
+        raise ConfigError(
+            f"{config.name!r} plays whole episodes itself (`execute`). Name an agent with `reset` "
+            "and `step` (MultiTurnAgentExecutor)."
+        )
+    found.check(config.options)
+    return found
+
+
+def _reader(config: EnvironmentConfig, template: Template) -> Read:
+    """How a reply's tool calls are found in its text."""
+    if config.tool_format == "none":
+        return lambda text, tools: read_reply(text, ())
+    if config.tool_format == "hermes":
+        return read_reply
+    from plimsoll.rollout.vllm_tools import vllm_extract  # vLLM takes seconds
+
+    return partial(read_reply, extract=vllm_extract(config.tool_format, template.tokenizer))
+
+
+def set_up(spec: RunSpec[RlConfig], kinds: Kinds, loop: AbstractEventLoop) -> Environments | None:
+    """What episodes are played with; None where the config has no environments.
+
+    Raises ConfigError for a chat template that writes earlier turns anew, where the config does not
+    say what to do then.
+    """
+    if not kinds:
+        return None
+    tables = {name: _table(spec, name, kind) for name, kind in kinds.items()}
+    rollout = spec.config.rollout
+    default = ceil(_WAITING * rollout.engines * rollout.max_sequences)
+    asked = [one.at_once or default for one in spec.config.environments.values()]
+    return Environments(tables, min(asked), loop)
+
+
+def _table(spec: RunSpec[RlConfig], name: str, kind: Factory) -> Table:
+    config, model = spec.config.environments[name], spec.actor.model
+    template = template_of(spec, spec.data.chat_template)
+    changed = rewrites(template, () if config.tool_format == "none" else (_TOOL,))
+    if changed is not None and config.rewritten == "refuse":
+        raise ConfigError(
+            f"environments.{name}: the chat template of {model.path} writes earlier turns anew as "
+            f"a conversation goes on: {changed}. The policy would then read other tokens than it "
+            f"was sampled after. Write environments.{name}.rewritten: keep, to go on after what "
+            "was sampled as it was sampled; or set data.chat_template to a template that does not."
+        )
+    ends = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
+    read = _reader(config, template)
+    speech = Speech(template, ends, read, config.max_observation_tokens, kind.keeps_end)
+    seat = partial(Here, partial(kind.make, **config.options), config.call_seconds)
+    return Table(name, config, seat, speech, spec.data.max_tokens)

@@ -1,0 +1,65 @@
+"""What must agree about environments and the episodes that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from plimsoll.config.problems import Problem, Section, invalid
+from plimsoll.config.rl import ENVIRONMENT, RlConfig
+
+_LEAST = 2
+"""Tokens of a turn and of what is said to it."""
+
+
+def played(config: RlConfig) -> Iterator[Problem]:
+    """Of a config, with environments or without."""
+    yield from _columns(config)
+    if not config.environments:
+        return
+    yield from _templates(config)
+    for name in config.environments:
+        yield from _lengths(name, config)
+    if ENVIRONMENT in config.rewards or ENVIRONMENT in config.scoring_models:
+        why = "What an environment gives is shown under this name."
+        fix = "another name for this part of the reward"
+        yield invalid(f"rewards.{ENVIRONMENT}", "given", why, fix, code="reward-name")
+
+
+def _columns(config: RlConfig) -> Iterator[Problem]:
+    """A row names its environment where there are several, and only then."""
+    several = len(config.environments) > 1
+    for key, source in config.data.sources().items():
+        at = Section(key, source)
+        if several and source.environment is None:
+            why = f"environments has {', '.join(config.environments)}, and no column says which is "
+            why += "a row's own."
+            fix = f"{key}.environment: COLUMN, a column with one of these names"
+            yield at.conflict("environment", why, fix, "environment-column")
+        if source.environment is not None and not config.environments:
+            why = "There are no environments for rows to name."
+            fix = f"leave {key}.environment out, or give environments"
+            yield at.conflict("environment", why, fix, "environment-column")
+
+
+def _templates(config: RlConfig) -> Iterator[Problem]:
+    """Turns are rendered by one template, whichever source their row is of."""
+    for key, source in config.data.sources().items():
+        if source.chat_template not in (None, config.data.chat_template):
+            why = "The turns of episodes are written by data.chat_template, whatever their source."
+            fix = f"leave {key}.chat_template out, or set data.chat_template"
+            yield Section(key, source).conflict("chat_template", why, fix, "environment-template")
+
+
+def _lengths(name: str, config: RlConfig) -> Iterator[Problem]:
+    own, key = config.environments[name], f"environments.{name}"
+    at, turn = Section(key, own), config.rollout.sampling.max_new_tokens
+    if own.max_tokens < turn:
+        why = f"A single turn may have rollout.sampling.max_new_tokens = {turn} tokens."
+        fix = f"at least {turn}, or fewer rollout.sampling.max_new_tokens"
+        yield at.conflict("max_tokens", why, fix, "environment-length")
+    least = _LEAST * own.max_turns
+    if own.max_tokens < least:
+        why = f"{key}.max_turns is {own.max_turns}, and a turn with its answer takes {_LEAST} "
+        why += "tokens at least."
+        fix = f"at least {least}, or fewer {key}.max_turns"
+        yield at.conflict("max_tokens", why, fix, "environment-length")

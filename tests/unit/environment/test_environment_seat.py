@@ -1,0 +1,123 @@
+"""One episode's environment: what its methods may give, and what becomes of what they must not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from plimsoll.environment.calls import Answer, Begun, EnvironmentFailed
+from plimsoll.environment.protocol import Message, Observation, Reply, Step
+from plimsoll.environment.seat import Here
+
+REPLY = Reply("7", Message("assistant", "7"), (), None)
+
+
+class Plain:
+    def reset(self, row: dict[str, Any]) -> str:
+        return f"How much is {row['sum']}?"
+
+    def step(self, reply: Reply) -> tuple[str, bool]:
+        return "Yes.", reply.text == "7"
+
+    def get_reward(self) -> float:
+        return 0.5
+
+
+class Awaited:
+    async def reset(self, row: dict[str, Any]) -> None:
+        await asyncio.sleep(0)
+
+    async def step(self, reply: Reply) -> Step:
+        await asyncio.sleep(0)
+        told = Observation((Message("tool", "8", name="add"),))
+        return Step(told, done=False, reward=0.25, figures={"calls": 1})
+
+    async def get_reward(self) -> list[float]:
+        return [0.5, 1]
+
+
+async def _played(environment: type) -> tuple[Any, Any, Any]:
+    seat = Here(environment, 5.0)
+    found = await seat.reset({"sum": "3+4"}), await seat.step(REPLY), await seat.reward()
+    await seat.close()
+    return found
+
+
+def test_plain_methods_are_called_in_a_thread() -> None:
+    class Noted(Plain):
+        def step(self, reply: Reply) -> tuple[str, bool]:
+            assert threading.current_thread() is not threading.main_thread()
+            return super().step(reply)
+
+    begun, answer, reward = asyncio.run(_played(Noted))
+    assert begun == Begun((Message("user", "How much is 3+4?"),))
+    assert answer == Answer((Message("user", "Yes."),), done=True)
+    assert reward == 0.5
+
+
+def test_async_methods_are_awaited() -> None:
+    begun, answer, reward = asyncio.run(_played(Awaited))
+    assert begun == Begun(())
+    assert answer == Answer((Message("tool", "8", name="add"),), False, 0.25, {"calls": 1.0})
+    assert reward == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (7, "'s step gave 7 (int), not a pair"),
+        (("more", "no"), "'s step gave 'no' (str), not true or false"),
+        ((7, False), "'s step gave 7 (int), not text, messages or None"),
+        ((None, False), "'s step gave None (NoneType), not something to say"),
+        (([{"role": "user"}], False), "not messages with role and content"),
+        (Step("more", False, reward=float("nan")), "not a finite number as its reward"),
+        (Step("more", False, figures={"x": "y"}), "not a finite number as its figure x"),  # type: ignore[dict-item]
+    ],
+)
+def test_a_wrong_answer_is_told_with_what_was_wanted(given: object, said: str) -> None:
+    class Wrong(Plain):
+        def step(self, reply: Reply) -> Any:
+            return given
+
+    with pytest.raises(EnvironmentFailed) as error:
+        asyncio.run(_played(Wrong))
+    assert said in error.value.failed.said
+
+
+@pytest.mark.parametrize("given", ["much", float("inf"), [1.0, None]])
+def test_a_wrong_reward_is_told(given: object) -> None:
+    class Wrong(Plain):
+        def get_reward(self) -> Any:
+            return given
+
+    with pytest.raises(EnvironmentFailed, match=r"get_reward gave .* not a finite number"):
+        asyncio.run(_played(Wrong))
+
+
+def test_what_it_raises_is_told_with_its_own_lines() -> None:
+    class Raising(Plain):
+        def step(self, reply: Reply) -> Any:
+            raise KeyError("door")
+
+    with pytest.raises(EnvironmentFailed) as error:
+        asyncio.run(_played(Raising))
+    assert error.value.failed.said == " raised KeyError: 'door'"
+    assert "in step" in error.value.failed.lines
+
+
+def test_a_method_that_hangs_costs_its_time_limit() -> None:
+    class Hanging(Plain):
+        def step(self, reply: Reply) -> Any:
+            time.sleep(60)
+
+    async def asked() -> None:
+        seat = Here(Hanging, 0.05)
+        await seat.reset({"sum": ""})
+        await seat.step(REPLY)
+
+    with pytest.raises(EnvironmentFailed, match=r"step took longer than call_seconds.* 0.05"):
+        asyncio.run(asked())
