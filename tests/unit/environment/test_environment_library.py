@@ -149,6 +149,7 @@ def test_the_rules_where_the_row_has_no_prompt() -> None:
     game = GuessNumber(low=5, high=9, guesses=3)
     (message,) = game.reset({})
     assert "from 5 to 9" in message.content and "3 guesses" in message.content
+    assert game.reset({"prompt": "", "messages": [{"role": "user", "content": ""}]}) == [message]
     assert game.reset({"prompt": "Guess!"}) == []
 
 
