@@ -16,8 +16,9 @@ _NUMBER = re.compile(r"(?<![\d.])[+-]?\d{1,15}(?![\d]|\.\d)")
 
 class GuessNumber:
     """The number is the row's column `number`; without one it is drawn from the row and its seed,
-    so that all episodes of a group have the same. The row's prompt tells the rules; where it is empty, the
-    environment does. A reply's last whole number is its guess; a reply without one counts, too.
+    so that all episodes of a group have the same. The row's prompt tells the rules; where it is
+    empty, the environment does. A reply's last whole number is its guess; a reply without one
+    counts, too.
 
     The reward is 1 where the number was found. Else it is up to a half, the more the nearer the
     last guess was, and 0 where there was none.
