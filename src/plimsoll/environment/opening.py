@@ -31,7 +31,7 @@ from plimsoll.environment.schemas import Tool
 from plimsoll.environment.tool_environment import (
     RESERVED,
     Function,
-    schema_of,
+    no_tool,
     tool_environment,
     toolbox,
 )
@@ -184,8 +184,10 @@ def _factory(name: str, target: Any, functions: Sequence[Function]) -> Factory:
     if _plays(target, name):
         _no_functions(name, functions)
         return Factory(name, cast(Callable[..., Environment], target))
-    tools = [*map(schema_of, functions), *map(schema_of, _methods(target))]
-    return Factory(name, _adapting(target, name, functions), tuple(tools))
+    tools = toolbox([*functions, *_methods(target)])
+    if not tools.schemas:
+        raise no_tool(target)
+    return Factory(name, _adapting(target, name, functions), tools.schemas)
 
 
 def _adapting(make: Callable[..., Any], name: str, functions: Sequence[Function]) -> Any:

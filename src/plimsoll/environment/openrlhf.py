@@ -1,4 +1,4 @@
-"""Agent files of OpenRLHF (`--train.agent_func_path`), as they are.
+"""Agent files of OpenRLHF (its `agent_func_path`), as they are.
 
 A file defines `AgentExecutor`. One of `MultiTurnAgentExecutor` names an agent with `reset` and
 `step`, which becomes an environment; one that writes `execute` itself plays whole episodes

@@ -163,13 +163,18 @@ def tool_environment(
     methods = [] if inner is None else methods_of(inner)
     tools = toolbox([*functions, *methods])
     if not tools.functions:
-        raise ConfigError(
-            f"{type(inner).__name__} has no tool: its public methods, other than "
-            f"{', '.join(RESERVED)}, are what the policy may call; or it needs a method `step`."
-        )
+        raise no_tool(type(inner))
     if tools.awaited or inspect.iscoroutinefunction(getattr(inner, "reset", None)):
         return AsyncToolEnvironment(inner, tools)
     return ToolEnvironment(inner, tools)
+
+
+def no_tool(kind: type) -> ConfigError:
+    """Of a class that leaves a policy nothing to call."""
+    return ConfigError(
+        f"{kind.__name__} has no tool: its public methods, other than {', '.join(RESERVED)}, are "
+        f"what the policy may call; or it needs a method `step`."
+    )
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ _NUMBER = re.compile(r"(?<![\d.])[+-]?\d{1,15}(?![\d]|\.\d)")
 
 
 class GuessNumber:
-    """The number is the row's column `number`; without one it is drawn from the row, so that all
-    episodes of a row have the same. The row's prompt tells the rules; where it is empty, the
-    environment does. A reply's last whole number is its guess; a reply without one counts, too.
+    """The number is the row's column `number`; without one it is drawn from the row and its seed,
+    so that all episodes of a group have the same. The row's prompt tells the rules; where it is
+    empty, the environment does. A reply's last whole number is its guess; a reply without one
+    counts, too.
 
     The reward is 1 where the number was found. Else it is up to a half, the more the nearer the
     last guess was, and 0 where there was none.
@@ -45,7 +46,7 @@ class GuessNumber:
                 f"{self._low} to {self._high}: set its options `low` and `high`."
             )
         self._number, self._used, self._last = number, 0, None
-        told = row.get("prompt") or row.get("messages")
+        told = row.get("prompt", row.get("messages"))
         return [] if told else [Message("user", rules(self._low, self._high, self._guesses))]
 
     def step(self, reply: Reply) -> Step:
