@@ -244,10 +244,10 @@ def _change(template: Template, before: Messages, said: Message, after: Messages
     [piece] = template.render_prompt(template.with_system(before))
     prompt, on = piece.text, reply.until_on
     if not on.startswith(prompt):
-        same = next(
-            (i for i, (a, b) in enumerate(zip(prompt, on, strict=False)) if a != b), len(on)
-        )
-        return _becomes(reply, prompt[same:], (on + reply.on)[same:])
+        pairs = enumerate(zip(prompt, on, strict=False))
+        same = next((i for i, (a, b) in pairs if a != b), len(on))
+        begin = len(prompt[:same].rstrip("<[|"))  # of a special token that differs later on
+        return _becomes(reply, prompt[begin:], (on + reply.on)[begin:])
     was, now = (_dense(text[len(prompt) :]) for text in (reply.until, on))
     texts = [_dense(text) for key, text in said.items() if key != "role" and isinstance(text, str)]
     if all(text in now for text in texts if text in was):
