@@ -250,9 +250,7 @@ def record_runs(
             _record(run, home, out, paths, begun_by)
 
 
-def _record(
-    run: Run, home: Path, out: Path, paths: Mapping[str, str], begun_by: str
-) -> None:
+def _record(run: Run, home: Path, out: Path, paths: Mapping[str, str], begun_by: str) -> None:
     (home / f"{run.name}.yaml").write_text(text(run.job, _config(run)))
     said, codes = [], []
     for i, line in enumerate((f"{run.job} RUN.yaml", *run.then)):
