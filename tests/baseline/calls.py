@@ -26,7 +26,7 @@ PINNED = {
     "NO_COLOR": "1",
 }
 _LEFT_OUT = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES", "PYTHONPATH")
-_PATIENCE = 600
+_PATIENCE = 3000
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ def _batch(calls: Sequence[Call]) -> dict[str, Said]:
     return {name: Said(*said) for name, said in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
-def alone(call: Call) -> Said:
+def alone(call: Call, python: str = sys.executable) -> Said:
     """In a process of its own, as a user starts it."""
     done = subprocess.run(
-        [sys.executable, "-m", "plimsoll", *call.words],
+        [python, "-m", "plimsoll", *call.words],
         cwd=call.folder,
         env=environment(call.environment),
         stdin=subprocess.DEVNULL,

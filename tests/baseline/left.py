@@ -44,7 +44,10 @@ def _content(path: Path, exact: bool) -> str | None:
             return "\n".join(_row(_ledger_row(row) if measured else row, exact) for row in rows)
         case ".json":
             measured = path.name.endswith("calibration.json")
-            return _row(json.loads(path.read_text()), exact and not measured)
+            content = json.loads(path.read_text())
+            if path.name == "adapter_config.json":  # a set of PEFT's, in any order
+                content["target_modules"] = sorted(content["target_modules"])
+            return _row(content, exact and not measured)
         case ".parquet":
             rows = parquet.read_table(path).to_pylist()
             return "\n".join(_row(row, exact) for row in rows)

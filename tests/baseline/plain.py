@@ -29,6 +29,7 @@ _CHANGING = [
     (r"\bpid[ =]\d+\b", "pid #"),
     (r"\.py:\d+\b|\.py\", line \d+", ".py:#"),
     (r"\b0x[0-9a-f]{6,}\b", "0x#"),
+    (r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\]", "[TIME]"),
 ]
 _NUMBER = re.compile(r"[+-]?\d[\d.,]*")
 

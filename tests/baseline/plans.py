@@ -9,7 +9,6 @@ from pathlib import Path
 
 from calls import Call
 from configs import JOBS, QWEN, changed, smallest, text
-from plain import ROOT
 
 _BLOCK = re.compile(rf"```ya?ml\n(# (?:{'|'.join(JOBS)})\b.*?)```", re.DOTALL)
 _NO_SHAPE = re.compile(r"(path: )(?:models|runs)/[\w/.-]+(?=[,}])")
@@ -140,11 +139,11 @@ _SUGGESTED = (
 )
 
 
-def plan_calls(home: Path) -> Iterator[Call]:
-    """Writes the configs to `home`."""
+def plan_calls(home: Path, pages: Path) -> Iterator[Call]:
+    """Writes the configs to `home`. pages: the source whose examples and pages are planned."""
     folder = home / "plans"
     folder.mkdir()
-    found = _configs()
+    found = _configs(pages)
     for name, written in found.items():
         (folder / f"{name}.yaml").write_text(written)
         for machine, flags in _MACHINES.items():
@@ -161,13 +160,13 @@ def plan_calls(home: Path) -> Iterator[Call]:
     yield Call("plans/traced", traced, folder, heavy=True)
 
 
-def _configs() -> dict[str, str]:
+def _configs(pages: Path) -> dict[str, str]:
     """By name. Where a page or an example trains a model of its own making, a known one instead."""
     found = {}
-    for path in sorted((ROOT / "examples").rglob("*.yaml")):
+    for path in sorted((pages / "examples").rglob("*.yaml")):
         kind = "scenario" if path.parent.name == "scenarios" else path.parent.name
         found[f"{kind}-{path.stem}"] = path.read_text()
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in [pages / "README.md", *sorted((pages / "docs").glob("*.md"))]:
         for i, block in enumerate(_BLOCK.findall(path.read_text()), 1):
             found[f"docs-{path.stem}-{i}"] = block
     return {name: _NO_SHAPE.sub(r"\1Qwen/Qwen2.5-1.5B", one) for name, one in found.items()}

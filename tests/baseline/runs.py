@@ -7,6 +7,7 @@ False), only the structure is.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -179,6 +180,7 @@ RUNS = (
         "ppo",
         {"reference.model": _OTHER, "algorithm.kl": {"place": "loss", "estimator": "k3"},
          "algorithm.critic_warmup_steps": 1, "algorithm.value_clip": None},
+        ("ppo RUN.yaml --run.resume auto --run.steps 4",),
     ),
     Run("ppo-local-broken-reward", "ppo", {"rewards": {"own": {"name": "own:broken"}}}),
     Run("dpo-local-wrong-loss", "dpo", {"algorithm.loss": {"name": "own:wrong"}}),
@@ -212,12 +214,13 @@ RUNS = (
         "ppo",
         {"cluster": _RAY, "rollout": {**_VLLM, "engines": 2}, "actor.zero": _STAGE_3,
          "critic.zero": _STAGE_3, "batch.responses": 2},
-        ("report RUN",),
+        ("report RUN", "ppo RUN.yaml --run.resume auto --run.steps 4"),
     ),
     Run(
         "ppo-ray-critic-ranks",
         "ppo",
         {"cluster": {**_RAY, "critic_ranks": 1}, "rollout": _ENGINE, "actor.zero": {"stage": 1}},
+        ("ppo RUN.yaml --run.resume auto --run.steps 4",),
     ),
     Run(
         "ppo-ray-lora",
@@ -229,25 +232,31 @@ RUNS = (
 
 
 def record_runs(
-    home: Path, out: Path, paths: Mapping[str, str], chosen: Sequence[str] | None
+    home: Path,
+    out: Path,
+    paths: Mapping[str, str],
+    chosen: Sequence[str] | None,
+    begun_by: str,
 ) -> None:
-    """Those in one process two at a time, then those on Ray one after the other."""
+    """Those in one process two at a time, then those on Ray one after the other. begun_by: the
+    Python of their first command."""
     (home / "own.py").write_text(OWN)
     wanted = [run for run in RUNS if chosen is None or run.name in chosen]
     with ThreadPoolExecutor(2) as threads:
         local = [run for run in wanted if not run.on_ray]
-        list(threads.map(lambda run: _record(run, home, out, paths), local))
+        list(threads.map(lambda run: _record(run, home, out, paths, begun_by), local))
     for run in wanted:
         if run.on_ray:
-            _record(run, home, out, paths)
+            _record(run, home, out, paths, begun_by)
 
 
-def _record(run: Run, home: Path, out: Path, paths: Mapping[str, str]) -> None:
+def _record(run: Run, home: Path, out: Path, paths: Mapping[str, str], begun_by: str) -> None:
     (home / f"{run.name}.yaml").write_text(text(run.job, _config(run)))
     said, codes = [], []
-    for line in (f"{run.job} RUN.yaml", *run.then):
+    for i, line in enumerate((f"{run.job} RUN.yaml", *run.then)):
         words = tuple(word.replace("RUN", run.name, 1) for word in line.split())
-        done = alone(Call("", words, home, {"PYTHONPATH": str(home)}))
+        python = begun_by if i == 0 else sys.executable
+        done = alone(Call("", words, home, {"PYTHONPATH": str(home)}), python)
         masked = not run.exact or words[0] in ("report", "calibrate")
         shown, told = (normal(part, paths, masked=masked) for part in (done.out, done.err))
         said.append(f"$ plimsoll {' '.join(words)}\n{shown}--- exit code {done.code}\n{told}")

@@ -122,7 +122,8 @@ def train(work: RlWork, source: Source) -> RunState:
             with session.phase("train_critic", cluster):
                 columns = (scores.values_L, learnables.returns_L)
                 critic = train_critic(batch, *columns, spec, cluster, state)
-                critic |= explained_variance(learnables.returns_L, scores.values_L)
+                values_L, returns_L = map(batch.layout.in_order, columns)
+                critic |= explained_variance(returns_L, values_L)
         with session.phase("train_actor", cluster):
             actor = train_actor(batch, scores, learnables.advantages_L, spec, cluster, state)
         renewed = source.renew(step)

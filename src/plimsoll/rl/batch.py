@@ -282,7 +282,8 @@ def zero_signal(trajectories: list[Trajectory]) -> float:
 def observed_kl(batch: Batch, scores: Scores) -> float:
     """The mean KL per response from the reference (k1 summed over tokens), nats."""
     assert scores.reference_L is not None
-    return float((scores.policy_L - scores.reference_L).sum()) / len(batch.trajectories)
+    gaps = batch.layout.by_trajectory(scores.policy_L - scores.reference_L)
+    return fmean(float(own_L.sum()) for own_L in gaps)
 
 
 def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenScores:

@@ -73,6 +73,10 @@ class Layout:
         pieces = np.split(column_L, self.cu_loss_tokens[1:-1])
         return [pieces[i] for i in self._sequence_of]
 
+    def in_order(self, column_L: Floats) -> Floats:
+        """A column in the order of the trajectories, in which sums round alike in any packs."""
+        return np.concatenate(self.by_trajectory(column_L))
+
     def moved(self, column_L: Floats, other: Layout) -> Floats:
         """A column of this layout as one of another of the same trajectories."""
         return column_L if other is self else other.column(self.by_trajectory(column_L))

@@ -369,6 +369,27 @@ def test_metrics_of_a_batch_by_hand() -> None:
     assert found == {"explained_variance": explained}
 
 
+def test_figures_of_a_step_round_alike_in_any_packs() -> None:
+    """float32 sums depend on the order: here it is that of the trajectories, in which an adaptive
+    KL coefficient was computed before columns were in the order of packs."""
+    rng = np.random.default_rng(0)
+    sizes = [len(t.response_tokens) for t in trajectories()]
+    gaps, values, returns = (
+        [rng.normal(size=n).astype(np.float32) for n in sizes] for _ in range(3)
+    )
+    figures = set()
+    for ranks, mini_batches in [(1, 1), (1, 4), (2, 2), (4, 1)]:
+        settings = config(mini_batches=mini_batches)
+        batch, scores = scores_of(settings, PlainCluster(ranks), trajectories())
+        gaps_L, values_L, returns_L = map(batch.layout.column, (gaps, values, returns))
+        scores = replace(scores, sampler_L=gaps_L, old_L=None, reference_L=np.zeros_like(gaps_L))
+        columns = map(batch.layout.in_order, (returns_L, values_L))
+        explained = explained_variance(*columns)["explained_variance"]
+        figures.add((observed_kl(batch, scores), explained))
+    assert len(figures) == 1
+    assert figures.pop()[0] == np.mean([float(gap.sum()) for gap in gaps])
+
+
 def test_the_share_of_responses_that_repeat_themselves_is_a_figure() -> None:
     settings = config(advantage={"name": "reinforce"})
     found = trajectories([(3, 12), (3, 12), (3, 12), (3, 12)])
