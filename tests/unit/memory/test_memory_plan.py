@@ -18,7 +18,7 @@ from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.advise.advice_json import advice_values
+from plimsoll.memory.advise.shown import advice_values
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan.as_json import plan_values

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from plimsoll.config.problems import Problem, find
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.rules.cards import card_rules
 from plimsoll.memory.rules.engines import (
     cpu_heads,
     divided,
@@ -25,7 +24,7 @@ from plimsoll.memory.rules.models import (
     varlen,
     vocabularies,
 )
-from plimsoll.memory.rules.states import lost_updates, zero_plus_plus
+from plimsoll.memory.rules.ranks import card_rules, lost_updates, zero_plus_plus
 from plimsoll.spec.rules.machine import local_host_rules
 
 PLAN_RULES = (
