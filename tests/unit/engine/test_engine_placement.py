@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from plimsoll.algorithm import policy_loss, preference_loss
-from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.engine.average import Average

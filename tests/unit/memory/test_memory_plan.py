@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.engine import FrozenRole, TrainedRole, ZeroConfig
+from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole, ZeroConfig
 from plimsoll.config.load import validate
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig

@@ -79,7 +79,7 @@ class Job:
     @cached_property
     def capability(self) -> Capability | None:
         """The lowest of the cards that the run uses; None where none is known, as without any."""
-        cards = {self.card(process.slot) for process in self.layout.processes} - {None}
+        cards = [card for p in self.layout.processes if (card := self.card(p.slot)) is not None]
         return min((c.compute_capability for c in cards if c.compute_capability), default=None)
 
     def key(self, role: RoleName) -> str:

@@ -14,7 +14,7 @@ from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.rollout.price import unpriced
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.spec.rules.heads import CPU_HEAD_SIZES, against_cpu_heads
+from plimsoll.spec.model_files import CPU_HEAD_SIZES, against_cpu_heads
 
 _PADDING = 64
 """Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,

@@ -11,16 +11,8 @@ from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import counted
 
 
-def card_rules(job: Job) -> Iterator[Problem]:
-    """What ranks need of cards and of a batch."""
-    yield from _bfloat16(job)
-    yield from _offload(job)
-    yield from _idle_ranks(job)
-    yield from _idle_cards(job)
-    yield from _nodes(job)
-
-
-def _bfloat16(job: Job) -> Iterator[Problem]:
+def bfloat16_cards(job: Job) -> Iterator[Problem]:
+    """Cards that are older than it."""
     capability = job.capability
     models = job.spec.models
     narrow = [name for name, model in models.items() if model.dtype == "bfloat16"]
@@ -37,7 +29,7 @@ def _bfloat16(job: Job) -> Iterator[Problem]:
         )
 
 
-def _offload(job: Job) -> Iterator[Problem]:
+def offload(job: Job) -> Iterator[Problem]:
     """Offload where all is in host memory already."""
     asked = [
         f"{job.key(name)}.offload"
@@ -62,7 +54,7 @@ def _offload(job: Job) -> Iterator[Problem]:
         )
 
 
-def _idle_ranks(job: Job) -> Iterator[Problem]:
+def idle_ranks(job: Job) -> Iterator[Problem]:
     """Packing gives a rank without a sequence a filler, so such a step works, and wastes ranks."""
     work = job.spec.workload
     ranks = max((job.spec.ranks_of(role) for role in job.spec.trained), default=0)
@@ -78,7 +70,7 @@ def _idle_ranks(job: Job) -> Iterator[Problem]:
     )
 
 
-def _idle_cards(job: Job) -> Iterator[Problem]:
+def idle_cards(job: Job) -> Iterator[Problem]:
     """Cards that nobody asked to leave idle: cluster.ranks is at its default."""
     cluster, needed = job.spec.cluster, job.layout.cards_needed
     have = job.hardware.cards
@@ -95,7 +87,8 @@ def _idle_cards(job: Job) -> Iterator[Problem]:
     )
 
 
-def _nodes(job: Job) -> Iterator[Problem]:
+def nodes(job: Job) -> Iterator[Problem]:
+    """Several, without a cluster to join."""
     cluster = job.spec.cluster
     if cluster.nodes > 1 and cluster.address is None:
         yield Problem(
