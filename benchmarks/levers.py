@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from plimsoll.config.flags import apply_flags, parse_flags
-from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
+from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of

@@ -30,7 +30,7 @@ import yaml
 
 from plimsoll.commands.planning import constants_of, hardware_of, predicted_peaks
 from plimsoll.commands.report.comparison import Comparison, compare
-from plimsoll.config.job import JobConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.engine.zero.sizes import trained_counts, zero_sizes
 from plimsoll.jobs import JOBS

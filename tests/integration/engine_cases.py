@@ -12,10 +12,15 @@ import numpy as np
 
 from plimsoll.algorithm.policy_objective import PolicyTerms
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, ZeroConfig
+from plimsoll.config.engine import (
+    AdapterConfig,
+    EmaConfig,
+    OptimizerConfig,
+    TrainedRole,
+    ZeroConfig,
+)
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack
 from plimsoll.engine.objectives import (

@@ -26,8 +26,7 @@ from ranks import RankProcesses
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
-from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.engine import FrozenRole, ZeroConfig
+from plimsoll.config.engine import AdapterConfig, FrozenRole, ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.weights import hash_bytes
 from plimsoll.engine.worker import StepResult, Worker

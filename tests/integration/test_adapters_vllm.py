@@ -17,8 +17,7 @@ from vllm_cases import started
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.merge import merge_adapter
-from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.engine import OptimizerConfig, TrainedRole
+from plimsoll.config.engine import AdapterConfig, OptimizerConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
 from plimsoll.engine.process_group import Place, free_port

@@ -26,8 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.engine import EmaConfig, ZeroConfig
+from plimsoll.config.engine import AdapterConfig, EmaConfig, ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker
 from plimsoll.errors import ConfigError

@@ -11,7 +11,7 @@ from engine_cases import BATCHES, RATES, Setting, own_packs, zero_stage
 from engine_reference import summed
 from ranks import RankProcesses
 
-from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.engine.objectives import NllObjective
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import StepResult, Worker

@@ -38,8 +38,7 @@ from engine_reference import (
 from ranks import RankProcesses
 from safetensors.torch import load_file
 
-from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.engine import FrozenRole, ZeroConfig
+from plimsoll.config.engine import AdapterConfig, FrozenRole, ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.weights import read_bucket

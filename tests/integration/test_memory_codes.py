@@ -10,9 +10,8 @@ from ranks import RankProcesses
 
 from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.trace import LiveBytes
-from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import ZeroConfig
+from plimsoll.config.engine import AdapterConfig, ZeroConfig
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.worker import Worker
 from plimsoll.engine.zero.settings import zero_settings

@@ -11,7 +11,7 @@ import pytest
 from choice import slow
 
 from plimsoll.commands.trace_models import TraceForm, trace_form
-from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.shapes.known_models import read_fields
 from plimsoll.shapes.shape import MicroBatch

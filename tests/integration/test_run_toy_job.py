@@ -17,8 +17,8 @@ JOB = '''
 from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.job import JobConfig
-from plimsoll.spec.panels import both
+from plimsoll.config.run import JobConfig
+from plimsoll.spec.job import both
 from plimsoll.spec.columns import sft_source
 from plimsoll.spec.job import Evaluation, Job
 from plimsoll.spec.roles import learner

@@ -35,8 +35,8 @@ from plimsoll.cli.tools import (
 )
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
+from plimsoll.machine.host import waiting
 from plimsoll.machine.nvidia import card_order
-from plimsoll.machine.threads import waiting
 from plimsoll.rl.presets import PRESETS
 from plimsoll.run.output import open_missing
 

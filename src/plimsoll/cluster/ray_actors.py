@@ -28,10 +28,10 @@ from plimsoll.engine.worker import Worker
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import oom_kills
 from plimsoll.machine.heap import preloading
+from plimsoll.machine.host import waiting
 from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.machine.nvidia import card_order, visible_cards
 from plimsoll.machine.stacks import write_stacks_when_asked
-from plimsoll.machine.threads import waiting
 from plimsoll.rollout.protocol import EngineSpec
 from plimsoll.run.output import tell
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.cluster import ClusterConfig, Device
 from plimsoll.engine.process_group import choose_device
-from plimsoll.machine.host import usable_cores
-from plimsoll.machine.threads import most_at_once
+from plimsoll.machine.host import most_at_once, usable_cores
 from plimsoll.rollout.protocol import EngineSpec
 
 

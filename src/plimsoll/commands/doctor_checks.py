@@ -7,19 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from plimsoll.commands.doctor_limits import (
-    address_space,
-    cache_disk,
-    cores,
-    locked_memory,
-    memory,
-    open_files,
-    processes,
-    run_disk,
-    shared_memory,
-    swap,
-    temporary_disk,
-)
+from plimsoll.commands import doctor_limits as limits
 from plimsoll.commands.doctor_machine import Machine
 from plimsoll.config.problems import Problem, Severity, checked
 from plimsoll.machine.nvidia import CardProcess, LiveCard
@@ -260,17 +248,9 @@ MACHINE_RULES = (
     _packages,
     _cuda,
     _gpus,
-    memory,
-    swap,
-    cores,
-    locked_memory,
-    address_space,
-    shared_memory,
-    open_files,
-    processes,
-    run_disk,
-    temporary_disk,
-    cache_disk,
+    *(limits.memory, limits.swap, limits.cores, limits.locked_memory, limits.address_space),
+    *(limits.shared_memory, limits.open_files, limits.processes),
+    *(limits.run_disk, limits.temporary_disk, limits.cache_disk),
     _compilers,
     _libnuma,
     _ray,

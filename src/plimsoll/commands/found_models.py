@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plimsoll.config.adapter import ADAPTER_FILE
+from plimsoll.config.engine import ADAPTER_FILE
 from plimsoll.config.flags import parse_flags
 from plimsoll.config.problems import Problem, refuse
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import load_any
 from plimsoll.run.directory import RunDirectory
-from plimsoll.spec.model_files import check_head, check_model, has_tokenizer
+from plimsoll.spec.model_files import check_head, check_heads, check_model, has_tokenizer
 from plimsoll.spec.roles import Role
-from plimsoll.spec.rules.heads import check_heads
 from plimsoll.spec.rules.machine import missing_for_processes
 from plimsoll.spec.run_spec import RunSpec, resolve
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.machine.threads import most_at_once
+from plimsoll.machine.host import most_at_once
 from plimsoll.run.counting import counted
 from plimsoll.spec.job import Sampling
 from plimsoll.spec.roles import Role

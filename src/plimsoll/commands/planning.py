@@ -23,9 +23,8 @@ from plimsoll.machine.hardware import (
     parse_cluster,
 )
 from plimsoll.machine.local_host import LocalHost, read_local_host
-from plimsoll.memory.advise.advice_json import advice_values
-from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise
+from plimsoll.memory.advise.shown import advice_text, advice_values
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants, read_constants
 from plimsoll.memory.contents.process_peaks import process_peaks
@@ -210,7 +209,7 @@ def plan_json(
 
 def plan_svg(plan: Plan, title: str) -> str:
     """The plan as a picture."""
-    return draw_svg(f"{title}: {plan.verdict}", (*plan.devices, *plan.hosts))
+    return draw_svg(f"{title}: {plan.verdict}", plan.stores)
 
 
 def _free_disk(run: RunDirectory) -> int:

@@ -28,13 +28,13 @@ from plimsoll.shapes.config_fields import longrope_positions
 from plimsoll.spec.choices import check_choices
 from plimsoll.spec.model_files import (
     check_head,
+    check_heads,
     check_missing,
     check_model,
     check_template,
     models_by_key,
     read_model_json,
 )
-from plimsoll.spec.rules.heads import check_heads
 from plimsoll.spec.rules.machine import missing_needs
 from plimsoll.spec.rules.stored import stored
 from plimsoll.spec.run_spec import RunSpec
@@ -56,14 +56,14 @@ def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 
 def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:
-    path, fix = Path(spec.run.directory), "choose another directory"
+    path, why = Path(spec.run.directory), ""
     existing = next(p for p in [path, *path.absolute().parents] if p.exists())
     if not existing.is_dir():
         why = f"{existing} is a file, and a directory is needed."
-        yield Section("run", spec.run).invalid("directory", why, fix)
     elif not os.access(existing, os.W_OK | os.X_OK):
         why = f"{existing} cannot be written to."
-        yield Section("run", spec.run).invalid("directory", why, fix)
+    if why:
+        yield Section("run", spec.run).invalid("directory", why, "choose another directory")
     else:
         yield from resume_problems(spec.run)
         yield from _other_job(spec)
@@ -160,10 +160,6 @@ def _nodes(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield at.conflict("nodes", why, fix, "nodes-without-cluster")
 
 
-def _engine_heads(spec: RunSpec[Any]) -> Iterator[Problem]:
-    return check_heads(spec, "actor.model.path", spec.actor.model.path)
-
-
 def _rewards(spec: RunSpec[Any]) -> Iterator[Problem]:
     if spec.sampling is None or spec.engines is None:
         return
@@ -184,7 +180,7 @@ INPUT_RULES = (
     missing_needs,
     _nodes,
     check_choices,
-    _engine_heads,
+    lambda spec: check_heads(spec, "actor.model.path", spec.actor.model.path),
     _rewards,
     stored,
 )
@@ -194,7 +190,7 @@ def check_inputs(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) ->
     """Refuse inputs that cannot work, all of them in one ConfigError: data, models, run directory,
     packages, names of losses and rewards, lengths.
 
-    origins: where each key was written, as `read_config` gives them.
+    origins: where each key was written, as `read_spec` gives them.
     """
     try:
         refuse(find(INPUT_RULES, spec), origins)

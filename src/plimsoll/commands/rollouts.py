@@ -22,7 +22,7 @@ from plimsoll.commands.rollouts_text import (
 )
 from plimsoll.errors import ConfigError
 from plimsoll.run.counting import counted
-from plimsoll.run.directory import RunDirectory
+from plimsoll.run.directory import existing_run
 from plimsoll.run.responses import ResponseGroup, read_groups
 
 
@@ -56,19 +56,21 @@ def show_rollouts(path: Path, wanted: Wanted, terminal: Console | None) -> str:
     groups = _chosen(_read(path, steps, step), step, wanted)
     if wanted.diff is not None:
         pairs = _pairs(path, steps, step, groups, wanted)
-        return "\n\n".join(_compared(pair, terminal) for pair in pairs)
+        if terminal is None:
+            return "\n\n".join(compared_text(*pair) for pair in pairs)
+        return "\n\n".join(compared_columns(*pair, terminal) for pair in pairs)
     if len(groups) > wanted.count:
         return overview_text(step, groups, None if terminal is None else terminal.width)
-    return "\n\n".join(_whole(step, group, terminal) for group in groups)
+    if terminal is None:
+        return "\n\n".join(group_text(step, group) for group in groups)
+    return "\n\n".join(group_columns(step, group, terminal) for group in groups)
 
 
 def _steps(path: Path) -> dict[int, Path]:
     """The steps that have trajectories, in their order, with their files."""
     if path.is_file():
         return {_step_of(path): path}
-    if not path.is_dir():
-        raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
-    found = RunDirectory(path).trajectories()
+    found = existing_run(path).trajectories()
     if not found:
         raise ConfigError(
             f"{path} holds no trajectories. Runs of reinforcement learning write them "
@@ -168,13 +170,3 @@ def _no_pair(
     ]
     others = f"Steps that have: {_spans(shared)}" if shared else "No other step has one, either"
     return f"Step {other} has no prompt that step {step} has and that is asked for. {others}."
-
-
-def _whole(step: int, group: ResponseGroup, terminal: Console | None) -> str:
-    if terminal is None:
-        return group_text(step, group)
-    return group_columns(step, group, terminal)
-
-
-def _compared(pair: Compared, terminal: Console | None) -> str:
-    return compared_text(*pair) if terminal is None else compared_columns(*pair, terminal)

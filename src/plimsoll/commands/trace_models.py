@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from plimsoll.commands.trace import Traced, trace
-from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError
 from plimsoll.memory.contents.contents import micro_batch

@@ -45,7 +45,8 @@ def resolve_choice(
     if ":" in choice.name:
         found = _by_import_path(choice.name, awaited)
     else:
-        found = _by_name(choice.name, package, function)
+        _known(choice.name, package, function)
+        found = vars(importlib.import_module(f"{package}.{choice.name}"))[function]
     bound = functools.partial(found, **_checked_options(choice, _signature_of(found)))
     try:
         inspect.signature(bound).bind(*[None] * arguments)
@@ -120,15 +121,10 @@ def _written_option(option: ast.arg, default: ast.expr | None) -> inspect.Parame
     )
 
 
-def _by_name(name: str, package: str, function: str) -> Callable[..., Any]:
-    _known(name, package, function)
-    found: Callable[..., Any] = vars(importlib.import_module(f"{package}.{name}"))[function]
-    return found
-
-
 def _known(name: str, package: str, function: str) -> ast.FunctionDef:
     """The function of a package's file of this name, as it is written."""
-    files = [module.name for module in pkgutil.iter_modules(_folders(package))]
+    folders = importlib.import_module(package).__path__
+    files = [module.name for module in pkgutil.iter_modules(folders)]
     written = _defined(package, name, function) if name in files else None
     if written is None:
         known = sorted(file for file in files if _defined(package, file, function))
@@ -138,10 +134,6 @@ def _known(name: str, package: str, function: str) -> ast.FunctionDef:
             f"my.module:my_function."
         )
     return written
-
-
-def _folders(package: str) -> Iterable[str]:
-    return importlib.import_module(package).__path__
 
 
 def _defined(package: str, file: str, function: str) -> ast.FunctionDef | None:

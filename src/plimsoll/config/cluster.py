@@ -43,3 +43,8 @@ class ClusterConfig(Settings):
     held to hang and ended; 0: never. Default: 5 times the longest that this kind of work was silent
     before in the run, at least 60; 600 for what is done for the first time, for loading and for
     saving."""
+
+    @property
+    def all_ranks(self) -> int:
+        """With those of the critic's own."""
+        return self.ranks + (self.critic_ranks or 0)

@@ -5,7 +5,7 @@ A code names what is wrong, whichever rule finds it: several may share one.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 Code = Literal[
     "adamw-8bit-offload",
@@ -93,8 +93,6 @@ Code = Literal[
     "warmup-too-long",
     "zero-plus-plus",
 ]
-
-CODES: tuple[Code, ...] = get_args(Code)
 
 ROOM: frozenset[Code] = frozenset(
     {

@@ -1,19 +1,53 @@
-"""How one role is trained: precision of states, ZeRO, offload, optimizer, schedule."""
+"""How one role is trained (precision of states, ZeRO, offload, adapter, optimizer, schedule), or
+scores."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import (
     EvenInt,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Probability,
     Settings,
+    WrittenPath,
 )
 from plimsoll.config.model import ModelConfig
+
+ADAPTER_FILE = "adapter_config.json"
+"""PEFT's config in an adapter's directory."""
+
+
+class AdapterConfig(Settings):
+    """LoRA, Hu et al. 2021, https://arxiv.org/abs/2106.09685; trained and saved with PEFT."""
+
+    rank: PositiveInt = 16
+    """The inner dimension of each pair of matrices."""
+    alpha: PositiveFloat = 32.0
+    """The adapter's output is scaled by alpha / rank (with rslora, by alpha / sqrt(rank))."""
+    dropout: Probability = 0.0
+    """Dropout on the adapter's input."""
+    targets: tuple[str, ...] = ("all-linear",)
+    """The modules that get adapters, by the last part of their names, such as q_proj;
+    `all-linear` is every linear layer but the output head."""
+    rslora: bool = False
+    """Scale by the root of the rank; Kalajdzievski 2023, https://arxiv.org/abs/2312.03732."""
+    dora: bool = False
+    """Learn magnitudes beside directions; Liu et al. 2024, https://arxiv.org/abs/2402.09353."""
+
+
+class ReferenceLogprobsConfig(Settings):
+    """The reference's log-probs: computed batch by batch beside the actor, or once before it."""
+
+    precompute: bool = False
+    """Score all that the run will see before the actor is loaded, and keep the numbers: the
+    reference is then never in memory beside the actor and its optimizer."""
+    path: WrittenPath | None = None
+    """The Parquet file with the numbers; default: reference-logprobs.parquet in the run directory.
+    One that is there must be of the same reference; only what it lacks is scored, and added."""
 
 
 class ZeroConfig(Settings):

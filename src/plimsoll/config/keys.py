@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -179,9 +179,10 @@ def describe_keys(model: type[Settings], section: str = "", width: int = 100) ->
     chosen = [key for key in keys if key.path[: len(path)] == path]
     if not chosen:
         close = difflib.get_close_matches(section, [key.name for key in keys], n=1)
+        top = ", ".join(key.name for key in keys if len(key.path) == 1)
         raise ConfigError(
             f"There is no key or section {section!r} to show help for. "
-            + (f"Nearest: {close[0]}." if close else f"Sections: {_top(keys)}.")
+            + (f"Nearest: {close[0]}." if close else f"Sections: {top}.")
         )
     return "\n".join(_paragraph(key, width) for key in chosen)
 
@@ -206,7 +207,3 @@ def _paragraph(key: Key, width: int) -> str:
     return "\n".join(
         [head, textwrap.fill(key.doc, width, initial_indent=indent, subsequent_indent=indent)]
     )
-
-
-def _top(keys: Sequence[Key]) -> str:
-    return ", ".join(key.name for key in keys if len(key.path) == 1)

@@ -18,34 +18,21 @@ from plimsoll.config.base import Settings
 from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.keys import ANY, Key, below, find_key, keys_of
 from plimsoll.config.problems import Problem, invalid, refuse, show
-from plimsoll.config.yaml_tree import Origins, Path, Tree, read_tree, written_around
+from plimsoll.config.yaml_tree import Path, Tree, read_tree, value_at, written_around
 from plimsoll.errors import ConfigError
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def read_config(
-    model: type[SettingsT], path: str, flags: Sequence[str] = ()
-) -> tuple[SettingsT, Origins]:
-    """The config of one job: the YAML file's values, and the flags' over them; and where each of
-    its keys was written. Agreement between keys is not looked at.
-
-    model: of the job, such as SftConfig. flags: such as `["--run.steps", "10"]`.
-
-    Raises ConfigError (exit code 2) with every problem, where it was written, and what to write
-    instead.
-    """
-    tree = read_tree_of(path, flags)
-    return validate(model, tree), tree.origins
-
-
 def read_tree_of(path: str, flags: Sequence[str]) -> Tree:
-    """The file's values, and the flags' over them, as they are written."""
+    """The file's values, and the flags' over them, as they are written. flags: such as
+    `["--run.steps", "10"]`."""
     return apply_flags(read_tree(read_config_text(path), path), parse_flags(flags))
 
 
 def validate(model: type[SettingsT], tree: Tree) -> SettingsT:
-    """The model of a tree of values; ConfigError lists every key that is wrong."""
+    """The model of a tree of values, such as SftConfig; ConfigError (exit code 2) lists every key
+    that is wrong. Agreement between keys is not looked at."""
     refuse(schema_problems(model, tree))
     return model.model_validate(tree.values)
 
@@ -122,7 +109,7 @@ def _meant(key: Key, path: Path, tree: Tree) -> str:
     if key.path[-2:-1] != (ANY,):
         return ""
     *section, name, last = path
-    written = _value_at(tree, tuple(section))
+    written = value_at(tree.values, tuple(section))
     entries = written if isinstance(written, dict) else {}
     whole = [str(n) for n, entry in entries.items() if isinstance(entry, dict) and last in entry]
     close = difflib.get_close_matches(name, whole, n=1)
@@ -149,7 +136,7 @@ def _unknown(path: Path, value: object, keys: tuple[Key, ...], tree: Tree) -> Pr
 
 
 def _wrong(key: Key, path: Path, keys: tuple[Key, ...], tree: Tree) -> Problem:
-    value = _value_at(tree, path)
+    value = value_at(tree.values, path)
     if key.section:
         why, instead = "A section is needed here.", "write keys with values below it"
         instead += _such_as(path, value, keys)
@@ -176,7 +163,7 @@ def _such_as(section: Path, value: object, keys: tuple[Key, ...]) -> str:
 def _bools_as_numbers(keys: tuple[Key, ...], tree: Tree) -> Iterator[Problem]:
     """`true` where one of a few numbers is expected: to Python, and so to pydantic, it is 1."""
     for key in keys:
-        value = _value_at(tree, key.path)
+        value = value_at(tree.values, key.path)
         if isinstance(value, bool) and value in key.choices:
             yield _wrong(key, key.path, keys, tree)
 
@@ -188,11 +175,3 @@ def _innermost(keys: tuple[Key, ...], path: Path) -> tuple[Key, Path]:
         if key is not None:
             return key, path[:length]
     raise AssertionError(f"{path} lies in no key")
-
-
-def _value_at(tree: Tree, path: Path) -> object:
-    """The value written at `path`; None where there is none."""
-    value: object = tree.values
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value

@@ -10,7 +10,7 @@ from typing import Any
 
 from plimsoll.config.load import read_config_text
 from plimsoll.config.problems import show
-from plimsoll.config.yaml_tree import Path, Tree, read_tree
+from plimsoll.config.yaml_tree import Path, Tree, read_tree, value_at
 from plimsoll.errors import ConfigError
 
 KEY = "preset"
@@ -43,7 +43,7 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
     name = command or named
     if not isinstance(name, str):  # None, or what the schema refuses
         return tree
-    base = presets[name].values if name in presets else _own(name, presets)
+    base = _values(name, presets)
     values = _over(base, tree.values) | {KEY: name}
     written = dict.fromkeys(leaves(base), f"{KEY} {name}")
     return Tree(values, {**written, **tree.origins})
@@ -51,23 +51,15 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
 
 def shown(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
     """What a preset sets, a key a line, and what stands there where the config says otherwise."""
-    base = presets[name].values if name in presets else _own(name, presets)
-    set_here = leaves(base)
+    set_here = leaves(_values(name, presets))
     width = max(len(".".join(path)) for path in set_here)
     lines = [f"Preset {name}"]
     for path, value in set_here.items():
-        found = _at(resolved, path)
+        found = value_at(resolved, path)
         same = found == value or value == {}
         said = "" if same else f"   (overridden: {show(found)})"
         lines.append(f"  {'.'.join(path):<{width}}  {show(value)}{said}")
     return "\n".join(lines)
-
-
-def _at(values: Values, path: Path) -> object:
-    found: Any = values
-    for name in path:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found
 
 
 def leaves(values: Values, above: Path = ()) -> dict[Path, object]:
@@ -79,7 +71,10 @@ def leaves(values: Values, above: Path = ()) -> dict[Path, object]:
     return found
 
 
-def _own(name: str, presets: Mapping[str, Preset]) -> Values:
+def _values(name: str, presets: Mapping[str, Preset]) -> Values:
+    """Of a preset, or of a file of one's own."""
+    if name in presets:
+        return presets[name].values
     if not name.endswith((".yaml", ".yml")):
         close = difflib.get_close_matches(name, presets, n=1)
         near = f" Did you mean {close[0]}?" if close else ""

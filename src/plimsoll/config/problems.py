@@ -104,9 +104,8 @@ class Section:
 
 def checked(key: str, severity: Severity, what: str, why: str = "", fix: str = "") -> Problem:
     """Of a part of the machine; why and fix are left out where it is `ok`."""
-    if severity == "ok":
-        return Problem(None, severity, what, key=key)
-    return Problem(None, severity, what, why, fix, key)
+    told = ("", "") if severity == "ok" else (why, fix)
+    return Problem(None, severity, what, *told, key)
 
 
 def find(

@@ -10,9 +10,9 @@ from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.job import JobConfig
 from plimsoll.config.reward import RewardConfig, RewardModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
+from plimsoll.config.run import JobConfig
 
 REWARD_MODEL = "reward_model"
 """What the part of a single reward model is called in metrics and trajectories."""

@@ -1,8 +1,8 @@
-"""The run: its directory, length, saving, and what is shown."""
+"""The run: its directory, length, saving, what is shown; and what the config of every job has."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from plimsoll.config.base import (
     NonNegativeFloat,
@@ -12,6 +12,7 @@ from plimsoll.config.base import (
     Settings,
     WrittenPath,
 )
+from plimsoll.config.cluster import ClusterConfig
 
 Goal = Literal["lowest", "highest"]
 """Which value of a metric is the best."""
@@ -74,3 +75,21 @@ class RunConfig(Settings):
     must be installed; tensorboard is there unless run.tensorboard is false."""
     logger_project: str = "plimsoll"
     """What loggers file the run under: W&B's and Trackio's project, MLflow's experiment."""
+
+
+if TYPE_CHECKING:
+    from plimsoll.config.data import DataConfig
+    from plimsoll.config.engine import TrainedRole
+
+
+class JobConfig(Settings):
+    """The base of all jobs' configs. Each has the sections `data` and `actor` too, and says what
+    they are there."""
+
+    run: RunConfig
+    """The run directory, the length of the run, saving and evaluation."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where the ranks live."""
+    if TYPE_CHECKING:
+        data: DataConfig
+        actor: TrainedRole

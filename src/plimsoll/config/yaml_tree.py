@@ -9,7 +9,7 @@ models hold them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,13 @@ class Tree:
 
     values: dict[str, object]
     origins: dict[Path, str]
+
+
+def value_at(values: object, path: Sequence[str]) -> Any:
+    """The value at a path of nested values; None where there is none."""
+    for name in path:
+        values = values.get(name) if isinstance(values, Mapping) else None
+    return values
 
 
 FLAG = "flag "  # an origin on the command line begins with it

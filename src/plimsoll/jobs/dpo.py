@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from plimsoll.config.base import Choice, NonNegativeFloat, Settings
 from plimsoll.config.batch import PreferenceBatch
 from plimsoll.config.data import DataConfig
-from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.job import JobConfig
+from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
 from plimsoll.config.problems import Problem
-from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.jobs.figures import OF_PAIRS
 from plimsoll.spec.choices import is_own, needs_reference
 from plimsoll.spec.columns import pair_source
-from plimsoll.spec.job import Evaluation, Job, Names
-from plimsoll.spec.panels import both, implicit_rewards
+from plimsoll.spec.job import Evaluation, Job, Names, both, implicit_rewards
 from plimsoll.spec.roles import Role, learner, reference_of
 from plimsoll.spec.rules.reference import stored_logprobs, unused_reference
 from plimsoll.spec.workload import pairs_of

@@ -7,14 +7,12 @@ from dataclasses import replace
 from plimsoll.config.base import Choice, Settings
 from plimsoll.config.batch import KtoBatch
 from plimsoll.config.data import DataConfig
-from plimsoll.config.engine import FrozenRole, TrainedRole
-from plimsoll.config.job import JobConfig
-from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
+from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig, TrainedRole
+from plimsoll.config.run import JobConfig
 from plimsoll.jobs.figures import ACCURACY
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import labelled_source
-from plimsoll.spec.job import Evaluation, Job, Names
-from plimsoll.spec.panels import both, implicit_rewards
+from plimsoll.spec.job import Evaluation, Job, Names, both, implicit_rewards
 from plimsoll.spec.roles import Role, learner, reference_of
 from plimsoll.spec.rules.reference import stored_logprobs
 from plimsoll.spec.workload import sequences_of

@@ -12,8 +12,7 @@ from plimsoll.rl.presets import PRESETS
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.columns import rl_source
 from plimsoll.spec.eval_sets import eval_sets
-from plimsoll.spec.job import SOURCE, Evaluation, Job, Names, Sampling
-from plimsoll.spec.panels import alone, both
+from plimsoll.spec.job import SOURCE, Evaluation, Job, Names, Sampling, alone, both
 from plimsoll.spec.roles import Role, learner, reference_of, scoring_role
 from plimsoll.spec.rules.sampling import sampled
 from plimsoll.spec.workload import Workload

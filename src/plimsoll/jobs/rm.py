@@ -8,12 +8,11 @@ from plimsoll.config.base import Choice, NonNegativeFloat, Settings
 from plimsoll.config.batch import PreferenceBatch
 from plimsoll.config.data import DataConfig
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.job import JobConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.jobs.figures import OF_PAIRS
 from plimsoll.spec.choices import is_own
 from plimsoll.spec.columns import pair_source
-from plimsoll.spec.job import Evaluation, Job, Names
-from plimsoll.spec.panels import both
+from plimsoll.spec.job import Evaluation, Job, Names, both
 from plimsoll.spec.roles import learner
 from plimsoll.spec.workload import pairs_of
 

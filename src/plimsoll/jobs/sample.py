@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from plimsoll.jobs.rl import JOB as RL
 from plimsoll.jobs.rl import scoring_roles
-from plimsoll.spec.panels import alone, both
+from plimsoll.spec.job import alone, both
 from plimsoll.spec.rules.sampling import only_sampled
 
 JOB = replace(

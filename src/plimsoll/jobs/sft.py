@@ -6,10 +6,9 @@ from plimsoll.config.base import PositiveFloat, Settings
 from plimsoll.config.batch import SftBatch
 from plimsoll.config.data import DataConfig, LearnedTokens
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.job import JobConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.spec.columns import sft_source
-from plimsoll.spec.job import Evaluation, Job
-from plimsoll.spec.panels import both
+from plimsoll.spec.job import Evaluation, Job, both
 from plimsoll.spec.roles import learner
 from plimsoll.spec.workload import sequences_of
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from plimsoll.config.flags import apply_flags, parse_flags
-from plimsoll.config.job import JobConfig
 from plimsoll.config.load import read_config_text, schema_problems
+from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.jobs import JOBS

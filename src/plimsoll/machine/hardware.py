@@ -71,6 +71,16 @@ class Hardware:
 
     nodes: tuple[Node, ...]
 
+    @property
+    def cards(self) -> int:
+        """How many there are in all."""
+        return sum(len(node.cards) for node in self.nodes)
+
+    @property
+    def cards_of_node(self) -> int:
+        """How many the node with the most has."""
+        return max(len(node.cards) for node in self.nodes)
+
 
 def _card(
     name: str,

@@ -1,4 +1,5 @@
-"""Memory and cores as this process may use them: the machine's, or less where a cgroup says so."""
+"""Memory and cores as this process may use them: the machine's, or less where a cgroup says so; and
+how processes and threads share the cores."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from math import ceil
 
 import psutil
 
+from plimsoll.config.cluster import ClusterConfig
 from plimsoll.machine.cgroup import Limit, core_quota, memory_limit
 
 
@@ -46,3 +48,20 @@ def usable_cores() -> int:
     (`docker --cpus`, a limit of Kubernetes): more threads would only use it up sooner, and wait."""
     cores = len(os.sched_getaffinity(0))
     return min(cores, ceil(core_quota() or cores))
+
+
+def most_at_once(cluster: ClusterConfig, engines: int) -> int:
+    """The processes of a node that compute at the same time, at most. Ranks, the critic's own ranks
+    and engines take turns: while one kind works the others wait."""
+    return ceil(max(cluster.ranks, cluster.critic_ranks or 0, engines) / cluster.nodes)
+
+
+def waiting() -> dict[str, str]:
+    """For the environment of a process, before it imports torch: a thread that waits spins for some
+    microseconds only, and then sleeps, unless this process's environment says otherwise. Spinning
+    on, it would hold a core that another process, or another thread of its own, could use
+    (docs/performance.md).
+    """
+    if "OMP_WAIT_POLICY" in os.environ:
+        return {}
+    return {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "2000")}

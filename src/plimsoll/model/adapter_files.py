@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from plimsoll.config.adapter import ADAPTER_FILE
+from plimsoll.config.engine import ADAPTER_FILE
 from plimsoll.errors import ConfigError
 from plimsoll.model.adapters import ADAPTER, inject
 from plimsoll.model.checks import as_config_error

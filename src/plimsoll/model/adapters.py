@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.errors import ConfigError
 from plimsoll.model.policy import PolicyModel, is_of_adapter
 from plimsoll.model.quantization import dequantised

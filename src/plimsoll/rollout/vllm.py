@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.config.adapter import ADAPTER_FILE
+from plimsoll.config.engine import ADAPTER_FILE
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.process_group import kernel_limits
 from plimsoll.engine.weights import WeightBucket
 from plimsoll.errors import PlimsollError, WeightSyncError
+from plimsoll.machine.host import waiting
 from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order
-from plimsoll.machine.threads import waiting
 from plimsoll.model.adapter_files import WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.protocol import EngineSpec, Request

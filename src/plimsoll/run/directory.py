@@ -155,6 +155,13 @@ class RunDirectory:
         return any(path.exists() for path in traces)
 
 
+def existing_run(path: Path) -> RunDirectory:
+    """The directory of a run, to read. Raises ConfigError where there is none."""
+    if not path.is_dir():
+        raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
+    return RunDirectory(path)
+
+
 def open_run(config: RunConfig) -> RunDirectory:
     """Make or reopen the directory as `run.resume` says, and lock it for this process.
 

@@ -10,11 +10,12 @@ quantisation pass them by.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from plimsoll.shapes.config_fields import COUNT, WIDTH, Fields
 from plimsoll.shapes.shape import PLAIN, Linear, Tensors, Traits
 
-_EXPERTS = ("gate_proj", "up_proj", "down_proj")
+_GATED = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,20 @@ def attention(
     )
 
 
-def mlp(hidden: int, width: int, count: int, bias: bool = False) -> tuple[Linear, ...]:
-    """Gate, up and down of `count` gated MLPs."""
+def mlp(
+    hidden: int,
+    width: int,
+    count: int,
+    bias: bool = False,
+    names: tuple[str, str, str] = _GATED,
+    experts: int = 0,
+) -> tuple[Linear, ...]:
+    """Gate, up and down of `count` gated MLPs. experts: how many a layer stacks; 0: none."""
+    gate, up, down = names
     kinds = (
-        Linear("gate_proj", hidden, width, bias, count),
-        Linear("up_proj", hidden, width, bias, count),
-        Linear("down_proj", width, hidden, bias, count),
+        Linear(gate, hidden, width, bias, count, stacked=2 * experts or 1),
+        Linear(up, hidden, width, bias, count, stacked=2 * experts or 1),
+        Linear(down, width, hidden, bias, count, stacked=experts or 1),
     )
     return kinds if count else ()
 
@@ -106,33 +115,21 @@ def qwen2(fields: Fields, sizes: Sizes) -> Decoder:
     return Decoder(_gated(sizes, qkv_bias=True), (layer_norms(sizes, 2),))
 
 
-def qwen3(fields: Fields, sizes: Sizes) -> Decoder:
-    """Norms of queries and keys."""
-    return _with_traits(fields, sizes, Traits(query_norms=True))
-
-
-def gemma(fields: Fields, sizes: Sizes) -> Decoder:
-    """As llama, without biases of the MLP."""
-    return _with_traits(fields, sizes, Traits(norms="rms_fp32"))
-
-
-def gemma2(fields: Fields, sizes: Sizes) -> Decoder:
-    """Norms before and after attention and MLP."""
-    return _with_traits(fields, sizes, Traits(norms="rms_fp32", post_norms=True))
-
-
-def gemma3(fields: Fields, sizes: Sizes) -> Decoder:
-    """As gemma2, with norms of queries and keys, and rotary tables for each kind of layer."""
-    traits = Traits(norms="rms_fp32", query_norms=True, post_norms=True, rotary_tables=2)
-    return _with_traits(fields, sizes, traits)
-
-
-def _with_traits(fields: Fields, sizes: Sizes, traits: Traits) -> Decoder:
+def with_traits(fields: Fields, sizes: Sizes, traits: Traits) -> Decoder:
     """Biases of attention as the file says, and norms as the traits do."""
     bias = fields.flag("attention_bias")
     norms = (layer_norms(sizes, 4 if traits.post_norms else 2),)
     of_heads = (head_norms(sizes),) if traits.query_norms else ()
     return Decoder(_gated(sizes, bias, bias), (*norms, *of_heads), traits=traits)
+
+
+qwen3 = partial(with_traits, traits=Traits(query_norms=True))
+gemma = partial(with_traits, traits=Traits(norms="rms_fp32"))
+gemma2 = partial(with_traits, traits=Traits(norms="rms_fp32", post_norms=True))
+gemma3 = partial(
+    with_traits,  # rotary tables for each kind of layer
+    traits=Traits(norms="rms_fp32", query_norms=True, post_norms=True, rotary_tables=2),
+)
 
 
 def _gated(
@@ -188,7 +185,7 @@ def qwen(fields: Fields, sizes: Sizes) -> Decoder:
 def mixtral(fields: Fields, sizes: Sizes) -> Decoder:
     """Experts in every layer, with the names w1 (gate), w3 (up) and w2 (down)."""
     experts = _experts(fields, "num_local_experts", sizes.intermediate, 0, sizes.layers)
-    routed = _routed(sizes.hidden, experts, ("w1", "w3", "w2"))
+    routed = _routed(sizes, experts, ("w1", "w3", "w2"))
     return Decoder((*attention(sizes), *routed), _others(sizes, experts), experts)
 
 
@@ -246,17 +243,14 @@ def _mlps(sizes: Sizes, experts: Experts) -> tuple[Linear, ...]:
     """Of dense layers, routed experts and shared experts, all with the same names."""
     dense = mlp(sizes.hidden, sizes.intermediate, sizes.layers - experts.layers)
     shared = mlp(sizes.hidden, experts.shared_width, experts.layers if experts.shared_width else 0)
-    return (*dense, *_routed(sizes.hidden, experts, _EXPERTS), *shared)
+    return (*dense, *_routed(sizes, experts), *shared)
 
 
-def _routed(hidden: int, experts: Experts, names: tuple[str, str, str]) -> tuple[Linear, ...]:
-    gate, up, down = names
+def _routed(
+    sizes: Sizes, experts: Experts, names: tuple[str, str, str] = _GATED
+) -> tuple[Linear, ...]:
     number, count = experts.number, experts.layers * experts.number
-    return (
-        Linear(gate, hidden, experts.width, False, count, stacked=2 * number),
-        Linear(up, hidden, experts.width, False, count, stacked=2 * number),
-        Linear(down, experts.width, hidden, False, count, stacked=number),
-    )
+    return mlp(sizes.hidden, experts.width, count, names=names, experts=number)
 
 
 def _others(sizes: Sizes, experts: Experts) -> tuple[Tensors, Tensors]:

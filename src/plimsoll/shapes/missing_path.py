@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from plimsoll.config.adapter import ADAPTER_FILE
+from plimsoll.config.engine import ADAPTER_FILE
 
 
 def missing_path(name: str, wanted: str) -> tuple[str, str] | None:

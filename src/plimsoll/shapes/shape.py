@@ -68,12 +68,11 @@ class ModelShape:
     before it changes.
     intermediate: of a dense layer's MLP. experts: 0 where every layer is dense.
     tied: the head is the embedding. sliding_window: None where attention is full everywhere.
-    linears: all kinds of linear layers of the decoder. other_parameters: norms, routers and
-    whatever else is neither linear, embedding nor head. gated: the MLP has a gate (three matrices,
-    not two). shared_intermediate: of the expert that sees every token; 0 where there is none.
-    sliding_layers: those with a window. head_bias: the output head has a bias.
-    other_tensors: what other_parameters counts, by size. softcapped, logits_softcapped: attention
-    scores are bounded, logits are.
+    linears: all kinds of linear layers of the decoder. other_tensors: norms, routers and whatever
+    else is neither linear, embedding nor head. gated: the MLP has a gate (three matrices, not two).
+    shared_intermediate: of the expert that sees every token; 0 where there is none. sliding_layers:
+    those with a window. head_bias: the output head has a bias. softcapped, logits_softcapped:
+    attention scores are bounded, logits are.
     """
 
     name: str
@@ -93,7 +92,6 @@ class ModelShape:
     expert_intermediate: int
     sliding_window: int | None
     linears: tuple[Linear, ...]
-    other_parameters: int
     shared_intermediate: int = 0
     sliding_layers: int = 0
     head_bias: bool = False
@@ -117,6 +115,11 @@ class ModelShape:
     def linear_parameters(self) -> int:
         """Of all linear layers of the decoder."""
         return sum(linear.parameters for linear in self.linears)
+
+    @property
+    def other_parameters(self) -> int:
+        """Of what is neither linear, embedding nor head."""
+        return sum(tensors.parameters for tensors in self.other_tensors)
 
     @property
     def parameters(self) -> int:

@@ -16,18 +16,14 @@ from plimsoll.spec.run_spec import RunSpec
 def needs_reference(preference_loss: Choice) -> bool:
     """Whether a preference loss takes the reference's log-probs: as its second positional
     parameter, beside its inputs. True for a name that cannot be used, which the rules refuse."""
-    function, _ = FUNCTIONS["preference_loss"]
-    try:
-        found = positional_parameters(preference_loss, f"{PACKAGE}.preference_loss", function)
-    except ConfigError:
-        return True
-    return len(found) > 1
+    found = _parameters("preference_loss", preference_loss)
+    return found is None or len(found) > 1
 
 
 def needs_sampler(policy_loss: Choice) -> bool:
     """Whether a policy loss takes the sampler's log-probs, as its second positional parameter; it
     then makes up by itself for their difference from the trainer's."""
-    return len(_parameters("policy_loss", policy_loss)) > 1
+    return len(_parameters("policy_loss", policy_loss) or ()) > 1
 
 
 AdvantageNeed = Literal["values_L", "group_S", "greedy_S", "turn_L"]
@@ -39,33 +35,28 @@ greedy response to the same prompt; the number of each token's turn in its episo
 def advantage_needs(advantage: Choice) -> tuple[AdvantageNeed, ...]:
     """What an estimator asks for, in the order of its parameters; nothing for a name that cannot be
     used, which the rules refuse."""
-    asked = _parameters("advantage", advantage)[1:]
-    return tuple(cast(AdvantageNeed, name) for name in asked if name in get_args(AdvantageNeed))
+    asked = _parameters("advantage", advantage) or ()
+    return tuple(cast(AdvantageNeed, name) for name in asked[1:] if name in get_args(AdvantageNeed))
 
 
 def unknown_needs(advantage: Choice) -> tuple[str, ...]:
     """Positional parameters of an estimator that nothing is known to be given for."""
-    asked = _parameters("advantage", advantage)[1:]
-    return tuple(name for name in asked if name not in get_args(AdvantageNeed))
+    asked = _parameters("advantage", advantage) or ()
+    return tuple(name for name in asked[1:] if name not in get_args(AdvantageNeed))
 
 
 def is_known(package: str, choice: Choice) -> bool:
     """Whether there is a function of this name; the rules refuse another."""
-    function, _ = FUNCTIONS[package]
-    try:
-        positional_parameters(choice, f"{PACKAGE}.{package}", function)
-    except ConfigError:
-        return False
-    return True
+    return _parameters(package, choice) is not None
 
 
-def _parameters(package: str, choice: Choice) -> tuple[str, ...]:
-    """The positional parameters of a function; none for a name that cannot be used."""
+def _parameters(package: str, choice: Choice) -> tuple[str, ...] | None:
+    """The positional parameters of a function; None for a name that cannot be used."""
     function, _ = FUNCTIONS[package]
     try:
         return positional_parameters(choice, f"{PACKAGE}.{package}", function)
     except ConfigError:
-        return ()
+        return None
 
 
 def is_own(choice: Choice) -> bool:

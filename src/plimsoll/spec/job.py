@@ -14,15 +14,45 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from plimsoll.config.base import Choice
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.environment import EnvironmentConfig
-from plimsoll.config.job import JobConfig
 from plimsoll.config.presets import Preset
 from plimsoll.config.problems import Problem
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
-from plimsoll.config.run import Goal
+from plimsoll.config.run import Goal, JobConfig
 from plimsoll.spec.eval_sets import TRAINING_SAMPLING, EvalSet
-from plimsoll.spec.panels import Panel
 from plimsoll.spec.roles import Role
 from plimsoll.spec.workload import Workload
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes.
+
+    unit: the label of the vertical axis, of all that is drawn there.
+    series: the metrics to draw, each with its name in the legend.
+    stacked: draw areas that add up, instead of lines. from_zero: of amounts, which a cut axis would
+    make look as if they changed more than they do.
+    """
+
+    title: str
+    unit: str
+    series: Mapping[str, str]
+    stacked: bool = False
+    from_zero: bool = False
+
+
+def both(title: str, unit: str, name: str) -> Panel:
+    """A metric in training, where it has one, and on what is held out."""
+    return Panel(title, unit, {name: "training", f"eval/{name}": "held out"})
+
+
+def alone(title: str, unit: str, name: str) -> Panel:
+    return Panel(title, unit, {name: name})
+
+
+def implicit_rewards(better: str, worse: str) -> Panel:
+    names = {f"rewards/{name}": name for name in (better, worse)}
+    return Panel("Implicit rewards in training", "per response", names)
+
 
 if TYPE_CHECKING:
     from plimsoll.run.readings import Planned
@@ -94,6 +124,12 @@ class Sampling:
             return {f"{key}.max_tokens": one.max_tokens for key, one in found.items()}
         training = {"rollout.sampling": self.rollout.sampling, **self.held_out}
         return {f"{key}.max_new_tokens": one.max_new_tokens for key, one in training.items()}
+
+    @property
+    def longest_key(self) -> str:
+        """Of these keys, that of training, or of the longest episodes."""
+        responses = self.longest_responses
+        return max(responses, key=lambda key: responses[key] if self.environments else 0)
 
     @property
     def sequences(self) -> int:

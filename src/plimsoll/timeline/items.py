@@ -45,6 +45,9 @@ class Moment:
     phase: Phase
     instant: str
 
+    def __str__(self) -> str:
+        return f"{self.phase} ({self.instant})"
+
 
 @dataclass(frozen=True)
 class Item:

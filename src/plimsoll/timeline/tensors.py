@@ -71,8 +71,3 @@ def pinned_block(size: int) -> int:
     """What PyTorch's allocator of page-locked memory takes for a block of `size` bytes: the next
     power of two (ATen/core/CachingHostAllocator.h, `allocate`)."""
     return 0 if size == 0 else 1 << (size - 1).bit_length()
-
-
-def tensor_bytes(kept: Iterable[Tensors], *lifetimes: Life) -> int:
-    """The sum over those that live so; over all of them if no life is named."""
-    return sum(one.bytes for one in kept if not lifetimes or one.life in lifetimes)

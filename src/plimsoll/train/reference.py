@@ -16,8 +16,8 @@ from typing import Literal, Protocol
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
+from plimsoll.config.engine import ReferenceLogprobsConfig
 from plimsoll.config.model import ModelConfig
-from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
 from plimsoll.engine.worker import Worker
 from plimsoll.errors import ConfigError, Interrupted
 from plimsoll.model.fingerprint import model_fingerprint

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from plimsoll.commands.found_models import find_model
 from plimsoll.commands.preflight import check_inputs
 from plimsoll.config.data import SourceConfig
-from plimsoll.config.load import read_config
+from plimsoll.config.load import read_tree_of, validate
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.jobs import JOBS
@@ -28,7 +28,7 @@ from plimsoll.jobs.which import spec_of
 from plimsoll.machine import versions
 from plimsoll.machine.versions import installed_version
 from plimsoll.spec.load import load_spec
-from plimsoll.spec.rules.heads import CPU_HEAD_SIZES
+from plimsoll.spec.model_files import CPU_HEAD_SIZES
 
 Check = Callable[..., None]
 
@@ -129,9 +129,9 @@ def test_one_file_has_no_splits(hub: Any) -> None:
 
 @pytest.mark.usefixtures("house")
 def test_a_problem_tells_where_its_key_was_written() -> None:
-    config, origins = read_config(RlConfig, "run.yaml", ["--run.resume=must"])
+    tree = read_tree_of("run.yaml", ["--run.resume=must"])
     with pytest.raises(ConfigError, match=r"run\.directory: runs/one   \(run\.yaml:1\)"):
-        check_inputs(spec_of(config), origins)
+        check_inputs(spec_of(validate(RlConfig, tree)), tree.origins)
 
 
 @pytest.mark.usefixtures("house")

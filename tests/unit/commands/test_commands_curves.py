@@ -13,10 +13,10 @@ import pytest
 from matplotlib.image import imread
 
 from plimsoll.commands.report.curves import draw_curves, draw_panels
-from plimsoll.commands.report.panels import curve_panels, memory_panel, time_panels
+from plimsoll.commands.report.metrics import curve_panels, memory_panel, time_panels
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs import JOBS
-from plimsoll.spec.panels import Panel
+from plimsoll.spec.job import Panel
 
 REWARD = Panel("Reward", "per response", {"reward": "training", "eval/reward": "held out"})
 SECONDS = Panel("Time", "seconds", {"seconds/rollout": "rollout", "seconds/sync": "sync"}, True)

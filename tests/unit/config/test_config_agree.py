@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.keys import find_key, keys_of
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.errors import ConfigError, PlimsollError, SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.sft import SftConfig

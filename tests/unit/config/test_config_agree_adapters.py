@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.sft import SftConfig

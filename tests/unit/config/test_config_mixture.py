@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.data import SourceConfig, WeightedSource
-from plimsoll.config.job import JobConfig
 from plimsoll.config.keys import describe_keys, dump_config
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.dpo import DpoConfig

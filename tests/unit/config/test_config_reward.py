@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.keys import find_key, keys_of
+from plimsoll.config.run import JobConfig
 from plimsoll.errors import ConfigError, SettingsConflict
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.dpo import DpoConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.machine.threads import waiting
+from plimsoll.machine.host import waiting
 
 
 def test_threads_soon_sleep_unless_the_environment_says_otherwise(

@@ -16,8 +16,13 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.engine import EmaConfig, OptimizerConfig, TrainedRole, ZeroConfig
+from plimsoll.config.engine import (
+    AdapterConfig,
+    EmaConfig,
+    OptimizerConfig,
+    TrainedRole,
+    ZeroConfig,
+)
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.checkpoint import (
     read_blocks,

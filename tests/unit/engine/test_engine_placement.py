@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from plimsoll.algorithm import policy_loss, preference_loss
 from plimsoll.algorithm.policy_objective import PolicyTerms
-from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.base import Choice
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.engine.average import Average

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import plimsoll
-from plimsoll.config.codes import CODES
+from plimsoll.config.codes import Code
 
 SOURCE = Path(plimsoll.__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "rules.md"
+CODES: tuple[Code, ...] = get_args(Code)
 
 
 def test_the_page_has_a_line_for_each_code() -> None:

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
 from plimsoll.config.problems import Problem
+from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of

@@ -16,13 +16,12 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any, spec_of
 from plimsoll.machine.hardware import Hardware, parse_bytes, parse_cluster
-from plimsoll.memory.advise.advice_json import advice_values
-from plimsoll.memory.advise.advice_text import advice_text
 from plimsoll.memory.advise.advise import Advice, advise, smallest_change
 from plimsoll.memory.advise.costs import COSTLESS, costs_of, speed_words
 from plimsoll.memory.advise.effects import EFFECTS, effect_of, effect_words
 from plimsoll.memory.advise.moves import faster_moves, filled, grown, saving_moves
-from plimsoll.memory.advise.room import with_room
+from plimsoll.memory.advise.shown import advice_text, advice_values
+from plimsoll.memory.advise.states import with_room
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan, weigh
 from plimsoll.memory.remedies.changes import Change, changed, changes_between, value_at

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import Hardware, parse_cluster

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs.dpo import DpoConfig
 from plimsoll.jobs.sft import SftConfig

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.memory.advise.advice_json import advice_values
+from plimsoll.memory.advise.shown import advice_values
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.overheads import Constants
 from plimsoll.memory.plan.as_json import plan_values

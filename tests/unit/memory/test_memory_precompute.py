@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.load import validate
+from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of

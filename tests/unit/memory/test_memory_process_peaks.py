@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from plimsoll.config.engine import TrainedRole
-from plimsoll.config.job import JobConfig
 from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.jobs.rm import RmConfig
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of

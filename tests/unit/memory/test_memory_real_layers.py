@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig
 
 from plimsoll.commands.trace import measure
 from plimsoll.commands.trace_models import MicroBatchStep, TraceForm
-from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import SDPA, register_packed_attention

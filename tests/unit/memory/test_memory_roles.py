@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.cluster import Device
-from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
 from plimsoll.engine.zero.sizes import adapter_tensors

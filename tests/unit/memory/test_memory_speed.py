@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.engine import FrozenRole, TrainedRole, ZeroConfig
+from plimsoll.config.engine import AdapterConfig, FrozenRole, TrainedRole, ZeroConfig
 from plimsoll.config.load import validate
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
@@ -15,25 +14,28 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import Node, find_card, parse_cluster
-from plimsoll.memory.advise.engine_speed import (
-    sampling_seconds,
-    sequences_at_once,
-    sync_seconds,
-    waking_seconds,
-)
-from plimsoll.memory.advise.rates import NETWORK, PCIE, UTILISATION, Rates, rates_of
-from plimsoll.memory.advise.recompute import ELEMENTWISE, recomputed
 from plimsoll.memory.advise.speed import (
+    ELEMENTWISE,
+    NETWORK,
+    PCIE,
+    UTILISATION,
     Pass,
+    Rates,
     adam_seconds,
     dequantise_seconds,
     exchange_seconds,
     forward_seconds,
     inputs_offload_seconds,
     passes,
+    rates_of,
+    recomputed,
+    sampling_seconds,
     scoring_seconds,
+    sequences_at_once,
     step_seconds,
+    sync_seconds,
     training_seconds,
+    waking_seconds,
     weights_offload_seconds,
 )
 from plimsoll.memory.contents.contents import make_job

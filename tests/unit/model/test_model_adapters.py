@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError

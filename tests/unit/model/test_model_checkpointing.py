@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen2Config
 
-from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.errors import ConfigError, PlimsollError

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from plimsoll.config.adapter import AdapterConfig
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.data.packing import pack_one
 from plimsoll.model.adapters import add_adapter

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from plimsoll.config.job import JobConfig
 from plimsoll.config.rl import RlConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.data.dataset import load_pairs, load_responses, load_samples, load_steps
 from plimsoll.jobs.distill import DistillConfig
 from plimsoll.jobs.dpo import DpoConfig

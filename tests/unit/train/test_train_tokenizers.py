@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from plimsoll.commands.arithmetic import make_tokenizer
-from plimsoll.config.job import JobConfig
+from plimsoll.config.run import JobConfig
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.distill import DistillConfig
 from plimsoll.jobs.dpo import DpoConfig

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from plimsoll.errors import PlimsollError
 from plimsoll.run.files import whole_file
 from plimsoll.run.json_lines import Row
-from plimsoll.spec.panels import Panel
+from plimsoll.spec.job import Panel
 
 # Okabe and Ito's colours, which people with colour blindness can tell apart; for grounds both light
 # and dark without yellow and black, and with a lighter blue.

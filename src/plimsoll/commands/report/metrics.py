@@ -1,12 +1,13 @@
-"""What the rows of metrics.jsonl say of a whole run: its evaluations, and where its time went."""
+"""What metrics.jsonl says of a whole run: its evaluations, where its time went, and its curves."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from math import isnan, nan
 
 from plimsoll.run.json_lines import Row
-from plimsoll.run.step_report import Figure, figures
+from plimsoll.run.step_report import BEFORE_STEPS, Figure, figures
+from plimsoll.spec.job import Panel
 
 
 def metric_names(rows: Iterable[Row], prefix: str) -> list[str]:
@@ -57,3 +58,39 @@ def bounds_text(figure: Figure) -> str:
     if figure.interval is None or any(map(isnan, figure.interval)):
         return ""
     return "{:.3g} to {:.3g}".format(*figure.interval)
+
+
+def curve_panels(own: Sequence[Panel], rows: Sequence[Row]) -> tuple[Panel, ...]:
+    """What a job learns by, and the parts of the reward, each in a unit of its own; those that have
+    data are drawn. own: the job's."""
+    return (*own[:1], *_parts(rows), *own[1:])
+
+
+def _parts(rows: Sequence[Row]) -> Sequence[Panel]:
+    """A single part is the reward itself, but for its weight."""
+    names = [name.removeprefix("reward/") for name in metric_names(rows, "reward/")]
+    drawn = {n: {f"reward/{n}": "training", f"eval/{n}": "held out"} for n in names}
+    parts = [Panel(f"Reward: {n}", "per response", series) for n, series in drawn.items()]
+    return parts if len(parts) > 1 else ()
+
+
+def time_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
+    """Where the time of the steps went, and how much came of it."""
+    return (
+        phase_panel("Time of a step by phase", rows, "seconds/"),
+        Panel("Speed", "tokens/s", {"tokens_per_second": "speed"}, from_zero=True),
+    )
+
+
+def phase_panel(title: str, rows: Iterable[Row], start: str) -> Panel:
+    """The seconds of each phase of a step, whose names begin so; reading data and loading are no
+    part of any step."""
+    phases = {name: name.removeprefix(start) for name in metric_names(rows, start)}
+    steps = {name: phase for name, phase in phases.items() if phase not in BEFORE_STEPS}
+    return Panel(title, "seconds", steps, stacked=True)
+
+
+def memory_panel(peaks: Sequence[Row]) -> Panel:
+    """Of the rows of `peaks_by_step`."""
+    kinds = [name for name in metric_names(peaks, "") if name != "step"]
+    return Panel("Memory at its fullest", "GB", {kind: kind for kind in kinds}, from_zero=True)

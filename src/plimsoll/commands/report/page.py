@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
@@ -16,13 +16,15 @@ from plimsoll.commands.report.comparison import Comparison, kind_of, peaks_by_st
 from plimsoll.commands.report.curves import draw_panels
 from plimsoll.commands.report.metrics import (
     bounds_text,
+    curve_panels,
     evaluations,
     held_out_figures,
+    memory_panel,
     number_text,
+    time_panels,
     total_seconds,
 )
-from plimsoll.commands.report.panels import curve_panels, memory_panel, time_panels
-from plimsoll.config.yaml_tree import read_tree
+from plimsoll.config.yaml_tree import read_tree, value_at
 from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import named_job
 from plimsoll.run.counting import duration_text, gigabytes_text
@@ -85,8 +87,8 @@ def _learned(run: RunDirectory, config: str, metrics: Sequence[Row]) -> dict[str
     sampled = run.latest_trajectories()
     return {
         "job": job,
-        "model": _setting(settings, "actor", "model", "path"),
-        "steps": _setting(settings, "run", "steps"),
+        "model": value_at(settings, ("actor", "model", "path")),
+        "steps": value_at(settings, ("run", "steps")),
         "evaluations": list(evaluated),
         "held_out": held_out,
         "has_intervals": any(one and bounds_text(one) for own in held_out.values() for one in own),
@@ -97,17 +99,10 @@ def _learned(run: RunDirectory, config: str, metrics: Sequence[Row]) -> dict[str
     }
 
 
-def _setting(settings: Any, *keys: str) -> Any:
-    """Of config.yaml; None where it has none."""
-    for key in keys:
-        settings = settings.get(key) if isinstance(settings, Mapping) else None
-    return settings
-
-
 def _best_step(run: RunDirectory, settings: Any) -> int | None:
     """Of a run that looks for its best evaluation, and has a checkpoint."""
     latest = run.latest_checkpoint()
-    if latest is None or _setting(settings, "run", "best") is None:
+    if latest is None or value_at(settings, ("run", "best")) is None:
         return None
     return RunState.load(latest[1] / "state.json").best_step
 

@@ -16,9 +16,8 @@ from plimsoll.commands.report.comparison import (
     without_lone_nodes,
 )
 from plimsoll.commands.report.page import report_page
-from plimsoll.errors import ConfigError
 from plimsoll.run.counting import gigabytes_text
-from plimsoll.run.directory import RunDirectory
+from plimsoll.run.directory import existing_run
 from plimsoll.run.files import write_whole
 from plimsoll.run.leaks import find_leaks
 from plimsoll.run.ledger import LedgerRow, is_node, read_ledger
@@ -32,9 +31,7 @@ def report_run(path: Path) -> str:
 
     Raises ConfigError where there is no run or no ledger, PlimsollError for a broken line.
     """
-    if not path.is_dir():
-        raise ConfigError(f"{path} is no directory. Give the run.directory of a run.")
-    run = RunDirectory(path)
+    run = existing_run(path)
     rows = read_ledger(run.ledger_path)
     shown = without_lone_nodes(rows)
     every = compare(shown)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll.config.adapter import AdapterConfig
-from plimsoll.config.engine import TrainedRole
+from plimsoll.config.engine import AdapterConfig, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.shapes.shape import ModelShape, parameter_tensors, small_parameters
 from plimsoll.spec.roles import HeadKind

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from plimsoll.memory.advise.costs import costs_of, shorter_costs
 from plimsoll.memory.advise.effects import EFFECTS, ON_MORE_MACHINES, Effect
-from plimsoll.memory.advise.faster import faster_states
-from plimsoll.memory.advise.lengths import shortened
 from plimsoll.memory.advise.moves import filled, grown
-from plimsoll.memory.advise.search import saving_states, smallest_state
+from plimsoll.memory.advise.search import faster_states, saving_states, smallest_state
 from plimsoll.memory.advise.states import Site, State, in_order
 from plimsoll.memory.contents.stores import VERDICTS, Verdict
 from plimsoll.memory.plan.plan import Ground
-from plimsoll.memory.remedies.changes import Change, changes_between
+from plimsoll.memory.remedies.changes import Change, Value, value_at
 from plimsoll.spec.run_spec import RunSpec
 
 _SHOWN = 8
 _MOST_NODES = 256
+_STEP = 64
+"""Tokens: shorter lengths are multiples of it."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +75,17 @@ def advise(spec: RunSpec[Any], ground: Ground) -> Advice:
     """
     site = Site(spec, ground)
     root = site.root
-    found = faster_states(site, root) if _fits(root) else saving_states(site, root)
+    found = faster_states(site, root) if root.fits else saving_states(site, root)
     by_size = sorted(found, key=lambda state: state.size(root))
     made = [_suggestion(root, state) for state in by_size]
-    if made and not _fits(root):
+    if made and not root.fits:
         made[0] = replace(made[0], smallest=True)
-    ranked = sorted(_of_each_effect(made), key=lambda one: (_on_more(one), one.relative_seconds))
-    cluster, shorter = _smallest_cluster(site, root), _shorter(site, root)
-    return Advice(tuple(ranked), cluster, shorter, _fits(root))
+
+    def rank(one: Suggestion) -> tuple[bool, float]:
+        return one.effect in ON_MORE_MACHINES, one.relative_seconds
+
+    ranked = sorted(_of_each_effect(made), key=rank)
+    return Advice(tuple(ranked), _smallest_cluster(site, root), _shorter(site, root), root.fits)
 
 
 def smallest_change(spec: RunSpec[Any], ground: Ground) -> Suggestion | None:
@@ -92,20 +96,11 @@ def smallest_change(spec: RunSpec[Any], ground: Ground) -> Suggestion | None:
     fastest; and last shorter sequences. Raises as `advise`.
     """
     site = Site(spec, ground)
-    if _fits(site.root):
+    root = site.root
+    if root.fits:
         return None
-    state = smallest_state(site, site.root)
-    if state is None:
-        return _shorter(site, site.root)
-    return replace(_suggestion(site.root, state), smallest=True)
-
-
-def _shorter(site: Site, root: State) -> Suggestion | None:
-    state = shortened(site)
-    if state is None:
-        return None
-    found = _suggestion(root, state)
-    return replace(found, costs=shorter_costs(found.changes))
+    state = smallest_state(site, root)
+    return replace(_suggestion(root, state), smallest=True) if state else _shorter(site, root)
 
 
 def _of_each_effect(suggestions: list[Suggestion]) -> list[Suggestion]:
@@ -123,10 +118,6 @@ def _of_each_effect(suggestions: list[Suggestion]) -> list[Suggestion]:
 def _fewest(one: Suggestion) -> tuple[bool, int, float]:
     more = len(one.changes) + VERDICTS.index(one.verdict)
     return not one.smallest, more, one.relative_seconds
-
-
-def _on_more(one: Suggestion) -> bool:
-    return one.effect in ON_MORE_MACHINES
 
 
 def _suggestion(root: State, state: State) -> Suggestion:
@@ -154,13 +145,13 @@ def _smallest_cluster(site: Site, root: State) -> Cluster | None:
         nodes = {"cluster.nodes": site.spec.cluster.nodes + steps}
         unplaced = root.has("more-ranks-than-gpus")  # new ranks would leave as many without a card
         move = nodes if unplaced else grown(site.spec, hardware, steps)
-        if steps == 0 and not _fits(root):
+        if steps == 0 and not root.fits:
             move = filled(site.spec, hardware)
-        return site.tried(frozenset(changes_between(site.spec, move)))
+        return site.with_values(move)
 
     def enough(steps: int) -> bool:
         state = at(steps)
-        return state is not None and (_fits(state) or state.idles_beside(root))
+        return state is not None and (state.fits or state.idles_beside(root))
 
     fitting = 0
     while not enough(fitting):
@@ -168,14 +159,52 @@ def _smallest_cluster(site: Site, root: State) -> Cluster | None:
         if fitting > _MOST_NODES:
             return None
     lacking = fitting // 2 if fitting else -site.spec.cluster.nodes
-    while fitting - lacking > 1:
-        middle = (fitting + lacking) // 2
-        fitting, lacking = (middle, lacking) if enough(middle) else (fitting, middle)
-    found = at(fitting)
-    if found is None or not _fits(found) or found.idles_beside(root):
+    found = at(_nearest_fitting(fitting, lacking, enough))
+    if found is None or not found.fits or found.idles_beside(root):
         return None
     return Cluster(found.spec.cluster.nodes, _suggestion(root, found))
 
 
-def _fits(state: State) -> bool:
-    return state.plan.verdict == "fits"
+def _nearest_fitting(fitting: int, lacking: int, enough: Callable[[int], bool]) -> int:
+    """What fits and is nearest to what does not, by halving what is between."""
+    while abs(fitting - lacking) > 1:
+        middle = (fitting + lacking) // 2
+        fitting, lacking = (middle, lacking) if enough(middle) else (fitting, middle)
+    return fitting
+
+
+def _shorter(site: Site, root: State) -> Suggestion | None:
+    """The config with the longest sequences with which it fits, in micro-batches of as many tokens
+    as they need at least; None where it fits as it is, or with none.
+
+    Of PPO responses become shorter, and prompts stay.
+    """
+    sampling = site.spec.sampling
+    key = "data.max_tokens" if sampling is None else sampling.longest_key
+    written = value_at(site.spec.config, key)
+    assert isinstance(written, int)
+
+    def at(length: int) -> State | None:
+        state = site.with_values(_lengths(site.spec, key, length - written))
+        return state if state is not None and state.fits else None
+
+    if at(written) is not None:
+        return None
+    steps = _nearest_fitting(0, -(-written // _STEP), lambda steps: at(steps * _STEP) is not None)
+    state = at(steps * _STEP) if steps else None
+    if state is None:
+        return None
+    found = _suggestion(root, state)
+    return replace(found, costs=shorter_costs(found.changes))
+
+
+def _lengths(spec: RunSpec[Any], key: str, more: int) -> dict[str, Value]:
+    """key: of the length that becomes longer by so much."""
+    work, written = spec.workload, value_at(spec.config, key)
+    assert isinstance(written, int)
+    length, tokens = written + more, min(work.budget, (work.longest + more) * work.together)
+    found: dict[str, Value] = {key: length, "batch.micro_batch_tokens": tokens}
+    held_out = {} if spec.sampling is None else spec.sampling.held_out
+    for key, sampling in held_out.items():
+        found[f"{key}.max_new_tokens"] = min(sampling.max_new_tokens, length)
+    return found

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.memory.advise.room import with_room
+from plimsoll.memory.advise.states import with_room
 from plimsoll.memory.contents.stores import Store, likely_worst, verdict_of
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies.changes import Move
@@ -14,7 +14,6 @@ from plimsoll.memory.remedies.engines import largest_share, least_cache
 from plimsoll.memory.remedies.levers import DEEP_SLEEP
 from plimsoll.memory.rules.engines import against_parallel
 from plimsoll.rollout.vllm_price import least_share
-from plimsoll.timeline.items import Item
 
 LARGEST_SHARE = 0.9
 """Of a card, for vLLM: its own default."""
@@ -65,9 +64,8 @@ def _fewer_sequences(rollout: RolloutConfig) -> Iterator[Move]:
 def _shared(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     """On the ranks' cards, with the largest share that leaves the ranks their room, awake and
     asleep; with the least that an engine starts with, where they leave less."""
-    cluster = plan.job.spec.cluster
-    ranks = cluster.ranks + (cluster.critic_ranks or 0)
-    beside = [store.without(_is_engine) for store in plan.devices if _has_ranks(store)]
+    cluster, ranks = plan.job.spec.cluster, plan.job.spec.cluster.all_ranks
+    beside = [store.without_engines for store in plan.devices if _has_ranks(store)]
     cards = len(plan.job.hardware.nodes[0].cards) * cluster.nodes
     covered = min(rollout.engines * rollout.tensor_parallel, ranks, cards)
     for parallel in _parallels(plan):
@@ -134,9 +132,9 @@ def _other_cache(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     sampler, asked = plan.job.sampler, rollout.cpu_kv_cache_gib
     assert sampler is not None
     rooms = [
-        store.capacity - likely_worst(store.without(_is_cache).peak, plan.band)
+        store.capacity - likely_worst(store.without(lambda item: item.cache).peak, plan.band)
         for store in plan.hosts
-        if store.capacity is not None and any(_is_cache(one.item) for one in store.held)
+        if store.capacity is not None and any(one.item.cache for one in store.held)
     ]
     halves = min(rooms, default=0) // (rollout.engines * 2**29)
     if 0 < halves / 2 < asked:
@@ -144,13 +142,5 @@ def _other_cache(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     yield least_cache(sampler)
 
 
-def _is_cache(item: Item) -> bool:
-    return item.cache
-
-
 def _has_ranks(store: Store) -> bool:
     return any(one.item.role in ("actor", "critic") for one in store.held)
-
-
-def _is_engine(item: Item) -> bool:
-    return item.role == "rollout"

@@ -12,12 +12,12 @@ from typing import Any
 from plimsoll.config.engine import TrainedRole
 from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.advise.engine_moves import engine_forms, smaller_engines
-from plimsoll.memory.advise.room import free_cards, with_room
+from plimsoll.memory.advise.states import free_cards, with_room
 from plimsoll.memory.contents.stores import verdict_of
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies import levers
-from plimsoll.memory.remedies.changes import Move, Value, changed, changes_between
-from plimsoll.memory.rules.states import LOST_BELOW
+from plimsoll.memory.remedies.changes import Move, changed, changes_between
+from plimsoll.memory.rules.ranks import LOST_BELOW
 from plimsoll.spec.run_spec import RunSpec
 
 _CHUNK = 256
@@ -65,10 +65,6 @@ Moves = Callable[[Plan], Iterator[Move]]
 TrainedMove = Callable[[TrainedRole], Move]
 
 
-def _smaller_chunks(role: TrainedRole) -> Move:
-    return {"model.head_chunk": min(_CHUNK, role.model.head_chunk)}
-
-
 def _moments_in_8_bits(role: TrainedRole) -> Move:
     offloaded = role.zero.optimizer_offload == "cpu"
     return {} if offloaded else {"optimizer.kind": "adamw_8bit"}
@@ -85,10 +81,6 @@ def _narrow_states(role: TrainedRole) -> Move:
     if not wide or role.optimizer.learning_rate < LOST_BELOW:
         return {}
     return {"zero.stage": max(2, role.zero.stage), "zero.state_dtype": "bfloat16"}
-
-
-def _recomputes_all(role: TrainedRole) -> bool:
-    return role.model.gradient_checkpointing is True
 
 
 _DIVIDED: tuple[TrainedMove, ...] = (
@@ -116,7 +108,11 @@ _FASTER: tuple[TrainedMove, ...] = (
         "model.checkpoint_every": 1,
         "model.activation_offload": "none",
     },
-    lambda role: {"model.gradient_checkpointing": "selective"} if _recomputes_all(role) else {},
+    lambda role: (
+        {"model.gradient_checkpointing": "selective"}
+        if role.model.gradient_checkpointing is True
+        else {}
+    ),
     lambda role: {"zero.stage": min(2, role.zero.stage), "zero.parameter_offload": "none"},
 )
 _FROZEN: tuple[Move, ...] = (
@@ -138,10 +134,8 @@ def _of_trained(spec: RunSpec[Any], move: TrainedMove) -> Move:
 
 def _of_frozen(spec: RunSpec[Any], values: Move) -> Move:
     """The move made by all models that only score."""
-    found: dict[str, Value] = {}
-    for name in spec.frozen:
-        found |= levers.of_frozen(spec, name, values)
-    return found
+    made = (levers.of_frozen(spec, name, values).items() for name in spec.frozen)
+    return {key: value for items in made for key, value in items}
 
 
 def _smaller_micro_batches(plan: Plan) -> Iterator[Move]:
@@ -238,7 +232,7 @@ def _frozen(*moves: Move) -> Moves:
 
 SAVING: tuple[Moves, ...] = (
     _smaller_micro_batches,
-    _trained(_smaller_chunks),
+    _trained(lambda role: {"model.head_chunk": min(_CHUNK, role.model.head_chunk)}),
     _trained(*_DIVIDED),
     _trained(*_ADAPTED),
     engine_forms,

@@ -1,22 +1,29 @@
-"""The search for changes that make a config fit. Each config that is tried is planned, so its
-verdict is a plan's.
+"""The searches for changes that make a config fit, or one that fits faster. Each config that is
+tried is planned, so its verdict is a plan's.
 
-It goes down: in one respect after another it makes the move after which least is lacking, until
-nothing is. What is not needed is then taken back. From there it looks for what asks for less: other
-values, and what else would do instead of each change.
+For what fits, the search goes down: in one respect after another it makes the move after which
+least is lacking, until nothing is. What is not needed is then taken back. From there it looks for
+what asks for less: other values, and what else would do instead of each change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import log2
 
-from plimsoll.memory.advise.alike import undominated
-from plimsoll.memory.advise.effects import EFFECTS, ON_MORE_MACHINES, Effect, effect_of, within
+from plimsoll.memory.advise.effects import (
+    EFFECTS,
+    ON_MORE_MACHINES,
+    Effect,
+    effect_of,
+    learned_effect,
+    within,
+)
 from plimsoll.memory.advise.engine_moves import engine_forms
-from plimsoll.memory.advise.moves import SAVING, saving_moves
+from plimsoll.memory.advise.moves import SAVING, faster_moves, saving_moves
 from plimsoll.memory.advise.states import Site, Size, State, in_order, part_of
-from plimsoll.memory.remedies.changes import Change, Move, changes_between
+from plimsoll.memory.remedies.changes import Change, Move
 
 _PASSES = 4
 """Through all respects: what is made later may make room for what was made before to be less."""
@@ -43,8 +50,7 @@ class Search:
     def after(self, state: State, move: Move, barred: frozenset[str] = frozenset()) -> State | None:
         """The state with a move made; None where it contradicts the rest, leaves ranks without
         work, has another effect, or changes one of the barred keys (of any role)."""
-        so_far = {change.key: change.after for change in state.changes}
-        changes = frozenset(changes_between(self.site.spec, {**so_far, **move}))
+        changes = state.with_move(self.site.spec, move)
         if not within(effect_of(changes), self.effect) or barred & set(map(part_of, changes)):
             return None
         found = self.site.tried(changes)
@@ -202,3 +208,87 @@ def _trimmed(search: Search, state: State) -> State:
         if fewer is not None and fewer.rank <= state.rank:
             state = fewer
     return state
+
+
+_FASTER = 0.95
+"""Of the seconds, at most, for a config to count as faster."""
+_DEEPEST, _WIDTH = 5, 10
+"""Moves on top of one another; configs that are taken further at each depth."""
+_MOST_PLANS, _LEAST_PLANS, _FEW_NODES = 400, 60, 8
+"""Of a search; the more nodes there are the fewer, as a plan of many takes longer."""
+
+
+def faster_states(site: Site, root: State) -> list[State]:
+    """States that fit too, and are faster: of one move, of two, and of more, each faster than the
+    one before."""
+    found: list[State] = []
+    frontier, seen = [root], {root.changes}
+    most = max(_LEAST_PLANS, _MOST_PLANS // -(-site.spec.cluster.nodes // _FEW_NODES))
+    for _ in range(_DEEPEST):
+        fresh = [
+            state
+            for parent in frontier
+            for state in _next(site, parent, seen, most)
+            if state.rank == 0 and state.seconds < parent.seconds
+            if not state.idles_beside(root)
+        ]
+        found += fresh
+        if len(seen) >= most:
+            break
+        frontier = sorted(fresh, key=lambda state: state.seconds)[:_WIDTH]
+    return undominated([s for s in found if s.seconds < _FASTER * root.seconds], root)
+
+
+def _next(site: Site, parent: State, seen: set[frozenset[Change]], most: int) -> list[State]:
+    """What the moves make of a state, each once."""
+    moves = faster_moves(parent.spec, parent.hardware)
+    made = [parent.with_move(site.spec, move) for move in moves]
+    fresh = [changes for changes in dict.fromkeys(made) if changes not in seen][: most - len(seen)]
+    seen.update(fresh)
+    return [state for state in map(site.tried, fresh) if state is not None]
+
+
+_COMMON = 0.5
+"""Of all that two states change, the part in common from which on they are near-twins; what changes
+less is none."""
+
+
+def undominated(states: Iterable[State], root: State) -> list[State]:
+    """What asks for least, and of the others those that are no near-twins of one that asks for
+    less, and are better than each in some respect."""
+    kept: list[State] = []
+    for state in sorted(states, key=lambda one: one.size(root)):
+        if not any(_does_instead(other, state, root) for other in kept):
+            kept.append(state)
+    return kept
+
+
+def _does_instead(one: State, other: State, root: State) -> bool:
+    """Whether one, which asks for no more, does instead of the other."""
+    own, others = _results(one, root), _results(other, root)
+    if not _no_worse(own, others):
+        return one.parts == other.parts and one.rank <= other.rank
+    common = len(one.parts & other.parts) / len(one.parts | other.parts)
+    if common >= _COMMON and len(one.parts) <= len(other.parts):
+        return True
+    own_costs, others_costs = _costs(one), _costs(other)
+    return _no_worse(own_costs, others_costs) and (own, own_costs) != (others, others_costs)
+
+
+def _results(state: State, root: State) -> tuple[int, ...]:
+    """What it does to what is learned, more machines and cards, whether over 4 bits, verdict, and
+    speed (roughly)."""
+    nodes, _, quantised, rank, speed, _, _ = state.size(root)
+    learned = EFFECTS.index(learned_effect(state.changes))
+    cards = state.spec.cluster.ranks > root.spec.cluster.ranks
+    return learned, nodes, cards, quantised, rank, speed
+
+
+def _costs(state: State) -> tuple[int, int]:
+    """How much it changes, and the memory of all hosts, in powers of two."""
+    host = sum(store.peak.bytes * len(store.slots) for store in state.plan.hosts)
+    return len(state.parts), round(log2(host))
+
+
+def _no_worse(own: tuple[int, ...], others: tuple[int, ...]) -> bool:
+    return all(mine <= theirs for mine, theirs in zip(own, others, strict=True))

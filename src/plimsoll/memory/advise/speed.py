@@ -11,20 +11,53 @@ from dataclasses import dataclass
 from math import ceil
 
 from plimsoll.config.engine import FrozenRole, TrainedRole
+from plimsoll.config.model import ModelConfig
 from plimsoll.engine.zero.sizes import adapter_parameters
 from plimsoll.machine.hardware import Node
-from plimsoll.memory.advise.engine_speed import (
-    sampling_seconds,
-    sequences_at_once,
-    sync_seconds,
-    waking_seconds,
-)
-from plimsoll.memory.advise.rates import Rates, rates_of
-from plimsoll.memory.advise.recompute import recomputed
 from plimsoll.memory.contents.contents import Job
+from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.vllm_price import card_share
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import RoleName
+
+UTILISATION = 0.4
+"""Of a card's peak: 38 to 44 % were reached at 7B to 65B (PaLM, Chowdhery et al. 2022, table 3;
+Llama, Touvron et al. 2023, section 2.4)."""
+PCIE = 25e9
+"""Bytes a second and card, one direction: what copies reach of PCIe 4.0 x16's 32 GB/s."""
+HOST_MEMORY = 200e9
+"""Bytes a second of a node: half of the peak of 16 channels of DDR4-3200 (two sockets)."""
+NETWORK = 50e9
+"""Bytes a second between nodes, of each: 400 Gb/s, as AWS gives p4d machines."""
+CPU_FLOPS, CPU_MEMORY = 1e12, 50e9
+"""Of a rank without a card: bf16 products on two cores with AMX, and two channels of memory."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What one rank can do in a second.
+
+    flops: of matrix products, as they are reached. memory: bytes of the card's. link: bytes to the
+    other ranks of its group. pcie: bytes to the host. host: bytes of its part of host memory.
+    """
+
+    flops: float
+    memory: float
+    link: float
+    pcie: float
+    host: float
+
+
+def rates_of(node: Node, ranks: int, nodes: int) -> Rates:
+    """ranks: of a group. nodes: that it is spread over."""
+    sharing = max(1, ranks // nodes)
+    host = HOST_MEMORY / sharing
+    if not node.cards:
+        return Rates(CPU_FLOPS, CPU_MEMORY / sharing, CPU_MEMORY / sharing, host, host)
+    card = node.cards[0]
+    link = card.link_bandwidth if nodes == 1 else min(card.link_bandwidth, NETWORK)
+    return Rates(UTILISATION * card.bf16_flops, card.memory_bandwidth, link, PCIE, host)
+
 
 _ADAM_BYTES = 30.0
 """Of memory that a parameter's step touches: fp32 master, gradient and two moments read (16),
@@ -51,14 +84,9 @@ class Pass:
 
 def forward_seconds(work: Pass, rates: Rates) -> float:
     """2 FLOPs a parameter and token (Kaplan et al. 2020, section 2.1), and attention's."""
-    wide = shape_width(work.shape)
-    attention = _ATTENTION * work.shape.layers * work.longest * wide
+    width = work.shape.heads * work.shape.head_dim  # of all heads together
+    attention = _ATTENTION * work.shape.layers * work.longest * width
     return work.tokens * (2 * work.shape.active_parameters + attention) / rates.flops
-
-
-def shape_width(shape: ModelShape) -> int:
-    """Of all attention heads together."""
-    return shape.heads * shape.head_dim
 
 
 def passes(role: TrainedRole) -> float:
@@ -169,16 +197,16 @@ def step_seconds(job: Job) -> float:
 
 def _role_seconds(job: Job) -> Iterator[float]:
     for name, trained in job.spec.trained.items():
-        rates = _rates(job, job.ranks(name))
+        rates = _rates(job, job.spec.ranks_of(name))
         yield training_seconds(trained, _work(job, name, job.spec.workload.epochs), rates)
         if job.spec.roles[name].scores:  # values, old log-probs; KTO's KL
             yield scoring_seconds(trained, _work(job, name, 1), rates)
     for name, frozen in job.spec.frozen.items():
-        yield scoring_seconds(frozen, _work(job, name, 1), _rates(job, job.ranks(name)))
+        yield scoring_seconds(frozen, _work(job, name, 1), _rates(job, job.spec.ranks_of(name)))
 
 
 def _work(job: Job, name: RoleName, epochs: int) -> Pass:
-    work, ranks = job.spec.workload, job.ranks(name)
+    work, ranks = job.spec.workload, job.spec.ranks_of(name)
     updates = epochs * work.mini_batches
     own = ceil(work.sequences / ranks) * work.longest  # of one update
     return Pass(
@@ -219,3 +247,51 @@ def _rollout_seconds(job: Job) -> float:
         + waking_seconds(sampler, rates)
         + sync_seconds(sent, rates)
     )
+
+
+def sampling_seconds(sampler: Sampler, at_once: int, sequences: int, rates: Rates) -> float:
+    """An engine's responses. Each token of `at_once` sequences reads all weights and their KV
+    cache (Pope et al. 2022, section 2); prompts are a forward. The parts of a divided engine add
+    their results up twice in each layer (Shoeybi et al. 2019, section 3)."""
+    waves = ceil(sequences / at_once)
+    new = sampler.rollout.sampling.max_new_tokens
+    cache = at_once * sampler.kv_token * (sampler.longest - new / 2)
+    decode = waves * new * (sampler.weights + cache) / rates.memory
+    prompts = sequences * (sampler.longest - new)
+    parallel = sampler.rollout.tensor_parallel
+    summed = 2 * sampler.shape.layers * sampler.shape.hidden * sampler.element
+    crossing = 2 * (parallel - 1) / parallel * summed / rates.link  # of a token
+    decode += sequences * sampler.longest * crossing
+    return decode + 2 * sampler.shape.active_parameters * prompts / parallel / rates.flops
+
+
+def sequences_at_once(sampler: Sampler, cache: float, sequences: int) -> int:
+    """That an engine's KV cache (bytes of a card) has room for; with less than one sequence's vLLM
+    does not start, and is taken to have as much as it needs: what is compared with a config that
+    does not fit is compared with it as it would be with room."""
+    room = int(cache // (sampler.kv_token * sampler.longest))
+    wanted = min(sampler.rollout.max_sequences, sequences)
+    return min(wanted, room) if room >= 1 else wanted
+
+
+def waking_seconds(sampler: Sampler, rates: Rates) -> float:
+    """At sleep level 1 weights go to the host and come back; at level 2 the sync brings them."""
+    return (2 * sampler.weights if sampler.rollout.sleep_level == 1 else 0) / rates.pcie
+
+
+def sync_seconds(sent: float, rates: Rates) -> float:
+    """New weights leave one rank's card, pass through host memory, and reach each engine's card
+    (rollout/vllm.py); sent: bytes."""
+    return sent * (2 / rates.pcie + 2 / rates.host)
+
+
+ELEMENTWISE = 0.2
+"""Of a forward's time, its norms, rotary embeddings and activation functions: an estimate. Of
+forward and backward together, recomputing attention alone costs 2 to 4 %, and all of it 30 to 40 %
+(Korthikanti et al. 2022, table 4)."""
+
+
+def recomputed(model: ModelConfig) -> float:
+    """What is computed again, in forwards."""
+    share = {False: 0.0, "selective": ELEMENTWISE, True: 1.0}[model.gradient_checkpointing]
+    return share / model.checkpoint_every

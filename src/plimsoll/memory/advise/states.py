@@ -12,11 +12,11 @@ from typing import Any
 
 from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
-from plimsoll.memory.advise.room import on_nodes
 from plimsoll.memory.advise.speed import step_seconds
+from plimsoll.memory.contents.layout import lay_out
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, likely_worst
 from plimsoll.memory.plan.plan import Ground, Plan, weigh
-from plimsoll.memory.remedies.changes import Change, changed
+from plimsoll.memory.remedies.changes import Change, Move, changed, changes_between
 from plimsoll.spec.run_spec import RunSpec
 
 _ALIKE = 1.25
@@ -59,6 +59,10 @@ class State:
         """Of the verdict: 0 fits."""
         return VERDICTS.index(self.plan.verdict)
 
+    @property
+    def fits(self) -> bool:
+        return self.rank == 0
+
     @cached_property
     def effect(self) -> Effect:
         """Of all changes."""
@@ -81,6 +85,11 @@ class State:
             len(self.parts),
             relative,
         )
+
+    def with_move(self, spec: RunSpec[Any], move: Move) -> frozenset[Change]:
+        """The changes from the config as written, with a move made on top of them."""
+        so_far = {change.key: change.after for change in self.changes}
+        return frozenset(changes_between(spec, {**so_far, **move}))
 
     def has(self, code: str) -> bool:
         """Whether the plan has such a problem."""
@@ -105,6 +114,10 @@ class Site:
         root = self.tried(frozenset())
         assert root is not None, "a spec whose settings contradict one another"
         return root
+
+    def with_values(self, move: Move) -> State | None:
+        """The config as written, with these values alone. None as `tried`."""
+        return self.tried(frozenset(changes_between(self.spec, move)))
 
     def tried(self, changes: frozenset[Change]) -> State | None:
         """The config with these changes; None where they contradict one another."""
@@ -138,3 +151,32 @@ def part_of(change: Change) -> str:
     is there or not with all its keys."""
     role, _, key = change.key.partition(".")
     return role if role == "reference" else key
+
+
+def on_nodes(hardware: Hardware, spec: RunSpec[Any]) -> Hardware:
+    """As many machines of the same kind as the config names."""
+    return replace(hardware, nodes=hardware.nodes[:1] * spec.cluster.nodes)
+
+
+def free_cards(spec: RunSpec[Any], hardware: Hardware) -> int:
+    """Cards of the config's nodes that no process has; engines that share cards take none."""
+    cluster, cards = spec.cluster, [len(hardware.nodes[0].cards)] * spec.cluster.nodes
+    if cluster.device == "cpu" or not any(cards):
+        return 0
+    if spec.engines and spec.engines.placement == "shared":
+        return max(0, sum(cards) - cluster.all_ranks)
+    return max(0, sum(cards) - lay_out(spec, cards).cards_needed)
+
+
+def with_room(spec: RunSpec[Any], move: Move, hardware: Hardware) -> Move:
+    """The move with as many nodes as its processes need; none where even many would not do."""
+    made = changed(spec, changes_between(spec, move))
+    cards = len(hardware.nodes[0].cards)
+    if made is None or not cards:
+        return move if made else {}
+    nodes = made.cluster.nodes
+    needed = -(-lay_out(made, [cards] * nodes).cards_needed // cards)
+    for count in range(nodes, max(nodes, needed) + 2):
+        if not lay_out(made, [cards] * count).unplaced:
+            return move if count == nodes else {**move, "cluster.nodes": count}
+    return {}

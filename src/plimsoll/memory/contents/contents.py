@@ -12,8 +12,8 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
 from plimsoll.engine.price.transfers import teacher_items
 from plimsoll.engine.zero.sizes import adapter_parameters
-from plimsoll.machine.hardware import Hardware
-from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, lay_out
+from plimsoll.machine.hardware import Card, Hardware
+from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
 from plimsoll.model.price.form import Capability, TeacherHead
 from plimsoll.reward.price import process_items as reward_processes
@@ -40,9 +40,7 @@ _WRITING = Moment("save", "write")
 
 @dataclass(frozen=True)
 class Job:
-    """A run with what pricing it needs, each worked out once. moments: all of the run's.
-    capability: the lowest of the cards that the run uses; None where none is known, as without any.
-    """
+    """A run with what pricing it needs, each worked out once. moments: all of the run's."""
 
     spec: RunSpec[Any]
     hardware: Hardware
@@ -51,7 +49,6 @@ class Job:
     layout: Layout
     shapes: Mapping[RoleName, ModelShape]
     moments: frozenset[Moment]
-    capability: Capability | None
 
     @cached_property
     def policy(self) -> ModelShape:
@@ -74,32 +71,36 @@ class Job:
             self.spec.adapter_room,
         )
 
+    @cached_property
+    def computing(self) -> frozenset[Moment]:
+        """The moments from when all roles are loaded."""
+        return frozenset(moment for moment in self.moments if moment.phase != "load")
+
+    @cached_property
+    def capability(self) -> Capability | None:
+        """The lowest of the cards that the run uses; None where none is known, as without any."""
+        cards = [card for p in self.layout.processes if (card := self.card(p.slot)) is not None]
+        return min((c.compute_capability for c in cards if c.compute_capability), default=None)
+
     def key(self, role: RoleName) -> str:
         """The config's key of a role."""
         return self.spec.roles[role].key
 
-    def ranks(self, role: RoleName) -> int:
-        """Over how many ranks a role is divided."""
-        return self.spec.ranks_of(role)
+    def card(self, slot: Slot) -> Card | None:
+        """None for a node alone."""
+        return None if slot.card is None else self.hardware.nodes[slot.node].cards[slot.card]
 
 
 def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Job:
     """Raises ConfigError for a model whose shape cannot be known."""
     cards = [len(node.cards) for node in hardware.nodes]
-    device: Device = "cuda" if any(cards) and spec.cluster.device != "cpu" else "cpu"
+    device: Device = "cuda" if hardware.cards and spec.cluster.device != "cpu" else "cpu"
     layout = lay_out(spec, cards if device == "cuda" else [0] * len(cards))
     shapes = {name: read_shape(model.path) for name, model in spec.models.items()}
     moments = job_moments(tuple(shapes), spec.phases)
     if spec.engines is not None:
         moments |= {STARTING}
-    capability = _lowest_capability(hardware, layout)
-    return Job(spec, hardware, constants, device, layout, shapes, moments, capability)
-
-
-def _lowest_capability(hardware: Hardware, layout: Layout) -> Capability | None:
-    slots = {process.slot for process in layout.processes}
-    cards = {hardware.nodes[slot.node].cards[slot.card] for slot in slots if slot.card is not None}
-    return min((c.compute_capability for c in cards if c.compute_capability), default=None)
+    return Job(spec, hardware, constants, device, layout, shapes, moments)
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,9 @@ class Alike:
 
 def alike(job: Job, process: Process) -> Alike:
     """The same for processes that hold the same."""
-    slot = process.slot
-    card = "" if slot.card is None else job.hardware.nodes[slot.node].cards[slot.card].name
+    card = job.card(process.slot)
     first = process.kind in ("local", "rank") and process.index == 0
-    return Alike(process.kind, first, card)
+    return Alike(process.kind, first, "" if card is None else card.name)
 
 
 def held_by(job: Job, process: Process) -> tuple[Allocation, ...]:
@@ -130,12 +130,11 @@ def held_by(job: Job, process: Process) -> tuple[Allocation, ...]:
 
 def _contents(job: Job, process: Process) -> Iterator[Allocation]:
     yield from _process(job, process)
-    if process.kind in ("local", "rank", "critic rank"):
-        first = process.index == 0
-        held = [one for name in hosted(job, process) for one in _role(job, name, first)]
-        held = list(_one_at_a_time(held, _SCORING))
-        yield from _one_at_a_time(held, _WRITING)
-    if process.kind in ("local", "engine", "engine worker"):
+    first = process.index == 0
+    held = [one for name in hosted(job, process) for one in _role(job, name, first)]
+    held = list(_one_at_a_time(held, _SCORING))
+    yield from _one_at_a_time(held, _WRITING)
+    if process.samples:
         yield from _engine(job, process)
 
 
@@ -145,10 +144,10 @@ def _process(job: Job, process: Process) -> Iterator[Allocation]:
     parallel = sampler.rollout.tensor_parallel if sampler else 1
     groups = {"rank": cluster.ranks, "critic rank": cluster.critic_ranks or 1}
     groups |= {"engine": parallel, "engine worker": parallel}
-    group, adapted = groups.get(process.kind, 1), _has_adapter(job, process)
+    group = groups.get(process.kind, 1)
     vllm = sampler is not None and sampler.rollout.engine == "vllm"
     cuda_build = job.hardware.nodes[process.slot.node].cuda_build
-    for item in process_items(process, job.device, group, vllm, adapted, cuda_build, job.constants):
+    for item in process_items(process, job.device, group, vllm, cuda_build, job.constants):
         yield Allocation(item, job.moments)
     for name, moments in _besides(job, process):
         yield Allocation(constant_item(name, job.constants), moments)
@@ -162,15 +161,17 @@ def _process(job: Job, process: Process) -> Iterator[Allocation]:
 def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment]]]:
     """The constants of what it holds for what it does, and when. Kernels of 16 bits are prepared by
     shape, from the first forward on, and kept; products of fp32 are not."""
-    computing = frozenset(moment for moment in job.moments if moment.phase != "load")
+    trained = job.spec.trained
+    if any(name in trained and trained[name].adapter for name in hosted(job, process)):
+        yield "adapter_libraries", job.moments
     narrow = any(model.dtype == "bfloat16" for model in job.spec.models.values())
     if job.device == "cpu" and narrow and process.kind not in ("recipe", "ray"):
-        yield "kernel_cache", computing
+        yield "kernel_cache", job.computing
     if process.kind in ("local", "recipe"):
         if job.spec.job.draws_calibration:
             yield "drawing_libraries", job.moments
         if job.spec.sampling is not None:  # it writes trajectories, from the first ones on
-            yield "trajectory_libraries", computing
+            yield "trajectory_libraries", job.computing
 
 
 def _rewards(job: Job, process: Process) -> Iterator[Allocation]:
@@ -178,30 +179,22 @@ def _rewards(job: Job, process: Process) -> Iterator[Allocation]:
     sampling, node = job.spec.sampling, job.hardware.nodes[process.slot.node]
     if sampling is None or process.kind not in ("local", "recipe"):
         return
-    scoring = frozenset(moment for moment in job.moments if moment.phase != "load")
     for item in reward_processes(sampling.rewards, node.cores):
-        yield Allocation(item, scoring)
-
-
-def _has_adapter(job: Job, process: Process) -> bool:
-    if process.kind not in ("local", "rank", "critic rank"):
-        return False
-    trained = job.spec.trained
-    return any(name in trained and trained[name].adapter for name in hosted(job, process))
+        yield Allocation(item, job.computing)
 
 
 def hosted(job: Job, process: Process) -> Iterator[RoleName]:
-    """The roles that live in a training rank."""
+    """The roles that live in a process: in ranks alone."""
     own_critic = job.spec.cluster.critic_ranks is not None
+    critics = ("critic rank",) if own_critic else ("local", "rank")
     for name in job.shapes:
-        critic_here = process.kind == "critic rank" or not own_critic
-        if critic_here if name == "critic" else process.kind != "critic rank":
+        if process.kind in (critics if name == "critic" else ("local", "rank")):
             yield name
 
 
 def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
     """On a rank of its group; first: that collects the actor's weights when they leave."""
-    spec, shape, ranks = job.spec, job.shapes[name], job.ranks(name)
+    spec, shape, ranks = job.spec, job.shapes[name], job.spec.ranks_of(name)
     sampling = spec.sampling
     own = RoleWork(
         name=name,
@@ -278,7 +271,7 @@ def micro_batch(work: Workload, ranks: int) -> MicroBatch:
 
 
 def _distillation(job: Job, teacher: FrozenRole) -> Iterator[Allocation]:
-    ranks = job.ranks("teacher")
+    ranks = job.spec.ranks_of("teacher")
     tokens = -(-job.spec.workload.sequences // ranks) * job.spec.workload.longest
     shape = job.shapes["teacher"]
     return teacher_items(teacher, shape, tokens, ranks, job.device, job.moments)
@@ -315,8 +308,8 @@ def _engine(job: Job, process: Process) -> Iterator[Allocation]:
         if job.device == "cpu":
             yield from cpu_items(sampler, moments)
         else:
-            card = job.hardware.nodes[process.slot.node].cards[process.slot.card or 0]
-            context = job.constants.cuda_context
+            card, context = job.card(process.slot), job.constants.cuda_context
+            assert card is not None
             yield from card_items(sampler, card.usable_bytes, context, moments)
 
 

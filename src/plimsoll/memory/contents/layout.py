@@ -42,6 +42,11 @@ class Process:
     part: int = 0
 
     @property
+    def samples(self) -> bool:
+        """Whether it has an engine, or a part of one."""
+        return self.kind in ("local", "engine", "engine worker")
+
+    @property
     def name(self) -> str:
         """Such as `rank 3` or `engine 0 worker 1`."""
         if self.kind == "engine worker":
@@ -86,7 +91,7 @@ Placed = tuple[str, Process | None]
 
 def _ranks(cluster: ClusterConfig, free: Sequence[Slot]) -> tuple[list[Placed], list[Slot]]:
     """The ranks of all groups, and the cards that they leave free."""
-    slots: list[Slot | None] = [*free, *[None] * _all_ranks(cluster)]
+    slots: list[Slot | None] = [*free, *[None] * cluster.all_ranks]
     placed: list[Placed] = []
     for (kind, index), slot in zip(_rank_names(cluster), slots, strict=False):
         process = None if slot is None else Process(kind, index, slot)
@@ -143,12 +148,8 @@ def _without_cards(
                 yield Process("engine worker", index, slot, part)
 
 
-def _all_ranks(cluster: ClusterConfig) -> int:
-    return cluster.ranks + (cluster.critic_ranks or 0)
-
-
 def _cards_needed(cluster: ClusterConfig, rollout: RolloutConfig | None) -> int:
-    ranks = _all_ranks(cluster)
+    ranks = cluster.all_ranks
     engines = rollout.engines * rollout.tensor_parallel if rollout else 0
     shared = rollout is not None and rollout.placement == "shared"
     return max(ranks, engines) if shared else ranks + engines

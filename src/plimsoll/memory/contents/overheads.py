@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -106,13 +107,9 @@ def read_constants(path: Path) -> Constants:
     Raises ConfigError with path and reason where it cannot be read, is no such file, or holds
     values that cannot be.
     """
-    try:
+    way = "Write one with `plimsoll calibrate`, or do without: then the shipped constants count."
+    with _told(f"{path} is no calibration", way):
         return _constants(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} is no calibration: {error!r}. Write one with `plimsoll calibrate`, or do "
-            "without: then the shipped constants count."
-        ) from error
 
 
 def read_plan_constants(path: Path) -> Constants:
@@ -120,13 +117,18 @@ def read_plan_constants(path: Path) -> Constants:
 
     Raises ConfigError with path and reason where they cannot be read.
     """
-    try:
+    wrong = f"{path} does not tell with which constants the run was planned"
+    with _told(wrong, "Give runs that have been planned, by this version."):
         return _constants(json.loads(path.read_text(encoding="utf-8"))["constants"])
+
+
+@contextmanager
+def _told(wrong: str, way_out: str) -> Iterator[None]:
+    """Within: what cannot be read is a ConfigError."""
+    try:
+        yield
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(
-            f"{path} does not tell with which constants the run was planned: {error!r}. Give runs "
-            "that have been planned, by this version."
-        ) from error
+        raise ConfigError(f"{wrong}: {error!r}. {way_out}") from error
 
 
 def _constants(stored: Mapping[str, Any]) -> Constants:
@@ -185,20 +187,17 @@ def process_items(
     device: Device,
     group: int,
     vllm: bool,
-    adapted: bool,
     cuda_build: bool,
     constants: Constants,
 ) -> Iterator[Item]:
     """group: how many processes its communicator joins; of an engine's front, its workers'. vllm:
-    whether engines run vLLM. adapted: whether it trains an adapter. cuda_build: as of `Node`."""
+    whether engines run vLLM. cuda_build: as of `Node`."""
     vllm_processes = _with_core(process, device, group)
     for name in _resident(process, vllm):
         count = vllm_processes if name == "vllm_process" else 1
         yield constant_item(name, constants, count)
     if cuda_build and device == "cpu" and process.kind != "ray":
         yield constant_item("cuda_build", constants, vllm_processes if vllm else 1)
-    if adapted:
-        yield constant_item("adapter_libraries", constants)
     if device == "cpu" or process.slot.card is None:
         return
     yield constant_item("cuda_libraries", constants)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 
 from plimsoll.memory.contents.contents import Job, held_by
-from plimsoll.memory.contents.layout import Process, Slot
+from plimsoll.memory.contents.layout import Process
 from plimsoll.memory.contents.stores import Use, uses_of
 from plimsoll.run.readings import Footprint, Footprints
 from plimsoll.spec.run_spec import Phase
@@ -21,14 +21,11 @@ def process_peaks(job: Job) -> dict[str, Footprints]:
     of the whole card: other processes' share of it too. `eval` is the phase of the plan that does
     the same: sampling, or else scoring. Ray's own processes are left out: nobody reads them.
     """
-    found: dict[str, Footprints] = {}
-    for name, processes in groupby(_measured(job), key=read_as):
-        found[name] = _together([_phases(job, process) for process in processes])
-    return {name: _with_eval(phases) for name, phases in found.items()}
-
-
-def _measured(job: Job) -> Iterator[Process]:
-    return (process for process in job.layout.processes if process.kind != "ray")
+    read = [process for process in job.layout.processes if process.kind != "ray"]
+    return {
+        name: _with_eval(_together([_phases(job, process) for process in processes]))
+        for name, processes in groupby(read, key=read_as)
+    }
 
 
 def read_as(process: Process) -> str:
@@ -38,12 +35,13 @@ def read_as(process: Process) -> str:
 
 def _phases(job: Job, process: Process) -> Footprints:
     own = held_by(job, process)
-    host = _by_phase(uses_of(_on(own, "host")))
+    host = _by_phase(own, "host")
     if process.slot.card is None:
         return {phase: Footprint(_most(uses)) for phase, uses in host.items()}
     gap = job.constants.allocator_gap
-    device = _by_phase(uses_of(_on(own, "device"), gap))
-    card = _by_phase(uses_of(_on(_on_card(job, process.slot), "device"), gap))
+    beside = (other for other in job.layout.processes if other.slot == process.slot)
+    on_card = [one for other in beside for one in held_by(job, other)]
+    device, card = _by_phase(own, "device", gap), _by_phase(on_card, "device", gap)
     return {
         phase: Footprint(
             host=_most(uses),
@@ -55,19 +53,9 @@ def _phases(job: Job, process: Process) -> Footprints:
     }
 
 
-def _on_card(job: Job, slot: Slot) -> Iterator[Allocation]:
-    for process in job.layout.processes:
-        if process.slot == slot:
-            yield from held_by(job, process)
-
-
-def _on(held: Iterable[Allocation], where: Where) -> list[Allocation]:
-    return [one for one in held if one.item.where == where]
-
-
-def _by_phase(uses: Iterable[Use]) -> dict[Phase, list[Use]]:
+def _by_phase(held: Iterable[Allocation], where: Where, gap: float = 0.0) -> dict[Phase, list[Use]]:
     found: dict[Phase, list[Use]] = {}
-    for use in uses:
+    for use in uses_of((one for one in held if one.item.where == where), gap):
         found.setdefault(use.moment.phase, []).append(use)
     return found
 

@@ -86,7 +86,8 @@ def uses_of(held: Iterable[Allocation], gap: float = 0.0) -> tuple[Use, ...]:
     for moments, items in together.items():
         for moment in moments:
             found.setdefault(moment, []).extend(items)
-    return tuple(Use(moment, tuple(found[moment]), gap) for moment in sorted(found, key=_order))
+    ordered = sorted(found, key=lambda moment: (PHASES.index(moment.phase), moment.instant))
+    return tuple(Use(moment, tuple(found[moment]), gap) for moment in ordered)
 
 
 def phase_peaks(uses: Iterable[Use]) -> tuple[Use, ...]:
@@ -133,10 +134,6 @@ def _together(items: Sequence[Item]) -> Item:
     return replace(items[0], bytes=sum(item.bytes for item in items), formula=formula)
 
 
-def _order(moment: Moment) -> tuple[int, str]:
-    return PHASES.index(moment.phase), moment.instant
-
-
 @dataclass(frozen=True)
 class Store:
     """A card, or a node's host memory; equal ones are one store with several slots.
@@ -168,10 +165,20 @@ class Store:
         return fullest(self.uses)
 
     @property
+    def place(self) -> str:
+        """What it is, in a word."""
+        return "node" if self.where == "host" else "card"
+
+    @property
     def name(self) -> str:
         """Such as `8 x A100-80GB (node 0, cards 0-7)`."""
         count = f"{len(self.slots)} x " if len(self.slots) > 1 or self.where == "device" else ""
         return f"{count}{self.hardware} ({slots_text(self.slots)})"
+
+    @property
+    def without_engines(self) -> Store:
+        """What all but the rollout engines hold."""
+        return self.without(lambda item: item.role == "rollout")
 
     def without(self, unwanted: Callable[[Item], bool]) -> Store:
         """The same without some of its items."""

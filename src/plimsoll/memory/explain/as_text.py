@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 
-from plimsoll.memory.advise.advice_text import change_lines
+from plimsoll.memory.advise.shown import change_lines
 from plimsoll.memory.explain.explain import Explanation
-from plimsoll.memory.plan.as_text import WIDTH
+from plimsoll.memory.plan.as_text import wrapped
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.readings import Footprint
 
@@ -61,8 +60,7 @@ def _footprint(footprint: Footprint) -> str:
 
 
 def _items(explanation: Explanation) -> Iterator[str]:
-    place = "node" if explanation.store.where == "host" else "card"
-    yield f"The largest items of the {place} in this phase, as predicted:"
+    yield f"The largest items of the {explanation.store.place} in this phase, as predicted:"
     for item in explanation.items:
         yield f"  {gigabytes_text(item.bytes):>8}  {item.role} {item.name}"
 
@@ -70,13 +68,7 @@ def _items(explanation: Explanation) -> Iterator[str]:
 def _answers(explanation: Explanation) -> Iterator[str]:
     for number, answer in enumerate(explanation.answers, 1):
         yield f"{number}. {answer.question} {answer.verdict}:"
-        yield textwrap.fill(
-            answer.text,
-            WIDTH,
-            initial_indent="   ",
-            subsequent_indent="   ",
-            break_on_hyphens=False,
-        )
+        yield wrapped(f"   {answer.text}", "   ")
 
 
 def _change(explanation: Explanation) -> Iterator[str]:
@@ -86,7 +78,7 @@ def _change(explanation: Explanation) -> Iterator[str]:
             "cgroup), or for a peak that the plan does not have."
         )
     room, change = gigabytes_text(explanation.room), explanation.change
-    place = "node" if explanation.store.where == "host" else "card"
+    place = explanation.store.place
     if change is None:
         yield _wrap(
             f"No change that was tried brings the {place}'s peak under {room}: it takes more "
@@ -98,4 +90,4 @@ def _change(explanation: Explanation) -> Iterator[str]:
 
 
 def _wrap(text: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    return wrapped(text, "  ")

@@ -46,11 +46,6 @@ class Scene:
     use: Use
     planned: tuple[Process, ...]
 
-    @property
-    def place(self) -> str:
-        """What was too small, in a word."""
-        return "node" if self.store.where == "host" else "card"
-
 
 def four_answers(scene: Scene) -> tuple[Answer, Answer, Answer, Answer]:
     """In the order in which to ask."""
@@ -70,13 +65,13 @@ def room_of(scene: Scene) -> int | None:
 
 
 def _free(scene: Scene) -> Answer:
-    question = f"Is the {scene.place}'s free memory below the plan's?"
+    question = f"Is the {scene.store.place}'s free memory below the plan's?"
     need, capacity, room = scene.store.peak.bytes, scene.store.capacity, room_of(scene)
     wanted = f"the plan needs {gigabytes_text(need)} at its fullest"
     if capacity is not None:
         wanted += f", of {gigabytes_text(capacity)}"
     if room is None:
-        return Answer(question, "unknown", f"the {scene.place} was not seen; {wanted}")
+        return Answer(question, "unknown", f"the {scene.store.place} was not seen; {wanted}")
     when = "when the run began" if scene.seen.before else "now"
     text = f"{gigabytes_text(room)} could be had {when}; {wanted}"
     return Answer(question, "yes" if room < need else "no", text)
@@ -124,7 +119,7 @@ def _stages(job: Job) -> dict[str, int]:
 
 def _to_divide(job: Job) -> list[str]:
     stages = _stages(job)
-    return [name for name in job.shapes if stages[name] and job.ranks(name) > 1]
+    return [name for name in job.shapes if stages[name] and job.spec.ranks_of(name) > 1]
 
 
 def _undivided(job: Job) -> str:
@@ -134,7 +129,7 @@ def _undivided(job: Job) -> str:
 
 
 def _together(scene: Scene) -> Answer:
-    question = f"Did two models land on one {scene.place}?"
+    question = f"Did two models land on one {scene.store.place}?"
     planned, found = models_of(scene.job, scene.planned), models_of(scene.job, _here(scene))
     text = ", ".join(_model_text(scene.use, role) for role in found) or "none is there"
     stray = [role for role in found if role not in planned]
@@ -156,10 +151,8 @@ def models_of(job: Job, processes: Sequence[Process]) -> list[str]:
     """The roles that live in these processes."""
     found: dict[str, None] = {}
     for process in processes:
-        if process.kind in ("local", "rank", "critic rank"):
-            found |= dict.fromkeys(hosted(job, process))
-        sampling = job.sampler is not None
-        if sampling and process.kind in ("local", "engine", "engine worker"):
+        found |= dict.fromkeys(hosted(job, process))
+        if job.sampler is not None and process.samples:
             found["rollout"] = None
     return list(found)
 
@@ -185,7 +178,7 @@ def _others(scene: Scene) -> Answer:
             others = [p for p in card.processes if p.pid not in state.pids]
             named = [f"{p.name} (pid {p.pid}) {_size(p)}" for p in others]
             return _held(question, _held_by_others(card, state), card.usable_bytes, named)
-    return Answer(question, "unknown", f"the {scene.place} was not seen")
+    return Answer(question, "unknown", f"the {scene.store.place} was not seen")
 
 
 def _held(question: str, held: int, capacity: int, named: Sequence[str]) -> Answer:

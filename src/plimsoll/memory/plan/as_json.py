@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from plimsoll.memory.contents.layout import Slot
 from plimsoll.memory.contents.overheads import constant_values
-from plimsoll.memory.contents.stores import Store, Use
+from plimsoll.memory.contents.stores import Store
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.timeline.items import Item
 
@@ -24,7 +25,7 @@ def plan_values(plan: Plan) -> dict[str, Any]:
         "hosts": [row for store in plan.hosts for row in _hosts(store)],
         "disk": {"bytes": plan.disk_bytes},
         "items": [
-            *(row for store in (*plan.devices, *plan.hosts) for row in _items(store)),
+            *(row for store in plan.stores for row in _items(store)),
             *(_item(item, "save", "written", "run directory") for item in plan.disk),
         ],
         "problems": [{key: getattr(one, key) for key in _OF_PROBLEMS} for one in plan.problems],
@@ -38,18 +39,12 @@ def slot_name(slot: Slot) -> str:
 
 
 def _devices(store: Store) -> Iterator[dict[str, Any]]:
-    peak = {"phase": store.peak.moment.phase, **_measures(store.peak)}
+    """The peak: what torch and the driver would show, at the same instant."""
+    use = store.peak
+    sizes = {"allocated_bytes": use.allocated, "reserved_bytes": use.reserved}
+    peak = {"phase": use.moment.phase, **sizes, "device_bytes": use.bytes}
     for slot in store.slots:
         yield {"device": slot_name(slot), "capacity_bytes": store.capacity, "peak": peak}
-
-
-def _measures(use: Use) -> dict[str, int]:
-    """What torch and the driver would show: a peak of each, at the same instant."""
-    return {
-        "allocated_bytes": use.allocated,
-        "reserved_bytes": use.reserved,
-        "device_bytes": use.bytes,
-    }
 
 
 def _hosts(store: Store) -> Iterator[dict[str, Any]]:
@@ -59,10 +54,9 @@ def _hosts(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def _items(store: Store) -> Iterator[dict[str, Any]]:
-    for slot in store.slots:
-        for use in store.phases:
-            for item in use.items:
-                yield _item(item, use.moment.phase, use.moment.instant, slot_name(slot))
+    for slot, use in product(store.slots, store.phases):
+        for item in use.items:
+            yield _item(item, use.moment.phase, use.moment.instant, slot_name(slot))
 
 
 def _item(item: Item, phase: str, instant: str, device: str) -> dict[str, Any]:

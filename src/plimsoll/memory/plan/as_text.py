@@ -34,9 +34,8 @@ _ASCII = "#=+-%*o."
 
 def plan_text(plan: Plan, *, unicode: bool) -> str:
     """Everything: a table and bars for each kind of card and host, and what comes of it."""
-    stores = [*plan.devices, *plan.hosts]
-    parts = [f"{store_table(store)}\n{_store_verdict(store, plan)}" for store in stores]
-    parts += [draw_bars(store, unicode=unicode) for store in stores]
+    parts = [f"{store_table(store)}\n{_store_verdict(store, plan)}" for store in plan.stores]
+    parts += [draw_bars(store, unicode=unicode) for store in plan.stores]
     return "\n\n".join([*parts, verdict_text(plan)])
 
 
@@ -46,9 +45,9 @@ def verdict_text(plan: Plan) -> str:
     if plan.free_disk is not None:
         disk += f", {gigabytes(plan.free_disk)} GB free"
     problems = [problem_text(problem) for problem in plan.problems]
-    band = _wrap(f"band: {plan.band.share:.0%}, {plan.band.source}", "      ")
+    band = wrapped(f"band: {plan.band.share:.0%}, {plan.band.source}", "      ")
     measured = [
-        _wrap(f"calibrated: {', '.join(names)}, {source}", "      ")
+        wrapped(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
     ]
     lines = [disk, *_not_verified(plan), band, *measured, *problems]
@@ -67,22 +66,23 @@ def problem_text(problem: Problem) -> str:
     """One problem, as a block."""
     return "\n".join(
         [
-            _wrap(f"{problem.severity} {problem.code}: {problem.what}", "    "),
-            _wrap(f"    {problem.why}", "    "),
-            _wrap(f"    -> {problem.fix}", "       "),
+            wrapped(f"{problem.severity} {problem.code}: {problem.what}", "    "),
+            wrapped(f"    {problem.why}", "    "),
+            wrapped(f"    -> {problem.fix}", "       "),
         ]
     )
 
 
 def _store_verdict(store: Store, plan: Plan) -> str:
     peak = store.peak
-    words = f"peak {gigabytes(peak.bytes)} GB in {peak.moment.phase} ({peak.moment.instant})"
+    words = f"peak {gigabytes(peak.bytes)} GB in {peak.moment}"
     if store.capacity is None:
         return f"  {words}; capacity unknown"
     return f"  {words}: {verdict_of(store, plan.band)}"
 
 
-def _wrap(text: str, indent: str) -> str:
+def wrapped(text: str, indent: str) -> str:
+    """Lines of 80 columns, indented from the second on."""
     return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 

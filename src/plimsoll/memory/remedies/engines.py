@@ -31,7 +31,7 @@ def smaller_shares(job: Job, ranks: Store, band: Band) -> Iterator[Remedy]:
     if asleep >= least:
         yield Remedy({**(LIGHT_SLEEP if level == 0 else {}), "rollout.memory_share": asleep})
     if asleep < least:
-        if rollout.tensor_parallel < _cards_of_a_node(job):
+        if rollout.tensor_parallel < job.hardware.cards_of_node:
             yield _larger_parts(rollout)
         yield from find_top_consumer(_beside_engine(ranks, rollout), job.spec).remedies
     awake_there = {"rollout.sleep_level": 0} if level else {}
@@ -40,10 +40,6 @@ def smaller_shares(job: Job, ranks: Store, band: Band) -> Iterator[Remedy]:
 
 def _larger_parts(rollout: RolloutConfig) -> Remedy:
     return Remedy(words=f"a larger rollout.tensor_parallel (now {rollout.tensor_parallel})")
-
-
-def _cards_of_a_node(job: Job) -> int:
-    return max(len(node.cards) for node in job.hardware.nodes)
 
 
 def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
@@ -60,10 +56,8 @@ def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
 
 def _further_cards(job: Job, rollout: RolloutConfig) -> str:
     """What engines of their own need where the ranks leave too few."""
-    ranks = job.spec.cluster.ranks + (job.spec.cluster.critic_ranks or 0)
-    needed = ranks + rollout.engines * rollout.tensor_parallel
-    lacking = needed > sum(len(node.cards) for node in job.hardware.nodes)
-    return "with more cluster.nodes" if lacking else ""
+    needed = job.spec.cluster.all_ranks + rollout.engines * rollout.tensor_parallel
+    return "with more cluster.nodes" if needed > job.hardware.cards else ""
 
 
 def largest_share(ranks: Store, band: Band, *, asleep: bool = False) -> float:
@@ -85,7 +79,7 @@ def starting_shares(job: Job, least: float, *, room: bool) -> Iterator[Remedy]:
     rollout = job.sampler.rollout
     if room:
         yield Remedy({"rollout.memory_share": least}, "or more")
-    if rollout.tensor_parallel < _cards_of_a_node(job) and (
+    if rollout.tensor_parallel < job.hardware.cards_of_node and (
         rollout.placement == "shared" or not room
     ):
         yield _larger_parts(rollout)
@@ -106,9 +100,8 @@ def least_cache(sampler: Sampler) -> Move:
 def fewer_processes(job: Job) -> list[Remedy]:
     """For a run with more of them than cards: what there can be less or more of, and engines
     without cards of their own."""
-    have = sum(len(node.cards) for node in job.hardware.nodes)
-    cluster, rollout = job.spec.cluster, job.sampler.rollout if job.sampler else None
-    ranks = cluster.ranks + (cluster.critic_ranks or 0)
+    have, ranks = job.hardware.cards, job.spec.cluster.all_ranks
+    rollout = job.sampler.rollout if job.sampler else None
     shared = rollout is not None and rollout.placement == "shared"
     less = ["cluster.ranks"] if ranks > (have if shared else 1) else []
     if rollout is not None:

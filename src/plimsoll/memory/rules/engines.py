@@ -14,7 +14,7 @@ from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.rollout.price import unpriced
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
-from plimsoll.spec.rules.heads import CPU_HEAD_SIZES, against_cpu_heads
+from plimsoll.spec.model_files import CPU_HEAD_SIZES, against_cpu_heads
 
 _PADDING = 64
 """Rows to a multiple of which vLLM pads a vocabulary: DEFAULT_VOCAB_PADDING_SIZE,
@@ -59,7 +59,7 @@ def divided(job: Job) -> Iterator[Problem]:
 def one_node(job: Job) -> Iterator[Problem]:
     """An engine's cards."""
     parallel = job.spec.vllm.tensor_parallel if job.spec.vllm else 1
-    most = max(len(node.cards) for node in job.hardware.nodes)
+    most = job.hardware.cards_of_node
     if job.device == "cuda" and parallel > most:
         what = f"rollout.tensor_parallel: {parallel}, and a node has {counted(most, 'card')}"
         why = "the cards of an engine are of one node: its parts exchange activations in every "
@@ -132,7 +132,7 @@ def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
     if sampler is None or store.where != "device" or store.capacity is None:
         return None
     rollout = sampler.rollout
-    ranks = store.without(lambda item: item.role == "rollout")
+    ranks = store.without_engines
     shares = rollout.engine == "vllm" and rollout.placement == "shared" and bool(ranks.held)
     if not shares or ranks.peak.bytes > store.capacity:
         return None
@@ -141,8 +141,8 @@ def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
     return Problem(
         "vllm-share-beside-training",
         "error",
-        f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment.phase} "
-        f"({peak.moment.instant}), {gigabytes(peak.bytes - store.capacity)} GB more than it has: "
+        f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, "
+        f"{gigabytes(peak.bytes - store.capacity)} GB more than it has: "
         f"{gigabytes(beside)} GB of the ranks beside vLLM's "
         f"{gigabytes(peak.bytes - beside)} GB (rollout.memory_share {rollout.memory_share:g})",
         "it breaks on the rollout engines: without them the rest fits. vLLM takes its share of the "

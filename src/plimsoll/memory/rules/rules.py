@@ -9,39 +9,14 @@ from collections.abc import Iterator
 from plimsoll.config.problems import Problem, find
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.memory.contents.contents import Job
-from plimsoll.memory.rules.cards import card_rules
-from plimsoll.memory.rules.engines import (
-    cpu_heads,
-    divided,
-    engine_dtype,
-    free_share,
-    not_counted,
-    one_node,
-)
-from plimsoll.memory.rules.models import (
-    adapter_targets,
-    other_parts,
-    positions,
-    varlen,
-    vocabularies,
-)
-from plimsoll.memory.rules.states import lost_updates, zero_plus_plus
+from plimsoll.memory.rules import engines, models, ranks
 from plimsoll.spec.rules.machine import local_host_rules
 
 PLAN_RULES = (
-    positions,
-    other_parts,
-    vocabularies,
-    adapter_targets,
-    varlen,
-    divided,
-    one_node,
-    engine_dtype,
-    cpu_heads,
-    not_counted,
-    card_rules,
-    lost_updates,
-    zero_plus_plus,
+    *(models.positions, models.other_parts, models.vocabularies, models.adapter_targets),
+    *(models.varlen, engines.divided, engines.one_node, engines.engine_dtype, engines.cpu_heads),
+    *(engines.not_counted, ranks.bfloat16_cards, ranks.offload, ranks.idle_ranks, ranks.idle_cards),
+    *(ranks.nodes, ranks.lost_updates, ranks.zero_plus_plus),
 )
 
 
@@ -49,5 +24,5 @@ def find_conflicts(job: Job, host: LocalHost | None) -> Iterator[Problem]:
     """here: None for a plan of other machines."""
     yield from find(PLAN_RULES, job)
     if host is not None:
-        yield from free_share(job, host.free_bytes)
+        yield from engines.free_share(job, host.free_bytes)
         yield from local_host_rules(job.spec, host)

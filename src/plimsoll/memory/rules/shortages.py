@@ -43,8 +43,7 @@ def find_overfull(job: Job, stores: Sequence[Store], band: Band) -> Iterator[Pro
 
 
 def _cards(job: Job) -> Iterator[Problem]:
-    have = sum(len(node.cards) for node in job.hardware.nodes)
-    layout, sampled = job.layout, job.sampler is not None
+    have, layout, sampled = job.hardware.cards, job.layout, job.sampler is not None
     if job.spec.cluster.device == "cuda" and have == 0:
         yield Problem(
             "no-gpu",
@@ -74,10 +73,10 @@ def _listed_ways(remedies: Sequence[Remedy]) -> str:
 def _engines(job: Job) -> Iterator[Problem]:
     """A vLLM that would not start, or not hold one sequence."""
     sampler = job.sampler
-    slots = [p.slot for p in job.layout.processes if p.kind == "engine worker"]
-    if sampler is None or job.device == "cpu" or not slots:
+    cards = [job.card(p.slot) for p in job.layout.processes if p.kind == "engine worker"]
+    if sampler is None or not any(cards):
         return
-    card_bytes = min(job.hardware.nodes[s.node].cards[s.card or 0].usable_bytes for s in slots)
+    card_bytes = min(card.usable_bytes for card in cards if card is not None)
     share = card_share(sampler, card_bytes)
     needed = sampler.kv_token * sampler.longest
     if share.kv_cache >= needed:
@@ -138,8 +137,8 @@ def _overfull(store: Store, top: TopConsumer) -> Problem:
     return Problem(
         _TOO_SMALL[store.where],
         "error",
-        f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment.phase} "
-        f"({peak.moment.instant}), {over} GB more than it has",
+        f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, {over} GB more than "
+        "it has",
         f"it breaks on {top.what}, {share} GB ({items}): {alone}",
         one_of(top.remedies),
     )
@@ -153,12 +152,11 @@ def _close(store: Store, band: Band) -> Problem:
         _TOO_SMALL[store.where],
         "warning",
         f"{store.name} would hold {gigabytes(peak.bytes)} of {gigabytes(store.capacity)} GB in "
-        f"{peak.moment.phase} ({peak.moment.instant}): closer than the plan is exact",
+        f"{peak.moment}: closer than the plan is exact",
         f"predictions may be {band.share:.0%} too low; the largest items are {largest}",
         "try it with a short run, or make room as for what does not fit",
     )
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
+    return ", ".join(names[:4]) + f" and {len(names) - 4} more" * (len(names) > 4)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from plimsoll.config.adapter import AdapterConfig
 from plimsoll.config.cluster import Device
+from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import HeadKind

@@ -33,32 +33,30 @@ def adapted(name: str, role: TrainedRole) -> Iterator[Problem]:
 
 def steady(name: str, role: TrainedRole) -> Iterator[Problem]:
     """An adapter whose log-probs are compared with earlier ones of its own."""
-    at = Section(name, role)
     if role.adapter is not None and role.adapter.dropout > 0:
         why = "Each forward pass would drop other inputs, so the ratio of new to old probabilities "
         why += "would be noise."
         fix = f"{name}.adapter.dropout: 0; dropout is for sft and dpo"
-        yield at.conflict("adapter.dropout", why, fix, "adapter-dropout")
+        yield Section(name, role).conflict("adapter.dropout", why, fix, "adapter-dropout")
 
 
 def frozen(name: str, role: FrozenRole) -> Iterator[Problem]:
     """A frozen role's quantisation."""
-    at = Section(name, role)
     if role.model.quantization == "nf4" and role.offload == "cpu":
         why = "The scales of 4-bit weights stay on the device, so the weights cannot leave it."
         fix = f"{name}.offload: none (4 bits are a quarter of bfloat16), or "
         fix += f"{name}.model.quantization: none"
-        yield at.conflict("offload", why, fix, "four-bit-offload")
+        yield Section(name, role).conflict("offload", why, fix, "four-bit-offload")
 
 
 def separate(config: RlConfig) -> Iterator[Problem]:
     """An adapter that goes to the engines alone."""
-    at = Section("", config)
     if config.rollout.sync.adapter == "merged":
         return
     for obstacle, instead in _against_separate(config):
         fix = f"rollout.sync.adapter: merged, or {instead}"
-        yield at.conflict("rollout.sync.adapter", obstacle, fix, "adapter-separate")
+        at = Section("rollout", config.rollout)
+        yield at.conflict("sync.adapter", obstacle, fix, "adapter-separate")
 
 
 def _against_separate(config: RlConfig) -> Iterator[tuple[str, str]]:

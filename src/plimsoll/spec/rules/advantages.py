@@ -51,14 +51,13 @@ def _critic_steps(config: RlConfig, takes_values: bool) -> Iterator[Problem]:
         yield at.invalid("critic_mini_batches", why, fix, "mini-batches")
     if takes_values:
         return
-    for key, value in (("critic_mini_batches", own), ("critic_warmup_steps", _warmup(config))):
+    for key, value in (
+        ("critic_mini_batches", own),
+        ("critic_warmup_steps", algorithm.critic_warmup_steps),
+    ):
         if value:
             why = f"algorithm.advantage: {algorithm.advantage.name} has no critic."
             yield at.conflict(key, why, f"leave algorithm.{key} out", "critic-unused")
-
-
-def _warmup(config: RlConfig) -> int:
-    return config.algorithm.critic_warmup_steps
 
 
 def _groups(config: RlConfig) -> Iterator[Problem]:
@@ -74,8 +73,11 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
         why += "replaced."
         fix = "batch.responses: 8, or leave batch.dynamic_sampling out"
         yield at.conflict("batch.dynamic_sampling", why, fix, "group-of-one")
-    if config.batch.dynamic_sampling is not None:
-        yield from _awake(config)
+    if config.batch.dynamic_sampling and config.scoring_models and config.rollout.sleep_level > 0:
+        why = "Reward models would score each round of samples before the engines sleep, on the "
+        why += "same cards."
+        fix = "rollout.sleep_level: 0, or no batch.dynamic_sampling or reward models"
+        yield at.conflict("batch.dynamic_sampling", why, fix, "dynamic-awake")
     for name in unknown_needs(choice):
         known = get_args(AdvantageNeed)
         why = f"The estimator has the positional parameter {name!r}, and there is none to give. "
@@ -84,14 +86,6 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
         fix = f"call it {near[0]}, or " if near else ""
         fix += f"put {name} after a `*`, as an option"
         yield at.invalid("algorithm.advantage.name", why, fix, "advantage-needs")
-
-
-def _awake(config: RlConfig) -> Iterator[Problem]:
-    if config.scoring_models and config.rollout.sleep_level > 0:
-        why = "Reward models would score each round of samples before the engines sleep, on the "
-        why += "same cards."
-        fix = "rollout.sleep_level: 0, or no batch.dynamic_sampling or reward models"
-        yield Section("batch", config.batch).conflict("dynamic_sampling", why, fix, "dynamic-awake")
 
 
 def _losses(config: RlConfig) -> Iterator[Problem]:
@@ -110,12 +104,8 @@ def _losses(config: RlConfig) -> Iterator[Problem]:
         why += "policy that sampled nothing."
         fix = "algorithm.policy_loss.name: clip, or one algorithm.epochs and mini_batches"
         yield at.conflict("policy_loss", why, fix, "reinforce-several")
-    yield from _ratio_corrected(config)
-
-
-def _ratio_corrected(config: RlConfig) -> Iterator[Problem]:
-    kl = config.algorithm.kl
+    kl = algorithm.kl
     if kl.ratio_corrected and kl.place != "loss":
         why = f"algorithm.kl.place: {kl.place} has no gradient to correct."
         fix = "algorithm.kl.place: loss, or leave algorithm.kl.ratio_corrected out"
-        yield Section("algorithm.kl", kl).conflict("ratio_corrected", why, fix, "kl-unused")
+        yield at.conflict("kl.ratio_corrected", why, fix, "kl-unused")

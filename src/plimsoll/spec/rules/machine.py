@@ -38,6 +38,9 @@ _STORAGE = Version("0.43")
 
 _Need = tuple[str, str, str, str]
 """A package, the key that asks for it, its value, and what to write instead."""
+_Compiled = tuple[Sequence[str], str, str, str, str]
+"""The tools that something compiles with, the key that asks for it, its value, what it is, and what
+to write instead."""
 
 
 def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -46,15 +49,14 @@ def missing_needs(spec: RunSpec[Any]) -> Iterator[Problem]:
     yield from _missing(_of_roles(spec))
     yield from _missing_loggers(spec)
     if spec.cluster.address is None:
-        yield from _for_cpu_adam(spec)
-        yield from _for_zero_plus_plus(spec)
+        yield from _lacking(_compiled_for_roles(spec))
 
 
 def missing_for_processes(spec: RunSpec[Any]) -> Iterator[Problem]:
     """What Ray and vLLM need: all that a run and `plimsoll eval` have in common."""
     yield from _missing(_of_processes(spec))
     if spec.cluster.address is None:  # other machines of a cluster are not seen from here
-        yield from _for_engines(spec)
+        yield from _lacking(_compiled_for_engines(spec))
         yield from _path_for_ray(spec)
 
 
@@ -91,37 +93,29 @@ def _missing_loggers(spec: RunSpec[Any]) -> Iterator[Problem]:
         if importlib.util.find_spec(name) is None:
             why = f"The package {name} is not installed."
             fix = f"`pip install {name}`, or leave {name} out"
-            yield invalid(
-                "run.loggers", show(list(spec.run.loggers)), why, fix, code="package-missing"
-            )
+            given = show(list(spec.run.loggers))
+            yield invalid("run.loggers", given, why, fix, code="package-missing")
 
 
-def _for_engines(spec: RunSpec[Any]) -> Iterator[Problem]:
+def _compiled_for_engines(spec: RunSpec[Any]) -> Iterator[_Compiled]:
     """vLLM would only end where it comes to it, once all is loaded."""
-    if spec.vllm is not None:
-        for package, build, needed in _ENGINES:
-            if installed_version(package) is not None:
-                what, other = f"vLLM's build for {build}", "rollout.engine: transformers"
-                yield from _lacking(needed, "rollout.engine", "vllm", what, other)
+    for package, build, needed in _ENGINES if spec.vllm is not None else ():
+        if installed_version(package) is not None:
+            what, other = f"vLLM's build for {build}", "rollout.engine: transformers"
+            yield needed, "rollout.engine", "vllm", what, other
 
 
-def _for_cpu_adam(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """As vLLM, so DeepSpeed."""
+def _compiled_for_roles(spec: RunSpec[Any]) -> Iterator[_Compiled]:
+    """As vLLM, so DeepSpeed. On CPUs ZeRO++ is refused whatever is installed."""
     for name, role in spec.trained.items():
         if role.zero.optimizer_offload == "cpu" and not _is_adam_built():
             key = f"{name}.zero.optimizer_offload"
-            what, other = "DeepSpeed's Adam for the CPU", f"{key}: none"
-            yield from _lacking(FOR_CPU_ADAM, key, "cpu", what, other)
-
-
-def _for_zero_plus_plus(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """On CPUs it is refused whatever is installed."""
-    for name, role in spec.trained.items():
+            yield FOR_CPU_ADAM, key, "cpu", "DeepSpeed's Adam for the CPU", f"{key}: none"
+    for name, role in spec.trained.items() if spec.cluster.device != "cpu" else ():
         for key in ("quantized_weights", "quantized_gradients"):
-            if getattr(role.zero, key) and spec.cluster.device != "cpu":
-                full = f"{name}.zero.{key}"
-                what, other = "DeepSpeed's quantisation on GPUs", f"{full}: false"
-                yield from _lacking(FOR_ZERO_PLUS_PLUS, full, "true", what, other)
+            if getattr(role.zero, key):
+                full, what = f"{name}.zero.{key}", "DeepSpeed's quantisation on GPUs"
+                yield FOR_ZERO_PLUS_PLUS, full, "true", what, f"{full}: false"
 
 
 def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -133,15 +127,13 @@ def _path_for_ray(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield invalid("cluster.where", "ray", why, fix)
 
 
-def _lacking(
-    needed: Sequence[str], key: str, value: str, what: str, other: str
-) -> Iterator[Problem]:
-    tools = system_tools()
-    missing = [tool for tool in needed if tools[tool] is None]
-    if missing:
-        why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
-        fix = f"{way_to_have(missing)}, or write {other}"
-        yield invalid(key, value, why, fix, code="package-missing")
+def _lacking(compiled: Iterator[_Compiled]) -> Iterator[Problem]:
+    for needed, key, value, what, other in compiled:
+        tools = system_tools()
+        if missing := [tool for tool in needed if tools[tool] is None]:
+            why = f"{what} needs {' and '.join(missing)}, which this machine lacks."
+            fix = f"{way_to_have(missing)}, or write {other}"
+            yield invalid(key, value, why, fix, code="package-missing")
 
 
 def _is_adam_built() -> bool:

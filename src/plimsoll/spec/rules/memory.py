@@ -14,27 +14,23 @@ from plimsoll.spec.run_spec import RunSpec
 def memory_levers(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Checkpointing, dtype of states and ZeRO++ of the roles that learn."""
     for name, role in spec.trained.items():
-        yield from _levers(name, role, spec.ranks_of(name))
+        at = Section(name, role)
+        yield from _checkpointing(at, role)
+        for obstacle, instead in _against_narrow_states(name, role):
+            fix = f"{instead}, or {name}.zero.state_dtype: float32"
+            yield at.conflict("zero.state_dtype", obstacle, fix, "state-dtype")
+        yield from _zero_plus_plus(at, role, spec.ranks_of(name))
     yield from _one_group(spec)
 
 
-def _levers(name: str, role: TrainedRole, ranks: int) -> Iterator[Problem]:
-    """ranks: that the role is divided over."""
-    yield from _checkpointing(name, role)
-    for obstacle, instead in _against_narrow_states(name, role):
-        fix = f"{instead}, or {name}.zero.state_dtype: float32"
-        yield Section(name, role).conflict("zero.state_dtype", obstacle, fix, "state-dtype")
-    yield from _zero_plus_plus(name, role, ranks)
-
-
-def _checkpointing(name: str, role: TrainedRole) -> Iterator[Problem]:
+def _checkpointing(at: Section, role: TrainedRole) -> Iterator[Problem]:
     if role.model.gradient_checkpointing is not False:
         return
     for key, unset in (("checkpoint_every", 1), ("activation_offload", "none")):
         if getattr(role.model, key) != unset:
-            why = f"No layer is checkpointed ({name}.model.gradient_checkpointing: false)."
-            fix = f"{name}.model.gradient_checkpointing: true, or leave {name}.model.{key} out"
-            yield Section(name, role).conflict(f"model.{key}", why, fix, "checkpointing-off")
+            why = f"No layer is checkpointed ({at.key}.model.gradient_checkpointing: false)."
+            fix = f"{at.key}.model.gradient_checkpointing: true, or leave {at.key}.model.{key} out"
+            yield at.conflict(f"model.{key}", why, fix, "checkpointing-off")
 
 
 def _against_narrow_states(name: str, role: TrainedRole) -> Iterator[tuple[str, str]]:
@@ -55,9 +51,9 @@ def _against_narrow_states(name: str, role: TrainedRole) -> Iterator[tuple[str, 
         )
 
 
-def _zero_plus_plus(name: str, role: TrainedRole, ranks: int) -> Iterator[Problem]:
-    at = Section(name, role)
-    zero, size = role.zero, role.zero.hpz_partition_size
+def _zero_plus_plus(at: Section, role: TrainedRole, ranks: int) -> Iterator[Problem]:
+    """ranks: that the role is divided over."""
+    name, zero, size = at.key, role.zero, role.zero.hpz_partition_size
     asked = {
         "quantized_weights": zero.quantized_weights,
         "quantized_gradients": zero.quantized_gradients,

@@ -25,8 +25,9 @@ def lasting(spec: RunSpec[Any]) -> Iterator[Problem]:
         yield at.invalid("steps", why, fix)
     if run.epochs is None or spec.known_steps is None:
         return
-    late = [role for role in spec.roles.values() if role.trained and role.begins >= spec.steps]
-    for role in late:
+    for role in spec.roles.values():
+        if not role.trained or role.begins < spec.steps:
+            continue
         why = f"The run has {counted(spec.steps, 'step')}, and the {role.name} is trained from "
         why += f"step {role.begins + 1} on, so it would never be."
         yield at.invalid("epochs", why, "more run.epochs, or train it earlier")
@@ -34,8 +35,7 @@ def lasting(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
     """What is kept of evaluations, and what is averaged."""
-    at = Section("", spec.config)
-    best = spec.run.best
+    at, best = Section("", spec.config), spec.run.best
     if best is not None and spec.run.eval_every is None:
         why = "Nothing is evaluated: run.eval_every is not given."
         fix = "give run.eval_every and data.eval, or leave run.best out"
@@ -67,18 +67,16 @@ def _best(at: Section, best: BestConfig, evaluation: Evaluation) -> Iterator[Pro
 def scheduled(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
     """A role's learning rates and averages over its optimizer steps. updates: how many there are;
     None where that is not known yet."""
-    at = Section(name, role)
-    optimizer = role.optimizer
+    at, optimizer = Section(name, role), role.optimizer
     if optimizer.final_ratio > 1:
-        why = "It is a share of the peak learning rate."
-        fix = "a number from 0 to 1"
+        why, fix = "It is a share of the peak learning rate.", "a number from 0 to 1"
         yield at.invalid("optimizer.final_ratio", why, fix, "optimizer-value")
     if updates is not None and optimizer.warmup_steps > updates:
         why = f"The {name} takes {counted(updates, 'optimizer step')}, so the peak would never be "
         why += "reached."
         fix = f"at most {updates}, or a longer run"
         yield at.invalid("optimizer.warmup_steps", why, fix, "warmup-too-long")
-    yield from _decay(name, role, updates)
+    yield from _decay(at, role, updates)
     if role.ema is not None and role.ema.decay >= 1:
         why = "At 1 the average stays what it was, and above it grows without bound."
         fix = "a number below 1, such as 0.999"
@@ -90,9 +88,8 @@ def scheduled(name: str, role: TrainedRole, updates: int | None) -> Iterator[Pro
         yield at.conflict("ema", why, fix, "state-dtype")
 
 
-def _decay(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
-    at = Section(name, role)
-    optimizer = role.optimizer
+def _decay(at: Section, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
+    name, optimizer = at.key, role.optimizer
     if optimizer.decay_steps is None:
         return
     if optimizer.schedule != "wsd":

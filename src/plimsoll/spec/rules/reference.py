@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from plimsoll.config.base import Choice
-from plimsoll.config.engine import FrozenRole
+from plimsoll.config.engine import FrozenRole, ReferenceLogprobsConfig
 from plimsoll.config.problems import Problem, Section, conflict
-from plimsoll.config.reference_logprobs import ReferenceLogprobsConfig
 
 SUFFIX = ".parquet"
 

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from plimsoll.config.algorithm import KlConfig
-from plimsoll.config.problems import Problem, Section, invalid, show
-from plimsoll.config.rl import REWARD_MODEL, RlConfig
+from plimsoll.config.data import EvalSource, set_name
+from plimsoll.config.problems import Problem, Section, conflict, invalid, show
+from plimsoll.config.rl import ENVIRONMENT, REWARD_MODEL, RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
-from plimsoll.spec.eval_sets import eval_sets
+from plimsoll.spec.choices import advantage_needs
+from plimsoll.spec.eval_sets import EvalSet, eval_sets
 from plimsoll.spec.rules.adapters import separate, steady
 from plimsoll.spec.rules.advantages import estimated
 from plimsoll.spec.rules.environments import played
-from plimsoll.spec.rules.eval_sets import answered
-from plimsoll.spec.rules.replay import replayed, without_learning
 from plimsoll.spec.rules.rewards import reward_part
 from plimsoll.spec.rules.vllm_arguments import check_arguments
 
@@ -31,10 +32,10 @@ def sampled(config: RlConfig) -> Iterator[Problem]:
     yield from steady("actor", config.actor)
     if config.critic is not None:
         yield from steady("critic", config.critic)
-    yield from replayed(config) if config.rollout.replay else _engines(config)
+    yield from _replayed(config) if config.rollout.replay else _engines(config)
     yield from _sampling(config)
     yield from played(config)
-    yield from answered(config)
+    yield from _answered(config)
     yield from _kl(config)
     yield from _steps(config)
     yield from estimated(config)
@@ -46,13 +47,19 @@ def only_sampled(config: RlConfig) -> Iterator[Problem]:
     yield from _sampling(config)
     yield from played(config)
     yield from _rewards(config)
-    yield from without_learning(config)
+    at = Section("rollout", config.rollout)
+    if config.rollout.replay is not None:
+        why = "plimsoll sample learns nothing, and it samples by itself."
+        fix = "leave rollout.replay out, or plimsoll rl"
+        yield at.conflict("replay", why, fix, "replay-without-engines")
+    if config.rollout.sleep_level > 0:
+        why = "plimsoll sample trains nothing that engines would make room for."
+        yield at.conflict("sleep_level", why, "rollout.sleep_level: 0", "sleep-not-shared")
 
 
 def _engines(config: RlConfig) -> Iterator[Problem]:
     yield from separate(config)
-    at = Section("", config)
-    rollout = config.rollout
+    at, rollout = Section("", config), config.rollout
     if config.cluster.where == "local" and rollout.engine == "vllm":
         why = "vLLM engines are Ray actors; cluster.where: local samples in this process."
         fix = "rollout.engine: transformers, or cluster.where: ray"
@@ -84,8 +91,8 @@ def _engines(config: RlConfig) -> Iterator[Problem]:
 
 
 def _sampling(config: RlConfig) -> Iterator[Problem]:
-    at = Section("", config)
     sampling = config.rollout.sampling
+    at = Section("rollout.sampling", sampling)
     if sampling.temperature == 0:
         why = "Greedy responses explore nothing, and their log-probs cannot be trained on."
         fix = "rollout.sampling.temperature: 1.0; 0 is for eval_sampling.temperature"
@@ -99,13 +106,11 @@ def _sampling(config: RlConfig) -> Iterator[Problem]:
             why = "The trainer's log-probs are over the whole vocabulary; with this the sampler's "
             why += "are not, and the ratio between policies would be wrong."
             fix = f"rollout.sampling.{name}: {free} is for eval_sampling.{name}"
-            yield at.invalid(f"rollout.sampling.{name}", why, fix, "sampling-for-training")
-    yield from _settings(Section("rollout.sampling", sampling), sampling)
-    if config.eval_sampling is not None:
-        yield from _settings(Section("eval_sampling", config.eval_sampling), config.eval_sampling)
-    for key, source in config.data.eval_sources().items():
-        if source.sampling is not None:
-            yield from _settings(Section(f"{key}.sampling", source.sampling), source.sampling)
+            yield at.invalid(name, why, fix, "sampling-for-training")
+    of_sets = {f"{k}.sampling": one.sampling for k, one in config.data.eval_sources().items()}
+    for key, own in {at.key: sampling, "eval_sampling": config.eval_sampling, **of_sets}.items():
+        if own is not None:
+            yield from _settings(Section(key, own), own)
 
 
 def _settings(at: Section, sampling: SamplingConfig) -> Iterator[Problem]:
@@ -167,8 +172,8 @@ def _unused_kl(at: Section, kl: KlConfig) -> Iterator[Problem]:
 
 
 def _steps(config: RlConfig) -> Iterator[Problem]:
-    at = Section("", config)
     batch, algorithm = config.batch, config.algorithm
+    at = Section("algorithm", algorithm)
     sequences = batch.prompts * batch.responses
     if sequences % algorithm.mini_batches:
         divisors = [n for n in range(1, sequences + 1) if sequences % n == 0]
@@ -176,13 +181,12 @@ def _steps(config: RlConfig) -> Iterator[Problem]:
         why = "It must divide the trajectories of a step, and batch.prompts * batch.responses = "
         why += f"{batch.prompts} * {batch.responses} = {sequences}."
         fix = f"algorithm.mini_batches: {nearest}, or other batch.prompts or batch.responses"
-        yield at.invalid("algorithm.mini_batches", why, fix, "mini-batches")
+        yield at.invalid("mini_batches", why, fix, "mini-batches")
     steps = config.run.steps
     if steps is not None and algorithm.critic_warmup_steps >= steps:
-        why = f"The run has {counted(steps, 'step')}, so the actor would never be "
-        why += "trained."
+        why = f"The run has {counted(steps, 'step')}, so the actor would never be trained."
         fix = f"less than {steps}, or more run.steps"
-        yield at.invalid("algorithm.critic_warmup_steps", why, fix, "warmup-too-long")
+        yield at.invalid("critic_warmup_steps", why, fix, "warmup-too-long")
     yield from _rewards(config)
 
 
@@ -231,3 +235,65 @@ def _names(config: RlConfig) -> Iterator[Problem]:
     for name in sorted(taken.keys() & config.rewards.keys()):
         fix = "another name for this part of the rewards"
         yield invalid(f"rewards.{name}", "given", taken[name], fix, code="reward-name")
+
+
+def _answered(config: RlConfig) -> Iterator[Problem]:
+    """How held-out prompts are answered, and which answers pass."""
+    sets = eval_sets(config)
+    for one, source in zip(sets, config.data.eval_sources().values(), strict=True):
+        at, name = Section(one.key, source), set_name(one.key)
+        yield from _responses(at, one, config)
+        yield from _passing(at, source, config)
+        if "/" in name:
+            why = "In the names of figures `/` stands between a set, a source and what is told of "
+            why += "them."
+            yield invalid(one.key, "given", why, f"another name, such as {name.replace('/', '_')}")
+    if config.eval_sampling is None or any(one.sampling_key == "eval_sampling" for one in sets):
+        return
+    why = "There are no held-out prompts to answer: data.eval is not given."
+    fix = "give data.eval.path and its columns, or leave eval_sampling out"
+    if sets:
+        why = "Nothing reads it: each set of data.eval has a sampling of its own."
+        fix = "leave eval_sampling out, or the sampling of a set"
+    given = show(config.eval_sampling.model_dump(mode="json", exclude_unset=True))
+    yield conflict("eval_sampling", given, why, fix, code="no-eval-data")
+
+
+def _responses(at: Section, one: EvalSet, config: RlConfig) -> Iterator[Problem]:
+    if one.responses > 1 and one.sampling.temperature == 0:
+        why = f"Greedy responses to a prompt are all the same ({one.sampling_key}.temperature: 0)."
+        fix = f"{one.key}.responses: 1, or {one.key}.sampling with a temperature above 0"
+        yield at.conflict("responses", why, fix, "sampling-contradicts")
+    most = config.rollout.max_sequences
+    if config.rollout.engine == "transformers" and one.responses > most:
+        why = "The transformers engine works on all responses to a prompt at once, and "
+        why += f"rollout.max_sequences is {most}."
+        fix = f"at most {most}, or rollout.max_sequences: {one.responses}, or rollout.engine: vllm"
+        yield at.conflict("responses", why, fix, "transformers-engine")
+
+
+def _passing(at: Section, source: EvalSource, config: RlConfig) -> Iterator[Problem]:
+    environment = [ENVIRONMENT] if config.environments else []
+    parts = [*environment, *config.rewards, *config.scoring_models]
+    if source.pass_by is not None and source.pass_by not in parts:
+        close = get_close_matches(source.pass_by, parts, n=1)
+        fix = f"did you mean {close[0]}?" if close else f"one of {', '.join(parts)}"
+        yield at.invalid("pass_by", "It is no part of the reward.", fix, "reward-name")
+    if source.pass_threshold is not None and source.pass_by is None and not (config.rewards or environment):
+        why = f"{at.key}.pass_by does not say which reward model it is of."
+        fix = f"{at.key}.pass_by: one of {', '.join(parts)}"
+        yield at.conflict("pass_threshold", why, fix, "reward-name")
+
+
+def _replayed(config: RlConfig) -> Iterator[Problem]:
+    """Settings that would need engines."""
+    at = Section("", config)
+    if config.run.eval_every is not None:
+        why = "A replay (rollout.replay) starts no engine that could answer held-out prompts."
+        fix = "run.eval_every: null, and `plimsoll eval` of the run afterwards"
+        yield at.conflict("run.eval_every", why, fix, "replay-without-engines")
+    if "greedy_S" in advantage_needs(config.algorithm.advantage):
+        why = "It compares with greedy responses, which are not among the trajectories of a run "
+        why += "(rollout.replay)."
+        fix = "another advantage, such as rloo, or leave rollout.replay out"
+        yield at.conflict("algorithm.advantage", why, fix, "replay-without-engines")

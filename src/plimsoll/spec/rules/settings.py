@@ -71,32 +71,26 @@ def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
         found["address"] = why, "leave cluster.address out"
     for key, (why, other) in found.items():
         fix = f"cluster.where: ray, or {other}"
-        at = Section("cluster", cluster)
-        yield at.conflict(key, f"cluster.where: local {why}.", fix, "local-one-process")
+        yield Section("cluster", cluster).conflict(
+            key, f"cluster.where: local {why}.", fix, "local-one-process"
+        )
 
 
-def _trained(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Roles that learn."""
+def _roles(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """Those that learn, then those that only score."""
     steps = spec.known_steps
     for name, role in spec.trained.items():
         learning = None if steps is None else max(0, steps - spec.roles[name].begins)
         yield from _role(name, role, None if learning is None else learning * spec.workload.updates)
-
-
-def _frozen(spec: RunSpec[Any]) -> Iterator[Problem]:
-    """Roles that only score."""
-    for role in spec.roles.values():
-        if role.frozen is not None and role.given:
-            yield from frozen(role.key, role.frozen)
-
-
-def _columns(spec: RunSpec[Any]) -> Iterator[Problem]:
-    for key, source in spec.data.sources().items():
-        yield from spec.job.columns(key, source)
+    for one in spec.roles.values():
+        if one.frozen is not None and one.given:
+            yield from frozen(one.key, one.frozen)
 
 
 def _of_the_job(spec: RunSpec[Any]) -> Iterator[Problem]:
-    return spec.job.rules(spec.config)
+    for key, source in spec.data.sources().items():
+        yield from spec.job.columns(key, source)
+    yield from spec.job.rules(spec.config)
 
 
 def _role(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem]:
@@ -104,8 +98,8 @@ def _role(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem
     at = Section(name, role)
     yield from adapted(name, role)
     yield from scheduled(name, role, updates)
-    yield from _offload(name, role)
-    yield from _gradient_dtype(name, role)
+    yield from _offload(at, role)
+    yield from _gradient_dtype(at, role)
     for beta, value in (("beta1", role.optimizer.beta1), ("beta2", role.optimizer.beta2)):
         if value >= 1:
             why = "Adam's moving averages forget nothing at 1, and grow without bound above it."
@@ -113,9 +107,8 @@ def _role(name: str, role: TrainedRole, updates: int | None) -> Iterator[Problem
             yield at.invalid(f"optimizer.{beta}", why, fix, "optimizer-value")
 
 
-def _offload(name: str, role: TrainedRole) -> Iterator[Problem]:
-    at = Section(name, role)
-    zero = role.zero
+def _offload(at: Section, role: TrainedRole) -> Iterator[Problem]:
+    name, zero = at.key, role.zero
     if zero.parameter_offload == "cpu" and zero.stage != 3:
         why = f"Only ZeRO stage 3 divides the weights and can move them; the stage is {zero.stage}."
         fix = f"{name}.zero.stage: 3, or {name}.zero.parameter_offload: none"
@@ -132,9 +125,8 @@ def _offload(name: str, role: TrainedRole) -> Iterator[Problem]:
         yield at.conflict("zero.optimizer_offload", why, fix, "adamw-8bit-offload")
 
 
-def _gradient_dtype(name: str, role: TrainedRole) -> Iterator[Problem]:
-    at = Section(name, role)
-    zero = role.zero
+def _gradient_dtype(at: Section, role: TrainedRole) -> Iterator[Problem]:
+    name, zero = at.key, role.zero
     if zero.gradient_dtype == "float32" and zero.stage == 0 and role.model.dtype == "bfloat16":
         why = "At stage 0 DeepSpeed adds the gradients of bfloat16 weights in bfloat16."
         fix = f"{name}.zero.stage: 1 or more, or {name}.zero.gradient_dtype: auto"
@@ -164,9 +156,7 @@ SETTINGS_RULES = (
     evaluated,
     memory_levers,
     _unread,
-    _trained,
-    _frozen,
-    _columns,
+    _roles,
     _of_the_job,
     _budget,
 )
@@ -175,7 +165,7 @@ SETTINGS_RULES = (
 def check_agreement(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
     """Refuse settings that contradict one another, all of them in one error.
 
-    origins: where each key was written, as `read_config` gives them.
+    origins: where each key was written, as `read_spec` gives them.
     Raises ConfigError (exit code 2) for values that can never do; SettingsConflict (4) where
     every problem is between settings that are right by themselves.
     """

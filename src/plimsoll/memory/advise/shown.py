@@ -1,13 +1,13 @@
-"""Advice for a person to read: diffs to paste, in 80 columns."""
+"""Advice for a person, as diffs to paste in 80 columns; and for programs, as values of JSON."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
+from typing import Any
 
-from plimsoll.memory.advise.advise import Advice, Suggestion
+from plimsoll.memory.advise.advise import Advice, Cluster, Suggestion
 from plimsoll.memory.advise.effects import ON_MORE_MACHINES
-from plimsoll.memory.plan.as_text import WIDTH
+from plimsoll.memory.plan.as_text import wrapped
 from plimsoll.run.counting import gigabytes
 
 _RANKED = "estimates for ranking, not for timing"
@@ -24,7 +24,7 @@ def _heading(advice: Advice) -> Iterator[str]:
         what = "what is faster and fits too" if advice.fits else "what would fit"
         more = {one.effect in ON_MORE_MACHINES for one in advice.suggestions}
         where = ", on the machines given first" if len(more) > 1 else ""
-        yield _filled(f"{what}{where}, the fastest first ({_RANKED}):", "  ")
+        yield wrapped(f"{what}{where}, the fastest first ({_RANKED}):", "  ")
     elif advice.fits:
         yield "nothing that was tried is faster and fits too"
     else:
@@ -34,14 +34,14 @@ def _heading(advice: Advice) -> Iterator[str]:
 def _suggestions(advice: Advice) -> Iterator[str]:
     for number, suggestion in enumerate(advice.suggestions, 1):
         smallest = ", the smallest change" if suggestion.smallest else ""
-        yield _filled(f"{number}. {suggestion.verdict}{smallest}: {_sizes(suggestion)}", "   ")
+        yield wrapped(f"{number}. {suggestion.verdict}{smallest}: {_sizes(suggestion)}", "   ")
         yield from change_lines(suggestion)
 
 
 def change_lines(suggestion: Suggestion) -> Iterator[str]:
     """Its diff, and what it costs."""
     yield from (f"   {line}" for change in suggestion.changes for line in change.lines)
-    yield from (_filled(f"     {cost}", "     ") for cost in suggestion.costs)
+    yield from (wrapped(f"     {cost}", "     ") for cost in suggestion.costs)
 
 
 def _cluster(advice: Advice) -> Iterator[str]:
@@ -68,5 +68,30 @@ def _sizes(suggestion: Suggestion) -> str:
     return f"{on_card}{gigabytes(suggestion.host_bytes)} GB on a host"
 
 
-def _filled(text: str, indent: str) -> str:
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+def advice_values(advice: Advice | None) -> dict[str, Any]:
+    """The same keys for None, where no advice was asked for."""
+    return {
+        "suggestions": [_values(one) for one in advice.suggestions] if advice else [],
+        "smallest_cluster": _cluster_values(advice.smallest_cluster) if advice else None,
+        "shorter_sequences": _values(advice.shorter) if advice and advice.shorter else None,
+    }
+
+
+def _values(one: Suggestion) -> dict[str, Any]:
+    return {
+        "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in one.changes],
+        "flags": one.flags,
+        "effect": one.effect,
+        "smallest": one.smallest,
+        "verdict": one.verdict,
+        "device_bytes": one.device_bytes,
+        "host_bytes": one.host_bytes,
+        "relative_seconds": one.relative_seconds,
+        "costs": list(one.costs),
+    }
+
+
+def _cluster_values(cluster: Cluster | None) -> dict[str, Any] | None:
+    if cluster is None:
+        return None
+    return {"nodes": cluster.nodes, **_values(cluster.suggestion)}

@@ -1,25 +1,18 @@
-"""Rules about ranks, nodes and cards."""
+"""Rules about ranks, nodes and cards, and about what trained roles keep there and exchange."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.engine import ZeroConfig
 from plimsoll.config.problems import Problem
 from plimsoll.memory.contents.contents import Job
 from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import counted
 
 
-def card_rules(job: Job) -> Iterator[Problem]:
-    """What ranks need of cards and of a batch."""
-    yield from _bfloat16(job)
-    yield from _offload(job)
-    yield from _idle_ranks(job)
-    yield from _idle_cards(job)
-    yield from _nodes(job)
-
-
-def _bfloat16(job: Job) -> Iterator[Problem]:
+def bfloat16_cards(job: Job) -> Iterator[Problem]:
+    """Cards that are older than it."""
     capability = job.capability
     models = job.spec.models
     narrow = [name for name, model in models.items() if model.dtype == "bfloat16"]
@@ -36,7 +29,7 @@ def _bfloat16(job: Job) -> Iterator[Problem]:
         )
 
 
-def _offload(job: Job) -> Iterator[Problem]:
+def offload(job: Job) -> Iterator[Problem]:
     """Offload where all is in host memory already."""
     asked = [
         f"{job.key(name)}.offload"
@@ -61,10 +54,10 @@ def _offload(job: Job) -> Iterator[Problem]:
         )
 
 
-def _idle_ranks(job: Job) -> Iterator[Problem]:
+def idle_ranks(job: Job) -> Iterator[Problem]:
     """Packing gives a rank without a sequence a filler, so such a step works, and wastes ranks."""
     work = job.spec.workload
-    ranks = max((job.ranks(role) for role in job.spec.trained), default=0)
+    ranks = max((job.spec.ranks_of(role) for role in job.spec.trained), default=0)
     if work.units >= ranks:
         return
     what = "pair" if work.unit == "pair" else "sequence"
@@ -77,10 +70,10 @@ def _idle_ranks(job: Job) -> Iterator[Problem]:
     )
 
 
-def _idle_cards(job: Job) -> Iterator[Problem]:
+def idle_cards(job: Job) -> Iterator[Problem]:
     """Cards that nobody asked to leave idle: cluster.ranks is at its default."""
     cluster, needed = job.spec.cluster, job.layout.cards_needed
-    have = sum(len(node.cards) for node in job.hardware.nodes)
+    have = job.hardware.cards
     given = "ranks" in cluster.model_fields_set or cluster.critic_ranks is not None
     more = min(cluster.ranks + have - needed, job.spec.workload.units)
     if given or cluster.where == "local" or job.device == "cpu" or more <= cluster.ranks:
@@ -94,7 +87,8 @@ def _idle_cards(job: Job) -> Iterator[Problem]:
     )
 
 
-def _nodes(job: Job) -> Iterator[Problem]:
+def nodes(job: Job) -> Iterator[Problem]:
+    """Several, without a cluster to join."""
     cluster = job.spec.cluster
     if cluster.nodes > 1 and cluster.address is None:
         yield Problem(
@@ -105,3 +99,45 @@ def _nodes(job: Job) -> Iterator[Problem]:
             "start Ray on all nodes (`ray start --head`, then `ray start --address=...`), and give "
             "cluster.address: host:port of its head",
         )
+
+
+LOST_BELOW = 2.0**-14
+"""Half the distance of bfloat16 numbers about 0.02, the spread that transformers gives new weights
+(`initializer_range`): AdamW moves a weight by about the learning rate, and what is less than that
+half is rounded away."""
+
+
+def lost_updates(job: Job) -> Iterator[Problem]:
+    """States in bfloat16."""
+    for name, role in job.spec.trained.items():
+        rate = role.optimizer.learning_rate
+        if role.zero.state_dtype == "bfloat16" and rate < LOST_BELOW:
+            what = f"{name}.zero.state_dtype is bfloat16, and "
+            what += f"{name}.optimizer.learning_rate {rate:g}"
+            why = "bfloat16 numbers about 0.02, as weights are, lie 1.2e-4 apart; AdamW moves a "
+            why += "weight by about the learning rate, and what is under half of that is rounded "
+            why += "away"
+            fix = f"{name}.zero.state_dtype: float32 (in host memory, with "
+            fix += f"{name}.zero.optimizer_offload: cpu), or a rate of 1e-4 and more"
+            yield Problem("lost-updates", "warning", what, why, fix)
+
+
+def zero_plus_plus(job: Job) -> Iterator[Problem]:
+    """Of a run on the CPU."""
+    for name, role in job.spec.trained.items():
+        asked = [f"{name}.zero.{key}" for key in _asked(role.zero)]
+        if asked and job.device == "cpu":
+            what = f"{', '.join(asked)}: the run is on the CPU"
+            why = "DeepSpeed quantises with CUDA kernels, and within a machine there is no slow "
+            why += "link to spare"
+            fix = "leave it out, or cluster.device: cuda"
+            yield Problem("zero-plus-plus", "error", what, why, fix)
+
+
+def _asked(zero: ZeroConfig) -> Iterator[str]:
+    if zero.quantized_weights:
+        yield "quantized_weights"
+    if zero.quantized_gradients:
+        yield "quantized_gradients"
+    if zero.hpz_partition_size > 1:
+        yield "hpz_partition_size"
