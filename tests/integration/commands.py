@@ -125,13 +125,13 @@ class Command:
             )
         self._lines: list[str] = []
 
-    def read_until(self, start: str) -> None:
-        """Wait for a line of output that starts so."""
+    def read_until(self, start: str) -> str:
+        """Wait for a line of output that starts so; gives it."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self._lines.append(line)
             if line.startswith(start):
-                return
+                return line
         raise AssertionError(f"ended without {start!r}: {self._errors.read_text()}")
 
     def finish(self, seconds: float = _PATIENCE) -> Outcome:

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
+import numpy as np
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from commands import PPO, assert_reported, metrics, run_here, write_config, write_task
+from commands import PPO, Command, assert_reported, metrics, run_here, write_config, write_task
 from transformers import AutoModelForSequenceClassification
 
+from plimsoll.config.reward import HttpReward, RewardConfig
+from plimsoll.errors import PlimsollError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.value import initialise_score
+from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.reward.score import open_rewards
 
 
 def scored_ppo(directory: str, **role: Any) -> dict[str, Any]:
@@ -138,3 +153,131 @@ def test_scores_are_sampled_alone_and_replayed_without_the_model(home: Path) -> 
     flags = "--run.directory", "planned", "--replay", "scored", "--dry-run"
     told = run_here(home, "ppo", "scored.yaml", *flags).out
     assert "judge" not in told.partition("Processes")[2]
+
+
+SAID = ("1+2=", " #### 3"), ("3+4=", " ## 7 #")
+
+
+def trajectories(home: Path) -> list[Trajectory]:
+    tokenizer = load_tokenizer(str(home / "model"))
+
+    def tokens(text: str) -> Any:
+        return np.asarray(tokenizer.encode(text, add_special_tokens=False))
+
+    def sampled(index: int, prompt: str, response: str) -> Trajectory:
+        said = [{"role": "user", "content": prompt}]
+        asked = Prompt(index, tokens(prompt), prompt, messages=said)
+        own = np.append(tokens(response), tokenizer.eos_token_id)
+        return single_turn(asked, 0, own, np.zeros(len(own), np.float32), response, "stop", 0)
+
+    return [
+        replace(sampled(i, *texts), group=i) for i, texts in enumerate([*SAID, *SAID[::-1], *SAID])
+    ]
+
+
+def transformers_scores(home: Path, given: Sequence[Trajectory]) -> list[float]:
+    """Of the actor's tokens: which are here what its own tokenizer makes of the texts, too."""
+    judge = AutoModelForSequenceClassification.from_pretrained(
+        home / "judge", num_labels=1, dtype=torch.float32
+    )
+    with torch.no_grad():
+        rows = (np.append(t.prompt.tokens, t.response_tokens) for t in given)
+        hidden = (judge.model(torch.from_numpy(row)[None]).last_hidden_state for row in rows)
+        return [float(states[0, -1] @ judge.score.weight[0]) for states in hidden]
+
+
+def far(url: str, **settings: Any) -> dict[str, RewardConfig]:
+    return {"far": RewardConfig(http=HttpReward(urls=(url,), retries=0, **settings))}
+
+
+def asked_at(url: str, given: Sequence[Trajectory], **settings: Any) -> list[float]:
+    with open_rewards(far(url, **settings)) as scorer:
+        return [t.rewards[0].value for t in scorer(given)]
+
+
+def test_reward_models_are_served(home: Path) -> None:
+    """Those that read the actor's tokens, texts, and steps, beside a rule."""
+    load_tokenizer(str(home / "model")).save_pretrained(home / "judge")
+    config = scored_ppo("served", model={"path": "judge", "dtype": "float32"})
+    role = config["reward_model"]["role"]
+    own = {"role": role, "tokenizer": "own", "chat_template": "none"}
+    steps = {**own, "steps": {"separator": "#", "take": "last"}}
+    config["reward_models"] = {"texts": own, "steps": steps}
+    write_config(home, "served", config)
+    server = Command(home, "serve-reward", "served.yaml", "--port", "0")
+    base = server.read_until("POST ").removeprefix("POST ").rpartition("/")[0]
+    try:
+        given = trajectories(home)
+        want = transformers_scores(home, given)
+        assert max(want) - min(want) > 0.5
+        for name in ("reward_model", "texts"):
+            assert asked_at(f"{base}/{name}", given) == pytest.approx(want, abs=1e-3)
+        assert all(0 <= value <= 1 for value in asked_at(f"{base}/steps", given))
+        assert asked_at(f"{base}/length", given) == [0.0] * len(given)
+        plain = asked_at(f"{base}/texts", given, format="openrlhf")
+        assert plain == pytest.approx(want, abs=1e-3)
+        with pytest.raises(PlimsollError, match=r"reads the actor.*tokens \(tokenizer: actor\)"):
+            asked_at(f"{base}/reward_model", given, format="openrlhf")
+    finally:
+        server.process.send_signal(signal.SIGINT)
+    assert server.finish().code in (0, 130)
+
+
+@pytest.mark.slow
+def test_a_reward_model_that_vllm_serves(home: Path) -> None:
+    """It reads the actor's tokens, or what its own tokenizer and template make of the texts."""
+    load_tokenizer(str(home / "model")).save_pretrained(home / "judge")
+    given = trajectories(home)
+    want = transformers_scores(home, given)
+    with vllm_serving(home / "judge") as url:
+        assert asked_at(url, given, format="vllm") == pytest.approx(want, abs=1e-3)
+        own = {"format": "vllm", "tokenizer": str(home / "judge"), "chat_template": "none"}
+        assert asked_at(url, given, **own, batch=4) == pytest.approx(want, abs=1e-3)
+
+
+@contextmanager
+def vllm_serving(model: Path) -> Iterator[str]:
+    """vLLM's own server of a reward model, until the end of the block."""
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+    own = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    own |= {"OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    words = ["--model", str(model), "--runner", "pooling", "--dtype", "float32"]
+    words += ["--enforce-eager", "--max-model-len", "64", "--port", str(port)]
+    with (model.parent / "vllm.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *words],
+            env=os.environ | own,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        while not answers(f"http://127.0.0.1:{port}/health"):
+            assert process.poll() is None, (model.parent / "vllm.log").read_text()
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/classify"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.RequestError:
+        return False
+
+
+def test_a_reward_model_that_gives_nan_stops_the_run_and_is_named(home: Path) -> None:
+    judge = AutoModelForSequenceClassification.from_pretrained(home / "judge", num_labels=1)
+    with torch.no_grad():
+        judge.score.weight.fill_(torch.nan)
+    judge.save_pretrained(home / "broken")
+    config = scored_ppo("broken_run", model={"path": "broken"})
+    config["run"]["eval_every"] = None
+    write_config(home, "broken", config)
+    outcome = run_here(home, "ppo", "broken.yaml")
+    assert outcome.code == 1
+    assert "The reward model 'reward_model' (broken), at row " in outcome.err
+    assert "gave [nan], and a reward must be a finite number" in outcome.err
+    assert not (home / "broken_run" / "trajectories").exists()

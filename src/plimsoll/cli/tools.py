@@ -304,11 +304,11 @@ def serve_reward(words: list[str]) -> None:
     parser = Parser(
         "serve-reward",
         usage="plimsoll serve-reward CONFIG.yaml [--section.key VALUE ...] [options]",
-        description="Answer over HTTP what the rewards of a config give, in Plimsoll's request "
-        "format and in OpenRLHF's: POST to /NAME, and to /score and /get_reward where one is "
-        "served. Ends with Ctrl-C.",
+        description="Answer over HTTP what the rewards and reward models of a config give, in "
+        "Plimsoll's request format and in OpenRLHF's: POST to /NAME, and to /score and "
+        "/get_reward where one is served. Ends with Ctrl-C.",
     )
-    parser.add_argument("config", help="a config with rewards")
+    parser.add_argument("config", help="a config with rewards or reward models")
     parser.add_argument("--reward", metavar="NAME", help="serve only this one")
     parser.add_argument("--host", default="127.0.0.1", help="who may ask (%(default)s: this host)")
     parser.add_argument("--port", type=int, default=8000, help="0: a free one (%(default)s)")

@@ -1,4 +1,4 @@
-"""The rewards of a config over HTTP.
+"""The rewards and reward models of a config over HTTP.
 
     plimsoll serve-reward CONFIG.yaml
 
@@ -15,9 +15,10 @@ import json
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from plimsoll.commands.served_models import open_models
 from plimsoll.config.problems import refuse
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
@@ -25,8 +26,10 @@ from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
 from plimsoll.records import Trajectory
 from plimsoll.reward.references import check_rewards
-from plimsoll.reward.score import Scored, Scorer, open_rewards
+from plimsoll.reward.score import Scored, open_rewards
 from plimsoll.reward.servers.formats import read_request
+from plimsoll.rl.sampling import Submit
+from plimsoll.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -47,25 +50,38 @@ def refuse_without_packages() -> None:
         )
 
 
-def chosen_rewards(
-    config: str, flags: Sequence[str], name: str | None
-) -> Mapping[str, RewardConfig]:
-    """The rewards of a config, or the one of this name.
+@dataclass(frozen=True)
+class Chosen:
+    """What is served: parts of the reward, and reward models of this run, by their names."""
+
+    spec: RunSpec[RlConfig]
+    rewards: Mapping[str, RewardConfig]
+    models: tuple[str, ...]
+
+
+def chosen_rewards(config: str, flags: Sequence[str], name: str | None) -> Chosen:
+    """The rewards and reward models of a config, or the one of this name.
 
     Raises ConfigError where there is none, and where one cannot be used.
     """
-    loaded = load_any(config, flags).config
+    spec = load_any(config, flags)
+    loaded = spec.config
     rewards = loaded.rewards if isinstance(loaded, RlConfig) else {}
-    if not rewards:
-        raise ConfigError(f"{config} has no `rewards` to serve. Give a config of plimsoll ppo.")
-    if name is not None and name not in rewards:
-        raise ConfigError(f"{config} has no reward {name!r}. It has: {', '.join(rewards)}.")
+    models = loaded.scoring_models if isinstance(loaded, RlConfig) else {}
+    if not (rewards or models):
+        raise ConfigError(
+            f"{config} has no `rewards`, `reward_model` or `reward_models` to serve. Give a config "
+            f"of plimsoll rl."
+        )
+    if name is not None and name not in (*rewards, *models):
+        known = ", ".join((*rewards, *models))
+        raise ConfigError(f"{config} has no reward {name!r}. It has: {known}.")
     chosen = {key: reward for key, reward in rewards.items() if name in (None, key)}
     refuse(check_rewards(chosen))
-    return chosen
+    return Chosen(spec, chosen, tuple(key for key in models if name in (None, key)))
 
 
-def serve(rewards: Mapping[str, RewardConfig], host: str, port: int) -> None:
+def serve(chosen: Chosen, host: str, port: int) -> None:
     """Answer until it is interrupted.
 
     Raises ConfigError where the address cannot be had.
@@ -73,18 +89,22 @@ def serve(rewards: Mapping[str, RewardConfig], host: str, port: int) -> None:
     import uvicorn
 
     with ExitStack() as stack:
-        scorers = {
-            name: replace(stack.enter_context(open_rewards({name: reward})), source="the request")
-            for name, reward in rewards.items()
-        }
         place = stack.enter_context(_bound(host, port))
-        for path in _paths(scorers):
+        served: dict[str, Submit] = {
+            name: replace(
+                stack.enter_context(open_rewards({name: reward})), source="the request"
+            ).submit
+            for name, reward in chosen.rewards.items()
+        }
+        if chosen.models:
+            served |= stack.enter_context(open_models(chosen.spec, chosen.models))
+        for path in _paths(served):
             print(f"POST http://{host}:{place.getsockname()[1]}{path}", flush=True)
-        settings = uvicorn.Config(_app(_paths(scorers)), log_level="warning")
+        settings = uvicorn.Config(_app(_paths(served)), log_level="warning")
         uvicorn.Server(settings).run(sockets=[place])
 
 
-async def answer(scorer: Scorer, body: bytes) -> Answer:
+async def answer(submit: Submit, body: bytes) -> Answer:
     """What a request is answered: 200 with the rewards; 500 where OpenRLHF's format has no place
     for one that failed; 422 where the request, or what the reward gave, is wrong."""
     try:
@@ -92,7 +112,7 @@ async def answer(scorer: Scorer, body: bytes) -> Answer:
         if not isinstance(asked, Mapping):
             raise ValueError("an object is needed")
         given = [replace(t, group=place) for place, t in enumerate(read_request(asked))]
-        scored = await asyncio.wrap_future(scorer.submit(given))
+        scored = await asyncio.wrap_future(submit(given))
     except (ValueError, PlimsollError) as error:
         return 422, {"detail": str(error)}
     if "trajectories" in asked:
@@ -110,16 +130,16 @@ def _rewards(asked: Sequence[Trajectory], scored: Scored) -> list[object]:
     return [(values | failed)[trajectory.group] for trajectory in asked]
 
 
-def _paths(scorers: Mapping[str, Scorer]) -> dict[str, Scorer]:
+def _paths(served: Mapping[str, Submit]) -> dict[str, Submit]:
     """Where each is served."""
-    paths = {f"/{name}": scorer for name, scorer in scorers.items()}
-    if len(scorers) == 1:
-        (only,) = scorers.values()
+    paths = {f"/{name}": submit for name, submit in served.items()}
+    if len(served) == 1:
+        (only,) = served.values()
         paths |= {"/score": only, "/get_reward": only}
     return paths
 
 
-def _app(paths: Mapping[str, Scorer]) -> FastAPI:
+def _app(paths: Mapping[str, Submit]) -> FastAPI:
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse
     from starlette.requests import Request

@@ -21,12 +21,16 @@ class HttpReward(Settings):
     urls: tuple[str, ...]
     """Their addresses, such as `http://host:8000/score`. A request goes to the least busy one; one
     that does not answer is left alone for a while."""
-    format: Literal["plimsoll", "openrlhf"] = "plimsoll"
-    """What they are asked: as `plimsoll serve-reward` is, with references and columns; or as
-    OpenRLHF asks, with query, prompts and labels."""
+    format: Literal["plimsoll", "openrlhf", "vllm"] = "plimsoll"
+    """What they are asked: as `plimsoll serve-reward` is, with references and columns; as OpenRLHF
+    asks, with query, prompts and labels; or as vLLM's `/classify`, with tokens, where it serves a
+    reward model."""
     tokenizer: str | None = None
-    """The model whose tokenizer writes the texts of `openrlhf` as the actor saw them, with the chat
-    template; default: the prompt's text, followed by the response."""
+    """Of `openrlhf`: the model whose tokenizer writes the texts as the actor saw them, with the
+    chat template; default: the prompt's text, followed by the response. Of `vllm`: the reward model
+    whose tokenizer and chat template render the conversation; default: the actor's tokens."""
+    chat_template: str | None = None
+    """Of `vllm`'s tokenizer: Jinja, a file of it, or `none` for plain text; default: its own."""
     batch: PositiveInt = 32
     """Responses per request, at most."""
     at_once: PositiveInt = 4

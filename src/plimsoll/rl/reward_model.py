@@ -12,17 +12,17 @@ import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.model import ModelConfig
-from plimsoll.config.reward import RewardModelConfig, StepsConfig
+from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.packing import pack
-from plimsoll.data.pieces import Piece
-from plimsoll.data.steps import step_pieces
 from plimsoll.data.template import Template, make_template
-from plimsoll.data.tokenize import tokenize
 from plimsoll.engine.worker import Worker
+from plimsoll.errors import PlimsollError
 from plimsoll.model.load import load_tokenizer
 from plimsoll.model.value import at_marks
 from plimsoll.records import Floats, RewardPart, Sample, Trajectory, from_packed
+from plimsoll.reward.conversation import conversation_tokens
+from plimsoll.reward.rule import shown_texts
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec
 
@@ -37,16 +37,36 @@ _TAKEN: dict[str, Callable[[Sequence[float]], float]] = {
 def score_by_models(
     trajectories: Sequence[Trajectory], spec: RunSpec[RlConfig], cluster: Cluster
 ) -> list[Trajectory]:
-    """Add each reward model's score to each trajectory's parts."""
+    """Add each reward model's score to each trajectory's parts. Raises as `model_scores`."""
     found = list(trajectories)
     for name, model in spec.config.scoring_models.items():
-        samples = [_sample(t, model, spec) for t in found]
-        scores = _scores(samples, scoring_role(name), spec, cluster)
+        scores = model_scores(found, name, spec, cluster)
         found = [
-            replace(t, rewards=(*t.rewards, RewardPart(name, _of_response(s, model), model.weight)))
-            for t, s in zip(found, scores, strict=True)
+            replace(t, rewards=(*t.rewards, RewardPart(name, score, model.weight)))
+            for t, score in zip(found, scores, strict=True)
         ]
     return found
+
+
+def model_scores(
+    trajectories: Sequence[Trajectory], name: str, spec: RunSpec[RlConfig], cluster: Cluster
+) -> list[float]:
+    """What one reward model gives for each trajectory.
+
+    Raises PlimsollError, naming model, row, prompt and response, for what is no finite number.
+    """
+    model = spec.config.scoring_models[name]
+    samples = [_sample(t, model, spec) for t in trajectories]
+    found = _scores(samples, scoring_role(name), spec, cluster)
+    for trajectory, scores in zip(trajectories, found, strict=True):
+        if not np.isfinite(scores).all():
+            raise PlimsollError(
+                f"The reward model {name!r} ({model.role.model.path}), at row "
+                f"{trajectory.prompt.index} (from 0), gave {scores.tolist()}, and a reward must be "
+                f"a finite number: its weights hold NaN, or overflow in role.model.dtype "
+                f"{model.role.model.dtype}. {shown_texts(trajectory)}"
+            )
+    return [_of_response(scores, model) for scores in found]
 
 
 def _scores(
@@ -74,25 +94,13 @@ def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlCo
         tokens = np.concatenate([trajectory.prompt.tokens, trajectory.response_tokens])
         return Sample(tokens, np.arange(len(tokens)) == len(tokens) - 1)
     template = _template(model.role.model, model.chat_template)
-    pieces = _pieces(trajectory, template, model.steps)
-    [(tokens, marks)] = tokenize(template.tokenizer, [pieces], template.begin, None)
+    tokens, marks = conversation_tokens(trajectory, template, model.steps)
     most = model.max_tokens or spec.workload.longest
     tokens, marks = tokens[-most:], marks[-most:]
     if model.steps is None or not marks[1:].any():  # a response may hold no step
         marks = np.arange(len(tokens)) == len(tokens) - 1
     marks[:1] = False  # a sequence's first token is never marked
     return Sample(tokens, marks)
-
-
-def _pieces(
-    trajectory: Trajectory, template: Template, steps: StepsConfig | None
-) -> tuple[Piece, ...]:
-    """Prompt and response, rendered by the model's own template."""
-    prompt, response = trajectory.prompt.messages, trajectory.response_text
-    if steps is None:
-        return template.render_answer(prompt, [{"role": "assistant", "content": response}])
-    parts = [part for part in response.split(steps.separator) if part.strip()]
-    return step_pieces(template, prompt, parts or [response], steps.separator)
 
 
 @cache

@@ -34,7 +34,12 @@ def load(tmp_path: Path, part: str) -> None:
         ("{name: length, http: {urls: [http://h/s]}}", "part.name", "name and http is given"),
         ("{http: {urls: []}}", "part.http.urls", "no server to ask"),
         ("{http: {urls: [host:8000]}}", "part.http.urls", "no address of a server"),
-        ("{http: {urls: [http://h/s], tokenizer: m}}", "part.http.tokenizer", "OpenRLHF's format"),
+        ("{http: {urls: [http://h/s], tokenizer: m}}", "part.http.tokenizer", "Plimsoll's format"),
+        (
+            "{http: {urls: [http://h/s], format: vllm, chat_template: none}}",
+            "part.http.chat_template",
+            "of the tokenizer of",
+        ),
         ("{http: {urls: [http://h/s]}, process: true}", "part.process", "It is for functions"),
         ("{name: length, memory_gib: 1}", "part.memory_gib", "process: true"),
         ("{name: length, clip: [1.0, 0.0]}", "part.clip", "first is not below the second"),

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class Handler(BaseHTTPRequestHandler):
             file.write(body.decode() + "\\n")
         time.sleep(float(sys.argv[3]))
         asked = json.loads(body)
-        texts = asked.get("query") or [t["response"] for t in asked["trajectories"]]
+        texts = asked.get("query") or asked.get("input")
+        texts = texts or [t["response"] for t in asked["trajectories"]]
         status, answer = ANSWER(texts)
         answer = answer.encode()
         self.send_response(status)
@@ -106,6 +108,7 @@ def test_batches_of_plimsolls_format(tmp_path: Path) -> None:
     first = next(body for body in asked(log) if body["trajectories"][0]["index"] == 4)
     assert first["trajectories"][0] == {
         "prompt": "How long? ",
+        "messages": [],
         "response": "aaaa",
         "reference": "ref",
         "source": "hard",
@@ -129,6 +132,47 @@ def test_openrlhfs_format(tmp_path: Path) -> None:
             "labels": ["ref", "ref"],
         }
     ]
+
+
+CLASSIFIED = """lambda rows: (200, json.dumps(
+    {"data": [{"index": i, "probs": [len(row)]} for i, row in reversed([*enumerate(rows)])]}
+))"""
+
+
+def test_vllms_format(tmp_path: Path) -> None:
+    """The actor's tokens, in one request; scores in the order of what was asked."""
+    port, log = free_port(), tmp_path / "log"
+    longer = replace(trajectory("b"), prompt=Prompt(1, np.arange(3), "?"))
+    with server(port, log, CLASSIFIED), open_rewards(rewards(port, format="vllm")) as scorer:
+        assert values(scorer.submit([trajectory("a"), longer]).result(30)) == [4, 5]
+    assert [body["input"] for body in asked(log)] == [[[0, 1, 0, 1], [0, 1, 2, 0, 1]]]
+    assert asked(log)[0]["use_activation"] is False
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ("lambda rows: (200, '{\"rewards\": [1]}')", "needed, as vLLM's /classify answers"),
+        ("lambda rows: (200, '{\"data\": []}')", "gave 0 numbers for 1 responses"),
+        (
+            """lambda rows: (200, '{"data": [{"index": 0, "probs": [0.1, 0.9]}]}')""",
+            r"gave \[\[0.1, 0.9\]\]: a reward model has one label",
+        ),
+        (
+            """lambda rows: (200, '{"data": [{"index": 0, "probs": [NaN]}]}')""",
+            r"gave nan \(float\)",
+        ),
+    ],
+)
+def test_what_is_no_score_of_vllms_stops_the_run(tmp_path: Path, answer: str, why: str) -> None:
+    port = free_port()
+    config = rewards(port, format="vllm")
+    with (
+        server(port, tmp_path / "log", answer),
+        open_rewards(config) as scorer,
+        pytest.raises(PlimsollError, match=f"The reward 'far', at row 0 .*{why}"),
+    ):
+        scorer.submit([trajectory("a")]).result(30)
 
 
 def test_by_default_a_server_may_be_dead_for_a_minute() -> None:

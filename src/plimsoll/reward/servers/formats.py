@@ -1,11 +1,15 @@
 """What a reward server is asked and answers, as JSON: Plimsoll's form and OpenRLHF's.
 
-Plimsoll: {"trajectories": [{"prompt", "response", "reference", "source", "columns", "index",
-"group", "finish_reason", "prompt_tokens", "response_tokens"}, ...]} -> {"rewards": [number or
-{"failed": text}, ...]}.
+Plimsoll: {"trajectories": [{"prompt", "messages", "response", "reference", "source", "columns",
+"index", "group", "finish_reason", "prompt_tokens", "response_tokens"}, ...]} -> {"rewards": [number
+or {"failed": text}, ...]}.
 
 OpenRLHF (openrlhf/utils/agent.py, openrlhf/cli/serve_rm.py): {"query": [...], "prompts": [...],
 "labels": [...]} -> {"rewards": [...]}, where a query is prompt and response.
+
+vLLM (vllm/entrypoints/pooling/classify/protocol.py): {"input": [[token, ...], ...],
+"use_activation": false, ...} -> {"data": [{"index", "probs": [score], ...}, ...]}, where scores are
+those of the model's head: without activation.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ Ask = Callable[[Sequence[Trajectory]], dict[str, Any]]
 """Trajectories to what a server is asked."""
 Texts = Callable[[Trajectory], tuple[str, str]]
 """Prompt and response as a server of OpenRLHF's is to see them."""
+Tokens = Callable[[Trajectory], Sequence[int]]
+"""A conversation as a model that vLLM serves is to read it."""
 
 
 def plimsoll_request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -43,6 +49,22 @@ def openrlhf_request(texts: Texts) -> Ask:
     return request
 
 
+def vllm_request(tokens: Tokens) -> Ask:
+    """As vLLM's `/classify` is asked; a conversation that is longer than its model takes is cut at
+    its beginning."""
+
+    def request(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+        return {
+            "input": [[int(token) for token in tokens(one)] for one in trajectories],
+            "add_special_tokens": False,
+            "use_activation": False,
+            "truncate_prompt_tokens": -1,
+            "truncation_side": "left",
+        }
+
+    return request
+
+
 def plain_texts(trajectory: Trajectory) -> tuple[str, str]:
     """Without chat template and special tokens."""
     return trajectory.prompt.text, trajectory.response_text
@@ -57,6 +79,21 @@ def outcomes(reply: object, wanted: int) -> list[Outcome]:
     if len(rewards) != wanted:
         return numbers(rewards, wanted)
     return [_outcome(one) for one in rewards]
+
+
+def vllm_outcomes(reply: object, wanted: int) -> list[Outcome]:
+    """As `outcomes`, of vLLM's `/classify`."""
+    try:
+        rows = sorted(reply["data"], key=lambda row: row["index"])  # type: ignore[index]
+        scores = [row["probs"] for row in rows]
+    except (KeyError, TypeError):
+        said = f' answered {shown(reply)}, and {{"data": [{{"probs": [score]}}, ...]}} is needed'
+        return [Broken(f"{said}, as vLLM's /classify answers")] * wanted
+    labels = {len(own) if isinstance(own, list) else 0 for own in scores}
+    if labels - {1}:
+        said = f" gave {shown(scores)}: a reward model has one label, and gives one score"
+        return [Broken(said)] * wanted
+    return numbers([own[0] for own in scores], wanted)
 
 
 def _outcome(one: object) -> Outcome:
@@ -96,6 +133,7 @@ def _written(trajectory: Trajectory) -> dict[str, Any]:
     prompt = trajectory.prompt
     return {
         "prompt": prompt.text,
+        "messages": [dict(message) for message in prompt.messages],
         "response": trajectory.response_text,
         "reference": prompt.reference,
         "source": prompt.source,
@@ -123,6 +161,7 @@ def _read(one: object) -> Trajectory:
         reference,
         str(one.get("source") or ""),
         one.get("columns") or {},
+        one.get("messages") or (),
     )
     tokens = np.asarray(one.get("response_tokens") or [], np.int64)
     finish: FinishReason = "length" if one.get("finish_reason") == "length" else "stop"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -14,12 +14,18 @@ from plimsoll.reward.outcome import Broken, Failed, Outcome
 from plimsoll.reward.servers.formats import (
     Ask,
     Texts,
+    Tokens,
     openrlhf_request,
     outcomes,
     plain_texts,
     plimsoll_request,
+    vllm_outcomes,
+    vllm_request,
 )
 from plimsoll.reward.servers.replicas import Replicas
+
+Read = Callable[[object, int], list[Outcome]]
+"""What a server answered, and for how many trajectories, to their outcomes."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Servers:
 
     replicas: Replicas
     ask: Ask
+    read: Read = outcomes
 
     @classmethod
     def of(cls, http: HttpReward, client: httpx.AsyncClient) -> Servers:
@@ -35,6 +42,9 @@ class Servers:
         replicas = Replicas.of(client, http.urls, http.time_limit, http.at_once)
         if http.format == "plimsoll":
             return cls(replicas, plimsoll_request)
+        if http.format == "vllm":
+            own = http.tokenizer and _conversations(http.tokenizer, http.chat_template)
+            return cls(replicas, vllm_request(own or _actors_tokens), vllm_outcomes)
         texts = plain_texts if http.tokenizer is None else _tokenizer_texts(http.tokenizer)
         return cls(replicas, openrlhf_request(texts))
 
@@ -42,7 +52,22 @@ class Servers:
         reply = await self.replicas.post(self.ask(trajectories))
         if isinstance(reply, Failed | Broken):
             return [reply] * len(trajectories)
-        return outcomes(reply, len(trajectories))
+        return self.read(reply, len(trajectories))
+
+
+def _actors_tokens(trajectory: Trajectory) -> Sequence[int]:
+    return [*trajectory.prompt.tokens, *trajectory.response_tokens]
+
+
+def _conversations(model: str, chat_template: str | None) -> Tokens:
+    """Prompt and response by the model's own tokenizer and template."""
+    # Heavy, and only where asked for.
+    from plimsoll.data.template import make_template
+    from plimsoll.model.load import load_tokenizer
+    from plimsoll.reward.conversation import conversation_tokens
+
+    template = make_template(load_tokenizer(model), chat_template, None)
+    return lambda trajectory: conversation_tokens(trajectory, template)[0].tolist()
 
 
 def _tokenizer_texts(model: str) -> Texts:

@@ -49,9 +49,14 @@ def _http(key: str, http: HttpReward) -> Iterator[Problem]:
         if not _is_address(url):
             why = "It is no address of a server."
             yield invalid(f"{key}.urls", url, why, _servers(key), code=_CODE)
-    if http.tokenizer is not None and http.format != "openrlhf":
-        why = "Only the texts of OpenRLHF's format are written by a tokenizer."
-        yield at.conflict("tokenizer", why, f"{key}.format: openrlhf, or leave it out", _CODE)
+    if http.tokenizer is not None and http.format == "plimsoll":
+        why = "Plimsoll's format holds texts and the actor's tokens as they are."
+        fix = f"{key}.format: openrlhf or vllm, or leave it out"
+        yield at.conflict("tokenizer", why, fix, _CODE)
+    if http.chat_template is not None and (http.format != "vllm" or http.tokenizer is None):
+        why = f"It is of the tokenizer of {key}.format: vllm."
+        fix = f"{key}.format: vllm with {key}.tokenizer, or leave it out"
+        yield at.conflict("chat_template", why, fix, _CODE)
 
 
 def _servers(key: str) -> str:

@@ -1,0 +1,74 @@
+"""Reward models of a config, as `plimsoll serve-reward` has them: in this process, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+from plimsoll.cluster.local import LocalCluster
+from plimsoll.cluster.start import thread_count
+from plimsoll.config.reward import RewardModelConfig
+from plimsoll.config.rl import RlConfig
+from plimsoll.records import RewardPart, Trajectory
+from plimsoll.reward.score import Scored
+from plimsoll.rl.reward_model import model_scores
+from plimsoll.rl.sampling import Submit
+from plimsoll.spec.roles import scoring_role
+from plimsoll.spec.run_spec import RunSpec, resolve
+from plimsoll.train.loading import load_measured
+
+
+@contextmanager
+def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[str, Submit]]:
+    """What scores trajectories by each of these models, until the end of the block.
+
+    Raises as loading a model does.
+    """
+    here = spec.cluster.model_copy(update={"where": "local", "ranks": 1, "critic_ranks": None})
+    alone = resolve(spec.job, spec.config.model_copy(update={"cluster": here}))
+    with ThreadPoolExecutor(1) as thread:  # what begins in a thread goes on in it, as torch's do
+        cluster = thread.submit(_loaded, alone, names).result()
+        try:
+            yield {
+                name: partial(thread.submit, partial(_scored, name, alone, cluster))
+                for name in names
+            }
+        finally:
+            thread.submit(cluster.close).result()
+
+
+def _loaded(spec: RunSpec[RlConfig], names: Sequence[str]) -> LocalCluster:
+    cluster = LocalCluster(spec.cluster, (), thread_count(spec.cluster, 0))
+    for name in names:
+        load_measured(cluster, spec, scoring_role(name))
+    return cluster
+
+
+def _scored(
+    name: str, spec: RunSpec[RlConfig], cluster: LocalCluster, given: Sequence[Trajectory]
+) -> Scored:
+    """Raises ValueError for trajectories that the model cannot read."""
+    model = spec.config.scoring_models[name]
+    asked = [_readable(trajectory, model) for trajectory in given]
+    scores = model_scores(asked, name, spec, cluster) if asked else []
+    parts = [(RewardPart(name, score),) for score in scores]
+    scored = (replace(t, rewards=own) for t, own in zip(given, parts, strict=True))
+    return Scored(tuple(scored), ())
+
+
+def _readable(trajectory: Trajectory, model: RewardModelConfig) -> Trajectory:
+    """With the prompt as a conversation, for a model that renders it by its own template."""
+    prompt = trajectory.prompt
+    if model.tokenizer == "own":
+        said = prompt.messages or [{"role": "user", "content": prompt.text}]
+        return replace(trajectory, prompt=replace(prompt, messages=said))
+    if not len(prompt.tokens) or not len(trajectory.response_tokens):
+        raise ValueError(
+            "the model reads the actor's tokens (tokenizer: actor), and prompt_tokens or "
+            "response_tokens are missing: ask in Plimsoll's format, or serve it with "
+            "tokenizer: own, which reads texts"
+        )
+    return trajectory

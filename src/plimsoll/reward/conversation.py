@@ -1,0 +1,29 @@
+"""A trajectory as a reward model with a tokenizer of its own reads it."""
+
+from __future__ import annotations
+
+from plimsoll.config.reward import StepsConfig
+from plimsoll.data.pieces import Piece
+from plimsoll.data.steps import step_pieces
+from plimsoll.data.template import Template
+from plimsoll.data.tokenize import Tokenized, tokenize
+from plimsoll.records import Trajectory
+
+
+def conversation_tokens(
+    trajectory: Trajectory, template: Template, steps: StepsConfig | None = None
+) -> Tokenized:
+    """Tokens of prompt and response, rendered by the model's own template, and marks, both [n]: at
+    each step's last token where there are steps."""
+    pieces = _pieces(trajectory, template, steps)
+    return tokenize(template.tokenizer, [pieces], template.begin, None)[0]
+
+
+def _pieces(
+    trajectory: Trajectory, template: Template, steps: StepsConfig | None
+) -> tuple[Piece, ...]:
+    prompt, response = trajectory.prompt.messages, trajectory.response_text
+    if steps is None:
+        return template.render_answer(prompt, [{"role": "assistant", "content": response}])
+    parts = [part for part in response.split(steps.separator) if part.strip()]
+    return step_pieces(template, prompt, parts or [response], steps.separator)
