@@ -215,9 +215,9 @@ def test_the_rest_of_the_turn_and_what_comes_after(
 def test_what_was_said_does_not_change_what_follows(family: Family, content: str) -> None:
     """Templates trim it, and split it at its reasoning."""
     for end in (None, family.ends[0]):
-        expected = turn(family, "yo", user("bye MARK0K"), end=end)
-        assert turn(family, content, user("bye MARK0K"), end=end) == expected
-        assert "bye MARK0K" in expected
+        expected = turn(family, "yo", user("bye MARK0KR"), end=end)
+        assert turn(family, content, user("bye MARK0KR"), end=end) == expected
+        assert "bye MARK0KR" in expected
 
 
 def test_the_prompt_that_the_tokenizer_would_not_write_again() -> None:
@@ -299,6 +299,40 @@ def test_calls_without_content_and_several_results() -> None:
         "glm-4.5": "<|observation|>\n<tool_response>\n4\n</tool_response>\n<tool_response>\n5\n"
         "</tool_response><|assistant|>",
     }
+
+
+@pytest.mark.parametrize(
+    ("said", "called", "ends", "follows"),
+    [
+        # the text that ends a turn stands behind calls, too
+        ("{{ m.content }}\n--\n", "({{ f.name }} {{ f.arguments.a }})\n--\n", [], "\n--\n"),
+        # calls are ended by a token of their own, as gpt-oss has it
+        ("{{ m.content }}<|im_end|>", "({{ f.name }} {{ f.arguments }})</s>", [], "</s>"),
+        ("{{ m.content }}<|im_end|>", "({{ f.name }} {{ f.arguments }})</s>", ["</s>"], ""),
+        # calls are written only where there is no content, as the distilled DeepSeek-R1 has it
+        (
+            "{{ m.content }}</s>",
+            "{% if m.content is none %}({{ f.name }} {{ f.arguments }})</s>{% endif %}",
+            [],
+            "</s>",
+        ),
+    ],
+)
+def test_how_calls_end(
+    tokenizer: Tokenizer, said: str, called: str, ends: list[str], follows: str
+) -> None:
+    template = make_template(
+        tokenizer,
+        "{% for m in messages %}{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}"
+        f"{called}{{% else %}}{said}{{% endif %}}{{% endfor %}}",
+        None,
+    )
+    stops = tokenizer.convert_tokens_to_ids(["</s>", "<|im_end|>"])
+    ids = tokenizer.convert_tokens_to_ids(ends)
+    reply = assistant(None, call(BY_NAME["qwen2.5"], "x"))
+    rest = following(template, [user("hi")], reply, [user("bye")], ids, stops)
+    [after] = template.render_prompt([user("bye")])
+    assert tokenizer.decode(rest) == follows + after.text
 
 
 @pytest.mark.parametrize(
