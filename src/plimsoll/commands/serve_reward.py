@@ -28,7 +28,7 @@ from plimsoll.records import Trajectory
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
 from plimsoll.reward.servers.formats import read_request
-from plimsoll.rl.sampling import Submit
+from plimsoll.rl.answers import Submit
 from plimsoll.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.score import Scored
+from plimsoll.rl.answers import Submit
 from plimsoll.rl.reward_model import model_scores
-from plimsoll.rl.sampling import Submit
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.loading import load_measured

@@ -279,7 +279,11 @@ def _passing(at: Section, source: EvalSource, config: RlConfig) -> Iterator[Prob
         close = get_close_matches(source.pass_by, parts, n=1)
         fix = f"did you mean {close[0]}?" if close else f"one of {', '.join(parts)}"
         yield at.invalid("pass_by", "It is no part of the reward.", fix, "reward-name")
-    if source.pass_threshold is not None and source.pass_by is None and not (config.rewards or environment):
+    if (
+        source.pass_threshold is not None
+        and source.pass_by is None
+        and not (config.rewards or environment)
+    ):
         why = f"{at.key}.pass_by does not say which reward model it is of."
         fix = f"{at.key}.pass_by: one of {', '.join(parts)}"
         yield at.conflict("pass_threshold", why, fix, "reward-name")
