@@ -46,11 +46,6 @@ class EnvironmentConfig(Choice):
     """For a whole episode; one that takes longer ends where it is, with what it has."""
     retries: NonNegativeInt = 1
     """Further tries of an episode whose environment failed, from its beginning."""
-    process: bool = False
-    """Run each environment in a process of its own: one that hangs, crashes or takes too much
-    memory costs its own episode. A plain `def` that blocks runs in a thread otherwise."""
-    memory_gib: PositiveFloat | None = None
-    """What such a process may take beyond what it has once it is loaded."""
     at_once: PositiveInt | None = None
     """Episodes in flight. Default: as many as the engines work on at once, and half as many again
-    that wait for their environments; in processes 4 per core."""
+    that wait for their environments."""
