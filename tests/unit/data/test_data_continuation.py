@@ -305,7 +305,7 @@ def test_calls_without_content_and_several_results() -> None:
     ("said", "called", "ends", "follows"),
     [
         # the text that ends a turn stands behind calls, too
-        ("{{ m.content }}\n--\n", "({{ f.name }} {{ f.arguments.a }})\n--\n", [], "\n--\n"),
+        ("{{ m.content }}\n--\n", "({{ f.name }} {{ f.arguments }})\n--\n", [], "\n--\n"),
         # calls are ended by a token of their own, as gpt-oss has it
         ("{{ m.content }}<|im_end|>", "({{ f.name }} {{ f.arguments }})</s>", [], "</s>"),
         ("{{ m.content }}<|im_end|>", "({{ f.name }} {{ f.arguments }})</s>", ["</s>"], ""),
