@@ -14,6 +14,7 @@ looked at ten times a second; what several share is divided among them (PSS).
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -77,7 +78,7 @@ def main() -> None:
         home = Path(options.folder or folder)
         home.mkdir(parents=True, exist_ok=True)
         found = []
-        for one in (*_plimsoll(options, home), *_trl(options, home)):
+        for one in itertools.chain(_plimsoll(options, home), _trl(options, home)):
             print(one, flush=True)
             found.append(one)
     theirs = min(
