@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from plimsoll.config.reward import RewardConfig
+from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory
@@ -213,7 +214,8 @@ class Scorer:
     def _with_parts(self, trajectory: Trajectory, values: Sequence[float]) -> Trajectory:
         parts = zip(self.parts, values, strict=True)
         rewards = (RewardPart(p.rule.name, value, p.rule.config.weight) for p, value in parts)
-        return replace(trajectory, rewards=(*trajectory.rewards, *rewards))
+        played = [part for part in trajectory.rewards if part.name == ENVIRONMENT]
+        return replace(trajectory, rewards=(*played, *rewards))
 
     async def _outcomes(self, part: Part, trajectories: Sequence[Trajectory]) -> list[Outcome]:
         found = await part.source.score(trajectories)

@@ -144,6 +144,7 @@ GIVEN: dict[AdvantageNeed, torch.Tensor] = {
     "values_L": torch.tensor([0.5, 0.5]),
     "group_S": torch.tensor([4]),
     "greedy_S": torch.tensor([2.0]),
+    "turn_L": torch.tensor([0, 0]),
 }
 """What there is to ask for."""
 

@@ -1,0 +1,212 @@
+"""Episodes in real runs: exact tokens, rewards by turn, and environments that fail."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Outcome, column, metrics, run_here, write_config, write_task
+
+from plimsoll.records import Trajectory
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.trajectories import read_trajectories
+
+STEPS, PROMPTS, RESPONSES = 2, 4, 4
+SAID = "1+1="
+GRPO: dict[str, Any] = {
+    "run": {"directory": "run", "steps": STEPS, "tensorboard": False},
+    "cluster": {"where": "local", "threads": 1},
+    "data": {
+        "train": {"path": "rows.jsonl", "prompt": "prompt", "reference": "answer"},
+        "eval": {"path": "held_out.jsonl", "prompt": "prompt", "reference": "answer"},
+        "chat_template": "none",
+        "max_tokens": 8,
+    },
+    "batch": {"prompts": PROMPTS, "responses": RESPONSES, "micro_batch_tokens": 128},
+    "actor": {
+        "model": {"path": "model", "dtype": "float32"},
+        "optimizer": {"learning_rate": 0.002},
+    },
+    "rollout": {
+        "engine": "transformers",
+        "dtype": "float32",
+        "cpu_kv_cache_gib": 0.25,
+        "max_sequences": 8,
+        "sampling": {"max_new_tokens": 6, "stop": ["1", "3", "5", "7", "9"]},
+    },
+    "environments": {
+        "turns": {"name": "own_turns.py:Turns", "max_turns": 3, "max_tokens": 40},
+    },
+}
+ENVIRONMENT = """
+import asyncio
+from plimsoll.environment.protocol import Step
+
+class Turns:
+    '''Speaks twice, and rewards each turn by its length.'''
+
+    def reset(self, row):
+        self.turn, self.row = 0, row
+
+    async def step(self, reply):
+        self.turn += 1
+        return Step("1+1=", self.turn == 3, reward=len(reply.text), figures={"spoken": 1})
+
+    def get_reward(self):
+        return 0.5
+
+
+class Failing(Turns):
+    '''Of some rows, what no environment should do.'''
+
+    def reset(self, row):
+        super().reset(row)
+        if row["prompt"] == "0+1=":
+            raise KeyError("door")
+
+    async def step(self, reply):
+        match self.row["prompt"]:
+            case "0+3=":
+                return 7
+            case "1+0=":
+                await asyncio.sleep(60)
+            case "1+2=":
+                return "1" * 10_000_000, False
+        return await super().step(reply)
+
+    def get_reward(self):
+        return float("nan") if self.row["prompt"] == "2+0=" else 0.5
+"""
+FAILING = {"0+1=", "0+3=", "1+0=", "2+0="}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("environments")
+    write_task(home)
+    (home / "own_turns.py").write_text(ENVIRONMENT)
+    return home
+
+
+def train(home: Path, name: str, config: dict[str, Any], *flags: str) -> Outcome:
+    write_config(home, name, config | {"run": GRPO["run"] | {"directory": name}})
+    return run_here(home, "grpo", f"{name}.yaml", *flags)
+
+
+def episodes(run: Path) -> list[list[Trajectory]]:
+    return [read_trajectories(path) for path in RunDirectory(run).trajectories().values()]
+
+
+def check_episode(t: Trajectory) -> None:
+    """Turns cover the tokens, only sampled ones are learned, rewards stand where they belong."""
+    assert [turn.begin for turn in t.turns] == [0, *(turn.end for turn in t.turns[:-1])]
+    assert t.turns[-1].end == len(t.response_tokens)
+    for turn in t.turns:
+        assert set(t.loss_mask[turn.begin : turn.end]) == {turn.role == "assistant"}
+        assert turn.role == "assistant" or turn.text == SAID
+    spoken = [turn for turn in t.turns if turn.role == "assistant"]
+    assert t.figures["turns"] == len(spoken)
+    assert t.token_rewards is not None
+    at = {turn.end - 1: turn.reward for turn in spoken}
+    last = spoken[-1].end - 1
+    assert t.token_rewards[last] == at.pop(last) + 0.5
+    assert {i: r for i, r in enumerate(t.token_rewards) if i in at} == at
+    [part] = t.rewards
+    assert (part.name, part.value) == ("environment", float(t.token_rewards.sum()))
+    if t.finish_reason == "stop":
+        assert len(spoken) == 3 and t.figures["spoken"] == 3
+
+
+def test_a_local_run_learns_from_exact_episodes_and_repeats_itself(home: Path) -> None:
+    assert train(home, "local", GRPO, "--run.eval_every", "2").code == 0
+    found = episodes(home / "local")
+    assert [len(step) for step in found] == [PROMPTS * RESPONSES] * STEPS
+    for step in found:
+        for t in step:
+            check_episode(t)
+    assert {t.finish_reason for step in found for t in step} == {"stop", "length"}
+    assert max(column(metrics(home / "local"), "mismatch/abs")) < 1e-4
+    evaluated = column(metrics(home / "local"), "eval/environment")  # before and after
+    assert len(evaluated) == 2 and min(evaluated) > 0
+    assert train(home, "again", GRPO, "--run.eval_every", "2").code == 0
+    again = episodes(home / "again")
+    assert [[t.response_tokens.tolist() for t in step] for step in found] == [
+        [t.response_tokens.tolist() for t in step] for step in again
+    ]
+
+
+def test_vllm_plays_them_on_ray_and_a_critic_credits_turns(
+    home: Path, shared_ray: tuple[str, ...]
+) -> None:
+    config = GRPO | {
+        "critic": {"model": {"path": "model", "dtype": "float32"}},
+        "algorithm": {"advantage": {"name": "gae_turns"}, "mini_batches": 2},
+        "rollout": GRPO["rollout"] | {"engine": "vllm"},
+        "cluster": {"where": "ray", "threads": 1},
+    }
+    write_config(home, "vllm", config | {"run": GRPO["run"] | {"directory": "vllm"}})
+    outcome = run_here(home, "rl", "vllm.yaml", *shared_ray)
+    assert outcome.code == 0, outcome.err
+    for step in episodes(home / "vllm"):
+        assert len(step) == PROMPTS * RESPONSES
+        for t in step:
+            check_episode(t)
+    assert max(column(metrics(home / "vllm"), "mismatch/abs")) < 1e-3
+
+
+def test_what_fails_costs_its_group_which_is_replaced_and_counted(home: Path) -> None:
+    own = GRPO["environments"]["turns"] | {
+        "name": "own_turns.py:Failing",
+        "call_seconds": 1.0,
+        "retries": 0,
+    }
+    config = GRPO | {
+        "environments": {"turns": own},
+        "batch": GRPO["batch"] | {"max_failed_groups": 1.0},
+        "data": {**GRPO["data"], "shuffle": False},
+    }
+    outcome = train(home, "failing", config, "--run.steps", "3")
+    assert outcome.code == 0, outcome.err
+    failed = column(metrics(home / "failing"), "groups/failed")
+    assert sum(failed) == len(FAILING)
+    found = episodes(home / "failing")
+    assert [len(step) for step in found] == [PROMPTS * RESPONSES] * 3
+    prompts = [t.prompt.text for step in found for t in step]
+    assert not FAILING & set(prompts)
+    [flooded] = {
+        t.response_tokens.shape[0] <= 40 for s in found for t in s if t.prompt.text == "1+2="
+    }
+    assert flooded
+
+
+def test_beyond_the_bound_the_run_stops_and_says_what_failed(home: Path) -> None:
+    own = GRPO["environments"]["turns"] | {"name": "own_turns.py:Failing", "retries": 0}
+    rows = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
+    bad = [row for row in rows if row["prompt"] in ("0+1=", "0+3=")]
+    (home / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bad * 2))
+    data = {**GRPO["data"], "train": {**GRPO["data"]["train"], "path": "bad.jsonl"}}
+    outcome = train(home, "stops", GRPO | {"environments": {"turns": own}, "data": data})
+    assert outcome.code == 1
+    assert "environments failed for 4 groups of a step of 4" in outcome.err
+    assert "The environment 'turns', at row " in outcome.err
+    assert "raised KeyError: 'door'" in outcome.err or "'s step gave 7 (int)" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"name": "calculater"}, "Did you mean 'calculator'?"),
+        ({"name": "nowhere.py:Turns"}, "nowhere.py"),
+        ({"name": "own_turns.py:Turn"}, "Did you mean 'Turns'?"),
+        ({"options": {"hard": True}}, "has no option 'hard'"),
+        ({"max_tokens": 5}, "[environment-length]"),
+    ],
+)
+def test_what_cannot_be_used_is_named_before_anything_is_loaded(
+    home: Path, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    own = GRPO["environments"]["turns"] | changed
+    outcome = train(home, tmp_path.name, GRPO | {"environments": {"turns": own}})
+    assert outcome.code in (2, 4) and said in outcome.err, outcome.err
