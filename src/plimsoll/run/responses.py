@@ -47,7 +47,7 @@ def excerpt(text: str, length: int) -> str:
 _PART = "reward_"
 _READ = (
     *("group", "prompt_index", "sample_index", "source", "prompt", "response", "reference"),
-    *("reward", "advantage_mean", "weight_version", "finish_reason"),
+    *("reward", "advantage_mean", "weight_version", "finish_reason", "turns"),
 )
 
 
@@ -120,7 +120,7 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
         sample_index=row["sample_index"],
         source=row.get("source", ""),
         prompt=row["prompt"],
-        response=row["response"],
+        response=_said(row),
         reference=row["reference"],
         reward=row["reward"],
         parts={n.removeprefix(_PART): row[n] for n in parts if row[n] is not None},
@@ -129,6 +129,18 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
         version=row["weight_version"],
         cut_off=row["finish_reason"] == "length",
     )
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    """The response; of several turns all that was said, each under who said it."""
+    turns = row.get("turns") or ()
+    return "\n".join(map(_turn, turns)) if len(turns) > 1 else str(row["response"])
+
+
+def _turn(turn: Mapping[str, Any]) -> str:
+    reward = f", reward {turn['reward']:.4g}" if turn["reward"] else ""
+    problem = f" (wrong: {turn['problem']})" if turn["problem"] else ""
+    return f"[{turn['role']}{reward}] {turn['text']}{problem}"
 
 
 def read_groups(path: Path) -> list[ResponseGroup]:
