@@ -75,7 +75,8 @@ def plain_rl(
     updates: Mapping[str, Sequence[Sequence[int]]],
 ) -> PlainRl:
     """Score, estimate, learn. updates: of each role, which trajectories each update sees."""
-    actor, critic = plain_policy(model), plain_critic(other) if case.advantage == "gae" else None
+    with_values = case.advantage.startswith("gae")
+    actor, critic = plain_policy(model), plain_critic(other) if with_values else None
     scored = _scored(case, sampled, actor, critic, other)
     estimated = _estimated(scored)
     advantages = list(estimated.advantages_L.split(scored.lengths))
@@ -141,6 +142,7 @@ def _estimated(scored: _Scored) -> Advantages:
     groups = [t.group for t in sampled]
     given: dict[Any, Tensor] = {
         "group_S": torch.tensor(groups),
+        "turn_L": torch.zeros(sum(scored.lengths), dtype=torch.int64),
         "greedy_S": torch.tensor([GREEDY[g] for g in groups], dtype=torch.float64),
         **({"values_L": torch.cat(scored.values)} if scored.values else {}),
     }

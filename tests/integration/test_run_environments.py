@@ -129,7 +129,7 @@ def test_a_local_run_learns_from_exact_episodes_and_repeats_itself(home: Path) -
     assert {t.finish_reason for step in found for t in step} == {"stop", "length"}
     assert max(column(metrics(home / "local"), "mismatch/abs")) < 1e-4
     shown = run_here(home, "rollouts", "local", "--group", "0").out
-    assert "[assistant, reward 6] " in shown and f"[user] {SAID}" in shown
+    assert "[assistant, reward " in shown and f"[user] {SAID}" in shown
     evaluated = column(metrics(home / "local"), "eval/environment")  # before and after
     assert len(evaluated) == 2 and min(evaluated) > 0
     assert train(home, "again", GRPO, "--run.eval_every", "2").code == 0
