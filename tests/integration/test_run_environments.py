@@ -41,7 +41,8 @@ GRPO: dict[str, Any] = {
     },
 }
 ENVIRONMENT = """
-import asyncio
+import asyncio, os
+DIES = "plimsoll.environment.worker" in open("/proc/self/cmdline").read()
 from plimsoll.environment.protocol import Step
 
 class Turns:
@@ -72,6 +73,10 @@ class Failing(Turns):
                 return 7
             case "1+0=":
                 await asyncio.sleep(60)
+            case "1+3=":
+                DIES and os._exit(3)
+            case "2+1=":
+                DIES and os.kill(os.getpid(), 9)
             case "1+2=":
                 return "1" * 10_000_000, False
         return await super().step(reply)
@@ -80,6 +85,8 @@ class Failing(Turns):
         return float("nan") if self.row["prompt"] == "2+0=" else 0.5
 """
 FAILING = {"0+1=", "0+3=", "1+0=", "2+0="}
+DYING = {"1+3=", "2+1="}
+"""In a process of their own alone."""
 
 
 @pytest.fixture(scope="module")
@@ -158,25 +165,31 @@ def test_vllm_plays_them_on_ray_and_a_critic_credits_turns(
     assert max(column(metrics(home / "vllm"), "mismatch/abs")) < 1e-3
 
 
-def test_what_fails_costs_its_group_which_is_replaced_and_counted(home: Path) -> None:
+@pytest.mark.parametrize("process", [False, True])
+def test_what_fails_costs_its_group_which_is_replaced_and_counted(
+    home: Path, tmp_path: Path, process: bool
+) -> None:
+    failing = FAILING | (DYING if process else set())
     own = GRPO["environments"]["turns"] | {
         "name": "own_turns.py:Failing",
         "call_seconds": 1.0,
         "retries": 0,
+        "process": process,
     }
     config = GRPO | {
         "environments": {"turns": own},
         "batch": GRPO["batch"] | {"max_failed_groups": 1.0},
         "data": {**GRPO["data"], "shuffle": False},
     }
-    outcome = train(home, "failing", config, "--run.steps", "3")
+    name = f"failing-{tmp_path.name}"
+    outcome = train(home, name, config, "--run.steps", "2")
     assert outcome.code == 0, outcome.err
-    failed = column(metrics(home / "failing"), "groups/failed")
-    assert sum(failed) == len(FAILING)
-    found = episodes(home / "failing")
-    assert [len(step) for step in found] == [PROMPTS * RESPONSES] * 3
+    failed = column(metrics(home / name), "groups/failed")
+    assert sum(failed) == len(failing)
+    found = episodes(home / name)
+    assert [len(step) for step in found] == [PROMPTS * RESPONSES] * 2
     prompts = [t.prompt.text for step in found for t in step]
-    assert not FAILING & set(prompts)
+    assert not failing & set(prompts)
     [flooded] = {
         t.response_tokens.shape[0] <= 40 for s in found for t in s if t.prompt.text == "1+2="
     }

@@ -46,6 +46,12 @@ class EnvironmentConfig(Choice):
     """For a whole episode; one that takes longer ends where it is, with what it has."""
     retries: NonNegativeInt = 1
     """Further tries of an episode whose environment failed, from its beginning."""
+    process: bool = False
+    """Play each episode's environment in a process of its own: one that hangs, crashes or takes too
+    much memory is ended and replaced, which costs its episode alone. Else plain methods are called
+    in threads."""
+    memory_gib: PositiveFloat | None = None
+    """What it may take in its own process, beyond what that has once it is loaded."""
     at_once: PositiveInt | None = None
     """Episodes in flight. Default: as many as the engines work on at once, and half as many again
-    that wait for their environments."""
+    that wait for their environments; in processes 4 for each core."""

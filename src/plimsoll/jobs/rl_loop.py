@@ -252,7 +252,7 @@ def measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> d
     refuse(check_references(spec.config.rewards, spec.data.eval_sources()))
     kinds = open_kinds(spec.config.environments)
     loaded = load_held_out_sets(spec, prompt_loader(spec, scorer.check_reference))
-    environments = set_up(spec, kinds, scorer.loop)
+    environments = set_up(spec, kinds, scorer)
     held_out = {key: one.items for key, one in loaded.items()}
     expected = sum(one.responses * len(held_out[one.key]) for one in spec.eval_sets)
     with (

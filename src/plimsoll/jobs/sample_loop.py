@@ -56,7 +56,7 @@ def run(spec: RunSpec[RlConfig], planned: Planned) -> None:
         with open_work(spec, planned, read, started) as work:
             load_roles(work)
             restore(work.session, work.cluster)
-            sample_all(work, scorer, set_up(spec, kinds, scorer.loop))
+            sample_all(work, scorer, set_up(spec, kinds, scorer))
             for told in write_selected(work):
                 work.session.progress.note(told)
 

@@ -121,11 +121,12 @@ class Part:
 @dataclass(frozen=True)
 class Scorer:
     """Gives trajectories their reward parts, in the order of the config, after what an environment
-    gave. source: of their prompts,
+    gave. held: what is let go of with the loop. source: of their prompts,
     as the config calls it."""
 
     parts: tuple[Part, ...]
     loop: asyncio.AbstractEventLoop
+    held: AsyncExitStack
     source: str = "data.train"
 
     def of_held_out(self, key: str = "data.eval") -> Scorer:
@@ -237,7 +238,7 @@ def open_rewards(rewards: Mapping[str, RewardConfig]) -> Iterator[Scorer]:
         stack = AsyncExitStack()
         opening = _opened(rules, stack)
         try:
-            yield Scorer(asyncio.run_coroutine_threadsafe(opening, loop).result(), loop)
+            yield Scorer(asyncio.run_coroutine_threadsafe(opening, loop).result(), loop, stack)
         finally:
             asyncio.run_coroutine_threadsafe(_close(stack), loop).result()
 

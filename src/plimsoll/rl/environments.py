@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil
 
@@ -11,13 +10,17 @@ from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.continuation import rewrites
 from plimsoll.data.template import Template
+from plimsoll.environment.apart import Apart, Setup, processes
 from plimsoll.environment.episode import Table
 from plimsoll.environment.opening import Factory, opened
 from plimsoll.environment.openrlhf import AgentExecutorBase
-from plimsoll.environment.seat import Here
+from plimsoll.environment.price import processes_of
+from plimsoll.environment.seat import Here, Seat
 from plimsoll.environment.speech import Read, Speech
 from plimsoll.environment.tool_calls import read_reply
 from plimsoll.errors import ConfigError
+from plimsoll.machine.host import usable_cores
+from plimsoll.reward.score import Scorer
 from plimsoll.rl.episodes import Environments
 from plimsoll.rollout.text import end_tokens
 from plimsoll.spec.run_spec import RunSpec
@@ -70,22 +73,38 @@ def _reader(config: EnvironmentConfig, template: Template) -> Read:
     return partial(read_reply, extract=vllm_extract(config.tool_format, template.tokenizer))
 
 
-def set_up(spec: RunSpec[RlConfig], kinds: Kinds, loop: AbstractEventLoop) -> Environments | None:
-    """What episodes are played with; None where the config has no environments.
+def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environments | None:
+    """What episodes are played with, in the scorer's event loop, and ended with it; None where the
+    config has no environments.
 
     Raises ConfigError for a chat template that writes earlier turns anew, where the config does not
     say what to do then.
     """
     if not kinds:
         return None
-    tables = {name: _table(spec, name, kind) for name, kind in kinds.items()}
+    tables = {name: _table(spec, name, kind, scorer) for name, kind in kinds.items()}
+    return Environments(tables, min(_at_once(one, spec) for one in tables.values()), scorer.loop)
+
+
+def _at_once(table: Table, spec: RunSpec[RlConfig]) -> int:
+    """Episodes in flight."""
+    if table.config.process:
+        return processes_of(table.config, usable_cores())
     rollout = spec.config.rollout
-    default = ceil(_WAITING * rollout.engines * rollout.max_sequences)
-    asked = [one.at_once or default for one in spec.config.environments.values()]
-    return Environments(tables, min(asked), loop)
+    return table.config.at_once or ceil(_WAITING * rollout.engines * rollout.max_sequences)
 
 
-def _table(spec: RunSpec[RlConfig], name: str, kind: Factory) -> Table:
+def _seat(config: EnvironmentConfig, kind: Factory, scorer: Scorer) -> Callable[[], Seat]:
+    if not config.process:
+        return partial(Here, partial(kind.make, **config.options), config.call_seconds)
+    memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
+    setup = Setup(config.name, config.options, memory)
+    children = processes(setup, processes_of(config, usable_cores()))
+    scorer.held.push_async_callback(children.close)
+    return partial(Apart, children, config.call_seconds)
+
+
+def _table(spec: RunSpec[RlConfig], name: str, kind: Factory, scorer: Scorer) -> Table:
     config, model = spec.config.environments[name], spec.actor.model
     template = template_of(spec, spec.data.chat_template)
     changed = rewrites(template, () if config.tool_format == "none" else (_TOOL,))
@@ -99,5 +118,5 @@ def _table(spec: RunSpec[RlConfig], name: str, kind: Factory) -> Table:
     ends = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
     read = _reader(config, template)
     speech = Speech(template, ends, read, config.max_observation_tokens, kind.keeps_end)
-    seat = partial(Here, partial(kind.make, **config.options), config.call_seconds)
+    seat = _seat(config, kind, scorer)
     return Table(name, config, seat, speech, spec.data.max_tokens)

@@ -33,7 +33,7 @@ class Live:
     @classmethod
     def start(cls, work: RlWork, scorer: Scorer, kinds: Kinds) -> Live:
         """Engines that are seen to have the weights that the ranks have loaded."""
-        environments = set_up(work.spec, kinds, scorer.loop)
+        environments = set_up(work.spec, kinds, scorer)
         with work.session.phase("sync", work.cluster):
             sync = first_sync(work.cluster, work.spec, work.data)
         return cls(work, scorer, environments, sync)

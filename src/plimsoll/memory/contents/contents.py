@@ -12,6 +12,7 @@ from plimsoll.config.engine import FrozenRole
 from plimsoll.engine.price.roles import RoleWork, frozen_role, trained_role
 from plimsoll.engine.price.transfers import teacher_items
 from plimsoll.engine.zero.sizes import adapter_parameters
+from plimsoll.environment.price import process_items as environment_processes
 from plimsoll.machine.hardware import Card, Hardware
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
@@ -175,11 +176,14 @@ def _besides(job: Job, process: Process) -> Iterator[tuple[str, frozenset[Moment
 
 
 def _rewards(job: Job, process: Process) -> Iterator[Allocation]:
-    """The processes that rewards start, with the first responses, where the loop runs."""
+    """The processes that rewards and environments start, with the first responses, where the loop
+    runs."""
     sampling, node = job.spec.sampling, job.hardware.nodes[process.slot.node]
     if sampling is None or process.kind not in ("local", "recipe"):
         return
     for item in reward_processes(sampling.rewards, node.cores):
+        yield Allocation(item, job.computing)
+    for item in environment_processes(sampling.environments, node.cores):
         yield Allocation(item, job.computing)
 
 

@@ -1,0 +1,78 @@
+"""One episode's environment in a process of its own: whatever it does, the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from plimsoll.config.base import OptionValue
+from plimsoll.environment.calls import Answer, Begun, EnvironmentFailed, Failed, Rewarded
+from plimsoll.environment.protocol import Reply
+from plimsoll.reward.functions.children import Child, ChildEnded, Children
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first message to a process: what to make, as the config names it.
+    memory_bytes: what it may take beyond what it has once that is loaded."""
+
+    name: str
+    options: Mapping[str, OptionValue]
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Question:
+    """method: of the environment. A `reset` makes a new one."""
+
+    method: str
+    arguments: tuple[Any, ...] = ()
+
+
+def processes(setup: Setup, size: int) -> Children:
+    """So many processes at most, each for one episode at a time."""
+    return Children("plimsoll.environment.worker", f"environment {setup.name}", setup, size)
+
+
+@dataclass
+class Apart:
+    """A `Seat`: a process from its first call until it is closed. seconds: for one call."""
+
+    children: Children
+    seconds: float
+    _held: AsyncExitStack = field(default_factory=AsyncExitStack)
+    _child: Child | None = None
+
+    async def reset(self, row: Mapping[str, Any]) -> Begun:
+        self._child = await self._held.enter_async_context(self.children.one())
+        found: Begun = await self._asked(Question("reset", (row,)))
+        return found
+
+    async def step(self, reply: Reply) -> Answer:
+        found: Answer = await self._asked(Question("step", (reply,)))
+        return found
+
+    async def reward(self) -> Rewarded:
+        found: Rewarded = await self._asked(Question("get_reward"))
+        return found
+
+    async def close(self) -> None:
+        if self._child is not None and self._child.answers:
+            with suppress(EnvironmentFailed):  # the episode is over: nothing depends on this
+                await self._asked(Question("close"))
+        await self._held.aclose()
+
+    async def _asked(self, question: Question) -> Any:
+        assert self._child is not None, "reset comes first"
+        try:
+            found = await self._child.ask(question, self.seconds)
+        except TimeoutError:
+            said = f"'s {question.method} took longer than call_seconds, which is {self.seconds:g}"
+            raise EnvironmentFailed(Failed(f"{said}; its process was ended")) from None
+        except ChildEnded as ended:
+            raise EnvironmentFailed(Failed(f"'s process {ended}")) from None
+        if isinstance(found, Failed):
+            raise EnvironmentFailed(found)
+        return found

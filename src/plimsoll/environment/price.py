@@ -1,0 +1,33 @@
+"""What environments in processes of their own hold on the host where the loop runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.timeline.items import Item
+
+_PER_CORE = 4
+"""Processes, where `at_once` does not say: they wait for the policy most of the time."""
+_CORES = 8
+"""Where they are not known."""
+_PROCESS = 52 * 2**20
+_SOURCE = "measured: Linux, Python 3.11, with NumPy 2 and jsonschema, 54.3 MB resident"
+
+
+def processes_of(config: EnvironmentConfig, cores: int | None) -> int:
+    """How many an environment is played in at most."""
+    return config.at_once or _PER_CORE * (cores or _CORES)
+
+
+def process_items(
+    environments: Mapping[str, EnvironmentConfig], cores: int | None
+) -> Iterator[Item]:
+    """Of each that asks for them. What its class loads and makes there is not in it."""
+    for name, config in environments.items():
+        if config.process:
+            count = processes_of(config, cores)
+            words = f"{_PROCESS:,} bytes a process x {count} processes"
+            what = f"processes of environments.{name}"
+            total = count * _PROCESS
+            yield Item("process", "processes", what, "host", "process", total, words, _SOURCE)
