@@ -72,6 +72,22 @@ PPO: dict[str, Any] = {
 }
 
 
+GRPO: dict[str, Any] = {
+    "cluster": {"where": "local", "threads": 1},
+    "data": {
+        "train": {"path": "rows.jsonl", "prompt": "prompt", "reference": "answer"},
+        "chat_template": "none",
+        "max_tokens": 8,
+    },
+    "actor": {
+        "model": {"path": "model", "dtype": "float32"},
+        "optimizer": {"learning_rate": 0.002},
+    },
+    "rollout": {"engine": "transformers", "dtype": "float32", "cpu_kv_cache_gib": 0.25},
+}
+"""Without run, batch and sampling, and what rewards."""
+
+
 def write_task(home: Path, *, vocabulary: int = 32) -> None:
     """Sums of one digit, more rows than a step takes, and a random model with a tied head.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Outcome, column, metrics, run_here, write_config, write_task
+from commands import GRPO, Outcome, column, metrics, run_here, write_config, write_task
 
 from plimsoll.records import Trajectory
 from plimsoll.run.directory import RunDirectory
@@ -15,24 +15,13 @@ from plimsoll.run.trajectories import read_trajectories
 
 STEPS, PROMPTS, RESPONSES = 2, 4, 4
 SAID = "1+1="
-GRPO: dict[str, Any] = {
+CONFIG: dict[str, Any] = GRPO | {
     "run": {"directory": "run", "steps": STEPS, "tensorboard": False},
-    "cluster": {"where": "local", "threads": 1},
-    "data": {
-        "train": {"path": "rows.jsonl", "prompt": "prompt", "reference": "answer"},
-        "eval": {"path": "held_out.jsonl", "prompt": "prompt", "reference": "answer"},
-        "chat_template": "none",
-        "max_tokens": 8,
-    },
+    "data": GRPO["data"]
+    | {"eval": {"path": "held_out.jsonl", "prompt": "prompt", "reference": "answer"}},
     "batch": {"prompts": PROMPTS, "responses": RESPONSES, "micro_batch_tokens": 128},
-    "actor": {
-        "model": {"path": "model", "dtype": "float32"},
-        "optimizer": {"learning_rate": 0.002},
-    },
-    "rollout": {
-        "engine": "transformers",
-        "dtype": "float32",
-        "cpu_kv_cache_gib": 0.25,
+    "rollout": GRPO["rollout"]
+    | {
         "max_sequences": 8,
         "sampling": {"max_new_tokens": 6, "stop": ["1", "3", "5", "7", "9"]},
     },
@@ -98,7 +87,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(home: Path, name: str, config: dict[str, Any], *flags: str) -> Outcome:
-    write_config(home, name, config | {"run": GRPO["run"] | {"directory": name}})
+    write_config(home, name, config | {"run": CONFIG["run"] | {"directory": name}})
     return run_here(home, "grpo", f"{name}.yaml", *flags)
 
 
@@ -127,7 +116,7 @@ def check_episode(t: Trajectory) -> None:
 
 
 def test_a_local_run_learns_from_exact_episodes_and_repeats_itself(home: Path) -> None:
-    assert train(home, "local", GRPO, "--run.eval_every", "2").code == 0
+    assert train(home, "local", CONFIG, "--run.eval_every", "2").code == 0
     found = episodes(home / "local")
     assert [len(step) for step in found] == [PROMPTS * RESPONSES] * STEPS
     for step in found:
@@ -139,7 +128,7 @@ def test_a_local_run_learns_from_exact_episodes_and_repeats_itself(home: Path) -
     assert "[assistant, reward " in shown and f"[user] {SAID}" in shown
     evaluated = column(metrics(home / "local"), "eval/environment")  # before and after
     assert len(evaluated) == 2 and min(evaluated) > 0
-    assert train(home, "again", GRPO, "--run.eval_every", "2").code == 0
+    assert train(home, "again", CONFIG, "--run.eval_every", "2").code == 0
     again = episodes(home / "again")
     assert [[t.response_tokens.tolist() for t in step] for step in found] == [
         [t.response_tokens.tolist() for t in step] for step in again
@@ -149,13 +138,13 @@ def test_a_local_run_learns_from_exact_episodes_and_repeats_itself(home: Path) -
 def test_vllm_plays_them_on_ray_and_a_critic_credits_turns(
     home: Path, shared_ray: tuple[str, ...]
 ) -> None:
-    config = GRPO | {
+    config = CONFIG | {
         "critic": {"model": {"path": "model", "dtype": "float32"}},
         "algorithm": {"advantage": {"name": "gae_turns"}, "mini_batches": 2},
-        "rollout": GRPO["rollout"] | {"engine": "vllm"},
+        "rollout": CONFIG["rollout"] | {"engine": "vllm"},
         "cluster": {"where": "ray", "threads": 1},
     }
-    write_config(home, "vllm", config | {"run": GRPO["run"] | {"directory": "vllm"}})
+    write_config(home, "vllm", config | {"run": CONFIG["run"] | {"directory": "vllm"}})
     outcome = run_here(home, "rl", "vllm.yaml", *shared_ray)
     assert outcome.code == 0, outcome.err
     for step in episodes(home / "vllm"):
@@ -170,16 +159,16 @@ def test_what_fails_costs_its_group_which_is_replaced_and_counted(
     home: Path, tmp_path: Path, process: bool
 ) -> None:
     failing = FAILING | (DYING if process else set())
-    own = GRPO["environments"]["turns"] | {
+    own = CONFIG["environments"]["turns"] | {
         "name": "own_turns.py:Failing",
         "call_seconds": 1.0,
         "retries": 0,
         "process": process,
     }
-    config = GRPO | {
+    config = CONFIG | {
         "environments": {"turns": own},
-        "batch": GRPO["batch"] | {"max_failed_groups": 1.0},
-        "data": {**GRPO["data"], "shuffle": False},
+        "batch": CONFIG["batch"] | {"max_failed_groups": 1.0},
+        "data": {**CONFIG["data"], "shuffle": False},
     }
     name = f"failing-{tmp_path.name}"
     outcome = train(home, name, config, "--run.steps", "2")
@@ -197,12 +186,12 @@ def test_what_fails_costs_its_group_which_is_replaced_and_counted(
 
 
 def test_beyond_the_bound_the_run_stops_and_says_what_failed(home: Path) -> None:
-    own = GRPO["environments"]["turns"] | {"name": "own_turns.py:Failing", "retries": 0}
+    own = CONFIG["environments"]["turns"] | {"name": "own_turns.py:Failing", "retries": 0}
     rows = [json.loads(line) for line in (home / "rows.jsonl").read_text().splitlines()]
     bad = [row for row in rows if row["prompt"] in ("0+1=", "0+3=")]
     (home / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in bad * 2))
-    data = {**GRPO["data"], "train": {**GRPO["data"]["train"], "path": "bad.jsonl"}}
-    outcome = train(home, "stops", GRPO | {"environments": {"turns": own}, "data": data})
+    data = {**CONFIG["data"], "train": {**CONFIG["data"]["train"], "path": "bad.jsonl"}}
+    outcome = train(home, "stops", CONFIG | {"environments": {"turns": own}, "data": data})
     assert outcome.code == 1
     assert "environments failed for 4 groups of a step of 4" in outcome.err
     assert "The environment 'turns', at row " in outcome.err
@@ -222,6 +211,6 @@ def test_beyond_the_bound_the_run_stops_and_says_what_failed(home: Path) -> None
 def test_what_cannot_be_used_is_named_before_anything_is_loaded(
     home: Path, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
-    own = GRPO["environments"]["turns"] | changed
-    outcome = train(home, tmp_path.name, GRPO | {"environments": {"turns": own}})
+    own = CONFIG["environments"]["turns"] | changed
+    outcome = train(home, tmp_path.name, CONFIG | {"environments": {"turns": own}})
     assert outcome.code in (2, 4) and said in outcome.err, outcome.err

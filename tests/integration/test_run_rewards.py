@@ -15,29 +15,13 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
-from commands import Outcome, column, metrics, run_here, write_config, write_task
+from commands import GRPO, Outcome, column, metrics, run_here, write_config, write_task
 
 STEPS, PROMPTS, RESPONSES = 3, 6, 2
-GRPO: dict[str, Any] = {
+CONFIG: dict[str, Any] = GRPO | {
     "run": {"directory": "run", "steps": STEPS, "tensorboard": False},
-    "cluster": {"where": "local", "threads": 1},
-    "data": {
-        "train": {"path": "rows.jsonl", "prompt": "prompt", "reference": "answer"},
-        "chat_template": "none",
-        "max_tokens": 8,
-    },
     "batch": {"prompts": PROMPTS, "responses": RESPONSES, "micro_batch_tokens": 60},
-    "actor": {
-        "model": {"path": "model", "dtype": "float32"},
-        "optimizer": {"learning_rate": 0.002},
-    },
-    "rollout": {
-        "engine": "transformers",
-        "dtype": "float32",
-        "cpu_kv_cache_gib": 0.25,
-        "max_sequences": 4,
-        "sampling": {"max_new_tokens": 8},
-    },
+    "rollout": GRPO["rollout"] | {"max_sequences": 4, "sampling": {"max_new_tokens": 8}},
 }
 SERVER = """
 import json, os, sys
@@ -115,8 +99,8 @@ def started(port: int, dies_at: int, answer: str) -> subprocess.Popen[bytes]:
 
 
 def train(home: Path, name: str, rewards: dict[str, Any], **batch: Any) -> Outcome:
-    config = GRPO | {"rewards": rewards, "batch": GRPO["batch"] | batch}
-    write_config(home, name, config | {"run": GRPO["run"] | {"directory": name}})
+    config = CONFIG | {"rewards": rewards, "batch": CONFIG["batch"] | batch}
+    write_config(home, name, config | {"run": CONFIG["run"] | {"directory": name}})
     return run_here(home, "grpo", f"{name}.yaml")
 
 

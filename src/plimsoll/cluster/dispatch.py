@@ -22,7 +22,7 @@ class Call:
     @property
     def responses(self) -> int:
         """That the engine owes for it."""
-        return len(self.request.prompts) * self.request.responses
+        return _owed_for(self.request)
 
 
 class Dispatch:
@@ -50,7 +50,7 @@ class Dispatch:
     def calls(self) -> Iterator[Call]:
         """What is to be asked for now."""
         while self._waiting:
-            engine = min(range(len(self._owed)), key=self._owed.__getitem__)
+            engine = _least_busy(self._owed)
             if self._owed[engine] > self._at_once:
                 return
             place, request = self._waiting.popleft()
@@ -75,6 +75,15 @@ class Dispatch:
         return [answer for own in kept for answer in sorted(own, key=lambda t: t.sample_index)]
 
 
+def _owed_for(request: Request) -> int:
+    return len(request.prompts) * request.responses
+
+
+def _least_busy(owed: Sequence[int]) -> int:
+    """The first engine that owes the fewest responses."""
+    return min(range(len(owed)), key=owed.__getitem__)
+
+
 def _parts(request: Request, per_call: int) -> Iterator[Request]:
     if per_call > 1:
         yield request
@@ -94,9 +103,8 @@ class Regulars:
     @contextmanager
     def served(self, episode: int, request: Request) -> Iterator[int]:
         """Within: an engine owes the answers to a request."""
-        least = min(range(len(self._owed)), key=self._owed.__getitem__)
-        engine = self._engine_of.setdefault(episode, least)
-        responses = len(request.prompts) * request.responses
+        engine = self._engine_of.setdefault(episode, _least_busy(self._owed))
+        responses = _owed_for(request)
         self._owed[engine] += responses
         try:
             yield engine

@@ -39,7 +39,7 @@ from plimsoll.machine.incident import OutOfMemory, Sighting
 from plimsoll.machine.meter import read_host
 from plimsoll.machine.node_state import NodeState, read_node
 from plimsoll.machine.stacks import ask_for_stacks, end_processes
-from plimsoll.records import Prompt, Trajectory
+from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, EngineSpec, Request
 from plimsoll.run.readings import Reading
 
@@ -208,7 +208,9 @@ class RayCluster:
                 reference = member.actor.call.remote("generate", request)
                 found: list[Trajectory] = await calls.answer(reference, member)
                 # One prompt for all, and not a copy with each.
-                return [replace(t, prompt=p) for t, p in zip(found, _each(request), strict=True)]
+                return [
+                    replace(t, prompt=p) for t, p in zip(found, request.each_prompt(), strict=True)
+                ]
 
         with conversing(loop, talk(ask)) as talking:
             self._look_after(talking, calls)
@@ -402,11 +404,6 @@ class RayCluster:
         what = f"{member.name} ran out of {error.incident.where} memory"
         text = message(what, error.incident.why, member.host.log)
         return error.with_sighting(text, self._seen(member))
-
-
-def _each(request: Request) -> Iterator[Prompt]:
-    """The prompt of each response, in their order."""
-    return (prompt for prompt in request.prompts for _ in range(request.responses))
 
 
 def _calls(

@@ -15,7 +15,7 @@ from plimsoll.cluster.heartbeats import Hang, Heartbeats, allowance
 from plimsoll.cluster.ray_actors import Member
 
 _EVERY_SECONDS = 5.0
-LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.1
 """How long one look waits for something to end."""
 
 
@@ -41,37 +41,45 @@ class HangWatch:
         """Within: calls of a method are waited for, by a function that takes references and gives
         the first that ends, or a Hang. How long nothing was heard meanwhile tells how long that may
         be the next time."""
-        self._heartbeats = self._heartbeats.begin()
-        yield partial(self._first, allowance(self._timeout, call, self._longest.get(call)))
-        self._longest[call] = max(self._longest.get(call, 0.0), self._heartbeats.longest)
+        with self._allowing(call) as allowed:
+            yield partial(self._first, allowed)
 
     @contextmanager
     def looking(self, call: str) -> Iterator[Callable[[Sequence[Any], bool], Any]]:
         """The same for calls that others wait for: a function to be asked now and then, with what
         must not end and whether a call has ended since, that gives the first such that did, a Hang,
         or None."""
+        with self._allowing(call) as allowed:
+            yield partial(self._look, allowed)
+
+    @contextmanager
+    def _allowing(self, call: str) -> Iterator[float]:
+        """Within: calls of a method are waited for; gives the seconds that a silence may last."""
         self._heartbeats = self._heartbeats.begin()
-        yield partial(self._look, allowance(self._timeout, call, self._longest.get(call)))
+        yield allowance(self._timeout, call, self._longest.get(call))
         self._longest[call] = max(self._longest.get(call, 0.0), self._heartbeats.longest)
 
     def _look(self, allowed: float, references: Sequence[Any], moved: bool) -> Any:
-        start = time.monotonic()
-        ended = first_ended(references, LOOK_SECONDS)
-        self._heartbeats = self._heartbeats.later(time.monotonic() - start, 2 * self._every)
+        ended = self._wait(references, _LOOK_SECONDS)
         if moved:
             self._heartbeats = self._heartbeats.move()
         return ended or self._round(allowed)
 
     def _first(self, allowed: float, references: Sequence[Any]) -> Any:
         while True:
-            start = time.monotonic()
-            ended = first_ended(references, self._every)
-            self._heartbeats = self._heartbeats.later(time.monotonic() - start, 2 * self._every)
+            ended = self._wait(references, self._every)
             if ended is not None:
                 self._heartbeats = self._heartbeats.move()
             hang = self._round(allowed)
             if hang is not None or ended is not None:
                 return hang or ended
+
+    def _wait(self, references: Sequence[Any], seconds: float) -> Any:
+        """As `first_ended`, on the clock of the heartbeats."""
+        start = time.monotonic()
+        ended = first_ended(references, seconds)
+        self._heartbeats = self._heartbeats.later(time.monotonic() - start, 2 * self._every)
+        return ended
 
     def _round(self, allowed: float) -> Hang | None:
         """Now and then: take the answers that have come, judge them, and ask again."""

@@ -129,7 +129,7 @@ def _known(name: str, package: str, function: str) -> ast.FunctionDef:
     if written is None:
         known = sorted(file for file in files if _defined(package, file, function))
         raise ConfigError(
-            f"No {package.rpartition('.')[2]} is called {name!r}.{_nearest(name, known)} Known: "
+            f"No {package.rpartition('.')[2]} is called {name!r}.{nearest(name, known)} Known: "
             f"{', '.join(known)}. A function of your own is chosen by import path: "
             f"my.module:my_function."
         )
@@ -187,7 +187,7 @@ def _function_of(module: ModuleType, function: str, name: str, awaited: bool) ->
     ]
     raise ConfigError(
         f"{name!r}: the module {module.__name__} has no function {function!r}."
-        f"{_nearest(function, defined)} It has: {', '.join(sorted(defined)) or 'no function'}."
+        f"{nearest(function, defined)} It has: {', '.join(sorted(defined)) or 'no function'}."
     )
 
 
@@ -196,7 +196,7 @@ def _checked_options(choice: Choice, function: _Signature) -> dict[str, Any]:
     for name in choice.options:
         if name not in parameters:
             raise ConfigError(
-                f"{choice.name!r} has no option {name!r}.{_nearest(name, parameters)} "
+                f"{choice.name!r} has no option {name!r}.{nearest(name, parameters)} "
                 f"Its options: {', '.join(parameters) or 'none'} (the function's keyword-only "
                 f"parameters)."
             )
@@ -241,6 +241,7 @@ def _checked_value(choice: str, option: str, value: OptionValue, expected: Any) 
         ) from error
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence that offers the name closest to a misspelt one; empty where none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -62,12 +62,3 @@ class RlConfig(JobConfig):
         """All reward models, by the names of their parts of the reward."""
         one = {} if self.reward_model is None else {REWARD_MODEL: self.reward_model}
         return one | self.reward_models
-
-    @property
-    def longest_response(self) -> tuple[int, str]:
-        """Tokens after a prompt in training, at most, and the key that says so: of a response, or
-        of an episode."""
-        found = {f"environments.{key}.max_tokens": e for key, e in self.environments.items()}
-        lengths = [(one.max_tokens, key) for key, one in found.items()]
-        turn = (self.rollout.sampling.max_new_tokens, "rollout.sampling.max_new_tokens")
-        return max(lengths, default=turn)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from plimsoll.config.base import OptionValue
-from plimsoll.environment.calls import Answer, Begun, EnvironmentFailed, Failed, Rewarded
+from plimsoll.environment.calls import Answer, Begun, EnvironmentFailed, Rewarded
 from plimsoll.environment.protocol import Reply
 from plimsoll.reward.functions.children import Child, ChildEnded, Children
+from plimsoll.reward.outcome import Failed
 
 
 @dataclass(frozen=True)

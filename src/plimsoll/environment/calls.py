@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, SupportsFloat
+from typing import Any
 
-from plimsoll.algorithm.failure import told_of
 from plimsoll.data.pieces import Tools
 from plimsoll.environment.protocol import Message, Observation, Step
-from plimsoll.errors import FunctionFailed, PlimsollError
-from plimsoll.reward.outcome import shown
+from plimsoll.reward import outcome
+from plimsoll.reward.outcome import Failed, finite, shown
 
 Rewarded = float | tuple[float, ...] | None
 """Of an episode; or of each sampled token; None: the environment gives none of the whole."""
@@ -36,18 +33,9 @@ class Answer:
     figures: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Failed:
-    """A call that came to nothing. said: goes on after the environment's name. lines: of a
-    traceback."""
-
-    said: str
-    lines: str = ""
-    kind: type[PlimsollError] = PlimsollError
-
-
 class EnvironmentFailed(Exception):
-    """An episode cannot go on."""
+    """An episode cannot go on. failed: what came of a call, going on after the environment's
+    name."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.said)
@@ -56,10 +44,8 @@ class EnvironmentFailed(Exception):
 
 def raised(error: BaseException) -> Failed:
     """Of an environment's method that raised."""
-    if isinstance(error, PlimsollError):
-        return Failed(f": {str(error).rstrip('.')}", "", type(error))
-    told, lines = told_of(error)
-    return Failed(f" raised {told}", lines, FunctionFailed)
+    found = outcome.raised(error)
+    return found if isinstance(found, Failed) else Failed(found.said, kind=found.kind)
 
 
 def begun(said: Any) -> Begun | Failed:
@@ -83,7 +69,7 @@ def stepped(given: Any) -> Answer | Failed:
         return _wrong("step", done, "true or false beside what it says")
     numbers = {"its reward": reward, **{f"its figure {k}": v for k, v in dict(figures).items()}}
     for name, value in numbers.items():
-        if _finite(value) is None:
+        if finite(value) is None:
             return _wrong("step", value, f"a finite number as {name}")
     messages = _messages(said, "step")
     if isinstance(messages, Failed):
@@ -97,12 +83,12 @@ def rewarded(given: Any) -> Rewarded | Failed:
     """What `get_reward` gave: a number, or a list with one for each sampled token."""
     if given is None:
         return None
-    one = _finite(given)
+    one = finite(given)
     if one is not None:
         return one
     values = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(values, Sequence) and not isinstance(values, str | bytes):
-        found = [_finite(value) for value in values]
+        found = [finite(value) for value in values]
         if all(value is not None for value in found):
             return tuple(value for value in found if value is not None)
     return _wrong("get_reward", given, "a finite number, or a list of one for each sampled token")
@@ -136,14 +122,6 @@ def _message(one: object) -> Message | None:
     return Message(role, content, name=name)
 
 
-def _finite(value: object) -> float | None:
-    try:
-        found = float(value) if isinstance(value, SupportsFloat) else math.nan
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # many numbers; or one too large
-        return None
-    return found if math.isfinite(found) else None
-
-
 def _wrong(method: str, given: object, wanted: str) -> Failed:
     return Failed(f"'s {method} gave {shown(given)} ({type(given).__name__}), not {wanted}")
 
@@ -152,7 +130,3 @@ def method_of(environment: object, name: str) -> Callable[..., Any] | None:
     """A method that may be left out."""
     found = getattr(environment, name, None)
     return found if callable(found) else None
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function)

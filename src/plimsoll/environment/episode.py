@@ -20,11 +20,12 @@ import numpy as np
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.environment.calls import Begun, EnvironmentFailed, Failed
+from plimsoll.environment.calls import Begun, EnvironmentFailed
 from plimsoll.environment.conversation import Conversation
 from plimsoll.environment.seat import Seat
 from plimsoll.environment.speech import Speech, rendered
 from plimsoll.records import FinishReason, Prompt, Trajectory
+from plimsoll.reward.outcome import Failed
 from plimsoll.rollout.protocol import Ask, Request
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ methods has these as its tools (tool_environment.py).
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
@@ -23,6 +22,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any, cast
 
+from plimsoll.config.choice import nearest
 from plimsoll.environment import library
 from plimsoll.environment.files import load_file
 from plimsoll.environment.openrlhf import AgentExecutorBase, OpenRlhfEnvironment, load_agent
@@ -59,8 +59,8 @@ class Factory:
                 if name not in parameters:
                     raise ConfigError(
                         f"The environment {self.name!r} has no option {name!r}."
-                        f"{_meant(name, parameters)} Its options: {', '.join(parameters) or 'none'}"
-                        f" (the parameters of what makes it)."
+                        f"{nearest(name, parameters)} Its options: "
+                        f"{', '.join(parameters) or 'none'} (the parameters of what makes it)."
                     )
         try:
             inspect.signature(self.make).bind(**options)
@@ -85,7 +85,7 @@ def opened(name: str, functions: Sequence[Function] = ()) -> Factory | AgentExec
     known = sorted(module.name for module in pkgutil.iter_modules(library.__path__))
     if name not in known:
         raise ConfigError(
-            f"No environment is called {name!r}.{_meant(name, known)} Known: {', '.join(known)}. "
+            f"No environment is called {name!r}.{nearest(name, known)} Known: {', '.join(known)}. "
             f"One of your own is chosen as my.module:MyEnvironment or path/to/file.py:"
             f"MyEnvironment, an agent file of OpenRLHF as path/to/agent.py."
         )
@@ -128,7 +128,7 @@ def _named(name: str) -> Any:
     if wanted not in vars(module):
         own = [key for key, value in vars(module).items() if _is_own(value, module)]
         raise ConfigError(
-            f"{name!r}: {place} has no {wanted!r}.{_meant(wanted, own)} It has: "
+            f"{name!r}: {place} has no {wanted!r}.{nearest(wanted, own)} It has: "
             f"{', '.join(sorted(own)) or 'no class and no function'}."
         )
     return vars(module)[wanted]
@@ -229,8 +229,3 @@ def _no_functions(name: str, functions: Sequence[Function]) -> None:
             f"{name!r} has `step` and carries out tool calls itself, if any: leave the functions "
             f"out that are given as tools beside it."
         )
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""

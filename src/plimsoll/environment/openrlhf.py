@@ -19,7 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from plimsoll.environment.files import load_file
-from plimsoll.environment.protocol import Message, Observation, Reply, Step
+from plimsoll.environment.protocol import Message, Observation, Reply, Step, settled
 from plimsoll.environment.schemas import shown
 from plimsoll.errors import ConfigError
 
@@ -132,7 +132,7 @@ class OpenRlhfEnvironment:
                 f"{shown(prompt)}: the column {PROMPT_TEXT} is to have it, after the template."
             )
         self._label = row.get("label", row.get("reference"))
-        begun = await _awaited(self._agent.reset({"observation": prompt, "label": self._label}))
+        begun = await settled(self._agent.reset({"observation": prompt, "label": self._label}))
         self._text = _entry(begun, "observation", "reset", str)
         if not self._text.startswith(prompt):
             raise ConfigError(
@@ -152,7 +152,7 @@ class OpenRlhfEnvironment:
             "label": self._label,
             "sampling_params": sampling,
         }
-        found = await _awaited(self._agent.step(states))
+        found = await settled(self._agent.step(states))
         feedback = _entry(found, "environment_feedback", "step", str)
         reward = number_of(_entry(found, "rewards", "step", object), "rewards")
         self._check_kept(sampling, found)
@@ -178,10 +178,6 @@ class OpenRlhfEnvironment:
 
 def _raw(text: str) -> tuple[Message, ...]:
     return (Message("raw", text),) if text else ()
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _entry(found: object, key: str, method: str, kind: type) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.reward.price import processes_item
 from plimsoll.timeline.items import Item
 
 _PER_CORE = 4
@@ -27,7 +28,4 @@ def process_items(
     for name, config in environments.items():
         if config.process:
             count = processes_of(config, cores)
-            words = f"{_PROCESS:,} bytes a process x {count} processes"
-            what = f"processes of environments.{name}"
-            total = count * _PROCESS
-            yield Item("process", "processes", what, "host", "process", total, words, _SOURCE)
+            yield processes_item(f"processes of environments.{name}", count, _PROCESS, _SOURCE)

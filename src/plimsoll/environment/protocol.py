@@ -15,9 +15,15 @@ Each of them may be plain or `async`. What `reset` says follows the row's own me
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+
+async def settled(given: Any) -> Any:
+    """What a method gave that may be plain or `async`."""
+    return await given if inspect.isawaitable(given) else given
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError, best_match
 
+from plimsoll.data.pieces import tool_name
 from plimsoll.errors import ConfigError
 
 Tool = Mapping[str, Any]
@@ -26,20 +27,16 @@ def function_of(tool: Tool) -> Mapping[str, Any]:
     return inner
 
 
-def name_of(tool: Tool) -> str:
-    """What the policy calls it by."""
-    return str(function_of(tool)["name"])
-
-
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
     """Raises ConfigError where two have one name."""
     found: dict[str, Tool] = {}
     for tool in tools:
-        if name_of(tool) in found:
+        name = tool_name(tool)
+        if name in found:
             raise ConfigError(
-                f"Two tools are called {name_of(tool)!r}, and a call could mean either: rename one."
+                f"Two tools are called {name!r}, and a call could mean either: rename one."
             )
-        found[name_of(tool)] = tool
+        found[name] = tool
     return found
 
 
@@ -49,7 +46,7 @@ def written(tool: Tool) -> str:
     required = parameters.get("required", ())
     known = parameters.get("properties", {}).items()
     arguments = [f"{name}{'' if name in required else '?'}: {_type(own)}" for name, own in known]
-    return f"{name_of(tool)}({', '.join(arguments)})"
+    return f"{tool_name(tool)}({', '.join(arguments)})"
 
 
 def _type(schema: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,10 +14,8 @@ from plimsoll.environment.calls import (
     Answer,
     Begun,
     EnvironmentFailed,
-    Failed,
     Rewarded,
     begun,
-    is_async,
     method_of,
     raised,
     rewarded,
@@ -24,6 +23,7 @@ from plimsoll.environment.calls import (
 )
 from plimsoll.environment.protocol import Reply
 from plimsoll.reward.functions.calls import in_thread
+from plimsoll.reward.outcome import Failed
 
 T = TypeVar("T")
 
@@ -75,7 +75,9 @@ class Here:
     async def _asked(self, name: str, method: Callable[..., Any], *arguments: object) -> Any:
         try:
             async with asyncio.timeout(self.seconds):
-                return await _called(partial(method, *arguments), is_async(method))
+                return await _called(
+                    partial(method, *arguments), inspect.iscoroutinefunction(method)
+                )
         except TimeoutError:
             said = f"'s {name} took longer than call_seconds, which is {self.seconds:g}"
             raise EnvironmentFailed(Failed(said)) from None
@@ -84,9 +86,7 @@ class Here:
 async def _called(call: Callable[[], Any], in_loop: bool) -> Any:
     if in_loop:
         return await _awaited(call())
-    value = await in_thread(partial(_caught, call))
-    if isinstance(value, _Raised):
-        raise EnvironmentFailed(value.failed)
+    value = _checked(await in_thread(partial(_caught, call)))
     return await _awaited(value) if isinstance(value, Awaitable) else value
 
 
@@ -100,16 +100,11 @@ async def _awaited(work: Awaitable[Any]) -> Any:
         raise EnvironmentFailed(raised(error)) from error
 
 
-@dataclass(frozen=True)
-class _Raised:
-    failed: Failed
-
-
-def _caught(call: Callable[[], T]) -> T | _Raised:
+def _caught(call: Callable[[], T]) -> T | Failed:
     try:
         return call()
     except BaseException as error:  # noqa: BLE001  one's own code may do anything
-        return _Raised(raised(error))
+        return raised(error)
 
 
 def _checked(found: T | Failed) -> T:

@@ -6,11 +6,11 @@ arguments becomes a `problem` that says what is wrong and what was expected.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from plimsoll.config.choice import nearest
 from plimsoll.environment.protocol import Message, Reply, ToolCall
 from plimsoll.environment.schemas import Tool, by_name, shown, written, wrong_arguments
 
@@ -148,9 +148,8 @@ def _checked(name: str, arguments: str, known: Mapping[str, Tool]) -> ToolCall |
 
 
 def _unknown(name: str, known: Mapping[str, Tool]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    meant = f" Did you mean {close[0]!r}?" if close else ""
-    return f"There is no tool {shown(name)}.{meant} The tools: {_listed(known.values())}."
+    tools = _listed(known.values())
+    return f"There is no tool {shown(name)}.{nearest(name, known)} The tools: {tools}."
 
 
 def _listed(tools: Iterable[Tool]) -> str:

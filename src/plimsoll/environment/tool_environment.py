@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
+from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall, settled
 from plimsoll.environment.schemas import Tool, by_name, check_tool, shown
 from plimsoll.environment.tool_calls import figures_of
 from plimsoll.errors import ConfigError
@@ -140,7 +140,7 @@ class AsyncToolEnvironment:
     async def reset(self, row: Mapping[str, Any]) -> Observation:
         """What the object's `reset` says, and its tools."""
         reset = getattr(self.inner, "reset", None)
-        said = None if reset is None else await _awaited(reset(**_wanted(reset, row)))
+        said = None if reset is None else await settled(reset(**_wanted(reset, row)))
         return _begun(said, self._tools)
 
     async def step(self, reply: Reply) -> Step:
@@ -149,7 +149,7 @@ class AsyncToolEnvironment:
 
     async def _answer(self, call: ToolCall) -> _Answer:
         try:
-            found = await _awaited(self._tools.functions[call.name](**call.arguments))
+            found = await settled(self._tools.functions[call.name](**call.arguments))
         except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may do anything
             return _failed(call.name, error)
         return _Answer(call.name, result_text(found, call.name))
@@ -198,10 +198,6 @@ def _wanted(reset: Function, row: Mapping[str, Any]) -> dict[str, Any]:
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return dict(row)
     return {p.name: row[p.name] for p in parameters if p.name in row}
-
-
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
 
 
 def _begun(said: object, tools: Toolbox) -> Observation:

@@ -42,12 +42,13 @@ def scoring_roles(config: RlConfig) -> Sequence[Role]:
 def _workload(config: RlConfig) -> Workload:
     algorithm, batch = config.algorithm, config.batch
     responses = batch.prompts * batch.responses
-    longest, key = config.longest_response
+    sampling = _sampling(config)
+    key = sampling.longest_key
     return Workload(
         "response",
         -(-responses // algorithm.mini_batches),
         "batch.prompts or batch.responses, or fewer algorithm.mini_batches",
-        config.data.max_tokens + longest,
+        config.data.max_tokens + sampling.longest_responses[key],
         batch.micro_batch_tokens,
         length_keys=f"data.max_tokens + {key}",
         mini_batches=algorithm.mini_batches,

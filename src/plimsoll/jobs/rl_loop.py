@@ -189,7 +189,7 @@ def train_actor(
     with_reference = algorithm.kl.place == "loss"
     terms = PolicyTerms(
         algorithm.aggregation,
-        constant=algorithm.aggregation_tokens or spec.config.longest_response[0],
+        constant=algorithm.aggregation_tokens or spec.workload.longest - spec.data.max_tokens,
         kl_estimator=algorithm.kl.estimator,
         kl_coefficient=state.kl_coefficient if with_reference else 0.0,
         ratio_corrected=algorithm.kl.ratio_corrected,

@@ -47,7 +47,7 @@ Outcome = Given | Failed | Broken
 
 def number(value: object) -> Outcome:
     """What a reward gave for one trajectory, if it is a finite number."""
-    found = _finite(value)
+    found = finite(value)
     if found is None:
         kind = type(value).__name__
         return Broken(f" gave {shown(value)} ({kind}), and a reward must be a finite number")
@@ -78,7 +78,7 @@ def raised(error: BaseException) -> Failed | Broken:
     return Failed(f" raised {told}", lines, FunctionFailed)
 
 
-def _finite(value: object) -> float | None:
+def finite(value: object) -> float | None:
     """A number of Python's, NumPy's or torch's; None for anything else, and for NaN or infinity."""
     if not isinstance(value, SupportsFloat):
         return None

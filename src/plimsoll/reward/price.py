@@ -30,10 +30,12 @@ def process_items(rewards: Mapping[str, Choice], cores: int | None) -> Iterator[
             continue
         count = part.at_once or min(cores or MOST_PROCESSES, MOST_PROCESSES)
         if part.process:
-            yield _item(f"processes of rewards.{name}", count, _OWN_PROCESS, _SOURCE)
+            yield processes_item(f"processes of rewards.{name}", count, _OWN_PROCESS, _SOURCE)
         asked = None if ":" in part.name else _asked(part)
         if asked is not None:
-            yield _item(f"processes that rewards.{name} asks", count, asked.bytes, asked.source)
+            yield processes_item(
+                f"processes that rewards.{name} asks", count, asked.bytes, asked.source
+            )
 
 
 def _asked(part: RewardConfig) -> Asked | None:
@@ -44,6 +46,7 @@ def _asked(part: RewardConfig) -> Asked | None:
         return None
 
 
-def _item(name: str, count: int, each: int, source: str) -> Item:
+def processes_item(name: str, count: int, each: int, source: str) -> Item:
+    """So many processes of so many bytes each, beside the one that runs the loop."""
     words = f"{each:,} bytes a process x {count} processes"
     return Item("process", "processes", name, "host", "process", count * each, words, source)

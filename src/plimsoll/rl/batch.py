@@ -194,15 +194,11 @@ def estimate_advantages(
 
 
 def _placed(batch: Batch) -> torch.Tensor | None:
-    """What environments gave for single tokens; None where there is none."""
-    if all(t.token_rewards is None for t in batch.trajectories):
-        return None
-    nothing = [np.zeros(len(t.loss_mask), np.float32) for t in batch.trajectories]
-    given = [
-        (none if t.token_rewards is None else t.token_rewards)[t.loss_mask]
-        for t, none in zip(batch.trajectories, nothing, strict=True)
-    ]
-    return torch.from_numpy(batch.layout.column(given))
+    """What environments gave for single tokens; None where there are none: a run has them for all
+    its rows."""
+    all_ = batch.trajectories
+    given = [t.token_rewards[t.loss_mask] for t in all_ if t.token_rewards is not None]
+    return torch.from_numpy(batch.layout.column(given)) if given else None
 
 
 def turn_numbers(trajectory: Trajectory) -> Ints:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.environment.calls import EnvironmentFailed, Failed
+from plimsoll.environment.calls import EnvironmentFailed
 from plimsoll.environment.episode import Policy, Table, play
 from plimsoll.environment.rounds import Rounds
 from plimsoll.records import Prompt, Trajectory
+from plimsoll.reward.outcome import Failed
 from plimsoll.reward.rule import cut
 from plimsoll.reward.score import RewardFailure, Scored
 from plimsoll.reward.source import side_by_side

@@ -102,7 +102,9 @@ def _check_step(found: list[Trajectory], step: int, spec: RunSpec[RlConfig]) -> 
             f"to {max(sizes.values())} responses, and batch.prompts is {batch.prompts}, "
             f"batch.responses {batch.responses}. Give these as that run had them."
         )
-    new, new_key = spec.config.longest_response
+    assert spec.sampling is not None, "asked of a run that replays samples"
+    new_key = spec.sampling.longest_key
+    new = spec.sampling.longest_responses[new_key]
     for what, key, most, lengths in (
         ("prompt", "data.max_tokens", spec.data.max_tokens, [len(t.prompt.tokens) for t in found]),
         ("response", new_key, new, [len(t.loss_mask) for t in found]),

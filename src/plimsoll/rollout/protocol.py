@@ -60,6 +60,10 @@ class Request:
         most = self.sampling.max_new_tokens
         return [min(most, own) for own in self.limits or [most] * len(self.prompts)]
 
+    def each_prompt(self) -> list[Prompt]:
+        """The prompt of each response, in the order in which an engine gives them."""
+        return [prompt for prompt in self.prompts for _ in range(self.responses)]
+
     def seeds(self) -> list[int]:
         """A seed for each prompt; a prompt that is there twice has two."""
         return derive_seeds(self.seed, len(self.prompts))

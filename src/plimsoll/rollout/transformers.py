@@ -55,7 +55,7 @@ class TransformersEngine:
 
     async def generate(self, request: Request) -> list[Trajectory]:
         sampling = request.sampling
-        prompts = [p for p in request.prompts for _ in range(request.responses)]
+        prompts = request.each_prompt()
         tokens, mask = _left_padded([p.tokens for p in prompts], self._pad_token, self._spec.device)
         limits = [most for most in request.most_tokens() for _ in range(request.responses)]
         ends = torch.tensor(self._decoder.end_tokens, device=self._spec.device)

@@ -6,7 +6,6 @@ To be imported where such a format is chosen, and not before: vLLM takes seconds
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 import re
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers import ToolParser, ToolParserManager
 
+from plimsoll.config.choice import nearest
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,11 +77,9 @@ def _unreadable(name: str, text: str, why: str = "") -> str:
 def _parser_class(name: str) -> type[ToolParser]:
     known = ToolParserManager.list_registered()
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            f"vLLM has no tool parser {name!r}.{meant} It has: {', '.join(known)}. Which of them a "
-            f"model needs, its model card says (`--tool-call-parser`)."
+            f"vLLM has no tool parser {name!r}.{nearest(name, known)} It has: {', '.join(known)}. "
+            f"Which of them a model needs, its model card says (`--tool-call-parser`)."
         )
     parser: type[ToolParser] = ToolParserManager.get_tool_parser(name)
     return parser

@@ -5,16 +5,14 @@ Schulman et al. 2016, https://arxiv.org/abs/1506.02438, equation 16, with turns 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from plimsoll.algorithm.advantage import gae
 from plimsoll.algorithm.inputs import AdvantageInputs, Advantages
-from plimsoll.algorithm.sequences import (
-    discounted_sums,
-    last_tokens,
-    sequence_of_token,
-    sums,
-)
+from plimsoll.algorithm.sequences import sequence_of_token, sums
 from plimsoll.algorithm.sequences import whiten as whitened
 from plimsoll.config.base import Probability
 
@@ -46,12 +44,15 @@ def estimate(
     cu_tokens = torch.cat([starts_K, starts_K.new_tensor([len(values_L)])])  # of turns, [K + 1]
     turns_S = torch.bincount(sequence_L[starts_K], minlength=len(inputs.cu_loss_tokens) - 1)
     cu_turns = torch.cat([turns_S.new_zeros(1), turns_S.cumsum(0)])  # of sequences, [S + 1]
-    values_K = values_L[starts_K]
-    next_values_K = values_K.roll(-1)
-    next_values_K[last_tokens(cu_turns)] = 0.0
-    deltas_K = sums(inputs.rewards_L, cu_tokens) + gamma * next_values_K - values_K
-    advantages_K = discounted_sums(deltas_K, cu_turns, gamma * gae_lambda)
-    turn_of_L = first_L.cumsum(0) - 1
-    advantages_L = advantages_K[turn_of_L]
-    returns_L = (advantages_K + values_K)[turn_of_L]
+    turns = replace(
+        inputs,
+        parts_SR=torch.zeros_like(inputs.parts_SR),  # they are in the sums already
+        shaping_L=sums(inputs.rewards_L, cu_tokens),
+        cu_loss_tokens=cu_turns,
+        placed_L=None,
+    )
+    values_K, turn_of_L = values_L[starts_K], first_L.cumsum(0) - 1
+    found = gae.estimate(turns, values_K, gamma=gamma, gae_lambda=gae_lambda, whiten=False)
+    advantages_L = found.advantages_L[turn_of_L]
+    returns_L = (found.advantages_L + values_K)[turn_of_L]
     return Advantages(whitened(advantages_L) if whiten else advantages_L, returns_L)
