@@ -110,6 +110,10 @@ class Trajectory:
     turns: of an episode with an environment, in their order; they cover all tokens.
     token_rewards: what an environment gave for single tokens, shape [R]; None: it gave one number.
     figures: what an environment measured of it, such as seconds, by name.
+    earlier: of an episode in which what came before was written anew, or which went on from an
+        earlier place: its branches before this one, each with the prompt that it began with. A
+        sampled token is learned in the branch that it was sampled in. Rewards of the whole episode
+        are this one's.
     """
 
     prompt: Prompt
@@ -125,6 +129,7 @@ class Trajectory:
     turns: tuple[Turn, ...] = ()
     token_rewards: Floats | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    earlier: tuple[Trajectory, ...] = ()
 
     def __post_init__(self) -> None:
         per_token = (self.loss_mask, self.sampler_logprobs, self.weight_versions)
@@ -135,6 +140,11 @@ class Trajectory:
     def reward(self) -> float:
         """The scalar reward: the weighted sum of the parts."""
         return sum(part.value * part.weight for part in self.rewards)
+
+    @property
+    def branches(self) -> tuple[Trajectory, ...]:
+        """All of the episode's, in the order in which they were sampled."""
+        return (*self.earlier, self)
 
 
 def single_turn(

@@ -37,9 +37,10 @@ class EnvironmentConfig(Choice):
     it calls no tools, and the environment reads its text."""
     describe_tools: bool = True
     """Have the chat template describe the tools in the prompt; false where the prompts do."""
-    rewritten: Literal["refuse", "keep"] = "refuse"
+    rewritten: Literal["refuse", "keep", "branch"] = "refuse"
     """What to do where the chat template writes earlier turns anew as a conversation goes on, as
-    those do that drop earlier thoughts. keep: go on after what was sampled, as it was sampled."""
+    those do that drop earlier thoughts. keep: go on after what was sampled, as it was sampled.
+    branch: go on after what the template writes, as a further sample of the same episode."""
     call_seconds: PositiveFloat = 60.0
     """For one answer of the environment."""
     episode_seconds: PositiveFloat = 600.0

@@ -63,6 +63,15 @@ class SyncConfig(Settings):
     """Sequences in the probe: the first prompts of data.train."""
 
 
+class ServeConfig(Settings):
+    """Where agents find the policy (environments that play by calls of their own)."""
+
+    host: str = "127.0.0.1"
+    """The address to listen at; each episode has a key of its own."""
+    port: NonNegativeInt = 0
+    """0: any that is free."""
+
+
 class RolloutConfig(Settings):
     """The engines that sample."""
 
@@ -93,6 +102,8 @@ class RolloutConfig(Settings):
     """How responses are sampled for training."""
     sync: SyncConfig = SyncConfig()
     """Weight sync and its proof."""
+    serve: ServeConfig = ServeConfig()
+    """The endpoint for agents; open where an environment is one."""
     replay: WrittenPath | None = None
     """Learn from the trajectories that the run of this directory stored, instead of sampling: no
     engine is started. `--replay RUN` sets it."""

@@ -111,7 +111,7 @@ def shared_tokens(group: Sequence[Sample]) -> list[int]:
     """How many tokens each sample of a group begins with that need not be in the pack again,
     because the nearest sample before that shares none begins with them (see `Pack.shared_S`).
 
-    They are learned in neither, and both samples have at least one token after them.
+    The sample itself learns none of them, and both have at least one token after them.
     """
     leader, found = group[0], [0]
     for sample in group[1:]:
@@ -123,7 +123,7 @@ def shared_tokens(group: Sequence[Sample]) -> list[int]:
 def _common_tokens(one: Sample, other: Sample) -> int:
     most = min(len(one.tokens), len(other.tokens)) - 1
     differ = one.tokens[:most] != other.tokens[:most]
-    return int(np.argmax([*(differ | one.loss_mask[:most] | other.loss_mask[:most]), True]))
+    return int(np.argmax([*(differ | other.loss_mask[:most]), True]))
 
 
 def _pack(

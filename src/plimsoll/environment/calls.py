@@ -79,8 +79,8 @@ def stepped(given: Any) -> Answer | Failed:
     return Answer(messages, bool(done), float(reward), {k: float(v) for k, v in figures.items()})
 
 
-def rewarded(given: Any) -> Rewarded | Failed:
-    """What `get_reward` gave: a number, or a list with one for each sampled token."""
+def rewarded(given: Any, method: str = "get_reward") -> Rewarded | Failed:
+    """What `get_reward`, or an agent, gave: a number, or a list with one for each sampled token."""
     if given is None:
         return None
     one = finite(given)
@@ -91,7 +91,7 @@ def rewarded(given: Any) -> Rewarded | Failed:
         found = [finite(value) for value in values]
         if all(value is not None for value in found):
             return tuple(value for value in found if value is not None)
-    return _wrong("get_reward", given, "a finite number, or a list of one for each sampled token")
+    return _wrong(method, given, "a finite number, or a list of one for each sampled token")
 
 
 def _messages(said: Any, method: str) -> tuple[Message, ...] | Failed:

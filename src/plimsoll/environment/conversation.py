@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 
 from plimsoll.config.rl import ENVIRONMENT
-from plimsoll.environment.calls import Rewarded
-from plimsoll.records import FinishReason, Ints, Prompt, RewardPart, Trajectory, Turn
+from plimsoll.environment.calls import EnvironmentFailed, Rewarded
+from plimsoll.records import FinishReason, Floats, Ints, Prompt, RewardPart, Trajectory, Turn
+from plimsoll.reward.outcome import Failed
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,14 @@ class Conversation:
         """Tokens after the prompt."""
         return len(self.tokens)
 
+    @property
+    def all_tokens(self) -> Ints:
+        """With the prompt's."""
+        return np.concatenate([self.prompt.tokens, self.tokens], dtype=np.int64)
+
     def asked(self) -> Prompt:
         """What the next turn is sampled after."""
-        tokens = np.concatenate([self.prompt.tokens, self.tokens]).astype(np.int64)
-        return replace(self.prompt, tokens=tokens)
+        return replace(self.prompt, tokens=self.all_tokens)
 
     def said(self, answer: Trajectory, problem: str = "") -> Conversation:
         """The policy's turn, with the engine's own tokens."""
@@ -47,7 +53,7 @@ class Conversation:
             versions=(*self.versions, *answer.weight_versions.tolist()),
         )
 
-    def told(self, role: str, tokens: Sequence[int], text: str) -> Conversation:
+    def told(self, role: str, tokens: Sequence[int] | Ints, text: str) -> Conversation:
         """What the environment said, with all that the template puts around it."""
         own = np.asarray(tokens, np.int64)
         nothing = [0] * len(own)
@@ -70,24 +76,23 @@ class Conversation:
         end = self.length + len(tokens)
         return Turn(role, self.length, end, text, problem=problem)
 
-    def trajectory(
-        self,
-        sample_index: int,
-        finish_reason: FinishReason,
-        whole: Rewarded,
-        figures: Mapping[str, float],
-    ) -> Trajectory:
-        """whole: the reward of the episode, which comes beside those of turns: at its last sampled
-        token, or one for each."""
+    def rewards(self) -> Floats:
+        """Of its turns, each at its last token; shape [R]."""
         rewards = np.zeros(self.length, np.float32)
         for turn in self.turns:
             if turn.role == "assistant":
                 rewards[turn.end - 1] += turn.reward
-        sampled = np.flatnonzero(self.loss_mask)
-        if isinstance(whole, tuple):
-            rewards[sampled] += np.array(whole, np.float32)
-        elif whole is not None:
-            rewards[sampled[-1]] += whole
+        return rewards
+
+    def trajectory(
+        self,
+        sample_index: int,
+        finish_reason: FinishReason,
+        rewards: Floats,
+        parts: tuple[RewardPart, ...] = (),
+        figures: Mapping[str, float] = MappingProxyType({}),
+        earlier: tuple[Trajectory, ...] = (),
+    ) -> Trajectory:
         return Trajectory(
             self.prompt,
             0,
@@ -98,8 +103,44 @@ class Conversation:
             np.array(self.versions, np.int64),
             [turn.text for turn in self.turns if turn.role == "assistant"][-1],
             finish_reason,
-            (RewardPart(ENVIRONMENT, float(rewards.sum(dtype=np.float64))),),
+            parts,
             self.turns,
             rewards,
             figures,
+            earlier,
         )
+
+
+def ended(
+    branches: Sequence[Conversation],
+    sample_index: int,
+    finish_reason: FinishReason,
+    whole: Rewarded,
+    figures: Mapping[str, float],
+) -> Trajectory:
+    """The episode, of branches that each have a sampled token. whole: its reward, beside those of
+    turns: at its last sampled token, or one for each.
+
+    Raises EnvironmentFailed where that is another number of them.
+    """
+    rewards = [branch.rewards() for branch in branches]
+    sampled = [np.flatnonzero(branch.loss_mask) for branch in branches]
+    if isinstance(whole, tuple):
+        count = sum(map(len, sampled))
+        if len(whole) != count:
+            said = f"'s get_reward gave {len(whole)} numbers for {count} sampled tokens"
+            raise EnvironmentFailed(Failed(said))
+        given = np.split(np.array(whole, np.float32), np.cumsum(list(map(len, sampled)))[:-1])
+        for own, at, values in zip(rewards, sampled, given, strict=True):
+            own[at] += values
+    elif whole is not None:
+        rewards[-1][sampled[-1][-1]] += whole
+    total = float(np.concatenate(rewards).sum(dtype=np.float64))
+    earlier = [
+        branch.trajectory(sample_index, "stop", own)
+        for branch, own in zip(branches[:-1], rewards, strict=False)
+    ]
+    parts = (RewardPart(ENVIRONMENT, total),)
+    return branches[-1].trajectory(
+        sample_index, finish_reason, rewards[-1], parts, figures, tuple(earlier)
+    )

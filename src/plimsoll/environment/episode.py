@@ -6,13 +6,16 @@ writes there, and never learned. What ends an episode:
 - the environment says so, or a reply of a policy that calls tools has no call: `stop`;
 - a turn was cut, or there is no room for another: `length`;
 - `max_turns` were sampled: `turns`; `episode_seconds` have gone by: `time`.
+
+An episode is one sequence of tokens; or several branches, where with `rewritten: branch` the
+template writes the whole conversation anew for the next turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -21,7 +24,8 @@ import numpy as np
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.environment.calls import Begun, EnvironmentFailed
-from plimsoll.environment.conversation import Conversation
+from plimsoll.environment.conversation import Conversation, ended
+from plimsoll.environment.protocol import Message, Reply
 from plimsoll.environment.seat import Seat
 from plimsoll.environment.speech import Speech, rendered
 from plimsoll.records import FinishReason, Prompt, Trajectory
@@ -33,14 +37,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Table:
-    """An environment as a run has it. name: in the config. seat: for one episode. most_prompt:
-    tokens of a prompt."""
+    """An environment as a run has it. name: in the config. most_prompt: tokens of a prompt."""
 
     name: str
     config: EnvironmentConfig
-    seat: Callable[[], Seat]
     speech: Speech
     most_prompt: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and episode together."""
+        return self.most_prompt + self.config.max_tokens
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,15 @@ class Policy:
     sampling: SamplingConfig
     seed: int
 
-    async def says(self, prompt: Prompt, turn: int, most: int) -> Trajectory:
-        """A turn of at most so many tokens."""
+    async def says(
+        self, prompt: Prompt, turn: int, most: int, stop: Sequence[str] = ()
+    ) -> Trajectory:
+        """A turn of at most so many tokens. stop: strings that end it beside the run's own."""
         seed = int(np.random.SeedSequence([self.seed, turn]).generate_state(1)[0])
-        [answer] = await self.ask(Request((prompt,), 1, self.sampling, seed, (most,)), self.episode)
+        sampling = self.sampling
+        if stop:
+            sampling = sampling.model_copy(update={"stop": (*sampling.stop, *stop)})
+        [answer] = await self.ask(Request((prompt,), 1, sampling, seed, (most,)), self.episode)
         return answer
 
 
@@ -64,7 +76,7 @@ class Policy:
 class _Told:
     """What is told of an episode while it is played, as it ends wherever its time is over."""
 
-    conversation: Conversation | None = None
+    branches: list[Conversation] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=lambda: {"environment_seconds": 0.0})
 
     def add(self, figures: Mapping[str, float]) -> None:
@@ -82,31 +94,32 @@ class _Told:
 
 
 async def play(
-    table: Table, prompt: Prompt, group_seed: int, sample_index: int, policy: Policy
+    make_seat: Callable[[], Seat],
+    table: Table,
+    prompt: Prompt,
+    group_seed: int,
+    sample_index: int,
+    policy: Policy,
 ) -> Trajectory:
-    """An episode, with the environment's part of the reward.
+    """An episode, with the environment's part of the reward. make_seat: for this episode.
 
     Raises EnvironmentFailed where the environment fails, and DataError where the chat template
     refuses what it says.
     """
-    seat, told = table.seat(), _Told()
+    seat, told = make_seat(), _Told()
     try:
         try:
             async with asyncio.timeout(table.config.episode_seconds):
                 reason = await _turns(table, prompt, group_seed, policy, seat, told)
         except TimeoutError:
             reason = "time"
-        spoken = told.conversation
-        if spoken is None:
+        branches = [one for one in told.branches if one.turns]
+        if not branches:
             seconds = f"{table.config.episode_seconds:g} s (episode_seconds)"
             raise EnvironmentFailed(Failed(f" had not begun after {seconds}"))
         whole = await told.timed(seat.reward())
-        sampled = sum(spoken.loss_mask)
-        if isinstance(whole, tuple) and len(whole) != sampled:
-            said = f"'s get_reward gave {len(whole)} numbers for {sampled} sampled tokens"
-            raise EnvironmentFailed(Failed(said))
-        turns = sum(turn.role == "assistant" for turn in spoken.turns)
-        return spoken.trajectory(sample_index, reason, whole, {"turns": turns, **told.figures})
+        figures = {**counted_turns(branches), **told.figures}
+        return ended(branches, sample_index, reason, whole, figures)
     finally:
         await seat.close()
 
@@ -116,36 +129,66 @@ async def _turns(
 ) -> FinishReason:
     """Play; gives why it ended."""
     config = table.config
-    begun = await told.timed(seat.reset(_row(prompt, group_seed, table.speech)))
+    begun = await told.timed(seat.reset(row_of(prompt, group_seed, table.speech)))
     speech = table.speech.knowing(begun.tools) if config.describe_tools else table.speech
     messages, first = _begun(table, speech, prompt, begun)
-    conversation = Conversation(first)
+    longest = len(first.tokens) + config.max_tokens
+    told.branches.append(Conversation(first))
     for turn in range(1, config.max_turns + 1):
-        room = config.max_tokens - conversation.length
+        conversation = told.branches[-1]
+        asked = conversation.asked()
+        room = longest - len(asked.tokens)
         most = min(prompt.max_new_tokens or policy.sampling.max_new_tokens, room)
-        answer = await policy.says(conversation.asked(), turn, most)
+        answer = await policy.says(asked, turn, most)
         reply = speech.read(answer.response_tokens, begun.tools)
-        conversation = told.conversation = conversation.said(answer, reply.problem or "")
+        conversation = told.branches[-1] = conversation.said(answer, reply.problem or "")
         if answer.finish_reason == "length":
             return "length"
         heard = await told.timed(seat.step(reply))
         told.add(heard.figures)
-        conversation = told.conversation = conversation.rewarded(heard.reward)
+        conversation = told.branches[-1] = conversation.rewarded(heard.reward)
         if heard.done:
             return "stop"
         if turn == config.max_turns:
             return "turns"
         after = [speech.cut(one) for one in heard.messages]
-        tokens = speech.follows(messages, reply, after, answer.response_tokens)
-        if conversation.length + len(tokens) >= config.max_tokens:
+        goes_on = _goes_on(conversation, config, speech, messages, reply, after, answer)
+        if len(goes_on[-1].all_tokens) >= longest:
             return "length"
-        text = "\n".join(one.content for one in after)
-        conversation = conversation.told(after[-1].role, tokens, text)
+        told.branches[-1:] = goes_on
         messages = [*messages, rendered(reply.message), *map(rendered, after)]
     raise AssertionError("max_turns is 1 or more")
 
 
-def _row(prompt: Prompt, seed: int, speech: Speech) -> dict[str, Any]:
+def _goes_on(
+    conversation: Conversation,
+    config: EnvironmentConfig,
+    speech: Speech,
+    messages: Sequence[Mapping[str, Any]],
+    reply: Reply,
+    after: Sequence[Message],
+    answer: Trajectory,
+) -> list[Conversation]:
+    """The conversation with what the environment said; or, where the template writes anew what came
+    before and the config says so, as it is, and another branch that begins with all of it."""
+    if config.rewritten == "branch" and all(one.role != "raw" for one in after):
+        said, heard = rendered(reply.message), [*map(rendered, after)]
+        if speech.is_rewritten(messages, said, heard):
+            anew = np.array(speech.begins([*messages, said, *heard]), np.int32)
+            return [conversation, Conversation(replace(conversation.prompt, tokens=anew))]
+    tokens = speech.follows(messages, reply, after, answer.response_tokens)
+    text = "\n".join(one.content for one in after)
+    return [conversation.told(after[-1].role, tokens, text)]
+
+
+def counted_turns(branches: Sequence[Conversation]) -> dict[str, float]:
+    """How often the policy spoke; and in how many branches, where there are several."""
+    spoken = sum(turn.role == "assistant" for one in branches for turn in one.turns)
+    several = {"branches": float(len(branches))} if len(branches) > 1 else {}
+    return {"turns": spoken, **several}
+
+
+def row_of(prompt: Prompt, seed: int, speech: Speech) -> dict[str, Any]:
     """What an episode is about; the data's own columns before what is told besides."""
     return {
         "prompt": prompt.text,

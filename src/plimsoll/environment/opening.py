@@ -6,6 +6,7 @@
 | `my.module:MyEnvironment` | a class, or a function that makes an object, by import path |
 | `path/to/file.py:MyEnvironment` | the same, by the file's path |
 | `path/to/agent.py` | an agent file of OpenRLHF |
+| `file.py:play` | an agent: a function with the parameters `base_url` and `api_key` (agents.py) |
 
 A class with `reset` and `step` is an environment as it is; one with `reset` and further public
 methods has these as its tools (tool_environment.py).
@@ -70,9 +71,32 @@ class Factory:
             ) from error
 
 
-def opened(name: str, functions: Sequence[Function] = ()) -> Factory | AgentExecutorBase:
-    """What makes the environment of a name; or an executor of OpenRLHF's, which plays whole
-    episodes itself (openrlhf_executor.py). functions: further tools, beside its own.
+@dataclass(frozen=True)
+class AgentFunction:
+    """Plays whole episodes by calls of the policy's endpoint."""
+
+    name: str
+    play: Callable[..., Any]
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raises ConfigError as of a `Factory`."""
+        try:
+            inspect.signature(self.play).bind({}, **dict.fromkeys(_ADDRESS, ""), **options)
+        except TypeError as error:
+            raise ConfigError(
+                f"The agent {self.name!r} cannot be called as play(row, base_url=..., api_key=..., "
+                f"**options): {error}."
+            ) from error
+
+
+_ADDRESS = ("base_url", "api_key")
+
+
+def opened(
+    name: str, functions: Sequence[Function] = ()
+) -> Factory | AgentFunction | AgentExecutorBase:
+    """What makes the environment of a name; or what plays whole episodes itself: an agent, or an
+    executor of OpenRLHF's (openrlhf_executor.py). functions: further tools, beside its own.
 
     Raises ConfigError for a name that nothing has, what cannot be imported or loaded, and a class
     that is no environment.
@@ -89,8 +113,8 @@ def opened(name: str, functions: Sequence[Function] = ()) -> Factory | AgentExec
             f"One of your own is chosen as my.module:MyEnvironment or path/to/file.py:"
             f"MyEnvironment, an agent file of OpenRLHF as path/to/agent.py."
         )
-    module = importlib.import_module(f"{library.__name__}.{name}")
-    return _factory(name, vars(module)[_class_name(name)], functions)
+    own = vars(importlib.import_module(f"{library.__name__}.{name}"))
+    return _factory(name, own.get(_class_name(name)) or own[name], functions)
 
 
 def opened_functions(names: Iterable[str]) -> list[Function]:
@@ -173,7 +197,10 @@ def _agent(path: str) -> Factory | AgentExecutorBase:
     return Factory(path, make, keeps_end=True)
 
 
-def _factory(name: str, target: Any, functions: Sequence[Function]) -> Factory:
+def _factory(name: str, target: Any, functions: Sequence[Function]) -> Factory | AgentFunction:
+    if inspect.isfunction(target) and {*_ADDRESS} <= {*inspect.signature(target).parameters}:
+        _no_functions(name, functions)
+        return AgentFunction(name, target)
     if not inspect.isclass(target):
         if not callable(target):
             raise ConfigError(
@@ -226,6 +253,6 @@ def _methods(target: type) -> list[Function]:
 def _no_functions(name: str, functions: Sequence[Function]) -> None:
     if functions:
         raise ConfigError(
-            f"{name!r} has `step` and carries out tool calls itself, if any: leave the functions "
+            f"{name!r} carries out tool calls itself, if any: leave the functions "
             f"out that are given as tools beside it."
         )

@@ -75,7 +75,7 @@ class Here:
     async def _asked(self, name: str, method: Callable[..., Any], *arguments: object) -> Any:
         try:
             async with asyncio.timeout(self.seconds):
-                return await _called(
+                return await called(
                     partial(method, *arguments), inspect.iscoroutinefunction(method)
                 )
         except TimeoutError:
@@ -83,7 +83,9 @@ class Here:
             raise EnvironmentFailed(Failed(said)) from None
 
 
-async def _called(call: Callable[[], Any], in_loop: bool) -> Any:
+async def called(call: Callable[[], Any], in_loop: bool) -> Any:
+    """What someone's own code gives, in the event loop where it is `async`, else in a thread.
+    Raises EnvironmentFailed for what it raises."""
     if in_loop:
         return await _awaited(call())
     value = _checked(await in_thread(partial(_caught, call)))

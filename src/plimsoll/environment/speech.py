@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from plimsoll.data.continuation import following
+from plimsoll.data.continuation import following, is_rewritten
 from plimsoll.data.pieces import Messages, Tools
 from plimsoll.data.template import Template
 from plimsoll.environment.protocol import Message, Reply, ToolCall
@@ -56,12 +56,18 @@ class Speech:
         if raw:
             return self.tokens(raw)
         after = [rendered(one) for one in said]
-        return list(
-            following(
-                *(self.template, before, rendered(reply.message), after),
-                *(sampled.tolist(), self.ends),
-            )
-        )
+        return self.continues(before, rendered(reply.message), after, sampled)
+
+    def continues(
+        self, before: Messages, said: Mapping[str, Any], after: Messages, sampled: Ints
+    ) -> list[int]:
+        """The same of messages as chat templates take them."""
+        tokens = sampled.tolist()
+        return list(following(self.template, before, said, after, tokens, self.ends))
+
+    def is_rewritten(self, before: Messages, said: Mapping[str, Any], after: Messages) -> bool:
+        """Whether the template writes what came before anew once this follows."""
+        return is_rewritten(self.template, before, said, after)
 
     def cut(self, message: Message) -> Message:
         """The same, no longer than `most` tokens: the middle of a longer text is left out."""

@@ -235,7 +235,7 @@ def next_kl_coefficient(
     if kl.target is None or state.step < spec.config.algorithm.critic_warmup_steps:
         return state.kl_coefficient
     observed = observed_kl(batch, scores)
-    responses = len(batch.trajectories)
+    responses = len(batch.episodes)
     return adapt(state.kl_coefficient, observed, responses, kl.target, kl.horizon)
 
 

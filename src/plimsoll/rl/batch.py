@@ -6,7 +6,8 @@ each column is laid out once (`Layout`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
@@ -37,9 +38,11 @@ S = TypeVar("S")
 
 @dataclass(frozen=True)
 class Batch:
-    """A step's trajectories. layout: of the actor's ranks, in which all columns are; critic_layout:
-    of the critic's, which may be as many and the same."""
+    """What a step learns from. episodes: that were sampled. trajectories: the branches of each, one
+    episode after another; each is a sequence of its own. layout: of the actor's ranks, in which all
+    columns are; critic_layout: of the critic's, which may be as many and the same."""
 
+    episodes: list[Trajectory]
     trajectories: list[Trajectory]
     layout: Layout
     critic_layout: Layout
@@ -89,31 +92,39 @@ class Learnables:
 
 
 def pack_batch(
-    trajectories: list[Trajectory],
+    episodes: list[Trajectory],
     spec: RunSpec[RlConfig],
     ranks: int,
     critic_ranks: int,
     step: int,
 ) -> Batch:
-    """Divide the trajectories into mini-batches at random, and each into packs for the ranks."""
+    """Divide the episodes into mini-batches at random, and each into packs for the ranks."""
     seed, algorithm = (spec.run.seed, step), spec.config.algorithm
-    shuffled = np.random.default_rng([*seed, 0]).permutation(len(trajectories))
+    shuffled = np.random.default_rng([*seed, 0]).permutation(len(episodes))
+    trajectories = [branch for episode in episodes for branch in episode.branches]
+    ends = np.cumsum([len(episode.branches) for episode in episodes])
+    places = np.split(np.arange(len(trajectories)), ends[:-1])
+    beside = _beside(episodes) if spec.workload.shares_prompts else None
 
     def laid_out(minis: int, ranks: int) -> Layout:
-        return lay_out(
-            trajectories,
-            np.split(shuffled, minis),
-            ranks,
-            spec.workload.budget,
-            share_prompts=spec.workload.shares_prompts,
-        )
+        members = [np.concatenate([places[i] for i in own]) for own in np.split(shuffled, minis)]
+        return lay_out(trajectories, members, ranks, spec.workload.budget, beside=beside)
 
     layout = laid_out(algorithm.mini_batches, ranks)
     critic_minis = algorithm.critic_mini_batches or algorithm.mini_batches
     same = (critic_minis, critic_ranks) == (algorithm.mini_batches, ranks)
-    return Batch(
-        trajectories, layout, layout if same else laid_out(critic_minis, critic_ranks), seed
-    )
+    critics = layout if same else laid_out(critic_minis, critic_ranks)
+    return Batch(episodes, trajectories, layout, critics, seed)
+
+
+def _beside(episodes: Sequence[Trajectory]) -> list[int]:
+    """For each branch the number of those that begin as it does: of the responses to a prompt; or
+    of its episode's, which have more in common."""
+    return [
+        -1 - number if episode.earlier else episode.group
+        for number, episode in enumerate(episodes)
+        for _ in episode.branches
+    ]
 
 
 def score(batch: Batch, spec: RunSpec[RlConfig], cluster: Cluster) -> Scores:
@@ -157,63 +168,89 @@ def estimate_advantages(
     kl_coefficient: float,
     greedy: dict[int, float],
 ) -> Learnables:
-    """Rewards, then the configured estimator over the whole batch. greedy: the reward of the greedy
-    response to the prompt of each group, where the estimator asks for it."""
+    """Rewards, then the configured estimator over the whole batch: to it an episode is one
+    sequence, its branches one after another. greedy: the reward of the greedy response to the
+    prompt of each group, where the estimator asks for it."""
     algorithm, layout = spec.config.algorithm, batch.layout
-    ordered = [batch.trajectories[i] for i in layout.trajectory_S]
+    whole, ends_S = _whole(batch)
+    ordered = [batch.trajectories[i] for i in whole.trajectory_S[ends_S]]
     kl_L = _kl(scores, algorithm)
     shaped = kl_L is not None and algorithm.kl.place == "reward"
     inputs = AdvantageInputs(
         parts_SR=torch.tensor([[p.value for p in t.rewards] for t in ordered], dtype=torch.float64),
         weights_R=torch.tensor([p.weight for p in ordered[0].rewards], dtype=torch.float64),
         shaping_L=(
-            -kl_coefficient * kl_L
+            -kl_coefficient * torch.from_numpy(layout.moved(kl_L, whole))
             if kl_L is not None and shaped
             else torch.zeros(len(scores.sampler_L))
         ),
-        cu_loss_tokens=torch.from_numpy(layout.cu_loss_tokens),
-        placed_L=_placed(batch),
+        cu_loss_tokens=torch.from_numpy(whole.cu_loss_tokens[[0, *(ends_S + 1)]]),
+        placed_L=_placed(batch, whole),
     )
     given: dict[AdvantageNeed, torch.Tensor] = {
         "group_S": torch.tensor([t.group for t in ordered]),
     }
     if scores.values_L is not None:
-        given["values_L"] = torch.from_numpy(scores.values_L)
+        given["values_L"] = torch.from_numpy(layout.moved(scores.values_L, whole))
     if "greedy_S" in advantage_needs(algorithm.advantage):
         greedy_S = [greedy[t.group] for t in ordered]
         given["greedy_S"] = torch.tensor(greedy_S, dtype=torch.float64)
     if "turn_L" in advantage_needs(algorithm.advantage):
-        turns = [turn_numbers(t)[t.loss_mask] for t in batch.trajectories]
-        given["turn_L"] = torch.from_numpy(np.concatenate([turns[i] for i in layout.trajectory_S]))
+        turns = [own for episode in batch.episodes for own in turn_numbers(episode)]
+        given["turn_L"] = torch.from_numpy(np.concatenate([turns[i] for i in whole.trajectory_S]))
     found = advantage(algorithm.advantage)(inputs, given)
+
+    def back(column_L: torch.Tensor) -> Floats:
+        return whole.moved(column_L.float().numpy(), layout)
+
     return Learnables(
-        advantages_L=found.advantages_L.float().numpy(),
-        returns_L=None if found.returns_L is None else found.returns_L.float().numpy(),
-        kl_L=None if kl_L is None else kl_L.numpy(),
+        advantages_L=back(found.advantages_L),
+        returns_L=None if found.returns_L is None else back(found.returns_L),
+        kl_L=kl_L,
     )
 
 
-def _placed(batch: Batch) -> torch.Tensor | None:
+def _whole(batch: Batch) -> tuple[Layout, Ints]:
+    """The batch's columns with each episode's branches one after another; and which sequences are
+    an episode's last, shape [S]."""
+    layout = batch.layout
+    if len(batch.episodes) == len(batch.trajectories):
+        return layout, np.arange(len(layout.trajectory_S))
+    counts = [len(episode.branches) for episode in batch.episodes]
+    episode_S = np.repeat(np.arange(len(counts)), counts)[layout.trajectory_S]
+    _, first, number = np.unique(episode_S, return_index=True, return_inverse=True)
+    order = np.lexsort((layout.trajectory_S, first[number]))
+    lengths = np.diff(layout.cu_loss_tokens)[order]
+    whole = Layout([], layout.trajectory_S[order], np.cumsum([0, *lengths]))
+    return whole, np.flatnonzero(np.diff(episode_S[order], append=-1))
+
+
+def _placed(batch: Batch, whole: Layout) -> torch.Tensor | None:
     """What environments gave for single tokens; None where there are none: a run has them for all
     its rows."""
     all_ = batch.trajectories
     given = [t.token_rewards[t.loss_mask] for t in all_ if t.token_rewards is not None]
-    return torch.from_numpy(batch.layout.column(given)) if given else None
+    return torch.from_numpy(whole.column(given)) if given else None
 
 
-def turn_numbers(trajectory: Trajectory) -> Ints:
-    """The number of each response token's turn; all 0 without turns."""
-    numbers = np.zeros(len(trajectory.response_tokens), np.int64)
-    for number, turn in enumerate(trajectory.turns):
-        numbers[turn.begin : turn.end] = number
-    return numbers
+def turn_numbers(episode: Trajectory) -> list[Ints]:
+    """Of each branch, the number of each learned token's turn in the episode."""
+    found, first = [], 0
+    for branch in episode.branches:
+        numbers = np.full(len(branch.response_tokens), first)
+        for number, turn in enumerate(branch.turns, first):
+            numbers[turn.begin : turn.end] = number
+        found.append(numbers[branch.loss_mask])
+        first += max(1, len(branch.turns))
+    return found
 
 
-def _kl(scores: Scores, algorithm: RlAlgorithm) -> torch.Tensor | None:
+def _kl(scores: Scores, algorithm: RlAlgorithm) -> Floats | None:
     if scores.reference_L is None:
         return None
     policy_L, reference_L = map(torch.from_numpy, (scores.policy_L, scores.reference_L))
-    return kl(policy_L, reference_L, algorithm.kl.estimator)
+    found: Floats = kl(policy_L, reference_L, algorithm.kl.estimator).numpy()
+    return found
 
 
 def policy_stream(
@@ -235,7 +272,7 @@ def policy_stream(
 def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[str, float]:
     """What the batch says of the policy: rewards, lengths, repetition; where there is a reference,
     the KL from it, and what this step weighs it with."""
-    metrics = trajectory_metrics(batch.trajectories)
+    metrics = trajectory_metrics(batch.episodes)
     if scores.reference_L is not None:
         metrics |= {"kl": observed_kl(batch, scores), "kl_coefficient": kl_coefficient}
     return metrics
@@ -279,11 +316,11 @@ def observed_kl(batch: Batch, scores: Scores) -> float:
     """The mean KL per response from the reference (k1 summed over tokens), nats."""
     assert scores.reference_L is not None
     gaps = batch.layout.by_trajectory(scores.policy_L - scores.reference_L)
-    return fmean(float(own_L.sum()) for own_L in gaps)
+    return math.fsum(float(own_L.sum()) for own_L in gaps) / len(batch.episodes)
 
 
 def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenScores:
-    """What is written beside each trajectory's tokens."""
+    """What is written beside each branch's tokens."""
 
     def of_responses(column_L: Floats) -> list[Floats]:
         return [_spread(t, x) for t, x in zip(batch.trajectories, of(column_L), strict=True)]

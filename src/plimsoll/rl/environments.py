@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
 from math import ceil
@@ -10,10 +11,13 @@ from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.continuation import rewrites
 from plimsoll.data.template import Template
+from plimsoll.environment.agents import Agent, ServedAgent, play_agent
 from plimsoll.environment.apart import Apart, Setup, processes
-from plimsoll.environment.episode import Table
-from plimsoll.environment.opening import Factory, opened
+from plimsoll.environment.endpoint import Endpoint
+from plimsoll.environment.episode import Table, play
+from plimsoll.environment.opening import AgentFunction, Factory, opened
 from plimsoll.environment.openrlhf import AgentExecutorBase
+from plimsoll.environment.openrlhf_executor import ExecutorAgent
 from plimsoll.environment.price import processes_of
 from plimsoll.environment.seat import Here, Seat
 from plimsoll.environment.speech import Read, Speech
@@ -21,12 +25,13 @@ from plimsoll.environment.tool_calls import read_reply
 from plimsoll.errors import ConfigError
 from plimsoll.machine.host import usable_cores
 from plimsoll.reward.score import Scorer
-from plimsoll.rl.episodes import Environments
+from plimsoll.rl.episodes import Environments, Player
 from plimsoll.rollout.text import end_tokens
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import template_of
 
-Kinds = Mapping[str, Factory]
+Kind = Factory | AgentFunction | AgentExecutorBase
+Kinds = Mapping[str, Kind]
 _TOOL = {
     "type": "function",
     "function": {"name": "tool", "description": "A tool.", "parameters": {"type": "object"}},
@@ -51,14 +56,18 @@ def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
     return found
 
 
-def _kind(config: EnvironmentConfig) -> Factory:
+def _kind(config: EnvironmentConfig) -> Kind:
     found = opened(config.name)
-    if isinstance(found, AgentExecutorBase):
+    if not isinstance(found, Factory) and config.process:
         raise ConfigError(
-            f"{config.name!r} plays whole episodes itself (`execute`). Name an agent with `reset` "
-            "and `step` (MultiTurnAgentExecutor)."
+            f"{config.name!r} plays whole episodes itself, and process: true is for environments "
+            "that are asked turn by turn. An agent in processes of its own is `name: command`."
         )
-    found.check(config.options)
+    if isinstance(found, AgentExecutorBase):
+        if config.options:
+            raise ConfigError(f"{config.name!r} is an executor of OpenRLHF: it takes no options.")
+    else:
+        found.check(config.options)
     return found
 
 
@@ -82,8 +91,30 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
     """
     if not kinds:
         return None
-    tables = {name: _table(spec, name, kind, scorer) for name, kind in kinds.items()}
-    return Environments(tables, min(_at_once(one, spec) for one in tables.values()), scorer.loop)
+    endpoint = None
+    if any(isinstance(kind, AgentFunction) for kind in kinds.values()):
+        endpoint = Endpoint(spec.config.rollout.serve)
+        asyncio.run_coroutine_threadsafe(endpoint.open(), scorer.loop).result()
+        scorer.held.push_async_callback(endpoint.close)
+    players = {
+        name: _player(_table(spec, name, kind), kind, scorer, endpoint)
+        for name, kind in kinds.items()
+    }
+    at_once = min(_at_once(one.table, spec) for one in players.values())
+    return Environments(players, at_once, scorer.loop)
+
+
+def _player(table: Table, kind: Kind, scorer: Scorer, endpoint: Endpoint | None) -> Player:
+    config = table.config
+    if isinstance(kind, Factory):
+        return Player(table, partial(play, _seat(config, kind, scorer), table))
+    agent: Agent
+    if isinstance(kind, AgentFunction):
+        assert endpoint is not None, "opened where there is one"
+        agent = ServedAgent(kind.play, config.options, endpoint)
+    else:
+        agent = ExecutorAgent(kind)
+    return Player(table, partial(play_agent, agent, table))
 
 
 def _at_once(table: Table, spec: RunSpec[RlConfig]) -> int:
@@ -104,7 +135,7 @@ def _seat(config: EnvironmentConfig, kind: Factory, scorer: Scorer) -> Callable[
     return partial(Apart, children, config.call_seconds)
 
 
-def _table(spec: RunSpec[RlConfig], name: str, kind: Factory, scorer: Scorer) -> Table:
+def _table(spec: RunSpec[RlConfig], name: str, kind: Kind) -> Table:
     config, model = spec.config.environments[name], spec.actor.model
     template = template_of(spec, spec.data.chat_template)
     changed = rewrites(template, () if config.tool_format == "none" else (_TOOL,))
@@ -113,10 +144,11 @@ def _table(spec: RunSpec[RlConfig], name: str, kind: Factory, scorer: Scorer) ->
             f"environments.{name}: the chat template of {model.path} writes earlier turns anew as "
             f"a conversation goes on: {changed}. The policy would then read other tokens than it "
             f"was sampled after. Write environments.{name}.rewritten: keep, to go on after what "
-            "was sampled as it was sampled; or set data.chat_template to a template that does not."
+            "was sampled as it was sampled, or branch, to go on after what the template writes, as "
+            "a further sample; or set data.chat_template to a template that does not."
         )
     ends = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
     read = _reader(config, template)
-    speech = Speech(template, ends, read, config.max_observation_tokens, kind.keeps_end)
-    seat = _seat(config, kind, scorer)
-    return Table(name, config, seat, speech, spec.data.max_tokens)
+    keeps_end = isinstance(kind, Factory) and kind.keeps_end
+    speech = Speech(template, ends, read, config.max_observation_tokens, keeps_end)
+    return Table(name, config, speech, spec.data.max_tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import ENVIRONMENT
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.environment.calls import EnvironmentFailed
-from plimsoll.environment.episode import Policy, Table, play
+from plimsoll.environment.episode import Policy, Table
 from plimsoll.environment.rounds import Rounds
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
@@ -25,19 +25,27 @@ _ATTEMPT = 7_919
 
 
 @dataclass(frozen=True)
+class Player:
+    """play: an episode at the table: (prompt, seed of the group, number in the group, policy)."""
+
+    table: Table
+    play: Callable[[Prompt, int, int, Policy], Awaitable[Trajectory]]
+
+
+@dataclass(frozen=True)
 class Environments:
-    """Those of a run. tables: by their names in the config. at_once: episodes in flight. loop: in
+    """Those of a run. players: by their names in the config. at_once: episodes in flight. loop: in
     which they are played."""
 
-    tables: Mapping[str, Table]
+    players: Mapping[str, Player]
     at_once: int
     loop: asyncio.AbstractEventLoop
 
-    def table_of(self, prompt: Prompt) -> Table:
+    def player_of(self, prompt: Prompt) -> Player:
         """The one that a prompt's row names; the only one, where there is one."""
-        if len(self.tables) == 1:
-            return next(iter(self.tables.values()))
-        return self.tables[prompt.environment]
+        if len(self.players) == 1:
+            return next(iter(self.players.values()))
+        return self.players[prompt.environment]
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ def play_groups(
             found = await side_by_side(
                 _episode(floor, prompt, own, number, first + number) for number in range(responses)
             )
-            table = environments.table_of(prompt)
+            table = environments.player_of(prompt).table
             failed = [one for one in found if isinstance(one, Failed)]
             if failed:
                 number = first_group + place
@@ -105,13 +113,13 @@ async def _episode(
     floor: _Floor, prompt: Prompt, seed: int, number: int, place: int
 ) -> Trajectory | Failed:
     """One episode, tried again from its beginning where its environment fails. place: among all."""
-    table = floor.environments.table_of(prompt)
+    player = floor.environments.player_of(prompt)
     failed = Failed("")
-    for attempt in range(1 + table.config.retries):
+    for attempt in range(1 + player.table.config.retries):
         policy = Policy(floor.ask, place, floor.sampling, seed + number + attempt * _ATTEMPT)
         async with floor.places:
             try:
-                found = await play(table, prompt, seed, number, policy)
+                found = await player.play(prompt, seed, number, policy)
             except EnvironmentFailed as error:
                 failed = error.failed
             else:

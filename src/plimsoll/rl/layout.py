@@ -99,18 +99,21 @@ def lay_out(
     ranks: int,
     budget: int,
     *,
-    share_prompts: bool,
+    beside: Sequence[int] | None,
 ) -> Layout:
-    """Pack the mini-batches. members: which trajectories each holds. share_prompts: those of a
-    group that are in one micro-batch have their prompt in it once."""
+    """Pack the mini-batches. members: which trajectories each holds. beside: a number for each;
+    those of one number that are in one micro-batch have in it once what they begin with alike.
+    None: each is whole."""
     samples = [_sample(t) for t in trajectories]
     minis: list[MiniBatch] = []
     order: list[Ints] = []
     for own in members:
         mine = [samples[i] for i in own]
-        groups = [trajectories[i].group for i in own]
-        packed = pack_groups(mine, groups, ranks, budget) if share_prompts else None
-        packs, places = _numbered(packed or pack(mine, ranks, budget), sum(map(len, order)))
+        if beside is None:
+            packed = pack(mine, ranks, budget)
+        else:
+            packed = pack_groups(mine, [beside[i] for i in own], ranks, budget)
+        packs, places = _numbered(packed, sum(map(len, order)))
         minis.append(MiniBatch(packs, BatchCounts.of(mine)))
         order.append(own[places])
     trajectory_S = np.concatenate(order)

@@ -30,7 +30,18 @@ _TURNS = pa.list_(
         ]
     )
 )
-_EPISODE = ["environment", "turns", "token_rewards", "figures"]
+_BRANCHES = pa.list_(
+    pa.struct(
+        [
+            *(("prompt_tokens", _PROMPT_TOKENS), ("response", pa.string()), ("tokens", _IDS)),
+            *(("loss_mask", pa.list_(pa.bool_())), ("finish_reason", pa.string())),
+            *(("sampler_logprobs", _PER_TOKEN), ("trainer_logprobs", _PER_TOKEN)),
+            *(("advantages", _PER_TOKEN), ("weight_versions", _IDS)),
+            *(("turns", _TURNS), ("token_rewards", _PER_TOKEN)),
+        ]
+    )
+)
+_EPISODE = ["environment", "turns", "token_rewards", "figures", "earlier"]
 """The columns that runs with environments have besides."""
 _WHOLE = [
     *("group", "prompt_index", "sample_index", "source", "columns", "prompt", "prompt_tokens"),
@@ -44,8 +55,9 @@ _WHOLE = [
 class TokenScores:
     """What is known of a step's tokens before it is learned from.
 
-    Each is an array for every trajectory, over its response tokens, shape [R], in nats where they
-    are log-probs. None has NaN; tokens that were not sampled (`loss_mask` is False) have 0.
+    Each is an array for every branch of every trajectory (`Trajectory.branches`), over its response
+    tokens, shape [R], in nats where they are log-probs. None has NaN; tokens that were not sampled
+    (`loss_mask` is False) have 0.
 
     advantages: None where they are not estimated. trainer_logprobs: of the policy that sampled, by
         the trainer; None where it did not compute them.
@@ -76,8 +88,12 @@ def write_trajectories(
 
 def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table:
     prompts = [t.prompt for t in ts]
-    advantages = _checked("advantages", scores.advantages, ts)
-    trainer_logprobs = _checked("trainer_logprobs", scores.trainer_logprobs, ts)
+    branches = [branch for t in ts for branch in t.branches]
+    last = np.cumsum([len(t.branches) for t in ts]) - 1
+    every_advantage = _checked("advantages", scores.advantages, branches)
+    every_logprob = _checked("trainer_logprobs", scores.trainer_logprobs, branches)
+    advantages = [every_advantage[i] for i in last]
+    trainer_logprobs = [every_logprob[i] for i in last]
     columns = {
         "step": pa.array([step] * len(ts), pa.int64()),
         "group": pa.array([t.group for t in ts], pa.int64()),
@@ -104,7 +120,28 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
         "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),
         **_episode_columns(ts),
     }
+    if len(branches) > len(ts):
+        rows = list(map(_branch, branches, every_advantage, every_logprob))
+        earlier = [rows[i - len(t.earlier) : i] for t, i in zip(ts, last, strict=True)]
+        columns["earlier"] = pa.array(earlier, _BRANCHES)
     return pa.table(columns)
+
+
+def _branch(t: Trajectory, advantages: Floats | None, trainer: Floats | None) -> dict[str, Any]:
+    """What an earlier branch has of its own."""
+    return {
+        "prompt_tokens": t.prompt.tokens,
+        "response": t.response_text,
+        "tokens": t.response_tokens,
+        "loss_mask": t.loss_mask,
+        "finish_reason": t.finish_reason,
+        "sampler_logprobs": t.sampler_logprobs,
+        "trainer_logprobs": trainer,
+        "advantages": advantages,
+        "weight_versions": t.weight_versions,
+        "turns": [asdict(turn) for turn in t.turns],
+        "token_rewards": t.token_rewards,
+    }
 
 
 def _episode_columns(ts: Sequence[Trajectory]) -> dict[str, pa.Array]:
@@ -169,6 +206,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
 
 def _trajectory(row: Mapping[str, Any]) -> Trajectory:
     rewards = row.get("token_rewards")
+    alone = {**row, "earlier": (), "parts": ()}
     return Trajectory(
         prompt=Prompt(
             row["prompt_index"],
@@ -191,4 +229,5 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
         turns=tuple(Turn(**turn) for turn in row.get("turns", ())),
         token_rewards=None if rewards is None else np.array(rewards, np.float32),
         figures=json.loads(row.get("figures", "{}")),
+        earlier=tuple(_trajectory({**alone, **branch}) for branch in row.get("earlier") or ()),
     )

@@ -130,7 +130,7 @@ def test_functions_beside_methods_and_alone(own: Path) -> None:
     ("name", "said"),
     [
         ("guess_numbr", "No environment is called 'guess_numbr'. Did you mean 'guess_number'?"),
-        ("chess", "Known: calculator, guess_number, self_correction."),
+        ("chess", "Known: calculator, command, guess_number, self_correction."),
         ("soundigns:Native", "No module named 'soundigns'"),
         ("soundings:Natve", "has no 'Natve'. Did you mean 'Native'? It has: BadTool, Empty, "),
         ("soundigns.py:Native", "There is no file 'soundigns.py'. Did you mean 'soundings.py'?"),

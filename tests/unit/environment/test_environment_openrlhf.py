@@ -6,15 +6,24 @@ import asyncio
 import sys
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.rollout import SamplingConfig
+from plimsoll.environment.agents import play_agent
+from plimsoll.environment.calls import EnvironmentFailed
+from plimsoll.environment.episode import Policy, Table
 from plimsoll.environment.opening import Factory, opened
 from plimsoll.environment.openrlhf import AgentExecutorBase, load_agent
-from plimsoll.environment.openrlhf_executor import EngineFace, Played, Sampled, play
+from plimsoll.environment.openrlhf_executor import ExecutorAgent
 from plimsoll.environment.protocol import Message, Observation, Reply, Step
 from plimsoll.errors import ConfigError
+from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.rollout.protocol import Request
 
 PROMPT = "<|user|>Spell it.<|assistant|>"
 MULTI_TURN = """
@@ -211,44 +220,60 @@ def tokens_of(text: str) -> list[int]:
     return [ord(letter) for letter in text]
 
 
-async def sample(tokens: Any, params: Any) -> Sampled:
+async def sample(request: Request, episode: int) -> list[Trajectory]:
     """Goes on with the letters after the last one."""
     await asyncio.sleep(0)
-    found = tuple(range(tokens[-1] + 1, tokens[-1] + 1 + params["max_tokens"]))
-    logprobs = tuple(-0.5 for _ in found)
-    return Sampled(found, logprobs, "".join(map(chr, found)), "stop", version=3)
+    [prompt] = request.prompts
+    last = int(prompt.tokens[-1])
+    found = np.arange(last + 1, last + 1 + min(2, *request.most_tokens()))
+    text, logprobs = "".join(map(chr, found)), np.full(len(found), -0.5, np.float32)
+    return [single_turn(prompt, 0, found, logprobs, text, "stop", weight_version=3)]
 
 
-def played(path: str, times: int = 1) -> list[Played]:
+def played(path: str, times: int = 1) -> list[Trajectory]:
     executor = opened(path)
     assert isinstance(executor, AgentExecutorBase)
+    template = SimpleNamespace(tokenizer=tokens_of)
+    speech: Any = SimpleNamespace(template=template, text=lambda ids: "".join(map(chr, ids)))
+    table = Table("own", EnvironmentConfig(name=path), speech, most_prompt=9)
 
-    async def run() -> list[Played]:
-        face = EngineFace(sample)
+    async def run() -> list[Trajectory]:
+        agent = ExecutorAgent(executor)
+        policies = (Policy(sample, i, SamplingConfig(), i) for i in range(times))
+        rows = (Prompt(i, np.array(tokens_of(f"p{i % 2}")), f"p{i % 2}") for i in range(times))
         work = [
-            play(executor, f"p{i % 2}", "x", {"max_tokens": 2}, 99, tokens_of, face)
-            for i in range(times)
+            play_agent(agent, table, row, 0, i, policy)
+            for i, (row, policy) in enumerate(zip(rows, policies, strict=True))
         ]
         return await asyncio.gather(*work)
 
     return asyncio.run(run())
 
 
+def all_tokens(episode: Trajectory) -> list[int]:
+    return [*episode.prompt.tokens.tolist(), *episode.response_tokens.tolist()]
+
+
 def test_an_executor_plays_whole_episodes(tmp_path: Path) -> None:
     (one,) = played(agent_file(tmp_path, EXECUTOR))
-    assert one.tokens == tuple(tokens_of("p012?@A"))
-    assert [(turn.begin, turn.end, turn.sampled.text) for turn in one.turns] == [
-        (2, 4, "12"),
-        (5, 7, "@A"),
+    assert (one.prompt.tokens.tolist(), all_tokens(one)) == (
+        tokens_of("p0"),
+        tokens_of("p012?@A"),
+    )
+    assert [(turn.role, turn.begin, turn.end, turn.text) for turn in one.turns] == [
+        ("assistant", 0, 2, "12"),
+        ("user", 2, 3, "?"),
+        ("assistant", 3, 5, "@A"),
     ]
-    assert {turn.sampled.version for turn in one.turns} == {3}
-    assert (one.reward, one.truncated) == (-2.0, False)
+    assert one.loss_mask.tolist() == [True, True, False, True, True]
+    assert one.weight_versions.tolist() == [3, 3, 0, 3, 3]
+    assert (one.reward, one.finish_reason) == (-2.0, "stop")
     assert one.figures == {"scores": 1.0, "turns": 2.0}
 
 
 def test_an_executor_serves_episodes_at_once(tmp_path: Path) -> None:
     found = played(agent_file(tmp_path, EXECUTOR), times=20)
-    assert [one.tokens[:2] for one in found] == [(112, 48 + i % 2) for i in range(20)]
+    assert [all_tokens(one)[:2] for one in found] == [[112, 48 + i % 2] for i in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +287,7 @@ def test_an_executor_serves_episodes_at_once(tmp_path: Path) -> None:
     ],
 )
 def test_tokens_that_no_engine_gave_are_refused(change: tuple[str, str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="the engine gave no such answer"):
+    with pytest.raises(EnvironmentFailed, match="the engine gave no such answer"):
         played(agent_file(tmp_path, EXECUTOR, change))
 
 
@@ -273,12 +298,13 @@ def test_tokens_that_no_engine_gave_are_refused(change: tuple[str, str], tmp_pat
         (('"action_ranges": ranges', '"action_ranges": []'), "nothing was sampled"),
         (("return {", "return 3 or {"), "a dict is needed"),
         (("sampling_params)).out", "sampling_params, {'image': 1})).out"), "images"),
+        (("tokens, ranges", "sampling_params.temperature = 0.1; tokens, ranges"), "temperature"),
     ],
 )
 def test_what_an_executor_gives_that_is_not_of_the_form(
     change: tuple[str, str], said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(EnvironmentFailed, match=said):
         played(agent_file(tmp_path, EXECUTOR, change))
 
 
@@ -288,4 +314,4 @@ def test_an_executors_server_in_a_thread_asks_the_same_engine(tmp_path: Path) ->
     threaded = (f"await {asked}", f"await asyncio.to_thread(asyncio.run, {asked})")
     imports = ("from openrlhf", "import asyncio\n    from openrlhf")
     (one,) = played(agent_file(tmp_path, EXECUTOR, threaded, imports))
-    assert one.tokens == tuple(tokens_of("p012?@A"))
+    assert all_tokens(one) == tokens_of("p012?@A")

@@ -65,6 +65,10 @@ GROUPS = st.lists(
 )
 
 
+def groups_of(trajectories: Sequence[Trajectory], shared: bool) -> list[int] | None:
+    return [t.group for t in trajectories] if shared else None
+
+
 def of_groups(groups: list[tuple[int, list[list[bool]]]]) -> list[Trajectory]:
     flat = [(group, n, mask) for group, (n, masks) in enumerate(groups) for mask in masks]
     return [made(i, *one) for i, one in enumerate(flat)]
@@ -92,7 +96,9 @@ def test_columns_and_trajectories_are_inverse_and_packs_take_their_own_part(
 ) -> None:
     trajectories = of_groups(groups)
     members = divided(trajectories, minis, seed)
-    layout = lay_out(trajectories, members, ranks, BUDGET, share_prompts=share_prompts)
+    layout = lay_out(
+        trajectories, members, ranks, BUDGET, beside=groups_of(trajectories, share_prompts)
+    )
     own = [learned(t) for t in trajectories]
     column_L = layout.column(own)
 
@@ -129,7 +135,11 @@ def test_a_column_moves_to_the_layout_of_other_ranks_and_mini_batches_and_back(
     trajectories = of_groups(groups)
     one, other = (
         lay_out(
-            trajectories, divided(trajectories, m, seed), r, BUDGET, share_prompts=share_prompts
+            trajectories,
+            divided(trajectories, m, seed),
+            r,
+            BUDGET,
+            beside=groups_of(trajectories, share_prompts),
         )
         for m, r in zip(minis, ranks, strict=True)
     )
@@ -147,7 +157,9 @@ def test_counts_and_packs_are_of_each_mini_batch_alone(
 ) -> None:
     trajectories = of_groups(groups)
     members = divided(trajectories, minis, seed=0)
-    layout = lay_out(trajectories, members, ranks, BUDGET, share_prompts=share_prompts)
+    layout = lay_out(
+        trajectories, members, ranks, BUDGET, beside=groups_of(trajectories, share_prompts)
+    )
     first = 0
     for mini, own in zip(layout.minis, members, strict=True):
         packs = list(chain.from_iterable(mini.packs))
@@ -162,9 +174,13 @@ def test_counts_and_packs_are_of_each_mini_batch_alone(
 
 def test_a_filler_takes_nothing_and_a_prompt_is_held_once() -> None:
     trajectories = of_groups([(5, [[True, True], [True]])])
-    layout = lay_out(trajectories, [np.array([1, 0])], 1, BUDGET, share_prompts=True)
+    layout = lay_out(
+        trajectories, [np.array([1, 0])], 1, BUDGET, beside=groups_of(trajectories, True)
+    )
     [[pack]] = layout.minis[0].packs
     assert pack.tokens == 5 + 2 + 1  # rather than 7 + 6
-    one = lay_out(trajectories[:1], [np.array([0])], 2, BUDGET, share_prompts=True)
+    one = lay_out(
+        trajectories[:1], [np.array([0])], 2, BUDGET, beside=groups_of(trajectories, True)
+    )
     taken = [one.of_pack(np.array([3.0, 4.0]), p).tolist() for p in packs_of(one)]
     assert sorted(taken) == [[], [3.0, 4.0]]
