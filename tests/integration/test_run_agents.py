@@ -16,7 +16,7 @@ from plimsoll.run.trajectories import read_trajectories
 
 CONFIG: dict[str, Any] = GRPO | {
     "run": {"directory": "run", "steps": 2, "tensorboard": False},
-    "batch": {"prompts": 4, "responses": 4, "micro_batch_tokens": 128},
+    "batch": {"prompts": 2, "responses": 4, "micro_batch_tokens": 128},
     "rollout": GRPO["rollout"]
     | {"max_sequences": 8, "sampling": {"max_new_tokens": 6, "stop": ["1", "3", "5", "7", "9"]}},
 }
@@ -151,7 +151,7 @@ def test_branches_are_samples_of_one_episode(home: Path) -> None:
     outcome = train(home, "branching", {"name": "own.py:branching"})
     assert outcome.code == 0, outcome.err
     found = episodes(home / "branching")
-    assert [t.group for t in found[:16]] == [i // 4 for i in range(16)]
+    assert [t.group for t in found[:8]] == [i // 4 for i in range(8)]
     for t in found:
         once, again, last = t.branches
         assert once.prompt.tokens.tolist() == again.prompt.tokens.tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
 
 from plimsoll.records import Trajectory
 from plimsoll.rollout.protocol import Ask, Request, derive_seeds
@@ -15,8 +16,9 @@ class Rounds:
     them at once when every episode that is under way waits for one.
 
     So what is sampled together is the same in every run, whatever environments take; a slow one
-    keeps the others waiting. ask: the engine. at_once: prompts in one request, at most. seed: of
-    the first round. episodes: that will be played; places: how many of them at the same time.
+    keeps the others waiting. Turns with stop strings of their own are sampled apart. ask: the
+    engine. at_once: prompts in one request, at most. seed: of the first round. episodes: that will
+    be played; places: how many of them at the same time.
     """
 
     def __init__(self, ask: Ask, at_once: int, seed: int, episodes: int, places: int) -> None:
@@ -45,10 +47,11 @@ class Rounds:
     def _begin_round(self) -> None:
         if not self._waiting or len(self._waiting) < min(self._left, self._places):
             return
-        waiting = sorted(self._waiting, key=lambda one: one[0])
+        waiting = sorted(self._waiting, key=lambda one: (one[1].sampling.stop, one[0]))
         self._waiting = []
         size = self._at_once
-        parts = [waiting[i : i + size] for i in range(0, len(waiting), size)]
+        alike = [list(own) for _, own in groupby(waiting, key=lambda one: one[1].sampling.stop)]
+        parts = [own[i : i + size] for own in alike for i in range(0, len(own), size)]
         self._seeds = derive_seeds(self._seeds[-1], len(parts) + 1)
         for part, seed in zip(parts, self._seeds, strict=False):
             task = asyncio.get_running_loop().create_task(self._sample(part, seed))

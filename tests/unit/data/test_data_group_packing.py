@@ -57,6 +57,18 @@ def test_a_group_over_a_ranks_share_is_divided_among_the_ranks() -> None:
     assert [[len(made.samples_S) for made in rank] for rank in packs] == [[2], [2]]
 
 
+def test_a_branch_shares_what_was_learned_in_the_sample_before_it() -> None:
+    """[0 1 | 2 3] 4 [5 |] and [0 1 2 3 9 | 7]: the second adds 9 and 7, and learns only 7."""
+    first = Sample(np.arange(6), np.array([0, 0, 1, 1, 0, 1], np.bool_))
+    second = Sample(np.array([0, 1, 2, 3, 9, 7]), np.array([0, 0, 0, 0, 0, 1], np.bool_))
+    [[made]] = pack_groups([first, second], [0, 0], ranks=1, budget=20)
+    assert made.tokens_T.tolist() == [0, 1, 2, 3, 4, 5, 9, 7]
+    assert (made.shared_S.tolist(), made.targets_L.tolist()) == ([0, 4], [2, 3, 5, 7])
+    assert made.predictor_L.tolist() == [1, 2, 4, 6]
+    [[apart]] = pack_groups([second, first], [0, 0], ranks=1, budget=20)
+    assert apart.shared_S.tolist() == [0, 2]  # what is learned must be there itself
+
+
 def test_members_of_a_group_may_stand_apart() -> None:
     samples, group_S = of_groups([(5, [1, 1]), (6, [1, 1])])
     order = [2, 0, 3, 1]

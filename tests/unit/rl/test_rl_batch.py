@@ -16,7 +16,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import RlConfig
 from plimsoll.jobs.rl_loop import next_kl_coefficient
 from plimsoll.jobs.which import spec_of
-from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.records import Floats, Pack, Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.rl.batch import (
     Batch,
     Scores,
@@ -411,3 +411,83 @@ def test_an_adaptive_coefficient_moves_once_the_actor_learns(step: int, expected
 
 def test_returns_that_do_not_vary_leave_nothing_to_explain() -> None:
     assert explained_variance(floats(0.3, 0.3, 0.3), floats(1.0, 0.5, 4.0)) == {}
+
+
+def branched(t: Trajectory, split: int) -> Trajectory:
+    """The same episode, whose learned tokens from `split` on were sampled in another branch."""
+
+    def part(own: slice, prompt: list[int]) -> Trajectory:
+        return replace(
+            t,
+            prompt=replace(t.prompt, tokens=np.array(prompt)),
+            response_tokens=t.response_tokens[own],
+            loss_mask=t.loss_mask[own],
+            sampler_logprobs=t.sampler_logprobs[own],
+            weight_versions=t.weight_versions[own],
+            token_rewards=None if t.token_rewards is None else t.token_rewards[own],
+        )
+
+    before = [*t.prompt.tokens.tolist(), *t.response_tokens[:split].tolist()]
+    first = part(slice(0, split), t.prompt.tokens.tolist())
+    return replace(part(slice(split, None), [*before, 5]), earlier=(replace(first, rewards=()),))
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [
+        {"name": "gae", "options": {"gae_lambda": 0.5, "gamma": 0.9}},
+        {"name": "gae_turns", "options": {"gae_lambda": 0.5, "gamma": 0.9}},
+        {"name": "grpo"},
+        {"name": "reinforce_pp"},
+    ],
+    ids=lambda own: own["name"],
+)
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_branches_have_the_advantages_of_the_whole_episode(
+    advantage: dict[str, Any], share_prompts: bool
+) -> None:
+    """Episodes whose branches are cut where a turn ends have, token by token, what they have in
+    one piece; in any packs, mini-batches and ranks."""
+    critic = advantage["name"].startswith("gae")
+    settings = config(
+        critic=critic, share_prompts=share_prompts, advantage=advantage, mini_batches=2
+    )
+    whole = [
+        replace(
+            t,
+            group=i // 2,
+            token_rewards=np.where(np.arange(len(t.response_tokens)) == 1, 0.5, 0.25).astype("f4"),
+            turns=(Turn("assistant", 0, 2, ""), Turn("assistant", 2, len(t.response_tokens), "")),
+        )
+        for i, t in enumerate(trajectories([(3, 4), (2, 5), (4, 3), (1, 6)]))
+    ]
+    pieces = [
+        replace(
+            branched(t, 2),
+            turns=(Turn("assistant", 0, len(t.response_tokens) - 2, ""),),
+            earlier=(replace(branched(t, 2).earlier[0], turns=(Turn("assistant", 0, 2, ""),)),),
+        )
+        if i % 3
+        else t
+        for i, t in enumerate(whole)
+    ]
+    found = []
+    for own, ranks in ((whole, 1), (pieces, 2)):
+        batch, scores = scores_of(settings, PlainCluster(ranks), own)
+        learnables = estimate_advantages(batch, scores, settings, 0.1, {})
+        columns = [learnables.advantages_L, learnables.kl_L]
+        columns += [learnables.returns_L] if critic else []
+        found.append([np.concatenate(by_trajectory(batch, column_L)) for column_L in columns])
+        assert len(batch.trajectories) == sum(len(t.branches) for t in own)
+        assert observed_kl(batch, scores) == pytest.approx(-0.25 * 18 / 4 + 0.5 * 18 / 4)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-6)
+
+
+def test_branches_share_what_they_begin_with() -> None:
+    """Branches of 3 + 2 tokens, and of these, one more and 2 or 4 to learn; the last token of what
+    another begins with is in both."""
+    settings = config(critic=False, share_prompts=True, advantage={"name": "grpo"})
+    own = [replace(branched(t, 2), group=0) for t in trajectories([(3, 4), (3, 6)])]
+    batch = pack_batch(own, settings, 1, 1, step=1)
+    assert sum(p.tokens for p in packs_of(batch.layout)) == (5 + 1 + 1 + 2) + (5 + 1 + 1 + 4)

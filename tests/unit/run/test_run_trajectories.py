@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.errors import ConfigError
-from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import SampledResponse, read_groups, read_responses, read_some
 from plimsoll.run.trajectories import TokenScores, read_trajectories, write_trajectories
@@ -156,6 +156,7 @@ def plain(record: Trajectory) -> tuple[Any, ...]:
         record.loss_mask,
         record.sampler_logprobs,
         record.weight_versions,
+        *([] if record.token_rewards is None else [record.token_rewards]),
     )
     none = np.zeros(0, np.int64)
     rest = replace(
@@ -165,6 +166,7 @@ def plain(record: Trajectory) -> tuple[Any, ...]:
         loss_mask=none.astype(np.bool_),
         sampler_logprobs=none.astype(np.float32),
         weight_versions=none,
+        token_rewards=None,
     )
     return repr(rest), [(array.dtype, array.tolist()) for array in arrays]
 
@@ -177,6 +179,29 @@ def test_what_is_written_is_read_back_equal(
     path = tmp_path_factory.getbasetemp() / "any.parquet"
     write_trajectories(path, 1, step, None)
     assert list(map(plain, read_trajectories(path))) == list(map(plain, step))
+
+
+def test_branches_are_kept_within_their_episode(tmp_path: Path) -> None:
+    turns = (Turn("assistant", 0, 1, "a", 0.5), Turn("tool", 1, 2, "b", 0.0, "c"))
+    first = replace(
+        trajectory(0, 1, [11, 12]), rewards=(), turns=turns, token_rewards=np.ones(2, np.float32)
+    )
+    last = replace(trajectory(0, 1, [13]), earlier=(first, replace(first, response_text="d")))
+    step = [trajectory(0, 0, [14]), last]
+    scores = [
+        np.full(len(b.response_tokens), i, np.float32)
+        for i, b in enumerate([branch for t in step for branch in t.branches])
+    ]
+    write_trajectories(tmp_path / "a", 1, step, TokenScores(scores))
+    read = read_trajectories(tmp_path / "a")
+    assert [len(t.earlier) for t in read] == [0, 2]
+    for t, other in zip(step, read, strict=True):
+        assert list(map(plain, t.earlier)) == list(map(plain, other.earlier))
+        bare, same = replace(t, earlier=()), replace(other, earlier=())
+        assert plain(bare) == plain(same)
+    rows = pq.read_table(tmp_path / "a", columns=["advantages", "earlier"]).to_pylist()
+    assert [row["advantages"] for row in rows] == [[0.0], [3.0]]
+    assert [one["advantages"] for one in rows[1]["earlier"]] == [[1.0, 1.0], [2.0, 2.0]]
 
 
 def of_before(path: Path) -> None:
