@@ -47,7 +47,7 @@ def excerpt(text: str, length: int) -> str:
 _PART = "reward_"
 _READ = (
     *("group", "prompt_index", "sample_index", "source", "prompt", "response", "reference"),
-    *("reward", "advantage_mean", "weight_version", "finish_reason", "turns"),
+    *("reward", "advantage_mean", "weight_version", "finish_reason", "turns", "earlier"),
 )
 
 
@@ -132,7 +132,16 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
 
 
 def _said(row: Mapping[str, Any]) -> str:
-    """The response; of several turns all that was said, each under who said it."""
+    """The response; of several turns all that was said, each under who said it; of several branches
+    each of them."""
+    branches = [*(row.get("earlier") or ()), row]
+    if len(branches) == 1:
+        return _branch(row)
+    shown = enumerate(map(_branch, branches), 1)
+    return "\n".join(f"[branch {i} of {len(branches)}]\n{text}" for i, text in shown)
+
+
+def _branch(row: Mapping[str, Any]) -> str:
     turns = row.get("turns") or ()
     return "\n".join(map(_turn, turns)) if len(turns) > 1 else str(row["response"])
 

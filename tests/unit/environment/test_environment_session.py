@@ -1,4 +1,4 @@
-"""Episodes that agents play by calls: exact tokens, branches, limits, and the endpoint's answers."""
+"""Episodes that agents play by calls: exact tokens, branches, limits, the endpoint's answers."""
 
 from __future__ import annotations
 

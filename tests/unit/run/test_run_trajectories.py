@@ -202,6 +202,11 @@ def test_branches_are_kept_within_their_episode(tmp_path: Path) -> None:
     rows = pq.read_table(tmp_path / "a", columns=["advantages", "earlier"]).to_pylist()
     assert [row["advantages"] for row in rows] == [[0.0], [3.0]]
     assert [one["advantages"] for one in rows[1]["earlier"]] == [[1.0, 1.0], [2.0, 2.0]]
+    shown = read_responses(tmp_path / "a")[1].response.splitlines()
+    assert [line for line in shown if line.startswith("[branch")] == [
+        f"[branch {i} of 3]" for i in (1, 2, 3)
+    ]
+    assert "[assistant, reward 0.5] a" in shown and "[tool] b (wrong: c)" in shown
 
 
 def of_before(path: Path) -> None:
