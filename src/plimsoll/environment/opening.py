@@ -6,7 +6,7 @@
 | `my.module:MyEnvironment` | a class, or a function that makes an object, by import path |
 | `path/to/file.py:MyEnvironment` | the same, by the file's path |
 | `path/to/agent.py` | an agent file of OpenRLHF |
-| `file.py:play` | an agent: a function with the parameters `base_url` and `api_key` (agents.py) |
+| `file.py:play` | an agent: a function with the parameters `base_url` and `api_key` (agents/) |
 
 A class with `reset` and `step` is an environment as it is; one with `reset` and further public
 methods has these as its tools (tool_environment.py).
@@ -96,7 +96,7 @@ def opened(
     name: str, functions: Sequence[Function] = ()
 ) -> Factory | AgentFunction | AgentExecutorBase:
     """What makes the environment of a name; or what plays whole episodes itself: an agent, or an
-    executor of OpenRLHF's (openrlhf_executor.py). functions: further tools, beside its own.
+    executor of OpenRLHF's (agents/executor.py). functions: further tools, beside its own.
 
     Raises ConfigError for a name that nothing has, what cannot be imported or loaded, and a class
     that is no environment.

@@ -2,7 +2,7 @@
 
 A file defines `AgentExecutor`. One of `MultiTurnAgentExecutor` names an agent with `reset` and
 `step`, which becomes an environment; one that writes `execute` itself plays whole episodes
-(openrlhf_executor.py). Such a file imports `openrlhf.utils.agent`, which need not be installed:
+(agents/executor.py). Such a file imports `openrlhf.utils.agent`, which need not be installed:
 while it is loaded, the classes here stand in for it.
 
 Agents speak text: what they say is appended as it is, without the chat template. Their interface is

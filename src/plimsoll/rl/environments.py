@@ -11,13 +11,13 @@ from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.data.continuation import rewrites
 from plimsoll.data.template import Template
-from plimsoll.environment.agents import Agent, ServedAgent, play_agent
+from plimsoll.environment.agents.endpoint import Endpoint
+from plimsoll.environment.agents.executor import ExecutorAgent
+from plimsoll.environment.agents.play import Agent, ServedAgent, play_agent
 from plimsoll.environment.apart import Apart, Setup, processes
-from plimsoll.environment.endpoint import Endpoint
 from plimsoll.environment.episode import Table, play
 from plimsoll.environment.opening import AgentFunction, Factory, opened
 from plimsoll.environment.openrlhf import AgentExecutorBase
-from plimsoll.environment.openrlhf_executor import ExecutorAgent
 from plimsoll.environment.price import processes_of
 from plimsoll.environment.seat import Here, Seat
 from plimsoll.environment.speech import Read, Speech

@@ -14,12 +14,12 @@ import pytest
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.environment.agents import play_agent
+from plimsoll.environment.agents.executor import ExecutorAgent
+from plimsoll.environment.agents.play import play_agent
 from plimsoll.environment.calls import EnvironmentFailed
 from plimsoll.environment.episode import Policy, Table
 from plimsoll.environment.opening import Factory, opened
 from plimsoll.environment.openrlhf import AgentExecutorBase, load_agent
-from plimsoll.environment.openrlhf_executor import ExecutorAgent
 from plimsoll.environment.protocol import Message, Observation, Reply, Step
 from plimsoll.errors import ConfigError
 from plimsoll.records import Prompt, Trajectory, single_turn

@@ -14,9 +14,9 @@ from chat_families import FAMILIES, Family, end_tokens
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
-from plimsoll.environment.endpoint import Endpoint
+from plimsoll.environment.agents.endpoint import Endpoint
+from plimsoll.environment.agents.session import CallRefused, Session
 from plimsoll.environment.episode import Policy, Table
-from plimsoll.environment.session import CallRefused, Session
 from plimsoll.environment.speech import Speech
 from plimsoll.environment.tool_calls import read_reply
 from plimsoll.records import Prompt, Trajectory, single_turn

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from plimsoll.data.pieces import Messages, Tools
+from plimsoll.environment.agents.messages import alike
 from plimsoll.environment.conversation import Conversation
 from plimsoll.environment.episode import Policy, Table
-from plimsoll.environment.messages import alike
 from plimsoll.environment.protocol import Reply
 from plimsoll.environment.speech import Speech, rendered
 from plimsoll.environment.tool_calls import figures_of

@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
-from plimsoll.environment.messages import read_messages, written_calls
+from plimsoll.environment.agents.messages import read_messages, written_calls
+from plimsoll.environment.agents.session import CallRefused, Said, Session
 from plimsoll.environment.schemas import shown
-from plimsoll.environment.session import CallRefused, Said, Session
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Trajectory
 from plimsoll.run.output import tell

@@ -2,7 +2,7 @@
 
 An agent is a function `play(row, base_url, api_key)`, plain or `async`, that calls the policy
 through the OpenAI-compatible endpoint there (endpoint.py), and gives the episode's reward or None;
-or an executor of OpenRLHF (openrlhf_executor.py).
+or an executor of OpenRLHF (agents/executor.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from plimsoll.environment.agents.endpoint import Endpoint
+from plimsoll.environment.agents.session import Session
 from plimsoll.environment.calls import EnvironmentFailed, Rewarded, rewarded
 from plimsoll.environment.conversation import ended
-from plimsoll.environment.endpoint import Endpoint
 from plimsoll.environment.episode import Policy, Table, counted_turns, row_of
 from plimsoll.environment.seat import called
-from plimsoll.environment.session import Session
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
 

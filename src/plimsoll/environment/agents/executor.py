@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from plimsoll.environment.agents import Played
+from plimsoll.environment.agents.play import Played
+from plimsoll.environment.agents.session import Session
 from plimsoll.environment.conversation import Conversation
 from plimsoll.environment.openrlhf import AgentExecutorBase, number_of, numbers_of
 from plimsoll.environment.schemas import shown
 from plimsoll.environment.seat import called
-from plimsoll.environment.session import Session
 from plimsoll.errors import ConfigError
 from plimsoll.records import Trajectory
 

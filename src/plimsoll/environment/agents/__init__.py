@@ -1,0 +1,1 @@
+"""Agents that play whole episodes by calls of their own."""
