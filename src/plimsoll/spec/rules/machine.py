@@ -83,7 +83,9 @@ def _missing(needs: Iterator[_Need]) -> Iterator[Problem]:
     for module, key, value, other in needs:
         if importlib.util.find_spec(module) is None:
             why = f"The package {module} is not installed."
-            fix = f"install plimsoll-rl with its extra `cpu` or `gpu`, or write {other}"
+            extra = "install plimsoll-rl with its extra `cpu` or `gpu`"
+            bring = "run `plimsoll setup-vllm`" if module == "vllm" else extra
+            fix = f"{bring}, or write {other}"
             yield invalid(key, value, why, fix, code="package-missing")
 
 
