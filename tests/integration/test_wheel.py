@@ -1,4 +1,4 @@
-"""The package as people install it: a wheel, in an environment of its own, by an ordinary resolver."""
+"""The package as people install it: a wheel, in an environment of its own, by plain pip."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def documents() -> list[Path]:
 
 def example_configs() -> list[Path]:
     folders = (PROJECT / "examples", PROJECT / "src", PROJECT / "benchmarks")
-    return sorted(path for folder in folders for path in folder.rglob("*.yaml"))
+    found = (path for folder in folders for path in folder.rglob("*.yaml"))
+    others = PROJECT / "examples" / "cluster"  # of containers
+    return sorted(path for path in found if path.parent != others)
 
 
 def unknown(text: str, *, keys: bool) -> Iterator[str]:
