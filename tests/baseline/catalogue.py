@@ -14,6 +14,7 @@ EVAL = "--data.eval.path=rows.jsonl --data.eval.prompt=prompt"
 NF4, RANK = "--actor.model.quantization=nf4", "--actor.adapter.rank=8"
 A100 = "--cluster 8xA100-80GB --host-memory 1TB"
 SHARED = "--rollout.placement=shared"
+PLAYED = "--environments.own.name=calculator"
 
 PLANNED: Mapping[str, Sequence[str]] = {
     "adamw-8bit-offload": (
@@ -39,6 +40,8 @@ PLANNED: Mapping[str, Sequence[str]] = {
         f"sft {A100} --actor.model.path=zai-org/GLM-4.5-Air --actor.adapter.targets=[all-linear]",
         f"sft {A100} --actor.model.path=google/gemma-2-9b --actor.adapter.targets=[embed_tokens]",
     ),
+    "advantage-needs": ("ppo --algorithm.advantage.name=textwrap:shorten",),
+    "aggregation-unused": ("ppo --algorithm.aggregation_tokens=4",),
     "best-metric": (
         f"ppo {EVAL} --run.eval_every=1 --run.best.metric=eval/reward",
         f"ppo {EVAL} --run.eval_every=1 --run.best.patience=2",
@@ -53,8 +56,16 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "sft --actor.model.checkpoint_every=2",
         "ppo --critic.model.activation_offload=cpu",
     ),
+    "corrected-twice": (
+        "ppo --algorithm.policy_loss.name=dppo_tv --algorithm.correction.name=truncate",
+    ),
     "critic-ema": ("ppo --critic.ema.decay=0.9",),
+    "critic-needed": ("grpo --algorithm.advantage.name=gae",),
     "critic-ranks": ("sft --cluster.critic_ranks=2",),
+    "critic-unused": (
+        "ppo --algorithm.advantage.name=rloo --batch.responses=4",
+        "grpo --algorithm.critic_warmup_steps=1",
+    ),
     "data-columns": (
         "sft --data.train.response=null",
         "sft --data.train.messages=m",
@@ -86,6 +97,19 @@ PLANNED: Mapping[str, Sequence[str]] = {
         f"--reference.model.path={QWEN}",
         "sft --cluster 8x46GB --cluster.ranks=8 --actor.zero.stage=2",
     ),
+    "dynamic-awake": (
+        f"grpo --batch.dynamic_sampling={{}} {SHARED} "
+        "--rollout.sleep_level=1 --reward_model.role.model.path=r",
+    ),
+    "environment-column": (
+        f"ppo {PLAYED} --environments.other.name=guess_number",
+        "ppo --data.train.environment=played",
+    ),
+    "environment-length": (
+        f"ppo {PLAYED} --environments.own.max_tokens=500",
+        f"ppo {PLAYED} --environments.own.max_turns=2000",
+    ),
+    "environment-template": (f"ppo {PLAYED} --data.train.chat_template=none",),
     "four-bit-dora": (f"sft {RANK} {NF4} --actor.adapter.dora=true --actor.zero.stage=3",),
     "four-bit-offload": (
         "dpo --reference.model.path=m --reference.offload=cpu --reference.model.quantization=nf4",
@@ -96,6 +120,10 @@ PLANNED: Mapping[str, Sequence[str]] = {
     "gradient-dtype": (
         "sft --actor.zero.gradient_dtype=float32 --actor.zero.stage=0",
         "sft --actor.zero.gradient_dtype=bfloat16 --actor.model.dtype=float32",
+    ),
+    "group-of-one": (
+        "grpo --batch.responses=1",
+        "ppo --batch.dynamic_sampling={}",
     ),
     "host-memory": (
         "sft --cluster cpu --host-memory 16GB",
@@ -159,10 +187,31 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "dpo --reference_logprobs.path=kept.parquet",
         "kto --reference_logprobs.precompute=true --reference_logprobs.path=kept.json",
     ),
+    "reinforce-several": ("ppo --algorithm.policy_loss.name=reinforce --algorithm.mini_batches=2",),
+    "replay-without-engines": (
+        f"ppo {EVAL} --run.eval_every=1 --rollout.replay=played",
+        "grpo --algorithm.advantage.name=remax --rollout.replay=played",
+    ),
     "reward-name": (
         "ppo --rewards.reward.name=length",
         "ppo --rewards.finished.name=length --rewards.seconds.name=length",
         "ppo --rewards.reward_model.name=length --reward_model.role.model.path=r",
+    ),
+    "reward-settings": (
+        "ppo --rewards.length.judge.url=http://a/v1 --rewards.length.judge.model=m "
+        "--rewards.length.judge.prompt=Q:{prompt}",
+        'ppo --rewards.length.name=""',
+        "ppo --rewards.length.clip=[1,0]",
+        "ppo --rewards.served.http.urls=[] --rewards.served.http.chat_template=none",
+    ),
+    "reward-tokenizer": (
+        "ppo --reward_model.role.model.path=r --reward_model.max_tokens=9",
+        "ppo --reward_model.role.model.path=r --reward_model.steps.take=mean",
+    ),
+    "sampling-contradicts": (
+        "ppo --rollout.sampling.min_new_tokens=600",
+        f"ppo {EVAL} --eval_sampling.temperature=0 --eval_sampling.top_k=4",
+        f"ppo {EVAL} --data.eval.responses=4 --eval_sampling.temperature=0",
     ),
     "sampling-for-training": (
         "ppo --rollout.sampling.temperature=0",
@@ -199,7 +248,17 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "sft --cluster cpu --actor.model.attention=varlen",
         "sft --cluster T4 --actor.model.attention=varlen",
     ),
+    "vllm-argument": (
+        "ppo --rollout.vllm.enforce_eagre=true",
+        "ppo --rollout.vllm.max_num_seqs=8 --rollout.vllm.logprobs_mode=raw_logits",
+        'ppo --cluster cpu --rollout.vllm.speculative_config={"method":"ngram"}',
+        f"ppo {A100} {SHARED} --rollout.sleep_level=2 --rollout.vllm.spec_model=Qwen/Qwen2.5-0.5B",
+    ),
     "vllm-cache": ("ppo --cluster cpu --host-memory 1TB --rollout.cpu_kv_cache_gib=0.001",),
+    "vllm-not-in-plan": (
+        f"ppo {A100} --rollout.vllm.block_size=32",
+        f'ppo {A100} --rollout.vllm.speculative_config={{"method":"mtp"}}',
+    ),
     "vllm-share": (
         "ppo --cluster 2xA100-80GB --rollout.memory_share=0.1",
         "ppo --cluster 2xRTX4090 --rollout.memory_share=0.9 --actor.model.path=Qwen/Qwen2.5-32B",
@@ -270,6 +329,15 @@ STARTED: Mapping[str, Sequence[str]] = {
     "vllm-head-size": (
         "ppo --cluster.where=ray --rollout.engine=vllm --actor.model.path=narrow",
     ),
+    "replay-batch": ("ppo --rollout.replay=played --batch.prompts=3",),
+    "replay-steps": (
+        "ppo --rollout.replay=gone",
+        "ppo --rollout.replay=ran",
+        "ppo --rollout.replay=out",
+        "ppo --rollout.replay=played --run.steps=4",
+        "ppo --rollout.replay=cut-short --run.steps=1",
+    ),
+    "replay-vocabulary": ("ppo --rollout.replay=played --batch.prompts=2 --batch.responses=1",),
     "less-than-planned": (
         "sft --cluster.hardware=8xA100-80GB --cluster.where=ray --cluster.device=auto",
         "sft --cluster.host_memory=500TB --cluster.hardware=cpu",

@@ -11,6 +11,8 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 from calls import Call, Said
 from catalogue import BAD_ROWS, NF4, PLANNED, RANK, SHARED, STARTED, USED, WRITTEN
 from configs import JOBS, QWEN, changed, smallest, text
@@ -47,6 +49,8 @@ def refusal_calls(home: Path) -> Iterator[Call]:
     folder.mkdir()
     for job in JOBS:
         (folder / f"{job}.yaml").write_text(text(job, smallest(job)))
+    alone = changed(smallest("ppo"), {"critic": None})
+    (folder / "grpo.yaml").write_text(text("grpo", alone))
     for name, job, flags in _numbered(PLANNED):
         yield Call(f"refusals/planned/{name}", ("plan", f"{job}.yaml", *flags), folder)
     for name, content in WRITTEN.items():
@@ -115,6 +119,9 @@ def _write_small_files(folder: Path) -> None:
             "checkpoints/step-000002/actor/weights.json": "{}",
         },
     )
+    steps = {f"trajectories/step-{step:06}.parquet": _trajectories() for step in (1, 2, 3)}
+    _write_files(folder / "played", steps)
+    _write_files(folder / "cut-short", {"trajectories/step-000001.parquet": b"PAR1"})
     write_rows(folder / "rows.jsonl", [row(i) for i in range(4)])
     (folder / "empty.jsonl").touch()
     (folder / "link.jsonl").symlink_to("gone.jsonl")
@@ -125,6 +132,13 @@ def _write_small_files(folder: Path) -> None:
             config["rollout"] = engine
         (folder / f"{job}.yaml").write_text(text(job, config))
     (folder / "case.yaml").write_text((folder / "sft.yaml").read_text())
+
+
+def _trajectories() -> bytes:
+    """Two, with a token beyond the small models' vocabulary."""
+    out = pa.BufferOutputStream()
+    parquet.write_table(pa.table({"prompt_tokens": [[1], [2]], "tokens": [[3], [288]]}), out)
+    return bytes(out.getvalue())
 
 
 def _write_files(folder: Path, files: Mapping[str, str | bytes | None]) -> None:

@@ -19,8 +19,11 @@ from plimsoll.config.rollout import EngineValue, RolloutConfig, SamplingConfig
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Floats, Prompt, Trajectory
 from plimsoll.rollout.generate_steps import Recorder
+from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.speculation import speculation_of
 from plimsoll.rollout.vllm import VllmEngine
+from plimsoll.shapes.known_models import read_shape
 from plimsoll.spec.rules.vllm_arguments import FIXED, OWNED, check_arguments
 
 pytestmark = pytest.mark.engine
@@ -95,6 +98,26 @@ def test_what_plimsoll_sets_of_vllm_is_what_vllm_has() -> None:
 
 def test_vllms_own_settings_are_its_own(engine: tuple[VllmEngine, Runner]) -> None:
     assert engine[0]._llm.vllm_config.scheduler_config.max_num_batched_tokens == 640
+
+
+def test_a_draft_model_takes_its_cache_from_the_engines(model: Path, tmp_path: Path) -> None:
+    """As many blocks as both models' keys and values leave; and what is sampled is the policy's."""
+    shape = tiny_config("qwen2", False, vocab=32, hidden=128, heads=4, feed_forward=96)
+    write_tiny_model(tmp_path / "draft", shape, 1, TOKENIZER)
+    asked = {"model": str(tmp_path / "draft"), "num_speculative_tokens": 3}
+    own: dict[str, EngineValue] = {"speculative_config": asked}
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32", vllm=own)
+    priced = Sampler(rollout, read_shape(str(model)), 64, 4, speculation=speculation_of(rollout))
+    sampling = SamplingConfig(max_new_tokens=12, temperature=0.0)
+    with started(EngineSpec(0, str(model), 64, 1, "cpu", rollout)) as (vllm, loop):
+        cache = vllm._llm.vllm_config.cache_config
+        found = loop.run(vllm.generate(Request(PROMPTS, 1, sampling, seed=2)))
+    assert cache.num_gpu_blocks == 2**28 // (cache.block_size * priced.kv_token)
+    alone = Sampler(rollout, read_shape(str(model)), 64, 4).kv_token
+    assert cache.num_gpu_blocks < 2**28 // (cache.block_size * alone)
+    for trajectory in found:
+        wanted = expected(model, trajectory, sampling)
+        np.testing.assert_allclose(trajectory.sampler_logprobs, wanted, atol=1e-4)
 
 
 def test_each_prompt_has_its_own_limit(engine: tuple[VllmEngine, Runner]) -> None:

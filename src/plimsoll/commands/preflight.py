@@ -23,6 +23,7 @@ from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import named_job
 from plimsoll.reward.references import check_references, check_rewards, check_votes
+from plimsoll.rollout.speculation import draft_model
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.shapes.config_fields import longrope_positions
 from plimsoll.spec.choices import check_choices
@@ -53,6 +54,8 @@ def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
         tokenizer = key in ("actor.model", "teacher.model")
         yield from check_model(f"{key}.path", model.path, tokenizer=tokenizer)
         yield from _length(spec, key, model)
+    if spec.vllm is not None and (draft := draft_model(spec.vllm)) is not None:
+        yield from check_model(*draft, tokenizer=False)
 
 
 def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:

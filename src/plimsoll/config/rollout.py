@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from plimsoll.config.base import (
     NonNegativeFloat,
@@ -21,6 +21,13 @@ from plimsoll.config.model import Dtype
 
 EngineValue = OptionValue | list[Any] | dict[str, Any]
 """What an argument of vLLM's may be."""
+
+
+def _with_lists(value: object) -> object:
+    """As vLLM takes it: what YAML calls a list was read as a tuple."""
+    if isinstance(value, dict):
+        return {name: _with_lists(one) for name, one in value.items()}
+    return [_with_lists(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 class SamplingConfig(Settings):
@@ -95,7 +102,7 @@ class RolloutConfig(Settings):
     """Sequences that one engine works on at once."""
     dtype: Dtype = "bfloat16"
     """The dtype of the engine's weights."""
-    vllm: dict[str, EngineValue] = Field(default={})
+    vllm: Annotated[dict[str, EngineValue], BeforeValidator(_with_lists)] = Field(default={})
     """vLLM's own settings: arguments of its AsyncEngineArgs by their names, such as enforce_eager,
     max_num_batched_tokens or kv_cache_dtype."""
     sampling: SamplingConfig = SamplingConfig()

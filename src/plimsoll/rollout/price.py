@@ -4,19 +4,21 @@ transformers holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.rollout.speculation import CACHE_BYTES, Speculation, unpriced_speculation
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.items import Allocation, Item, Moment
 
 STARTING = Moment("load", "start engines")
 """Engines take their share before the ranks read their models."""
 _BATCHED_TOKENS = 2048  # vLLM: SchedulerConfig.DEFAULT_MAX_NUM_BATCHED_TOKENS
-_CACHE_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "bfloat16": 2, "float16": 2}
-"""Of a number in the KV cache, by vLLM's `kv_cache_dtype`."""
+_CHUNK = 2**30
+"""Bytes of the logits that vLLM verifies at once, in fp32."""
+KEPT_ASLEEP = "sleep_preserve_parameter_names"
+"""vLLM's argument: what of the weights stays on the host at sleep level 2."""
 _HOLDING = frozenset(
     {
         *("block_size", "compilation_config", "cpu_offload_gb", "cudagraph_capture_sizes"),
@@ -25,34 +27,38 @@ _HOLDING = frozenset(
         *("kv_offloading_size", "kv_transfer_config", "max_cpu_loras"),
         *("max_cudagraph_capture_size", "max_num_batched_tokens", "num_gpu_blocks_override"),
         *("offload_group_size", "optimization_level", "performance_mode", "quantization"),
-        *("quantization_config", "spec_method", "spec_model", "speculative_config"),
+        *("quantization_config", KEPT_ASLEEP),
     }
 )
 """Arguments of vLLM's that change what it holds."""
 
 
-def unpriced(vllm: Mapping[str, object]) -> tuple[str, ...]:
-    """The arguments under `rollout.vllm` that change what vLLM holds and that the plan does not
-    count."""
+def unpriced(rollout: RolloutConfig) -> tuple[str, ...]:
+    """What under `rollout.vllm` changes what vLLM holds and is not counted by the plan: arguments,
+    and what of its speculative decoding, as `key: value`."""
+    vllm = rollout.vllm
     cache, batch = vllm.get("kv_cache_dtype"), vllm.get("max_num_batched_tokens")
     counted = {
-        "kv_cache_dtype": cache is None or cache == "auto" or cache in _CACHE_BYTES,
+        "kv_cache_dtype": cache is None or cache == "auto" or cache in CACHE_BYTES,
         "max_num_batched_tokens": batch is None or isinstance(batch, int),
         "quantization": vllm.get("quantization") in (None, "fp8"),
     }
-    return tuple(name for name in vllm if name in _HOLDING and not counted.get(name, False))
+    names = (name for name in vllm if name in _HOLDING and not counted.get(name, False))
+    return (*names, *unpriced_speculation(rollout))
 
 
 @dataclass(frozen=True)
 class Sampler:
     """An engine's model and work. longest: tokens of the longest prompt with its response.
-    sequences: that are sampled at once. adapter_rank: as of `EngineSpec`."""
+    sequences: that are sampled at once. adapter_rank: as of `EngineSpec`. speculation: what
+    proposes tokens beside the model."""
 
     rollout: RolloutConfig
     shape: ModelShape
     longest: int
     sequences: int
     adapter_rank: int | None = None
+    speculation: Speculation = field(default_factory=Speculation)
 
     @property
     def element(self) -> int:
@@ -60,13 +66,23 @@ class Sampler:
         return ELEMENT_BYTES[self.rollout.dtype]
 
     @property
+    def models(self) -> tuple[ModelShape, ...]:
+        """The model, and the one that drafts for it."""
+        return (self.shape, *filter(None, [self.speculation.draft]))
+
+    @property
     def weights(self) -> int:
         """Bytes of the weights on each of the engine's cards; norms are on all of them. Of fp8
-        (vLLM's `quantization`), linear layers take a byte a weight; embeddings and head do not."""
-        whole = self.shape.other_parameters
-        divided = self.element * (self.shape.parameters - whole)
-        if self.rollout.vllm.get("quantization") == "fp8":
-            divided -= (self.element - 1) * sum(one.parameters for one in self.shape.linears)
+        (vLLM's `quantization`), the model's linear layers take a byte a weight; embeddings and
+        heads do not, and a draft model is what it is."""
+        narrow = self.rollout.vllm.get("quantization") == "fp8"
+        return sum(self._weights(one, narrow and one is self.shape) for one in self.models)
+
+    def _weights(self, shape: ModelShape, narrow: bool) -> int:
+        whole = shape.other_parameters
+        divided = self.element * (shape.parameters - whole)
+        if narrow:
+            divided -= (self.element - 1) * sum(one.parameters for one in shape.linears)
         return -(-divided // self.rollout.tensor_parallel) + self.element * whole
 
     @property
@@ -77,11 +93,15 @@ class Sampler:
 
     @property
     def kv_token(self) -> int:
-        """Bytes of the KV cache of one token on each card."""
-        heads = -(-self.shape.kv_heads // self.rollout.tensor_parallel)
-        named = self.rollout.vllm.get("kv_cache_dtype")
-        element = _CACHE_BYTES.get(str(named), self.element)
-        return 2 * self.shape.layers * heads * self.shape.head_dim * element
+        """Bytes of the KV cache of one token on each card, a draft model's among them."""
+        own = self.rollout.vllm.get("kv_cache_dtype")
+        dtypes = own, self.speculation.draft_cache or own
+        return sum(map(self._kv_token, self.models, dtypes))
+
+    def _kv_token(self, shape: ModelShape, dtype: object) -> int:
+        heads = -(-shape.kv_heads // self.rollout.tensor_parallel)
+        element = CACHE_BYTES.get(str(dtype), self.element)
+        return 2 * shape.layers * heads * shape.head_dim * element
 
     @property
     def profile_peak(self) -> int:
@@ -101,6 +121,22 @@ class Sampler:
         penalties are asked for or not (v1/worker/gpu/sample/penalties.py): a count and a bit."""
         words = self.shape.vocabulary + -(-self.shape.vocabulary // 32)
         return 4 * self.rollout.max_sequences * words
+
+    @property
+    def draft_logits(self) -> int:
+        """Bytes, on each card, of a draft's logits that are kept until its tokens are verified
+        (vLLM's `draft_sample_method: probabilistic`)."""
+        proposed = self.rollout.max_sequences * self.speculation.tokens
+        return proposed * self.shape.vocabulary * self.element * self.speculation.keeps_logits
+
+    @property
+    def verifying(self) -> int:
+        """Bytes, on each card, that verifying proposed tokens takes beyond the forward that vLLM
+        profiled, which has one token of each sequence: the logits of all, and of a part of them in
+        fp32 (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
+        each = self.rollout.max_sequences * (1 + self.speculation.tokens)
+        logits = min(each, self.batched_tokens) * self.shape.vocabulary
+        return max(0, logits * self.element + min(4 * logits, _CHUNK) - self.profile_peak)
 
     @property
     def adapter_room(self) -> int:

@@ -20,7 +20,7 @@ from math import ceil
 
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
 from plimsoll.rollout.price import Sampler
-from plimsoll.shapes.shape import Linear, Tensors, parameter_tensors
+from plimsoll.shapes.shape import Linear, ModelShape, Tensors, parameter_tensors
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Item, Level, Moment, Where
 from plimsoll.timeline.tensors import pinned_block
@@ -59,7 +59,7 @@ class CardShare:
 def card_share(sampler: Sampler, card_bytes: int) -> CardShare:
     """card_bytes: the card's whole memory, as CUDA reports it."""
     fixed = sampler.profile_peak + sampler.token_counts + sampler.adapter_room
-    fixed += _OTHER + _graphs(sampler)
+    fixed += sampler.draft_logits + _OTHER + _graphs(sampler)
     return CardShare(int(card_bytes * sampler.rollout.memory_share), sampler.weights, fixed)
 
 
@@ -95,9 +95,24 @@ def card_items(
     with_cache = awake - {_SENDING} if asleep else awake
     *others, cache = _share_items(sampler, card_share(sampler, card_bytes), card_bytes)
     held = [*(Allocation(item, awake) for item in others), Allocation(cache, with_cache)]
+    if sampler.verifying:
+        sampling = frozenset(m for m in with_cache if m.phase != "load")
+        held.append(Allocation(_verifying(sampler), sampling))
     if asleep:
         held.append(Allocation(_residue(sampler.rollout.tensor_parallel, context), asleep))
     return tuple(held)
+
+
+def _verifying(sampler: Sampler) -> Item:
+    """It comes beyond the share."""
+    sequences, tokens = sampler.rollout.max_sequences, sampler.speculation.tokens
+    words = (
+        f"logits of {sequences} sequences x (1 + {tokens}) tokens, at most "
+        f"{sampler.batched_tokens:,}, in {sampler.element} bytes and up to a GiB in fp32 - the "
+        f"profile peak of {sampler.profile_peak:,}"
+    )
+    source = "vLLM 0.32: v1/worker/gpu/spec_decode/rejection_sampler.py"
+    return _item("vLLM logits of proposed tokens", "device", sampler.verifying, words, source)
 
 
 def _share_items(sampler: Sampler, share: CardShare, card_bytes: int) -> Iterator[Item]:
@@ -108,6 +123,8 @@ def _share_items(sampler: Sampler, share: CardShare, card_bytes: int) -> Iterato
         f"graphs + {counts:,} for counts of tokens + {room:,} for an adapter + {_OTHER:,} "
         "besides torch"
     )
+    if kept := sampler.draft_logits:
+        words += f" + {kept:,} of a draft's logits"
     yield _item("vLLM weights", "device", weights, _weights_words(sampler))
     yield _item("vLLM profile peak, graphs", "device", min(share.fixed, rest), words)
     words = (
@@ -118,8 +135,9 @@ def _share_items(sampler: Sampler, share: CardShare, card_bytes: int) -> Iterato
 
 
 def _weights_words(sampler: Sampler) -> str:
-    parameters, parallel = sampler.shape.parameters, sampler.rollout.tensor_parallel
-    return f"{sampler.element} bytes x {parameters:,} parameters / tensor parallel {parallel}"
+    parameters = " + ".join(f"{shape.parameters:,}" for shape in sampler.models)
+    parallel = sampler.rollout.tensor_parallel
+    return f"{sampler.element} bytes x {parameters} parameters / tensor parallel {parallel}"
 
 
 def _residue(parallel: int, context: int) -> Item:
@@ -213,18 +231,21 @@ def _cache(where: Where, size: int, formula: str) -> Item:
 
 def pinned_copy(sampler: Sampler) -> int:
     """Bytes of all pinned blocks."""
-    shape, parallel = sampler.shape, sampler.rollout.tensor_parallel
+    tensors = [one for shape in sampler.models for one in _tensors(shape, sampler)]
+    small = sum(size * number for size, number in tensors if size <= _MIB)
+    return _whole(small, _STEP) + sum(_blocks(*one) for one in tensors if one[0] > _MIB)
+
+
+def _tensors(shape: ModelShape, sampler: Sampler) -> Iterator[tuple[int, int]]:
+    """(bytes, number) of a model's on each card."""
+    parallel = sampler.rollout.tensor_parallel
     merged = replace(shape, linears=tuple(_merged(shape.linears)), other_tensors=())
     divided = (
         Tensors(-(-one.elements // parallel), -(-one.parameters // parallel))
         for one in parameter_tensors(merged)
     )
-    tensors = [
-        (one.elements * sampler.element, one.parameters // one.elements)
-        for one in (*divided, *shape.other_tensors)
-    ]
-    small = sum(size * number for size, number in tensors if size <= _MIB)
-    return _whole(small, _STEP) + sum(_blocks(*one) for one in tensors if one[0] > _MIB)
+    for one in (*divided, *shape.other_tensors):
+        yield one.elements * sampler.element, one.parameters // one.elements
 
 
 def _blocks(size: int, number: int) -> int:

@@ -13,7 +13,9 @@ from typing import Any
 
 import xxhash
 
+from plimsoll.config.base import Settings
 from plimsoll.config.data import EVALUATED, SourceConfig
+from plimsoll.config.keys import dump_config
 from plimsoll.config.problems import show
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import ConfigError
@@ -130,28 +132,34 @@ def _begins_with(before: SourceState, now: SourceState, items: Sequence[Row | Pr
 
 
 def _asked(spec: RunSpec[Any], source: SourceConfig) -> str:
-    """Of the settings that choose a source's rows and make tokens of them."""
-    model = spec.actor.model
+    """Of the settings that choose a source's rows and make tokens of them. Defaults are left out:
+    a key that a later version adds changes no fingerprint."""
+    model, of_all = spec.actor.model, {"train", "eval", "shuffle"}
     settings: dict[str, object] = {
-        "source": source.model_dump(exclude=_OF_NO_ROW),
-        "data": spec.data.model_dump(exclude={"train", "eval", "shuffle"}),
+        "source": source.model_dump(exclude=_OF_NO_ROW, exclude_defaults=True),
+        "data": spec.data.model_dump(exclude=of_all, exclude_defaults=True),
         "model": [model.path, model.trust_remote_code],
         "learned": None,
     } | dict(spec.job.rows(spec.config))
     return xxhash.xxh3_64_hexdigest(json.dumps(settings, sort_keys=True).encode())
 
 
-def changed_settings(before: str, now: str) -> list[str]:
+def changed_settings(before: str, now: Settings) -> list[str]:
     """The keys of two resolved configs that differ, as `key: old -> new`, in the new one's order.
+    A key that the old one lacks, as an older version wrote it, and that has its default is none.
 
-    before, now: YAML, as `dump_config` writes it.
+    before: YAML, as `dump_config` writes it.
     """
-    old, new = (dict(_leaves(read_tree(text, "config.yaml").values)) for text in (before, now))
+    old, new = (
+        dict(_leaves(read_tree(text, "config.yaml").values)) for text in (before, dump_config(now))
+    )
+    told = [*old, *(key for key, _ in _leaves(now.model_dump(exclude_defaults=True)))]
     keys = [*new, *(key for key in old if key not in new)]
     return [
         f"{key}: {_text(old, key)} -> {_text(new, key)}"
         for key in keys
         if key not in _OF_EVERY_RESUME and old.get(key, _MISSING) != new.get(key, _MISSING)
+        if any(key == one or key.startswith(f"{one}.") for one in told)
     ]
 
 

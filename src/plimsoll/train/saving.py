@@ -60,7 +60,7 @@ def restore(session: Session, cluster: Cluster) -> None:
                 Worker.load_checkpoint, role, (session.resumed / role).absolute()
             )
     session.progress.note(f"resumed after step {session.state.step} from {session.resumed}")
-    _go_on_with(session, config_text(session.spec))
+    _keep_settings(session)
     _prune(session, session.state)  # killed in between, it has one more than it keeps
     if session.spec.trained and session.state.step >= session.spec.steps:
         key = "run.steps" if session.spec.run.epochs is None else "run.epochs"
@@ -69,12 +69,12 @@ def restore(session: Session, cluster: Cluster) -> None:
         )
 
 
-def _go_on_with(session: Session, settings: str) -> None:
-    """Keep the settings that the run goes on with, now that its checkpoint takes them: config.yaml
-    is of what the checkpoint holds."""
-    file = session.directory.config_path
+def _keep_settings(session: Session) -> None:
+    """Of the run that goes on, now that its checkpoint takes them: config.yaml is of what the
+    checkpoint holds."""
+    settings, file = config_text(session.spec), session.directory.config_path
     before = file.read_text(encoding="utf-8") if file.is_file() else settings
-    if changes := changed_settings(before, settings):
+    if changes := changed_settings(before, session.spec.config):
         session.progress.note(f"with other settings than before: {', '.join(changes)}")
     session.directory.write_config(settings, session.template)
 

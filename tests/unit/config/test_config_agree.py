@@ -345,6 +345,18 @@ def test_settings_without_a_contradiction_load(tmp_path: Path) -> None:
         load_spec(JOBS["ppo"], str(path), flags.split())
 
 
+def test_lists_reach_vllm_as_lists(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(PPO)
+    sizes = "--rollout.vllm.cudagraph_capture_sizes=[1, 2]"
+    nested = '--rollout.vllm.compilation_config={"splitting_ops": ["a"]}'
+    spec = load_spec(JOBS["ppo"], str(path), [sizes, nested])
+    assert spec.engines is not None and spec.engines.vllm == {
+        "cudagraph_capture_sizes": [1, 2],
+        "compilation_config": {"splitting_ops": ["a"]},
+    }
+
+
 def test_the_nearest_argument_of_vllms_is_named(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(PPO)

@@ -66,9 +66,11 @@ def test_vllms_own_settings_are_priced() -> None:
 
 def test_what_has_no_price_is_named() -> None:
     counted = {"kv_cache_dtype": "fp8", "quantization": "fp8", "max_num_batched_tokens": 4096}
-    assert unpriced({**counted, "enforce_eager": True, "block_size": 32}) == ("block_size",)
-    draft: dict[str, object] = {"speculative_config": {"method": "ngram"}}
-    assert unpriced(draft | {"kv_cache_dtype": "nvfp4"}) == ("speculative_config", "kv_cache_dtype")
+    own = {**counted, "enforce_eager": True, "block_size": 32}
+    assert unpriced(sampler(vllm=own).rollout) == ("block_size",)
+    own = {"speculative_config": {"method": "mtp"}, "kv_cache_dtype": "nvfp4"}
+    named = ("kv_cache_dtype", "speculative_config.method: mtp")
+    assert unpriced(sampler(vllm=own).rollout) == named
 
 
 def test_an_engine_takes_its_share_of_the_card_and_no_more() -> None:

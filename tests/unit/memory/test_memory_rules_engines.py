@@ -38,10 +38,30 @@ def test_no_engine_no_rule_about_engines() -> None:
 
 
 def test_what_of_vllms_own_settings_is_not_in_the_plan() -> None:
-    own = {"rollout.vllm": {"enforce_eager": True, "speculative_config": {"method": "ngram"}}}
+    own = {"rollout.vllm": {"enforce_eager": True, "speculative_config": {"method": "medusa"}}}
     found = conflicts("ppo", own)["vllm-not-in-plan"]
-    assert found.severity == "warning" and "rollout.vllm.speculative_config" in found.what
-    assert "vllm-not-in-plan" not in conflicts("ppo", {"rollout.vllm": {"enforce_eager": True}})
+    assert found.severity == "warning"
+    assert "rollout.vllm.speculative_config.method: medusa changes what vLLM" in found.what
+    own["rollout.vllm"]["speculative_config"] = {"method": "ngram", "num_speculative_tokens": 4}
+    assert "vllm-not-in-plan" not in conflicts("ppo", own)
+
+
+def test_speculative_decoding_is_refused_where_vllm_breaks_it() -> None:
+    """On the CPU; and with a model that proposes, where sleep drops its weights."""
+    vllm: dict[str, object] = {"speculative_config": {"method": "ngram"}}
+    changes: dict[str, object] = {"rollout.vllm": vllm}
+    assert "vllm-argument" not in conflicts("ppo", changes)
+    on_cpu = conflicts("ppo", changes | {"cluster.device": "cpu"}, "cpu")["vllm-argument"]
+    assert on_cpu.is_conflict and "speculative decoding (ngram)" in on_cpu.what
+    changes |= {"rollout.placement": "shared", "rollout.sleep_level": 2}
+    assert "vllm-argument" not in conflicts("ppo", changes)
+    vllm["speculative_config"] = {"model": "Qwen/Qwen2.5-0.5B", "num_speculative_tokens": 4}
+    asleep = conflicts("ppo", changes)["vllm-argument"]
+    assert asleep.is_conflict and "rollout.sleep_level: 1" in asleep.fix
+    assert "vllm-argument" not in conflicts("ppo", changes | {"rollout.sleep_level": 1})
+    vllm["sleep_preserve_parameter_names"] = ["draft.*"]
+    kept = conflicts("ppo", changes)
+    assert "vllm-argument" not in kept and "sleep_preserve" in kept["vllm-not-in-plan"].what
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
+import xxhash
 
+from plimsoll.jobs.sft import SftConfig
+from plimsoll.jobs.which import spec_of
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Row, Sample
 from plimsoll.run.state import RunState, SourceState
-from plimsoll.train.resuming import changed_counts, fingerprint
+from plimsoll.train.resuming import changed_counts, fingerprint, sources_of
 
 
 def sample(*tokens: int, loss_mask: int = 1) -> Sample:
@@ -72,3 +77,22 @@ def test_counts_that_changed_are_told_by_source() -> None:
         "data.train had 2 usable rows, and has 1 now: the order from here on is that of 1 row, "
         f"{order}"
     )
+
+
+def test_settings_at_their_defaults_are_no_part_of_what_a_checkpoint_says_was_asked_for() -> None:
+    """So a key that is added later changes nothing of it."""
+    source = {"path": "sums.jsonl", "prompt": "q", "response": "a"}
+    config = {
+        "run": {"directory": "run", "steps": 2},
+        "data": {"train": source, "max_tokens": 8, "shuffle": False},
+        "actor": {"model": {"path": "model"}},
+    }
+    found = sources_of(spec_of(SftConfig.model_validate(config)), {"data.train": [ONE]})
+    asked = {
+        "source": source,
+        "data": {"max_tokens": 8},
+        "model": ["model", False],
+        "learned": "assistant",
+    }
+    content = xxhash.xxh3_64_hexdigest(json.dumps(asked, sort_keys=True).encode())
+    assert found == {"data.train": SourceState(content, 1, fingerprint([ONE]))}

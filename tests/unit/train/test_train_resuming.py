@@ -5,33 +5,59 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from plimsoll.config.flags import apply_flags, parse_flags
+from plimsoll.config.load import validate
 from plimsoll.config.problems import show
+from plimsoll.config.yaml_tree import read_tree
+from plimsoll.jobs.sft import SftConfig
 from plimsoll.run.directory import RunDirectory
 from plimsoll.train.resuming import changed_settings
 
+OLD = """\
+# sft
+run: {directory: run, steps: 6, resume: never, tensorboard: true}
+data:
+  train: {path: a.jsonl, prompt: q, response: a}
+  eval: null
+  system: "x\\ny"
+actor:
+  model: {path: model}
+  adapter: {rank: 4, targets: [q_proj, v_proj]}
+  ema: {decay: 0.9}
+"""
+"""As a version wrote it that knew these keys and no others."""
+
+
+def sft(*flags: str) -> SftConfig:
+    """What it says to this version, with flags over it."""
+    return validate(SftConfig, apply_flags(read_tree(OLD, "config.yaml"), parse_flags(flags)))
+
 
 def test_changed_settings_are_told_by_their_keys() -> None:
-    before = """\
-# sft
-run: {steps: 6, resume: never, best: null}
-data: {train: {path: a.jsonl}, template: "x\\ny"}
-actor: {adapter: {rank: 4, targets: [q, v]}, ema: {decay: 0.9}}
-"""
-    now = """\
-# sft
-run: {steps: 8, resume: auto, best: null}
-data: {train: {path: b.jsonl}, template: "x\\nz"}
-actor: {adapter: {rank: 4, targets: [q]}, ema: null}
-"""
-    assert changed_settings(before, now) == [
+    paths = ("--run.directory=other", "--data.train.path=b.jsonl")
+    values = ("--run.steps=8", '--data.system="x\\nz"', "--actor.adapter.targets=[q_proj]")
+    assert changed_settings(OLD, sft(*paths, *values, "--actor.ema=null")) == [
+        "run.directory: run -> other",
         "run.steps: 6 -> 8",
         "data.train.path: a.jsonl -> b.jsonl",
-        'data.template: "x\\ny" -> "x\\nz"',
-        "actor.adapter.targets: [q, v] -> [q]",
-        "actor.ema: not given -> null",
+        'data.system: "x\\ny" -> "x\\nz"',
+        "actor.adapter.targets: [q_proj, v_proj] -> [q_proj]",
         "actor.ema.decay: 0.9 -> not given",
     ]
-    assert changed_settings(before, before.replace("never", "auto")) == []
+    assert changed_settings(OLD, sft("--run.resume=auto", "--run.edited_rows=accept")) == []
+
+
+def test_keys_that_an_older_version_did_not_know_are_told_where_they_are_set() -> None:
+    assert changed_settings(OLD, sft()) == []
+    found = changed_settings(OLD, sft("--batch.sequences=4", "--actor.optimizer.beta1=0.9"))
+    assert found == ["batch.sequences: not given -> 4"]  # 0.9 is beta1's default
+
+
+def test_a_new_section_of_defaults_is_told() -> None:
+    """Whether the older version knew it, as `data.eval`, or not, as `run.best`."""
+    held_out = changed_settings(OLD, sft("--data.eval={path: c.jsonl, text: d}"))
+    assert {"data.eval: null -> not given", "data.eval.split: not given -> train"} < {*held_out}
+    assert "run.best.goal: not given -> lowest" in changed_settings(OLD, sft("--run.best={}"))
 
 
 def test_a_text_with_line_breaks_is_shown_with_them() -> None:

@@ -19,6 +19,7 @@ from plimsoll.memory.contents.overheads import Constants, constant_item, process
 from plimsoll.model.price.form import Capability, TeacherHead
 from plimsoll.reward.price import process_items as reward_processes
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items
+from plimsoll.rollout.speculation import speculation_of
 from plimsoll.rollout.vllm_price import (
     card_items,
     cpu_items,
@@ -70,6 +71,7 @@ class Job:
             self.spec.longest_of("actor")[0],
             min(most, least),
             self.spec.adapter_room,
+            speculation_of(engines),
         )
 
     @cached_property

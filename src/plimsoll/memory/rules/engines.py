@@ -11,7 +11,8 @@ from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.engines import smaller_shares
 from plimsoll.model.price.form import BFLOAT16_UNITS
-from plimsoll.rollout.price import unpriced
+from plimsoll.rollout.price import KEPT_ASLEEP, unpriced
+from plimsoll.rollout.speculation import FROM_TEXT, proposer
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.model_files import CPU_HEAD_SIZES, against_cpu_heads
@@ -82,11 +83,29 @@ def engine_dtype(job: Job) -> Iterator[Problem]:
 
 def not_counted(job: Job) -> Iterator[Problem]:
     """What `rollout.vllm` asks for that the plan has no price of."""
-    for name in unpriced(job.spec.vllm.vllm if job.spec.vllm else {}):
+    for name in unpriced(job.spec.vllm) if job.spec.vllm else ():
         what = f"rollout.vllm.{name} changes what vLLM holds, and is not in the plan"
         why = "the plan counts what vLLM would hold without it"
         fix = "leave room for it, and compare with the ledger (`plimsoll report`) after a few steps"
         yield Problem("vllm-not-in-plan", "warning", what, why, fix)
+
+
+def speculation(job: Job) -> Iterator[Problem]:
+    """Speculative decoding, where vLLM 0.32 would not sample what it should."""
+    vllm = job.spec.vllm
+    method = None if vllm is None else proposer(vllm)
+    if vllm is None or method is None:
+        return
+    if job.device == "cpu":
+        what = f"rollout.vllm asks for speculative decoding ({method}), and the run is on the CPU"
+        why = "there vLLM verifies proposed tokens at temperatures that it never sets "
+        why += "(utils/cpu_triton_utils.py), so neither responses nor log-probs are the policy's"
+        yield Problem("vllm-argument", "error", what, why, "leave it out of rollout.vllm")
+    elif vllm.sleep_level == 2 and method not in FROM_TEXT and KEPT_ASLEEP not in vllm.vllm:
+        what = f"rollout.sleep_level is 2, and a model proposes tokens ({method})"
+        why = "its weights are dropped with the first sleep, and a sync brings only the policy's"
+        fix = f'rollout.sleep_level: 1, or rollout.vllm.{KEPT_ASLEEP}: ["draft.*"]'
+        yield Problem("vllm-argument", "error", what, why, fix)
 
 
 def cpu_heads(job: Job) -> Iterator[Problem]:

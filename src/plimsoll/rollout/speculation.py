@@ -1,0 +1,135 @@
+"""Speculative decoding of vLLM's: what proposes tokens, and which of it the plan has a price of.
+
+Read in vLLM 0.32 (config/speculative.py, v1/spec_decode/draft_model.py,
+v1/worker/gpu/spec_decode/standalone_ar/speculator.py): a draft model is a whole model beside the
+policy's, with weights of its own in the engine's dtype and a KV cache of its own for the same
+tokens, both out of the engine's share and divided as the engine is. N-grams and suffixes propose
+from the text itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from plimsoll.config.problems import show
+from plimsoll.config.rollout import RolloutConfig
+from plimsoll.errors import ConfigError
+from plimsoll.shapes.known_models import read_shape
+from plimsoll.shapes.shape import ModelShape
+
+CACHE_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1, "bfloat16": 2, "float16": 2}
+"""Of a number in the KV cache, by vLLM's `kv_cache_dtype`."""
+
+_SECTION = "speculative_config"
+_SHORT = {"method": "spec_method", "model": "spec_model", "num_speculative_tokens": "spec_tokens"}
+"""What vLLM has as arguments of their own, too."""
+
+_DRAFT_MODEL = "draft_model"
+FROM_TEXT = ("ngram", "ngram_gpu", "suffix")
+"""Methods without a model."""
+_DEPTH = 24
+"""Tokens that suffixes propose at most: SpeculativeConfig.suffix_decoding_max_tree_depth."""
+_BY_NAME = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
+"""Methods that vLLM reads from a part of a model's name."""
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """tokens: proposed at once for each sequence. draft: of the model that proposes them; None
+    where none does. draft_cache: vLLM's `kv_cache_dtype` of its KV cache; None: the engine's.
+    keeps_logits: the draft's, until its tokens are verified."""
+
+    tokens: int = 0
+    draft: ModelShape | None = None
+    draft_cache: str | None = None
+    keeps_logits: bool = False
+
+
+def speculation_of(rollout: RolloutConfig) -> Speculation:
+    """What of the engine's speculative decoding is priced."""
+    asked, method = _asked(rollout.vllm), proposer(rollout)
+    if method is None or [*unpriced_speculation(rollout)]:
+        return Speculation()
+    depth = asked.get("suffix_decoding_max_tree_depth", _DEPTH)
+    default = depth if method == "suffix" else 0
+    tokens, cache = asked.get("num_speculative_tokens", default), asked.get("kv_cache_dtype")
+    count = tokens if isinstance(tokens, int) else 0
+    if method != _DRAFT_MODEL:
+        return Speculation(count)
+    keeps_logits = asked.get("draft_sample_method") == "probabilistic"
+    draft = read_shape(str(asked["model"]))
+    return Speculation(count, draft, cache if isinstance(cache, str) else None, keeps_logits)
+
+
+def proposer(rollout: RolloutConfig) -> str | None:
+    """vLLM's name of the method that proposes tokens; None without one."""
+    asked = _asked(rollout.vllm)
+    return _method(asked) if asked else None
+
+
+def draft_model(rollout: RolloutConfig) -> tuple[str, str] | None:
+    """The key that gives a draft model, and its path; None without one."""
+    path = _asked(rollout.vllm).get("model")
+    if proposer(rollout) != _DRAFT_MODEL or not isinstance(path, str):
+        return None
+    return f"rollout.vllm.{_key(rollout.vllm, 'model')}", path
+
+
+def unpriced_speculation(rollout: RolloutConfig) -> Iterator[str]:
+    """What of it the plan does not count, as `key: value` under `rollout.vllm`."""
+    asked, method = _asked(rollout.vllm), proposer(rollout)
+    if method is None or method in FROM_TEXT:
+        return
+    if method != _DRAFT_MODEL:
+        yield _written(rollout.vllm, "method", method)
+        return
+    if not _is_known(asked.get("model")):
+        yield _written(rollout.vllm, "model", asked.get("model"))
+    counted: Mapping[str, tuple[object, ...]] = {
+        "quantization": (None,),
+        "kv_cache_dtype": (None, "auto", *CACHE_BYTES),
+        "draft_tensor_parallel_size": (None, rollout.tensor_parallel),
+    }
+    for name, values in counted.items():
+        if asked.get(name) not in values:
+            yield _written(rollout.vllm, name, asked[name])
+
+
+def _asked(vllm: Mapping[str, object]) -> dict[str, object]:
+    section = vllm.get(_SECTION)
+    found = section if isinstance(section, dict) else {}
+    asked = {str(name).replace("-", "_"): value for name, value in found.items()}
+    return asked | {name: vllm[short] for name, short in _SHORT.items() if short in vllm}
+
+
+def _method(asked: Mapping[str, object]) -> str:
+    """As vLLM finds it where it is not given."""
+    given, model = asked.get("method"), str(asked.get("model") or "")
+    if given is None and model.strip("[]") == "ngram":
+        return "ngram"
+    if given is None and "." in model and all(map(str.isidentifier, model.split("."))):
+        return "custom_class"  # by its import path
+    if given not in (None, _DRAFT_MODEL):
+        return str(given)
+    named = (method for part, method in _BY_NAME.items() if part in model.lower())
+    return next(named, _DRAFT_MODEL)
+
+
+def _is_known(model: object) -> bool:
+    """Whether the shape of a draft model is; vLLM itself says what is wrong with another."""
+    try:
+        read_shape(str(model))
+    except ConfigError:
+        return False
+    return True
+
+
+def _written(vllm: Mapping[str, object], name: str, value: object) -> str:
+    return f"{_key(vllm, name)}: {show(value)}"
+
+
+def _key(vllm: Mapping[str, object], name: str) -> str:
+    """Under `rollout.vllm`, as it is written there."""
+    short = _SHORT.get(name, "")
+    return short if short in vllm else f"{_SECTION}.{name}"
