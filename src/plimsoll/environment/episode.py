@@ -23,7 +23,7 @@ from plimsoll.config.rollout import SamplingConfig
 from plimsoll.environment.calls import Begun, EnvironmentFailed
 from plimsoll.environment.conversation import Conversation
 from plimsoll.environment.seat import Seat
-from plimsoll.environment.speech import Speech, rendered
+from plimsoll.environment.speech import Speech, answering, identified, rendered
 from plimsoll.records import FinishReason, Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
 from plimsoll.rollout.protocol import Ask, Request
@@ -124,7 +124,7 @@ async def _turns(
         room = config.max_tokens - conversation.length
         most = min(prompt.max_new_tokens or policy.sampling.max_new_tokens, room)
         answer = await policy.says(conversation.asked(), turn, most)
-        reply = speech.read(answer.response_tokens, begun.tools)
+        reply = identified(speech.read(answer.response_tokens, begun.tools), turn)
         conversation = told.conversation = conversation.said(answer, reply.problem or "")
         if answer.finish_reason == "length":
             return "length"
@@ -135,7 +135,7 @@ async def _turns(
             return "stop"
         if turn == config.max_turns:
             return "turns"
-        after = [speech.cut(one) for one in heard.messages]
+        after = answering([speech.cut(one) for one in heard.messages], reply.tool_calls)
         tokens = speech.follows(messages, reply, after, answer.response_tokens)
         if conversation.length + len(tokens) >= config.max_tokens:
             return "length"

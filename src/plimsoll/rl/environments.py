@@ -8,7 +8,8 @@ from math import ceil
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import RlConfig
-from plimsoll.data.continuation import rewrites
+from plimsoll.data.continuation import most_calls, rewrites
+from plimsoll.data.pieces import tool_name
 from plimsoll.data.template import Template
 from plimsoll.environment.apart import Apart, Setup, processes
 from plimsoll.environment.episode import Table
@@ -18,7 +19,7 @@ from plimsoll.environment.price import processes_of
 from plimsoll.environment.seat import Here, Seat
 from plimsoll.environment.speech import Read, Speech
 from plimsoll.environment.tool_calls import read_reply
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, DataError
 from plimsoll.machine.host import usable_cores
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.episodes import Environments
@@ -59,6 +60,11 @@ def _kind(config: EnvironmentConfig) -> Factory:
             "and `step` (MultiTurnAgentExecutor)."
         )
     found.check(config.options)
+    if found.tools and config.tool_format == "none":
+        raise ConfigError(
+            f"{config.name!r} has tools ({', '.join(map(tool_name, found.tools))}), and with "
+            "tool_format: none no reply calls one. Say how the model writes calls: hermes, ..."
+        )
     return found
 
 
@@ -66,11 +72,33 @@ def _reader(config: EnvironmentConfig, template: Template) -> Read:
     """How a reply's tool calls are found in its text."""
     if config.tool_format == "none":
         return lambda text, tools: read_reply(text, ())
+    one_call = most_calls(template) == 1
     if config.tool_format == "hermes":
-        return read_reply
+        return partial(read_reply, one_call=one_call)
     from plimsoll.rollout.vllm_tools import vllm_extract  # vLLM takes seconds
 
-    return partial(read_reply, extract=vllm_extract(config.tool_format, template.tokenizer))
+    extract = vllm_extract(config.tool_format, template.tokenizer)
+    return partial(read_reply, extract=extract, one_call=one_call)
+
+
+def _check_tools(name: str, kind: Factory, config: EnvironmentConfig, template: Template) -> None:
+    """ConfigError for a chat template that cannot tell of the environment's tools, or of calls."""
+    if not kind.tools:
+        return
+    if config.describe_tools:
+        try:
+            template.knowing(kind.tools).render_prompt([{"role": "user", "content": "?"}])
+        except DataError as error:
+            raise ConfigError(
+                f"environments.{name}: a conversation {error}. Or write environments.{name}."
+                "describe_tools: false, where the prompts tell of the tools themselves."
+            ) from error
+    if most_calls(template) == 0:
+        raise ConfigError(
+            f"environments.{name}: the policy is to call tools, and the chat template of "
+            f"{template.tokenizer.name_or_path} takes no calls with their results. Set "
+            "data.chat_template to a template that does."
+        )
 
 
 def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environments | None:
@@ -78,7 +106,7 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
     config has no environments.
 
     Raises ConfigError for a chat template that writes earlier turns anew, where the config does not
-    say what to do then.
+    say what to do then; and for one that does not take what an environment's tools need.
     """
     if not kinds:
         return None
@@ -115,6 +143,7 @@ def _table(spec: RunSpec[RlConfig], name: str, kind: Factory, scorer: Scorer) ->
             f"was sampled after. Write environments.{name}.rewritten: keep, to go on after what "
             "was sampled as it was sampled; or set data.chat_template to a template that does not."
         )
+    _check_tools(name, kind, config, template)
     ends = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
     read = _reader(config, template)
     speech = Speech(template, ends, read, config.max_observation_tokens, kind.keeps_end)
