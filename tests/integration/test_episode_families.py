@@ -186,3 +186,22 @@ def test_the_trainers_tokens_are_the_engines(family: Family, pair: Pair) -> None
     assert bound < 1e-4
     for t, trainers in zip(found, scored, strict=True):
         assert np.abs(t.sampler_logprobs[t.loss_mask] - trainers).mean() <= bound
+
+
+def test_the_engine_tells_what_of_a_turns_prompt_its_cache_had(pair: Pair) -> None:
+    """Whole blocks of 32: of a prompt of 70 tokens two, once they are there; of the turn after it
+    all that was computed, which is not the last sampled token."""
+    tokens = np.random.default_rng(0).integers(0, 256, 70)
+    sampling = SamplingConfig(max_new_tokens=60, min_new_tokens=60)
+
+    def said(asked: Ints) -> Trajectory:
+        request = Request((Prompt(0, asked, ""),), 1, sampling, seed=1)
+        [answer] = pair.loop.run(pair.engine.generate(request))
+        return answer
+
+    first, again = said(tokens), said(tokens)
+    assert first.figures == {"prompt_tokens": 70, "cached_tokens": 0}
+    assert again.figures == {"prompt_tokens": 70, "cached_tokens": 64}
+    assert len(first.response_tokens) == 60
+    longer = said(np.concatenate([tokens, first.response_tokens, tokens]))
+    assert longer.figures == {"prompt_tokens": 200, "cached_tokens": 128}

@@ -125,6 +125,7 @@ async def _turns(
         most = min(prompt.max_new_tokens or policy.sampling.max_new_tokens, room)
         answer = await policy.says(conversation.asked(), turn, most)
         reply = identified(speech.read(answer.response_tokens, begun.tools), turn)
+        told.add(answer.figures)
         conversation = told.conversation = conversation.said(answer, reply.problem or "")
         if answer.finish_reason == "length":
             return "length"
