@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import ceil
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import RlConfig
@@ -15,7 +14,7 @@ from plimsoll.environment.apart import Apart, Setup, processes
 from plimsoll.environment.episode import Table
 from plimsoll.environment.opening import Factory, opened
 from plimsoll.environment.openrlhf import AgentExecutorBase
-from plimsoll.environment.price import processes_of
+from plimsoll.environment.price import episodes_at_once, processes_of
 from plimsoll.environment.seat import Here, Seat
 from plimsoll.environment.speech import Read, Speech
 from plimsoll.environment.tool_calls import read_reply
@@ -33,9 +32,6 @@ _TOOL = {
     "function": {"name": "tool", "description": "A tool.", "parameters": {"type": "object"}},
 }
 """Any, to see what a chat template does with one."""
-_WAITING = 1.5
-"""Episodes in flight for each that the engines work on at once: the others wait for their
-environments."""
 
 
 def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
@@ -111,15 +107,9 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
     if not kinds:
         return None
     tables = {name: _table(spec, name, kind, scorer) for name, kind in kinds.items()}
-    return Environments(tables, min(_at_once(one, spec) for one in tables.values()), scorer.loop)
-
-
-def _at_once(table: Table, spec: RunSpec[RlConfig]) -> int:
-    """Episodes in flight."""
-    if table.config.process:
-        return processes_of(table.config, usable_cores())
-    rollout = spec.config.rollout
-    return table.config.at_once or ceil(_WAITING * rollout.engines * rollout.max_sequences)
+    config = spec.config
+    at_once = episodes_at_once(config.environments, config.rollout, usable_cores())
+    return Environments(tables, at_once, scorer.loop)
 
 
 def _seat(config: EnvironmentConfig, kind: Factory, scorer: Scorer) -> Callable[[], Seat]:
