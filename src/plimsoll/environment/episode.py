@@ -23,7 +23,7 @@ from plimsoll.config.rollout import SamplingConfig
 from plimsoll.environment.calls import Begun, EnvironmentFailed
 from plimsoll.environment.conversation import Conversation
 from plimsoll.environment.seat import Seat
-from plimsoll.environment.speech import Speech, answering, identified, rendered
+from plimsoll.environment.speech import Speech, answering, identified, readable, rendered
 from plimsoll.records import FinishReason, Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
 from plimsoll.rollout.protocol import Ask, Request
@@ -140,7 +140,7 @@ async def _turns(
         tokens = speech.follows(messages, reply, after, answer.response_tokens)
         if conversation.length + len(tokens) >= config.max_tokens:
             return "length"
-        text = "\n".join(one.content for one in after)
+        text = "\n".join(map(readable, after))
         conversation = conversation.told(after[-1].role, tokens, text)
         messages = [*messages, rendered(reply.message), *map(rendered, after)]
     raise AssertionError("max_turns is 1 or more")

@@ -86,6 +86,11 @@ class Speech:
         return str(self.template.tokenizer.decode(tokens, skip_special_tokens=False))
 
 
+def readable(message: Message) -> str:
+    """As a person reads it: what a tool says, after its name."""
+    return f"{message.name}: {message.content}" if message.name else message.content
+
+
 def rendered(message: Message) -> dict[str, Any]:
     """As chat templates take it."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
