@@ -12,7 +12,7 @@ from plimsoll.data.pieces import tool_name
 from plimsoll.data.template import Template
 from plimsoll.environment.apart import Apart, Setup, processes
 from plimsoll.environment.episode import Table
-from plimsoll.environment.opening import Factory, opened
+from plimsoll.environment.opening import Factory, opened, opened_functions
 from plimsoll.environment.openrlhf import AgentExecutorBase
 from plimsoll.environment.price import episodes_at_once, processes_of
 from plimsoll.environment.seat import Here, Seat
@@ -49,7 +49,7 @@ def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
 
 
 def _kind(config: EnvironmentConfig) -> Factory:
-    found = opened(config.name)
+    found = opened(config.name, opened_functions(config.tools))
     if isinstance(found, AgentExecutorBase):
         raise ConfigError(
             f"{config.name!r} plays whole episodes itself (`execute`). Name an agent with `reset` "
@@ -116,7 +116,7 @@ def _seat(config: EnvironmentConfig, kind: Factory, scorer: Scorer) -> Callable[
     if not config.process:
         return partial(Here, partial(kind.make, **config.options), config.call_seconds)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
-    setup = Setup(config.name, config.options, memory)
+    setup = Setup(config.name, config.options, config.tools, memory)
     children = processes(setup, processes_of(config, usable_cores()))
     scorer.held.push_async_callback(children.close)
     return partial(Apart, children, config.call_seconds)
