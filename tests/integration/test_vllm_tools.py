@@ -63,6 +63,12 @@ def test_mistral_before_its_eleventh_tokenizer() -> None:
     assert reply.tool_calls == (ToolCall("calculate", {"expression": "1+1", "digits": 2}),)
 
 
+def test_the_id_that_mistral_writes_with_a_call_is_kept() -> None:
+    text = OLD_MISTRAL.replace("}}]", '}, "id": "VvvODy9mT"}]')
+    [call] = read_reply(text, TOOLS, extract("mistral")).tool_calls
+    assert call == ToolCall("calculate", {"expression": "1+1", "digits": 2}, "VvvODy9mT")
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_text_is_no_call(name: str) -> None:
     reply = read_reply("It is {2}, or [2].", TOOLS, own(name))

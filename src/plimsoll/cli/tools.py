@@ -138,6 +138,9 @@ def rollouts(words: list[str]) -> None:
     parser.add_argument(
         "--count", type=int, default=1, metavar="C", help="groups to show in full (%(default)s)"
     )
+    parser.add_argument(
+        "--mask", action="store_true", help="show all tokens; `+` marks those that are learned from"
+    )
     options = vars(parser.parse_args(words))
 
     from rich.console import Console

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from rich.console import Console
 
+from plimsoll.commands.rollouts_mask import masked
 from plimsoll.commands.rollouts_text import (
+    Placed,
     compared_columns,
     compared_text,
     group_columns,
@@ -31,7 +33,8 @@ class Wanted:
     """What a person asks for.
 
     step: None for the last. group: its number in the step. prompt: a text that it holds. order: by
-    the mean reward. diff: another step. count: how many groups are shown in full.
+    the mean reward. diff: another step. count: how many groups are shown in full. mask: by their
+    tokens, with which of them are learned from.
     """
 
     step: int | None = None
@@ -40,6 +43,7 @@ class Wanted:
     order: Literal["worst", "best"] | None = None
     diff: int | None = None
     count: int = 1
+    mask: bool = False
 
 
 def show_rollouts(path: Path, wanted: Wanted, terminal: Console | None) -> str:
@@ -56,11 +60,15 @@ def show_rollouts(path: Path, wanted: Wanted, terminal: Console | None) -> str:
     groups = _chosen(_read(path, steps, step), step, wanted)
     if wanted.diff is not None:
         pairs = _pairs(path, steps, step, groups, wanted)
+        if wanted.mask:
+            pairs = [(_masked(steps, a), _masked(steps, b)) for a, b in pairs]
         if terminal is None:
             return "\n\n".join(compared_text(*pair) for pair in pairs)
         return "\n\n".join(compared_columns(*pair, terminal) for pair in pairs)
     if len(groups) > wanted.count:
         return overview_text(step, groups, None if terminal is None else terminal.width)
+    if wanted.mask:
+        groups = masked(groups, steps[step])
     if terminal is None:
         return "\n\n".join(group_text(step, group) for group in groups)
     return "\n\n".join(group_columns(step, group, terminal) for group in groups)
@@ -131,8 +139,14 @@ def _chosen(groups: Sequence[ResponseGroup], step: int, wanted: Wanted) -> list[
     return found
 
 
-Compared = tuple[tuple[int, ResponseGroup], tuple[int, ResponseGroup]]
+Compared = tuple[Placed, Placed]
 """A prompt's groups in an earlier and a later step."""
+
+
+def _masked(steps: Mapping[int, Path], placed: Placed) -> Placed:
+    step, group = placed
+    [found] = masked([group], steps[step])
+    return step, found
 
 
 def _pairs(

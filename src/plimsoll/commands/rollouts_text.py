@@ -18,7 +18,17 @@ _NARROWEST = 36
 """Of a column of responses, characters."""
 _PLAIN_WIDTH = 100
 _OVERVIEW = "{:>6} {:>10} {:>10} {:>10} {:>7} {:>8}  "
-_Placed = tuple[int, ResponseGroup]
+_STYLES = {
+    "assistant": "default",
+    "call": "magenta",
+    "tool": "yellow",
+    "wrong": "red",
+    "learned": "green",
+    "other": "dim",
+}
+_OTHERS = "blue"
+"""Of who else speaks in an episode."""
+Placed = tuple[int, ResponseGroup]
 """A group and its step."""
 
 
@@ -54,7 +64,7 @@ def group_text(step: int, group: ResponseGroup) -> str:
     return "\n".join([_title(step, group), *_asked(group), "", *_answers(group)])
 
 
-def compared_text(earlier: _Placed, later: _Placed) -> str:
+def compared_text(earlier: Placed, later: Placed) -> str:
     """A prompt's groups of two steps, one after the other."""
     lines = [_change(earlier, later), *_asked(later[1]), ""]
     for step, group in (earlier, later):
@@ -64,7 +74,7 @@ def compared_text(earlier: _Placed, later: _Placed) -> str:
 
 def _answers(group: ResponseGroup) -> list[str]:
     return [
-        f"[{one.sample_index}] {_figures(one)}\n{indent(visible(one.response), '    ')}\n"
+        f"[{one.sample_index}] {_figures(one)}\n{indent(_text(one), '    ')}\n"
         for one in group.responses
     ]
 
@@ -79,7 +89,7 @@ def group_columns(step: int, group: ResponseGroup, terminal: Console) -> str:
     return _drawn(terminal, Text(_title(step, group), style="bold"), *_shown_asked(group), table)
 
 
-def compared_columns(earlier: _Placed, later: _Placed, terminal: Console) -> str:
+def compared_columns(earlier: Placed, later: Placed, terminal: Console) -> str:
     """A prompt's groups of two steps side by side, each from its highest reward to its lowest."""
     table = _columns(2)
     table.add_row(*(Text(_title(*placed), style="bold") for placed in (earlier, later)))
@@ -97,8 +107,14 @@ def _columns(count: int) -> Table:
 
 
 def _cell(one: SampledResponse) -> Text:
-    head = Text(f"[{one.sample_index}] {_figures(one)}", style="cyan")
-    return head.append(f"\n\n{visible(one.response)}", style="default")
+    found = Text().append(f"[{one.sample_index}] {_figures(one)}\n\n", style="cyan")
+    for piece in one.shown:
+        found.append(visible(piece.text), style=_STYLES.get(piece.kind, _OTHERS))
+    return found
+
+
+def _text(one: SampledResponse) -> str:
+    return "".join(visible(piece.text) for piece in one.shown)
 
 
 def _drawn(terminal: Console, *shown: RenderableType) -> str:
@@ -118,7 +134,7 @@ def _title(step: int, group: ResponseGroup) -> str:
     return f"Step {step}, group {group.number}: {count}, mean reward {group.reward:.4g}{spread}"
 
 
-def _change(earlier: _Placed, later: _Placed) -> str:
+def _change(earlier: Placed, later: Placed) -> str:
     before, after = earlier[1].reward, later[1].reward
     return (
         f"Mean reward {before:.4g} in step {earlier[0]}, {after:.4g} in step {later[0]} "

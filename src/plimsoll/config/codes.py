@@ -28,6 +28,7 @@ Code = Literal[
     "device-memory",
     "disk-space",
     "dynamic-awake",
+    "environment-cache",
     "environment-column",
     "environment-length",
     "environment-template",

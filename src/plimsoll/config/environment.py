@@ -18,13 +18,16 @@ ToolFormat = Literal["hermes", "llama3_json", "mistral", "qwen3_coder", "none"]
 
 
 class EnvironmentConfig(Choice):
-    """One environment: a name of Plimsoll's (`calculator`, `guess_number`, ...), an import path
+    """One environment: a name of Plimsoll's (`calculator`, `functions`, ...), an import path
     `my.module:MyEnvironment` of a class, or an agent file of OpenRLHF's form, `agent.py`."""
 
     name: str
     """The environment's name, an import path, or a file that ends in `.py`."""
     options: dict[str, OptionValue] = Field(default={})
     """Keyword arguments of the class; one object is made for each episode."""
+    tools: tuple[str, ...] = ()
+    """Functions that the policy may call beside the environment's own tools, each by
+    `my.module:function` or `path/to/file.py:function`, with a docstring and annotations."""
     max_turns: PositiveInt = 8
     """How often the policy speaks in an episode, at most."""
     max_tokens: PositiveInt = 2048

@@ -97,6 +97,22 @@ def is_rewritten(template: Template, before: Messages, said: Message, after: Mes
     return template.jinja is not None and _change(template, before, said, after) is not None
 
 
+def most_calls(template: Template) -> int:
+    """How many tool calls the template takes in a turn, of the two that are tried; arguments are
+    objects. 0: it refuses them, or leaves them or their results out. Plain text takes any: they are
+    in what was sampled."""
+    if template.jinja is None:
+        return 2
+    for calls in (2, 1):
+        turns = [_ASKED, *_called([f"call{i:05}" for i in range(calls)], "reckon", "", {})]
+        try:
+            [piece] = template.render_prompt(turns)
+        except DataError:
+            continue
+        return calls if _RESULT in piece.text else 0
+    return 0
+
+
 @dataclass(frozen=True)
 class _Reply:
     """A conversation rendered with a mark at the end of a reply.
@@ -287,6 +303,7 @@ _ASKED: Message = {"role": "user", "content": "How much is 2+2?"}
 _ANSWERED: Message = {"role": "assistant", "content": "It is 4."}
 _AGAIN: Message = {"role": "user", "content": "And 3+3?"}
 _SYSTEM: Message = {"role": "system", "content": "Be brief."}
+_RESULT = "8152"
 _WITHIN = "<think>\nTwice two.\n</think>\n\nIt is 4."
 
 _Probe = tuple[Template, Messages, Message, Messages]
@@ -305,15 +322,21 @@ def _probes(template: Template, tools: Tools) -> Iterator[tuple[str, list[_Probe
 
 def _tool_probes(template: Template, tools: Tools) -> Iterator[_Probe]:
     """Templates differ in what a call has for content, and in the form of its arguments."""
-    name, call_id = tool_name(tools[0]), "call00000"
-    result = {"role": "tool", "content": "4", "name": name, "tool_call_id": call_id}
     yield template, [_ASKED], _ANSWERED, [_AGAIN]
     for content, arguments in itertools.product(("", None), ({}, "{}")):
-        function = {"name": name, "arguments": arguments}
-        call = {"type": "function", "id": call_id, "function": function}
-        calling = {"role": "assistant", "content": content, "tool_calls": [call]}
+        calling, result = _called(["call00000"], tool_name(tools[0]), content, arguments)
         yield template, [_ASKED], calling, [result]
         yield template, [_ASKED, calling, result], _ANSWERED, [_AGAIN]
+
+
+def _called(ids: Sequence[str], name: str, content: str | None, arguments: object) -> list[Message]:
+    """A turn with calls of a tool, and their results."""
+    function = {"name": name, "arguments": arguments}
+    calls = [{"type": "function", "id": own, "function": function} for own in ids]
+    results = [
+        {"role": "tool", "content": _RESULT, "name": name, "tool_call_id": own} for own in ids
+    ]
+    return [{"role": "assistant", "content": content, "tool_calls": calls}, *results]
 
 
 def _first_change(probes: Sequence[_Probe]) -> str | None:

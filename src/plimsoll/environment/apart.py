@@ -21,6 +21,7 @@ class Setup:
 
     name: str
     options: Mapping[str, OptionValue]
+    tools: tuple[str, ...]
     memory_bytes: int | None
 
 

@@ -116,10 +116,11 @@ def _message(one: object) -> Message | None:
         return one if isinstance(one.content, str) else None
     if not isinstance(one, Mapping):
         return None
-    role, content, name = one.get("role"), one.get("content"), one.get("name", "")
-    if not isinstance(role, str) or not isinstance(content, str) or not isinstance(name, str):
+    texts = [one.get("role"), one.get("content"), one.get("name", ""), one.get("tool_call_id", "")]
+    if not all(isinstance(text, str) for text in texts):
         return None
-    return Message(role, content, name=name)
+    role, content, name, call_id = map(str, texts)
+    return Message(role, content, name=name, call_id=call_id)
 
 
 def _wrong(method: str, given: object, wanted: str) -> Failed:

@@ -27,7 +27,7 @@ from plimsoll.environment.calls import Begun, EnvironmentFailed
 from plimsoll.environment.conversation import Conversation, ended
 from plimsoll.environment.protocol import Message, Reply
 from plimsoll.environment.seat import Seat
-from plimsoll.environment.speech import Speech, rendered
+from plimsoll.environment.speech import Speech, answering, identified, readable, rendered
 from plimsoll.records import FinishReason, Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
 from plimsoll.rollout.protocol import Ask, Request
@@ -140,7 +140,8 @@ async def _turns(
         room = longest - len(asked.tokens)
         most = min(prompt.max_new_tokens or policy.sampling.max_new_tokens, room)
         answer = await policy.says(asked, turn, most)
-        reply = speech.read(answer.response_tokens, begun.tools)
+        reply = identified(speech.read(answer.response_tokens, begun.tools), turn)
+        told.add(answer.figures)
         conversation = told.branches[-1] = conversation.said(answer, reply.problem or "")
         if answer.finish_reason == "length":
             return "length"
@@ -151,7 +152,7 @@ async def _turns(
             return "stop"
         if turn == config.max_turns:
             return "turns"
-        after = [speech.cut(one) for one in heard.messages]
+        after = answering([speech.cut(one) for one in heard.messages], reply.tool_calls)
         goes_on = _goes_on(conversation, config, speech, messages, reply, after, answer)
         if len(goes_on[-1].all_tokens) >= longest:
             return "length"
@@ -177,7 +178,7 @@ def _goes_on(
             anew = np.array(speech.begins([*messages, said, *heard]), np.int32)
             return [conversation, Conversation(replace(conversation.prompt, tokens=anew))]
     tokens = speech.follows(messages, reply, after, answer.response_tokens)
-    text = "\n".join(one.content for one in after)
+    text = "\n".join(map(readable, after))
     return [conversation.told(after[-1].role, tokens, text)]
 
 

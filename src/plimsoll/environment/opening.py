@@ -9,7 +9,7 @@
 | `file.py:play` | an agent: a function with the parameters `base_url` and `api_key` (agents/) |
 
 A class with `reset` and `step` is an environment as it is; one with `reset` and further public
-methods has these as its tools (tool_environment.py).
+methods has these as its tools (tool_environment.py), with the functions that are named beside it.
 """
 
 from __future__ import annotations
@@ -130,15 +130,6 @@ def opened_functions(names: Iterable[str]) -> list[Function]:
         found.append(function)
     toolbox(found)
     return found
-
-
-def of_functions(name: str, functions: Sequence[Function]) -> Factory:
-    """An environment of tools without a state."""
-
-    def make() -> Environment:
-        return tool_environment(None, functions)
-
-    return Factory(name, make, toolbox(functions).schemas)
 
 
 def _class_name(file: str) -> str:

@@ -28,7 +28,8 @@ async def settled(given: Any) -> Any:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call that the policy wrote: a tool's name, and its arguments by name."""
+    """A call that the policy wrote: a tool's name, and its arguments by name. id: of nine letters
+    and digits, no other call of the episode has it; the policy's own where it wrote one."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -38,12 +39,14 @@ class ToolCall:
 @dataclass(frozen=True)
 class Message:
     """What one side says. role: `system`, `user`, `assistant` or `tool`; or `raw`: the text goes on
-    as it is, without the chat template. name: of the tool that says it."""
+    as it is, without the chat template. name: of the tool that says it. call_id: of the call that
+    it answers; results without one answer the calls in their order."""
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     name: str = ""
+    call_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class Speech:
         head, tail = self.text(tokens[:half]), self.text(tokens[-half:])
         left_out = max(0, len(text) - len(head) - len(tail))
         mark = f"\n[{left_out:,} characters left out]\n"
-        return Message(message.role, head + mark + tail, message.tool_calls, message.name)
+        return replace(message, content=head + mark + tail)
 
     def tokens(self, text: str) -> list[int]:
         """Of text that goes on as it is."""
@@ -92,11 +92,18 @@ class Speech:
         return str(self.template.tokenizer.decode(tokens, skip_special_tokens=False))
 
 
+def readable(message: Message) -> str:
+    """As a person reads it: what a tool says, after its name."""
+    return f"{message.name}: {message.content}" if message.name else message.content
+
+
 def rendered(message: Message) -> dict[str, Any]:
     """As chat templates take it."""
     found: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name:
         found["name"] = message.name
+    if message.call_id:
+        found["tool_call_id"] = message.call_id
     if message.tool_calls:
         found["tool_calls"] = [_rendered_call(call) for call in message.tool_calls]
     return found
@@ -106,3 +113,24 @@ def _rendered_call(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.name, "arguments": dict(call.arguments)}
     found: dict[str, Any] = {"type": "function", "function": function}
     return {**found, "id": call.id} if call.id else found
+
+
+def identified(reply: Reply, turn: int) -> Reply:
+    """The same, each call with an id: the policy's own, or one of the turn's number and the call's,
+    which has nine letters and digits, as Mistral's templates ask."""
+    calls = tuple(
+        call if call.id else replace(call, id=f"c{turn % 10_000:04}{place % 10_000:04}")
+        for place, call in enumerate(reply.tool_calls)
+    )
+    return replace(reply, message=replace(reply.message, tool_calls=calls), tool_calls=calls)
+
+
+def answering(said: Sequence[Message], calls: Sequence[ToolCall]) -> list[Message]:
+    """The same, results of tools with the ids of the calls that they answer: those without one, in
+    the order of the calls that no other answers."""
+    named = {message.call_id for message in said}
+    left = (call.id for call in calls if call.id not in named)
+    return [
+        replace(one, call_id=next(left, "")) if one.role == "tool" and not one.call_id else one
+        for one in said
+    ]

@@ -14,9 +14,9 @@ from plimsoll.config.choice import nearest
 from plimsoll.environment.protocol import Message, Reply, ToolCall
 from plimsoll.environment.schemas import Tool, by_name, shown, written, wrong_arguments
 
-Extracted = tuple[str, Sequence[tuple[str, str]], Sequence[str]]
-"""The text outside of calls; each call's name and arguments, the latter as JSON text; and a
-sentence for each call that cannot be read."""
+Extracted = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
+"""The text outside of calls; each call's name, its arguments as JSON text, and the id that was
+written with it, or nothing; and a sentence for each call that cannot be read."""
 
 Extract = Callable[[str, Sequence[Tool]], Extracted]
 """Finds calls in a text, with the tools that there are; one for each format that models write.
@@ -27,24 +27,31 @@ _EXPECTED = (
     f'Write {_OPEN}{{"name": "...", "arguments": {{...}}}}{_CLOSE}, with the name of a tool and an '
     f"object of its arguments."
 )
+_ONE_CALL = "a turn may have one."
 _MOST_NESTED = 64
 _MOST_TOLD = 3
 _BLANKS = re.compile(r"\s*")
 
 
-def read_reply(text: str, tools: Sequence[Tool], extract: Extract | None = None) -> Reply:
+def read_reply(
+    text: str, tools: Sequence[Tool], extract: Extract | None = None, *, one_call: bool = False
+) -> Reply:
     """What the policy said. text: with the special tokens that its format of calls has, without the
     end of turn. tools: that it may call; of none, the text holds no calls. extract: finds the
-    calls; default: `hermes`. What is within `<think>` calls nothing.
+    calls; default: `hermes`. one_call: the chat template takes no more in a turn, so that further
+    ones are wrong. What is within `<think>` calls nothing.
     """
     if not tools:
         return Reply(text, Message("assistant", text), (), None)
     thought, rest = _after_thinking(text)
     content, found, unreadable = (extract or hermes)(rest, tools)
     known = by_name(tools)
-    checked = [_checked(name, arguments, known) for name, arguments in found]
+    checked = [_checked(*call, known) for call in found]
     calls = tuple(call for call in checked if isinstance(call, ToolCall))
     problems = [*(wrong for wrong in checked if isinstance(wrong, str)), *unreadable]
+    if one_call and len(calls) > 1:
+        problems += [f"Only the first call was carried out, of {calls[0].name!r}: {_ONE_CALL}"]
+        calls = calls[:1]
     said = (thought + content).rstrip() if calls else text
     return Reply(text, Message("assistant", said, calls), calls, _told(problems))
 
@@ -59,7 +66,7 @@ def hermes(text: str, tools: Sequence[Tool]) -> Extracted:
     """Calls as Hermes, Qwen 2.5 and Qwen 3 write them: `<tool_call>` and an object with `name` and
     `arguments`. The end tag may be missing, as where it ends sampling."""
     begin, outside = 0, []
-    calls: list[tuple[str, str]] = []
+    calls: list[tuple[str, str, str]] = []
     problems: list[str] = []
     while (at := text.find(_OPEN, begin)) >= 0:
         outside.append(text[begin:at])
@@ -68,7 +75,7 @@ def hermes(text: str, tools: Sequence[Tool]) -> Extracted:
             problems.append(f"{call} {_EXPECTED}")
             outside.append(text[at:begin])
         else:
-            calls.append(call)
+            calls.append((*call, ""))
     outside.append(text[begin:])
     return "".join(outside), calls, problems
 
@@ -127,7 +134,7 @@ def _blanks_end(text: str, begin: int) -> int:
     return begin if found is None else found.end()
 
 
-def _checked(name: str, arguments: str, known: Mapping[str, Tool]) -> ToolCall | str:
+def _checked(name: str, arguments: str, call_id: str, known: Mapping[str, Tool]) -> ToolCall | str:
     """The call, or what is wrong with it."""
     if name not in known:
         return _unknown(name, known)
@@ -144,7 +151,7 @@ def _checked(name: str, arguments: str, known: Mapping[str, Tool]) -> ToolCall |
     wrong = wrong_arguments(known[name], values)
     if wrong is not None:
         return f"The arguments of the call of {name!r} are wrong: {wrong}. {expected}"
-    return ToolCall(name, values)
+    return ToolCall(name, values, call_id)
 
 
 def _unknown(name: str, known: Mapping[str, Tool]) -> str:

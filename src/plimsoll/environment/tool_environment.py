@@ -94,8 +94,8 @@ def schema_of(function: Function) -> Tool:
 
 
 class ToolEnvironment:
-    """An environment (`protocol.Environment`) of an object with tools as methods, or of functions
-    alone. inner: the object, for rewards that read its state; None: there is none.
+    """An environment (`protocol.Environment`) of an object with tools as methods, and of functions
+    beside them. inner: the object, for rewards that read its state.
 
     A tool that raises is answered with the error, and counted. `get_reward` and `close` are the
     object's, where it has them.
@@ -104,15 +104,14 @@ class ToolEnvironment:
     get_reward: Function
     close: Function
 
-    def __init__(self, inner: object | None, tools: Toolbox) -> None:
+    def __init__(self, inner: Any, tools: Toolbox) -> None:
         self.inner, self._tools = inner, tools
         _lend(self, inner)
 
     def reset(self, row: Mapping[str, Any]) -> Observation:
         """What the object's `reset` says, and its tools."""
-        reset = getattr(self.inner, "reset", None)
-        said = None if reset is None else reset(**_wanted(reset, row))
-        return _begun(said, self._tools)
+        reset = self.inner.reset
+        return _begun(reset(**_wanted(reset, row)), self._tools)
 
     def step(self, reply: Reply) -> Step:
         """Carry the calls out, in their order."""
@@ -133,15 +132,14 @@ class AsyncToolEnvironment:
     get_reward: Function
     close: Function
 
-    def __init__(self, inner: object | None, tools: Toolbox) -> None:
+    def __init__(self, inner: Any, tools: Toolbox) -> None:
         self.inner, self._tools = inner, tools
         _lend(self, inner)
 
     async def reset(self, row: Mapping[str, Any]) -> Observation:
         """What the object's `reset` says, and its tools."""
-        reset = getattr(self.inner, "reset", None)
-        said = None if reset is None else await settled(reset(**_wanted(reset, row)))
-        return _begun(said, self._tools)
+        reset = self.inner.reset
+        return _begun(await settled(reset(**_wanted(reset, row))), self._tools)
 
     async def step(self, reply: Reply) -> Step:
         """Carry the calls out, in their order."""
@@ -156,15 +154,14 @@ class AsyncToolEnvironment:
 
 
 def tool_environment(
-    inner: object | None, functions: Sequence[Function] = ()
+    inner: Any, functions: Sequence[Function] = ()
 ) -> ToolEnvironment | AsyncToolEnvironment:
-    """Of an object's methods, and of functions beside them. Raises ConfigError as `toolbox` does,
-    and where there is no tool at all."""
-    methods = [] if inner is None else methods_of(inner)
-    tools = toolbox([*functions, *methods])
+    """Of an object with `reset`: of its methods, and of functions beside them. Raises ConfigError
+    as `toolbox` does, and where there is no tool at all."""
+    tools = toolbox([*functions, *methods_of(inner)])
     if not tools.functions:
         raise no_tool(type(inner))
-    if tools.awaited or inspect.iscoroutinefunction(getattr(inner, "reset", None)):
+    if tools.awaited or inspect.iscoroutinefunction(inner.reset):
         return AsyncToolEnvironment(inner, tools)
     return ToolEnvironment(inner, tools)
 
@@ -173,7 +170,7 @@ def no_tool(kind: type) -> ConfigError:
     """Of a class that leaves a policy nothing to call."""
     return ConfigError(
         f"{kind.__name__} has no tool: its public methods, other than {', '.join(RESERVED)}, are "
-        f"what the policy may call; or it needs a method `step`."
+        f"what the policy may call, with the functions of `tools`; or it needs a method `step`."
     )
 
 
@@ -184,7 +181,7 @@ class _Answer:
     failed: bool = False
 
 
-def _lend(environment: ToolEnvironment | AsyncToolEnvironment, inner: object | None) -> None:
+def _lend(environment: ToolEnvironment | AsyncToolEnvironment, inner: object) -> None:
     """Who asks for a method that may be left out finds it only where the object has it."""
     if callable(found := getattr(inner, "get_reward", None)):
         environment.get_reward = found

@@ -10,7 +10,7 @@ from typing import Any
 
 from plimsoll.environment.apart import Question, Setup
 from plimsoll.environment.calls import begun, method_of, raised, rewarded, stepped
-from plimsoll.environment.opening import Factory, opened
+from plimsoll.environment.opening import Factory, opened, opened_functions
 from plimsoll.reward.functions.child import Opened, serve
 
 _READ: dict[str, Callable[[Any], object]] = {
@@ -43,7 +43,7 @@ class _Player:
 
 
 def _opened(setup: Setup) -> Opened:
-    factory = opened(setup.name)
+    factory = opened(setup.name, opened_functions(setup.tools))
     assert isinstance(factory, Factory), "the config was looked at before"
     return _Player(partial(factory, **setup.options)).answer, setup.memory_bytes
 

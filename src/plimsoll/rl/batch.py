@@ -25,6 +25,7 @@ from plimsoll.engine.objectives import PolicyStream
 from plimsoll.engine.worker import Worker
 from plimsoll.records import Floats, Ints, Pack, Trajectory
 from plimsoll.rl.layout import Layout, MiniBatch, lay_out
+from plimsoll.rollout.protocol import CACHED_TOKENS, PROMPT_TOKENS
 from plimsoll.run.health import repeating
 from plimsoll.run.trajectories import TokenScores
 from plimsoll.spec.choices import AdvantageNeed, advantage_needs
@@ -296,12 +297,16 @@ def trajectory_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
 
 
 def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
-    """What environments measured, as means over the episodes that have it; nothing without any."""
-    names = dict.fromkeys(name for t in trajectories if t.turns for name in t.figures)
-    return {
-        f"episode/{name}": fmean(t.figures[name] for t in trajectories if name in t.figures)
-        for name in names
-    }
+    """What was measured of episodes, as means over those that have it; and of all their turns'
+    prompts the share that the engines' prefix caches had. Nothing without any."""
+    figures = [t.figures for t in trajectories if t.turns]
+    names = dict.fromkeys(name for own in figures for name in own)
+    found = {f"episode/{n}": fmean(own[n] for own in figures if n in own) for n in names}
+    prompts = sum(own.get(PROMPT_TOKENS, 0.0) for own in figures)
+    if prompts:
+        cached = sum(own.get(CACHED_TOKENS, 0.0) for own in figures)
+        found["rollout/prefix_cache_hits"] = cached / prompts
+    return found
 
 
 def zero_signal(trajectories: list[Trajectory]) -> float:

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import ceil
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rl import RlConfig
-from plimsoll.data.continuation import rewrites
+from plimsoll.data.continuation import most_calls, rewrites
+from plimsoll.data.pieces import tool_name
 from plimsoll.data.template import Template
 from plimsoll.environment.agents.endpoint import Endpoint
 from plimsoll.environment.agents.executor import ExecutorAgent
 from plimsoll.environment.agents.play import Agent, ServedAgent, play_agent
 from plimsoll.environment.apart import Apart, Setup, processes
 from plimsoll.environment.episode import Table, play
-from plimsoll.environment.opening import AgentFunction, Factory, opened
+from plimsoll.environment.opening import AgentFunction, Factory, opened, opened_functions
 from plimsoll.environment.openrlhf import AgentExecutorBase
-from plimsoll.environment.price import processes_of
+from plimsoll.environment.price import episodes_at_once, processes_of
 from plimsoll.environment.seat import Here, Seat
 from plimsoll.environment.speech import Read, Speech
 from plimsoll.environment.tool_calls import read_reply
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, DataError
 from plimsoll.machine.host import usable_cores
 from plimsoll.reward.score import Scorer
 from plimsoll.rl.episodes import Environments, Player
@@ -37,9 +37,6 @@ _TOOL = {
     "function": {"name": "tool", "description": "A tool.", "parameters": {"type": "object"}},
 }
 """Any, to see what a chat template does with one."""
-_WAITING = 1.5
-"""Episodes in flight for each that the engines work on at once: the others wait for their
-environments."""
 
 
 def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
@@ -57,7 +54,7 @@ def open_kinds(environments: Mapping[str, EnvironmentConfig]) -> Kinds:
 
 
 def _kind(config: EnvironmentConfig) -> Kind:
-    found = opened(config.name)
+    found = opened(config.name, opened_functions(config.tools))
     if not isinstance(found, Factory) and config.process:
         raise ConfigError(
             f"{config.name!r} plays whole episodes itself, and process: true is for environments "
@@ -66,8 +63,13 @@ def _kind(config: EnvironmentConfig) -> Kind:
     if isinstance(found, AgentExecutorBase):
         if config.options:
             raise ConfigError(f"{config.name!r} is an executor of OpenRLHF: it takes no options.")
-    else:
-        found.check(config.options)
+        return found
+    found.check(config.options)
+    if isinstance(found, Factory) and found.tools and config.tool_format == "none":
+        raise ConfigError(
+            f"{config.name!r} has tools ({', '.join(map(tool_name, found.tools))}), and with "
+            "tool_format: none no reply calls one. Say how the model writes calls: hermes, ..."
+        )
     return found
 
 
@@ -75,11 +77,33 @@ def _reader(config: EnvironmentConfig, template: Template) -> Read:
     """How a reply's tool calls are found in its text."""
     if config.tool_format == "none":
         return lambda text, tools: read_reply(text, ())
+    one_call = most_calls(template) == 1
     if config.tool_format == "hermes":
-        return read_reply
+        return partial(read_reply, one_call=one_call)
     from plimsoll.rollout.vllm_tools import vllm_extract  # vLLM takes seconds
 
-    return partial(read_reply, extract=vllm_extract(config.tool_format, template.tokenizer))
+    extract = vllm_extract(config.tool_format, template.tokenizer)
+    return partial(read_reply, extract=extract, one_call=one_call)
+
+
+def _check_tools(name: str, kind: Kind, config: EnvironmentConfig, template: Template) -> None:
+    """ConfigError for a chat template that cannot tell of the environment's tools, or of calls."""
+    if not isinstance(kind, Factory) or not kind.tools:
+        return
+    if config.describe_tools:
+        try:
+            template.knowing(kind.tools).render_prompt([{"role": "user", "content": "?"}])
+        except DataError as error:
+            raise ConfigError(
+                f"environments.{name}: a conversation {error}. Or write environments.{name}."
+                "describe_tools: false, where the prompts tell of the tools themselves."
+            ) from error
+    if most_calls(template) == 0:
+        raise ConfigError(
+            f"environments.{name}: the policy is to call tools, and the chat template of "
+            f"{template.tokenizer.name_or_path} takes no calls with their results. Set "
+            "data.chat_template to a template that does."
+        )
 
 
 def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environments | None:
@@ -87,7 +111,7 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
     config has no environments.
 
     Raises ConfigError for a chat template that writes earlier turns anew, where the config does not
-    say what to do then.
+    say what to do then; and for one that does not take what an environment's tools need.
     """
     if not kinds:
         return None
@@ -100,7 +124,8 @@ def set_up(spec: RunSpec[RlConfig], kinds: Kinds, scorer: Scorer) -> Environment
         name: _player(_table(spec, name, kind), kind, scorer, endpoint)
         for name, kind in kinds.items()
     }
-    at_once = min(_at_once(one.table, spec) for one in players.values())
+    config = spec.config
+    at_once = episodes_at_once(config.environments, config.rollout, usable_cores())
     return Environments(players, at_once, scorer.loop)
 
 
@@ -117,19 +142,11 @@ def _player(table: Table, kind: Kind, scorer: Scorer, endpoint: Endpoint | None)
     return Player(table, partial(play_agent, agent, table))
 
 
-def _at_once(table: Table, spec: RunSpec[RlConfig]) -> int:
-    """Episodes in flight."""
-    if table.config.process:
-        return processes_of(table.config, usable_cores())
-    rollout = spec.config.rollout
-    return table.config.at_once or ceil(_WAITING * rollout.engines * rollout.max_sequences)
-
-
 def _seat(config: EnvironmentConfig, kind: Factory, scorer: Scorer) -> Callable[[], Seat]:
     if not config.process:
         return partial(Here, partial(kind.make, **config.options), config.call_seconds)
     memory = None if config.memory_gib is None else int(config.memory_gib * 2**30)
-    setup = Setup(config.name, config.options, memory)
+    setup = Setup(config.name, config.options, config.tools, memory)
     children = processes(setup, processes_of(config, usable_cores()))
     scorer.held.push_async_callback(children.close)
     return partial(Apart, children, config.call_seconds)
@@ -147,6 +164,7 @@ def _table(spec: RunSpec[RlConfig], name: str, kind: Kind) -> Table:
             "was sampled as it was sampled, or branch, to go on after what the template writes, as "
             "a further sample; or set data.chat_template to a template that does not."
         )
+    _check_tools(name, kind, config, template)
     ends = end_tokens(model.path, template.tokenizer, model.trust_remote_code)
     read = _reader(config, template)
     keeps_end = isinstance(kind, Factory) and kind.keeps_end

@@ -111,11 +111,9 @@ def _check_enough(portion: Portion, drawn: float, spec: RunSpec[RlConfig]) -> No
 
 def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
     """Start ranks and, where the run samples, engines. prompts: all that are to be answered."""
-    longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
     if spec.engines is None:
         return start_cluster(spec.cluster, ())
-    assert spec.sampling is not None, "asked of a run that samples"
-    rollout, new = spec.config.rollout, max(spec.sampling.longest_responses.values())
+    longest, rollout = longest_sequence(spec, prompts), spec.config.rollout
     device = run_device(spec.cluster)
     if device == "cpu" and rollout.sleep_level > 0:
         raise SettingsConflict(
@@ -127,7 +125,7 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
         EngineSpec(
             index=i,
             model=spec.actor.model.path,
-            max_tokens=longest + new,
+            max_tokens=longest,
             threads=thread_count(spec.cluster, rollout.engines),
             device=device,
             rollout=rollout,
@@ -137,6 +135,16 @@ def start(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> Cluster:
         for i in range(rollout.engines)
     ]
     return start_cluster(spec.cluster, specs)
+
+
+def longest_sequence(spec: RunSpec[RlConfig], prompts: Iterable[Prompt]) -> int:
+    """Tokens of the longest prompt and what follows it, as engines are to take it. What an
+    environment's `reset` says, and its tools, lengthen a prompt up to data.max_tokens."""
+    assert spec.sampling is not None, "asked of a run that samples"
+    longest = max(2, *(len(prompt.tokens) for prompt in prompts))  # 2: the shortest probe
+    if spec.sampling.environments:
+        longest = max(longest, spec.data.max_tokens)
+    return longest + max(spec.sampling.longest_responses.values())
 
 
 def first_sync(cluster: Cluster, spec: RunSpec[RlConfig], data: RlData) -> WeightSync:

@@ -14,6 +14,10 @@ from plimsoll.engine.weights import WeightBucket
 from plimsoll.records import Floats, Ints, Prompt, Trajectory
 from plimsoll.run.readings import Reading
 
+PROMPT_TOKENS, CACHED_TOKENS = "prompt_tokens", "cached_tokens"
+"""Figures of a trajectory by an engine with a prefix cache: the tokens of the prompt that it was
+asked for, and those of them that the cache had."""
+
 
 @dataclass(frozen=True)
 class EngineSpec:

@@ -6,9 +6,9 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from plimsoll.machine.meter import child_processes, read_host
 from plimsoll.machine.nvidia import card_order
 from plimsoll.model.adapter_files import WEIGHTS
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
-from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.protocol import CACHED_TOKENS, PROMPT_TOKENS, EngineSpec, Request
 from plimsoll.rollout.text import Decoder
 from plimsoll.run.readings import CardReading, Reading
 
@@ -90,19 +90,26 @@ class VllmEngine:
         # vLLM gives each of several responses the seed of its number, counted from this one.
         params = _sampling_params(request, self._decoder, most, seed + request.first)
         output = await self._run(prompt.tokens, params)
+        figures = _prefix_figures(output, request)
         return [
-            self._trajectory(prompt, completion, version, request) for completion in output.outputs
+            self._trajectory(prompt, completion, version, request, figures)
+            for completion in output.outputs
         ]
 
     def _trajectory(
-        self, prompt: Prompt, completion: Any, version: int, request: Request
+        self,
+        prompt: Prompt,
+        completion: Any,
+        version: int,
+        request: Request,
+        figures: Mapping[str, float],
     ) -> Trajectory:
         tokens = np.asarray(completion.token_ids, dtype=np.int64)
         logprobs = [
             entry[token].logprob
             for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
         ]
-        return single_turn(
+        sampled = single_turn(
             prompt=prompt,
             sample_index=request.first + completion.index,
             response_tokens=tokens,
@@ -111,6 +118,7 @@ class VllmEngine:
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             weight_version=version,
         )
+        return replace(sampled, figures=figures)
 
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         from vllm import SamplingParams
@@ -281,6 +289,15 @@ def _adapter_settings(rank: int | None) -> dict[str, Any]:
     if rank is None:
         return {}
     return {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+
+
+def _prefix_figures(output: Any, request: Request) -> dict[str, float]:
+    """Tokens of the prompt, and of these the ones whose keys and values the prefix cache had.
+    Nothing of several responses: vLLM tells of one of them alone."""
+    if request.responses > 1:
+        return {}
+    found = output.num_cached_tokens or 0
+    return {PROMPT_TOKENS: float(len(output.prompt_token_ids)), CACHED_TOKENS: float(found)}
 
 
 def _kv_cache_bytes(spec: EngineSpec) -> int:

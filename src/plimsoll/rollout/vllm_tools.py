@@ -33,15 +33,19 @@ _BEGINS = {
 }
 _BEGIN = r"(?i)<[|｜]?tool[_▁]?call|\[TOOL_CALLS|<function"
 """How a call begins in a format. The parsers give a call that they cannot read back as text."""
+_IDS = {"mistral": re.compile(r'"id"\s*:\s*"(\w{9})"')}
+"""The ids that models write with calls, and that their results are to have; the parsers put others
+in their place. Mistral's write one where calls are a list of objects."""
 
-Extracted = tuple[str, Sequence[tuple[str, str]], Sequence[str]]
+Extracted = tuple[str, Sequence[tuple[str, str, str]], Sequence[str]]
 
 
 def vllm_extract(
     name: str, tokenizer: PreTrainedTokenizerBase
 ) -> Callable[[str, Sequence[Mapping[str, Any]]], Extracted]:
     """What finds calls in a text, without what was thought: the text outside of them; each one's
-    name and its arguments as JSON text; a sentence where there is one that cannot be read.
+    name, its arguments as JSON text and the id that was written with it, or nothing; a sentence
+    where there is one that cannot be read.
 
     name: of vLLM's `--tool-call-parser`. The text is to have the tokenizer's special tokens.
     Raises ConfigError for a name that vLLM does not know, and for a tokenizer that lacks tokens of
@@ -61,11 +65,20 @@ def vllm_extract(
         except Exception as error:  # noqa: BLE001  whatever a policy writes may end a parser
             return text, (), (_unreadable(name, text, f" ({type(error).__name__}: {error})"),)
         if found[1] or not begin.search(text):
-            return found
+            return _with_ids(found, text, _IDS.get(name))
         return text, (), (_unreadable(name, text),)
 
     _made(made, parser, name, tokenizer, ({"function": {"name": "none", "parameters": {}}},))
     return extract
+
+
+def _with_ids(found: Extracted, text: str, ids: re.Pattern[str] | None) -> Extracted:
+    content, calls, problems = found
+    written = ids.findall(text) if ids else []
+    if len(written) != len(calls):
+        return found
+    pairs = zip(calls, written, strict=True)
+    return content, [(name, arguments, own) for (name, arguments, _), own in pairs], problems
 
 
 def _unreadable(name: str, text: str, why: str = "") -> str:
@@ -110,5 +123,5 @@ def _made(
 
 def _extracted(parser: ToolParser, request: ChatCompletionRequest, text: str) -> Extracted:
     found = parser.extract_tool_calls(text, request)
-    calls = [(call.function.name, call.function.arguments) for call in found.tool_calls]
+    calls = [(call.function.name, call.function.arguments, "") for call in found.tool_calls]
     return found.content or "", calls, ()

@@ -45,6 +45,19 @@ def _kl_bounds(metrics: Metrics) -> Bounds:
     return _KL_NOISE, max(_KL_OF_SHORT, _KL_A_TOKEN * metrics.get("response_tokens", 0.0))
 
 
+_LONG_PROMPT, _CACHED = 512, 0.8
+
+
+def _cache_bounds(metrics: Metrics) -> Bounds:
+    """Of the prompts of n turns, each as long as the one before and as much again, 1 - 2 / n was in
+    the cache before; a fifth less is allowed for. Of short prompts nothing is asked, as whole
+    blocks are cached."""
+    turns = metrics.get("episode/turns", 0.0)
+    prompts = metrics.get("episode/prompt_tokens", 0.0)
+    long = turns > 2 and prompts >= _LONG_PROMPT * turns
+    return (_CACHED * (1 - 2 / turns) if long else 0.0), 1.0
+
+
 _NEVER = Advice("It cannot be there.", "to report it: the figure is computed wrongly.")
 
 _DIFFERENT = Advice(
@@ -171,6 +184,17 @@ RANGES: Mapping[str, HealthyRange] = MappingProxyType(
             ),
             _NEVER,
             settles=10,
+        ),
+        "rollout/prefix_cache_hits": HealthyRange(
+            "the share of the prompts of turns that the engines' prefix caches had",
+            _cache_bounds,
+            Advice(
+                "Engines compute earlier turns again: other episodes pushed them out of the KV "
+                "cache, which has too little room for those in flight.",
+                "fewer of them (environments.NAME.at_once), a larger rollout.memory_share (on CPU "
+                "rollout.cpu_kv_cache_gib), rollout.vllm without enable_prefix_caching: false.",
+            ),
+            _NEVER,
         ),
         "repetition": HealthyRange(
             "the share of responses that repeat themselves",

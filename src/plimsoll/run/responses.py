@@ -4,8 +4,9 @@ be shown on a terminal."""
 
 from __future__ import annotations
 
+import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -52,12 +53,26 @@ _READ = (
 
 
 @dataclass(frozen=True)
+class Piece:
+    """Part of what is shown of a response. kind: the role of who said it; `call`, of the policy's
+    tool calls; `wrong`, of what is wrong with them; or whether its tokens are `learned` from, or
+    `other`."""
+
+    text: str
+    kind: str
+
+
+_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)|\[TOOL_CALLS\].*", re.DOTALL)
+
+
+@dataclass(frozen=True)
 class SampledResponse:
     """A row as a person reads it.
 
     group: which responses answer the same prompt in the same step. parts: of the reward, before
     their weights. advantage: the mean over the tokens that are learned; None where none was
-    estimated. version: of the weights that began it; None of one without tokens.
+    estimated. version: of the weights that began it; None of one without tokens. pieces: of the
+    response, where several said it; together they are its text.
     """
 
     group: int
@@ -73,6 +88,12 @@ class SampledResponse:
     tokens: int
     version: int | None
     cut_off: bool
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def shown(self) -> tuple[Piece, ...]:
+        """The response in pieces."""
+        return self.pieces or (Piece(self.response, "assistant"),)
 
 
 @dataclass(frozen=True)
@@ -114,13 +135,14 @@ def read_responses(path: Path) -> list[SampledResponse]:
 
 def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> SampledResponse:
     """Before groups were kept, the prompt's place in the data told them apart."""
+    pieces = tuple(_branches(row))
     return SampledResponse(
         group=row.get("group", row["prompt_index"]),
         prompt_index=row["prompt_index"],
         sample_index=row["sample_index"],
         source=row.get("source", ""),
         prompt=row["prompt"],
-        response=_said(row),
+        response="".join(one.text for one in pieces) or row["response"],
         reference=row["reference"],
         reward=row["reward"],
         parts={n.removeprefix(_PART): row[n] for n in parts if row[n] is not None},
@@ -128,28 +150,35 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
         tokens=tokens,
         version=row["weight_version"],
         cut_off=row["finish_reason"] == "length",
+        pieces=pieces,
     )
 
 
-def _said(row: Mapping[str, Any]) -> str:
-    """The response; of several turns all that was said, each under who said it; of several branches
-    each of them."""
+def _branches(row: Mapping[str, Any]) -> Iterator[Piece]:
+    """Of an episode of several turns, or of several branches; none of a single response."""
     branches = [*(row.get("earlier") or ()), row]
-    if len(branches) == 1:
-        return _branch(row)
-    shown = enumerate(map(_branch, branches), 1)
-    return "\n".join(f"[branch {i} of {len(branches)}]\n{text}" for i, text in shown)
+    for number, branch in enumerate(branches, 1):
+        turns = branch.get("turns") or ()
+        if len(branches) > 1:
+            yield Piece("\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch")
+            yield from _pieces(turns) if turns else (Piece(branch["response"], "assistant"),)
+        elif len(turns) > 1:
+            yield from _pieces(turns)
 
 
-def _branch(row: Mapping[str, Any]) -> str:
-    turns = row.get("turns") or ()
-    return "\n".join(map(_turn, turns)) if len(turns) > 1 else str(row["response"])
-
-
-def _turn(turn: Mapping[str, Any]) -> str:
-    reward = f", reward {turn['reward']:.4g}" if turn["reward"] else ""
-    problem = f" (wrong: {turn['problem']})" if turn["problem"] else ""
-    return f"[{turn['role']}{reward}] {turn['text']}{problem}"
+def _pieces(turns: Sequence[Mapping[str, Any]]) -> Iterator[Piece]:
+    """All that was said, each turn under who said it."""
+    for number, turn in enumerate(turns):
+        role, end = turn["role"], 0
+        reward = f", reward {turn['reward']:.4g}" if turn["reward"] else ""
+        text = "\n" * (number > 0) + f"[{role}{reward}] {turn['text']}"
+        for call in _CALL.finditer(text) if role == "assistant" else ():
+            yield Piece(text[end : call.start()], role)
+            yield Piece(call[0], "call")
+            end = call.end()
+        yield Piece(text[end:], role)
+        if turn["problem"]:
+            yield Piece(f" (wrong: {turn['problem']})", "wrong")
 
 
 def read_groups(path: Path) -> list[ResponseGroup]:

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import resource
+import shutil
 import struct
 import subprocess
 import sys
@@ -19,9 +20,10 @@ import pytest
 from rich.console import Console
 
 from plimsoll.cli import main
+from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.commands.rollouts import Wanted, show_rollouts
 from plimsoll.errors import ConfigError
-from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import excerpt, visible
 from plimsoll.run.trajectories import TokenScores, write_trajectories
@@ -166,6 +168,94 @@ def test_two_steps_stand_side_by_side_on_a_terminal(run: Path) -> None:
     assert any("\\x1b[31m" in line for line in lines) and "\x1b" not in "\n".join(lines)
 
 
+def episode() -> Trajectory:
+    """Of three turns: a call, what the tool says, and `12` with the end of the turn. Tokens are
+    characters of `0123456789+=# `; 14 is the end."""
+    call = '<tool_call>{"name": "add"}</tool_call>'
+    turns = (
+        Turn("assistant", 0, 2, f"So {call}", reward=0.5, problem="no arguments"),
+        Turn("tool", 2, 4, "add: 12"),
+        Turn("assistant", 4, 7, "12"),
+    )
+    mask = np.array([True, True, False, False, True, True, True])
+    return Trajectory(
+        Prompt(7, np.array([7, 10, 5, 11], np.int32), "7+5=", "12"),
+        *(0, 0, np.array([13, 1, 12, 12, 1, 2, 14]), mask),
+        *(np.zeros(7, np.float32), np.zeros(7, np.int64), "12", "stop"),
+        rewards=(RewardPart("environment", 0.5),),
+        turns=turns,
+        token_rewards=np.zeros(7, np.float32),
+    )
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Path:
+    """A run with one episode, its config and its model's tokenizer."""
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text('{"model_type": "qwen2"}')
+    config = "# grpo\nrun: {directory: played, steps: 1}\nactor: {model: {path: MODEL}}\n"
+    config += "data: {train: {path: rows.jsonl, prompt: prompt, reference: answer}}\n"
+    config += "rewards: {right: {name: exact_match}}\n"
+    run = RunDirectory(tmp_path / "played")
+    write_trajectories(run.trajectories_path(1), 1, [episode()], None)
+    run.config_path.write_text(config.replace("MODEL", str(tmp_path / "model")))
+    return tmp_path / "played"
+
+
+def test_an_episode_is_shown_turn_by_turn_with_calls_and_results(played: Path) -> None:
+    assert show_rollouts(played, Wanted(), None).endswith(
+        "    [assistant, reward 0.5] "
+        'So <tool_call>{"name": "add"}</tool_call> (wrong: no arguments)\n'
+        "    [tool] add: 12\n"
+        "    [assistant] 12\n"
+    )
+
+
+@pytest.mark.parametrize("no_color", [True, False])
+def test_who_says_what_has_its_colour_on_a_terminal(played: Path, no_color: bool) -> None:
+    console = Console(
+        file=io.StringIO(),
+        width=120,
+        force_terminal=True,
+        color_system="standard",
+        no_color=no_color,
+        legacy_windows=False,
+    )
+    shown = show_rollouts(played, Wanted(), console)
+    coloured = {
+        "35": '<tool_call>{"name": "add"}</tool_call>',
+        "31": " (wrong: no arguments)",
+        "33": "[tool] add: 12",
+    }
+    for code, text in coloured.items():
+        assert (f"\x1b[{code}m{text}\x1b[0m" in shown) == (not no_color), shown
+        assert text in shown
+
+
+def test_a_mask_shows_all_tokens_and_which_are_learned_from(played: Path) -> None:
+    shown = show_rollouts(played, Wanted(mask=True), None)
+    assert shown.endswith(
+        " | 7 tokens | version 0\n      7+5=\n    +  1\n      ##\n    + 12<end>\n"
+    )
+    file = RunDirectory(played).trajectories_path(1)
+    assert show_rollouts(file, Wanted(mask=True), None) == shown
+    console = Console(
+        file=io.StringIO(), width=80, force_terminal=True, color_system="standard", no_color=False
+    )
+    shown = show_rollouts(played, Wanted(mask=True), console)
+    assert "\x1b[32m+ 12<end>\x1b[0m" in shown and "\x1b[2m  ##\x1b[0m" in shown
+
+
+def test_a_mask_needs_the_tokenizer_of_the_run(played: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "alone.parquet"
+    alone.write_bytes(RunDirectory(played).trajectories_path(1).read_bytes())
+    with pytest.raises(ConfigError, match=r"config\.yaml is not there\. Give a run\.directory"):
+        show_rollouts(alone, Wanted(mask=True), None)
+    shutil.rmtree(tmp_path / "model")
+    with pytest.raises(ConfigError, match="model"):
+        show_rollouts(played, Wanted(mask=True), None)
+
+
 def test_control_codes_of_a_model_are_shown_and_not_obeyed() -> None:
     assert visible("a\tb\r\n\x1b[2Jü\u202e日\x00") == "a\tb\\r\n\\x1b[2Jü\\u202e日\\x00"
 
@@ -204,17 +294,21 @@ print("torch" in sys.modules)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before < 1.0
 
 
-def test_a_real_terminal_is_filled_to_its_width(run: Path) -> None:
+@pytest.mark.parametrize("no_color", [{}, {"NO_COLOR": "1"}])
+def test_a_real_terminal_is_filled_to_its_width(run: Path, no_color: dict[str, str]) -> None:
     controller, terminal = pty.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
     env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES", "NO_COLOR")}
     command = [sys.executable, "-m", "plimsoll", "rollouts", str(run), "--best"]
-    process = subprocess.Popen(command, stdout=terminal, env=env | {"TERM": "xterm-256color"})
+    process = subprocess.Popen(
+        command, stdout=terminal, env=env | {"TERM": "xterm-256color"} | no_color
+    )
     os.close(terminal)
     written = b""
     while chunk := _read(controller):
         written += chunk
     assert process.wait(timeout=20) == 0
+    assert (b"\x1b[36m" in written) == (not no_color)  # cyan, of the figures
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode()).splitlines()
     assert max(map(len, lines)) == 90 and any("nine" in line and "9 " in line for line in lines)
 

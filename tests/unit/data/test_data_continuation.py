@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast as Tokenizer
 
-from plimsoll.data.continuation import following, is_rewritten, rewrites
+from plimsoll.data.continuation import following, is_rewritten, most_calls, rewrites
 from plimsoll.data.template import Template, make_template
 from plimsoll.errors import DataError
 
@@ -174,6 +174,13 @@ def test_what_a_template_rewrites_is_told(name: str, tools: list[Any], change: s
     else:
         start = f"^The chat template of tests/{name} rewrites earlier turns as a conversation goes"
         assert told is not None and re.search(f"{start} on: .*{change}.*\\.$", told), told
+
+
+@EVERY
+def test_how_many_calls_a_template_takes_in_a_turn(family: Family) -> None:
+    """DeepSeek-R1's takes arguments as text alone."""
+    expected = 1 if family.name == "llama3.1" else 2 if family.tools else 0
+    assert most_calls(family.template) == expected
 
 
 def turn(family: Family, content: str, *after: dict[str, Any], end: str | None = None) -> str:
@@ -420,3 +427,4 @@ def test_plain_text_goes_on_with_the_contents(base_tokenizer: Tokenizer) -> None
         assert base_tokenizer.decode(rest) == "bye 4"
     assert rewrites(template, [ADD]) is None
     assert not is_rewritten(template, before, reply, after)
+    assert most_calls(template) == 2

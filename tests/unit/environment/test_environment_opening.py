@@ -11,7 +11,7 @@ import pytest
 
 from plimsoll.environment.library.guess_number import GuessNumber
 from plimsoll.environment.library.self_correction import SelfCorrection
-from plimsoll.environment.opening import Factory, of_functions, opened, opened_functions
+from plimsoll.environment.opening import Factory, opened, opened_functions
 from plimsoll.environment.protocol import Message, Observation, Reply
 from plimsoll.errors import ConfigError
 
@@ -121,7 +121,7 @@ def test_functions_beside_methods_and_alone(own: Path) -> None:
     assert [tool["function"]["name"] for tool in both.tools] == ["fathoms", "sound"]
     begun: Any = both().reset({})
     assert begun.tools == both.tools
-    alone = of_functions("tools", opened_functions(["soundings:fathoms"]))
+    alone = factory("functions", "soundings:fathoms")
     begun = alone().reset({})
     assert begun.tools == alone.tools and len(alone.tools) == 1
 
@@ -130,7 +130,8 @@ def test_functions_beside_methods_and_alone(own: Path) -> None:
     ("name", "said"),
     [
         ("guess_numbr", "No environment is called 'guess_numbr'. Did you mean 'guess_number'?"),
-        ("chess", "Known: calculator, command, guess_number, self_correction."),
+        ("chess", "Known: calculator, command, functions, guess_number, self_correction."),
+        ("functions", "Functions has no tool: its public methods"),
         ("soundigns:Native", "No module named 'soundigns'"),
         ("soundings:Natve", "has no 'Natve'. Did you mean 'Native'? It has: BadTool, Empty, "),
         ("soundigns.py:Native", "There is no file 'soundigns.py'. Did you mean 'soundings.py'?"),

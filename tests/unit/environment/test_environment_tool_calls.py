@@ -190,11 +190,11 @@ def test_any_arguments_come_back_as_they_were_written(arguments: dict[str, Any])
 
 
 def test_another_format_is_read_by_what_is_given() -> None:
-    def shout(text: str, tools: object) -> tuple[str, list[tuple[str, str]], list[str]]:
-        return "", [("calculate", text.removeprefix("CALL "))], ["And more."]
+    def shout(text: str, tools: object) -> tuple[str, list[tuple[str, str, str]], list[str]]:
+        return "", [("calculate", text.removeprefix("CALL "), "its id")], ["And more."]
 
     reply = read_reply('CALL {"expression": "1"}', TOOLS, shout)
-    assert reply.tool_calls == (ToolCall("calculate", {"expression": "1"}),)
+    assert reply.tool_calls == (ToolCall("calculate", {"expression": "1"}, "its id"),)
     assert reply.problem == "And more."
     problem = read_reply("CALL {", TOOLS, shout).problem
     assert problem is not None and "The arguments of the call of 'calculate' are not" in problem
@@ -202,7 +202,17 @@ def test_another_format_is_read_by_what_is_given() -> None:
 
 def test_hermes_gives_the_text_outside_of_calls() -> None:
     outside, calls, problems = hermes(f"a{call('now')}b{call('now')}c", TOOLS)
-    assert (outside, calls, problems) == ("abc", [("now", "{}")] * 2, [])
+    assert (outside, calls, problems) == ("abc", [("now", "{}", "")] * 2, [])
+
+
+def test_where_a_turn_may_have_one_call_further_ones_are_told() -> None:
+    """Llama's template refuses a conversation with two."""
+    text = call("now") + call("calculate", expression="2")
+    reply = read_reply(text, TOOLS, one_call=True)
+    assert [one.name for one in reply.message.tool_calls] == ["now"]
+    assert reply.tool_calls == reply.message.tool_calls
+    assert reply.problem == "Only the first call was carried out, of 'now': a turn may have one."
+    assert read_reply(call("now"), TOOLS, one_call=True).problem is None
 
 
 def test_two_tools_of_one_name_are_refused() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from plimsoll.environment.library.functions import Functions
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
 from plimsoll.environment.tool_calls import read_reply
 from plimsoll.environment.tool_environment import (
@@ -207,7 +208,7 @@ def add(a: float, b: float) -> float:
 
 
 def test_functions_alone_and_beside_methods() -> None:
-    alone = tool_environment(None, [add])
+    alone = tool_environment(Functions(), [add])
     assert isinstance(alone, ToolEnvironment)
     assert [tool["function"]["name"] for tool in alone.reset({}).tools] == ["add"]
     assert said(alone.step(calls(("add", {"a": 1, "b": 0.5})))) == [("tool", "add", "1.5")]
@@ -248,7 +249,7 @@ def undocumented(a: int) -> int:
 @pytest.mark.parametrize("function", [undescribed, untyped, undocumented])
 def test_what_cannot_be_a_tool_is_refused(function: Callable[..., int]) -> None:
     with pytest.raises(ConfigError, match=f"{function.__name__} cannot be a tool: .*docstring"):
-        tool_environment(None, [function])
+        tool_environment(Functions(), [function])
 
 
 def test_an_object_without_tools_is_refused() -> None:

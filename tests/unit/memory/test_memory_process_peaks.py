@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from plimsoll.config.engine import TrainedRole
+from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.reward import HttpReward, RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.config.run import JobConfig
@@ -111,13 +112,19 @@ def test_the_process_that_writes_trajectories_has_their_libraries() -> None:
     assert writers(sft()) == []
 
 
-def test_processes_of_rewards_are_with_the_loop_from_the_first_responses_on() -> None:
+def test_processes_of_rewards_and_environments_are_with_the_loop_from_the_first_responses_on() -> (
+    None
+):
     rewards = {
         "right": RewardConfig(name="math_answer"),
         "own": RewardConfig(name="my_rewards:style", process=True, at_once=3),
         "far": RewardConfig(http=HttpReward(urls=("http://host:8000/score",))),
     }
-    config = ppo(engines=1).model_copy(update={"rewards": rewards})
+    environments = {
+        "shell": EnvironmentConfig(name="my.shell:Shell", process=True, at_once=5),
+        "game": EnvironmentConfig(name="guess_number"),
+    }
+    config = ppo(engines=1).model_copy(update={"rewards": rewards, "environments": environments})
     (node,) = parse_cluster("4xA100-80GB", 1, 10**12).nodes
     for cores, count in ((None, 8), (2, 2), (64, 8)):
         hardware = Hardware((replace(node, cores=cores),))
@@ -126,12 +133,13 @@ def test_processes_of_rewards_are_with_the_loop_from_the_first_responses_on() ->
             (process.name, one.item.name, one.item.bytes, {m.phase for m in one.moments})
             for process in job.layout.processes
             for one in held_by(job, process)
-            if "rewards." in one.item.name
+            if "rewards." in one.item.name or "environments." in one.item.name
         ]
         phases = {moment.phase for moment in job.moments} - {"load"}
         assert found == [
             ("recipe", "processes that rewards.right asks", count * 61 * 2**20, phases),
             ("recipe", "processes of rewards.own", 3 * 51 * 2**20, phases),
+            ("recipe", "processes of environments.shell", 5 * 52 * 2**20, phases),
         ]
 
 

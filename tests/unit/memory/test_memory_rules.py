@@ -294,6 +294,15 @@ def test_every_role_that_is_too_short_is_told() -> None:
     )
 
 
+def test_episodes_that_the_models_positions_do_not_hold_are_refused() -> None:
+    """Qwen2.5-7B has 131,072."""
+    game = {"name": "guess_number", "max_tokens": 131_072 - 511}
+    found = conflicts("ppo", {"environments": {"game": game}})["sequence-over-positions"]
+    assert "131,073 tokens" in found.what and "environments.game.max_tokens = 130561" in found.what
+    game = game | {"max_tokens": 131_072 - 512}
+    assert "sequence-over-positions" not in conflicts("ppo", {"environments": {"game": game}})
+
+
 def test_sequences_beyond_where_a_longrope_changes() -> None:
     """Phi-3.5 has 131,072 positions, and other angles for all of a pack with more than 4,096."""
     changes = {"actor.model.path": "microsoft/Phi-3.5-mini-instruct", "data.max_tokens": 4097}

@@ -79,6 +79,36 @@ def test_heads_that_vllm_has_no_attention_for_on_cpu(model: str, refused: bool) 
     assert "vllm-head-size" not in conflicts("ppo", changes | transformers, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("at_once", "engines", "engine", "told"),
+    [
+        *((20, 1, "vllm", True), (18, 1, "vllm", False), (20, 2, "vllm", False)),
+        *((20, 1, "transformers", False), (None, 1, "vllm", True)),
+    ],
+)
+def test_episodes_in_flight_beyond_the_kv_cache(
+    at_once: int | None, engines: int, engine: str, told: bool
+) -> None:
+    """Half of 512 + 1,536 tokens at 2 x 28 layers x 4 heads x 128 x 2 bytes are 58,720,256 bytes,
+    which 1 GiB holds 18 times. Without at_once the 32 episodes of a step are in flight."""
+    changes = {
+        "environments": {"game": {"name": "guess_number", "max_tokens": 1536, "at_once": at_once}},
+        "rollout": {"engine": engine, "engines": engines, "cpu_kv_cache_gib": 1},
+        "batch": {"prompts": 32, "responses": 1},
+        "cluster.device": "cpu",
+    }
+    found = conflicts("ppo", changes, "cpu")
+    assert ("environment-cache" in found) == told
+    if told:
+        problem = found["environment-cache"]
+        assert problem.severity == "warning"
+        assert (
+            f"room for 18 episodes at half their longest (2,048 tokens), and {at_once or 32} "
+            in (problem.what)
+        )
+        assert problem.fix.startswith("environments.game.at_once: 18, a larger rollout.cpu_kv_")
+
+
 def shared_plan(share: float, level: int = 0) -> Plan:
     changes = {
         "cluster.ranks": 4,

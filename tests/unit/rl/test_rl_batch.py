@@ -21,6 +21,7 @@ from plimsoll.rl.batch import (
     Batch,
     Scores,
     batch_metrics,
+    episode_metrics,
     estimate_advantages,
     observed_kl,
     pack_batch,
@@ -396,6 +397,25 @@ def test_the_share_of_responses_that_repeat_themselves_is_a_figure() -> None:
     found[2] = replace(found[2], response_tokens=np.full(12, 5))
     batch, scores = scores_of(settings, PlainCluster(1), found)
     assert batch_metrics(batch, scores, 0.0)["repetition"] == 0.25
+
+
+def test_what_prefix_caches_had_is_a_share_of_all_episodes_prompts() -> None:
+    """Of 100 + 300 tokens 20 + 260; a response without turns has no part in it."""
+    figures = [(100.0, 20.0), (300.0, 260.0), (900.0, 0.0)]
+    found = [
+        replace(
+            trajectory(i, 3, 4),
+            turns=() if i == 2 else (Turn("assistant", 0, 4, ""),),
+            figures={"prompt_tokens": asked, "cached_tokens": cached},
+        )
+        for i, (asked, cached) in enumerate(figures)
+    ]
+    assert episode_metrics(found) == {
+        "episode/prompt_tokens": 200.0,
+        "episode/cached_tokens": 140.0,
+        "rollout/prefix_cache_hits": 0.7,
+    }
+    assert "rollout/prefix_cache_hits" not in episode_metrics([replace(found[0], figures={})])
 
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 0.5), (1, 0.48)])

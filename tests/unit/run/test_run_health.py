@@ -39,6 +39,7 @@ HEALTHY = {
     "truncated": 0.05,
     "zero_signal": 0.25,
     "explained_variance": 0.5,
+    "rollout/prefix_cache_hits": 0.9,
     "repetition": 0.0,
 }
 
@@ -67,6 +68,7 @@ def test_every_figure_has_a_range_and_a_healthy_run_no_warning() -> None:
         ("zero_signal", 0.75, "teach nothing and cost as much"),
         ("explained_variance", -0.1, "worse than a constant"),
         ("repetition", 0.2, "falls into loops"),
+        ("rollout/prefix_cache_hits", 1.1, "It cannot be there"),
         ("reward", nan, "divided by 0"),
         ("kl", nan, "divided by 0"),
     ],
@@ -98,6 +100,17 @@ def test_the_kl_of_long_responses_is_counted_by_the_token() -> None:
     assert [one.high for one in warnings_of({"kl": 30.0, "response_tokens": 50.0})] == [20.0]
     assert warnings_of({"kl": 300.0, "response_tokens": 4000.0}) == []
     assert [one.high for one in warnings_of({"kl": 401.0, "response_tokens": 4000.0})] == [400.0]
+
+
+def test_long_episodes_find_their_earlier_turns_in_the_cache() -> None:
+    """Of 8 turns of equal length 3/4 was there before; a fifth less is let pass."""
+    long = {"episode/turns": 8.0, "episode/prompt_tokens": 8 * 512.0}
+    metric = "rollout/prefix_cache_hits"
+    assert warnings_of(long | {metric: 0.61}) == []
+    (found,) = warnings_of(long | {metric: 0.59})
+    assert found.low == pytest.approx(0.6) and "compute earlier turns again" in found.advice.means
+    for other in ({"episode/prompt_tokens": 8 * 500.0}, {"episode/turns": 2.0}):
+        assert warnings_of(long | other | {metric: 0.0}) == []
 
 
 def told(values: list[float], metric: str = "truncated") -> list[int]:

@@ -229,7 +229,7 @@ def _choice(session: Session, said: Said, index: int, logprobs: bool) -> dict[st
     calls, answer = said.reply.tool_calls, said.answer
     message: dict[str, Any] = {"role": "assistant", "content": said.reply.message.content}
     if calls:
-        message["tool_calls"] = written_calls(calls, session.turns)
+        message["tool_calls"] = written_calls(calls)
     cut = answer.finish_reason == "length"
     return {
         "index": index,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plimsoll.data.pieces import Messages
+from plimsoll.environment.protocol import ToolCall
 from plimsoll.environment.schemas import shown
 from plimsoll.errors import DataError
 
@@ -80,13 +81,13 @@ def _said(message: Mapping[str, Any]) -> tuple[object, ...]:
     return message["role"], (message.get("content") or "").strip(), message.get("name"), calls
 
 
-def written_calls(calls: Sequence[Any], number: int) -> list[dict[str, Any]]:
-    """Tool calls as a client reads them. number: of the call that they answer in its episode."""
+def written_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """Tool calls as a client reads them."""
     return [
         {
-            "id": call.id or f"c{number % 10_000:04}{i % 10_000:04}",  # of 9 letters, as Mistral's
+            "id": call.id,
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
         }
-        for i, call in enumerate(calls)
+        for call in calls
     ]

@@ -18,7 +18,7 @@ from plimsoll.environment.agents.messages import alike
 from plimsoll.environment.conversation import Conversation
 from plimsoll.environment.episode import Policy, Table
 from plimsoll.environment.protocol import Reply
-from plimsoll.environment.speech import Speech, rendered
+from plimsoll.environment.speech import Speech, identified, rendered
 from plimsoll.environment.tool_calls import figures_of
 from plimsoll.records import FinishReason, Ints, Prompt, Trajectory
 
@@ -91,7 +91,9 @@ class Session:
         own = self.prompt.max_new_tokens or self.policy.sampling.max_new_tokens
         room = min(own, most or own, longest - len(tokens))
         asked = replace(self.prompt, tokens=np.asarray(tokens, np.int64))
-        return await self.policy.says(asked, self._turns, room, stop)
+        answer = await self.policy.says(asked, self._turns, room, stop)
+        self._add(answer.figures)
+        return answer
 
     async def sample(
         self, tokens: Sequence[int], most: int | None = None, stop: Sequence[str] = ()
@@ -117,14 +119,18 @@ class Session:
             speech = speech.knowing(tools)
         asked, told = self._asked(speech, messages, tools)
         answer = await self.ask(asked, most, stop)
-        reply = speech.read(answer.response_tokens, tools)
+        reply = identified(speech.read(answer.response_tokens, tools), self._turns)
         text = "\n".join(str(one["content"]) for one in told)
         self._keep(asked, answer, str(told[-1]["role"]), text, reply.problem or "")
         said = Said(reply, asked, answer)
         self._chats.append(_Chat(messages, tools, said))
-        for name, value in figures_of(reply).items() if tools else ():
-            self.figures[name] = self.figures.get(name, 0.0) + value
+        if tools:
+            self._add(figures_of(reply))
         return said
+
+    def _add(self, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.figures[name] = self.figures.get(name, 0.0) + value
 
     def _asked(self, speech: Speech, messages: Messages, tools: Tools) -> tuple[Ints, Messages]:
         """The tokens of a conversation up to the next turn, and the messages that no call had.

@@ -16,7 +16,6 @@ from plimsoll.engine.zero.sizes import adapter_parameters
 from plimsoll.machine.hardware import Node
 from plimsoll.memory.contents.contents import Job
 from plimsoll.rollout.price import Sampler
-from plimsoll.rollout.vllm_price import card_share
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import RoleName
 
@@ -233,11 +232,7 @@ def _rollout_seconds(job: Job) -> float:
         return 0.0
     rates = _rates(job, 1)
     sequences = ceil(sampling.sequences / sampler.rollout.engines)
-    cards = job.hardware.nodes[0].cards if job.device == "cuda" else ()
-    cache = sampler.rollout.cpu_kv_cache_gib * 2**30
-    if cards:
-        cache = card_share(sampler, cards[0].usable_bytes).kv_cache
-    at_once = sequences_at_once(sampler, cache, sequences)
+    at_once = sequences_at_once(sampler, job.kv_cache, sequences)
     shape, actor = job.policy, job.spec.actor
     separate = sampler.rollout.sync.adapter == "separate"
     sent = 2 * (trained_parameters(actor, shape) if separate else shape.parameters)

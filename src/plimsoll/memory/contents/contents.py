@@ -21,7 +21,9 @@ from plimsoll.reward.price import process_items as reward_processes
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items
 from plimsoll.rollout.speculation import speculation_of
 from plimsoll.rollout.vllm_price import (
+    GIB,
     card_items,
+    card_share,
     cpu_items,
     receiving_items,
     reload_items,
@@ -73,6 +75,15 @@ class Job:
             self.spec.adapter_room,
             speculation_of(engines),
         )
+
+    @property
+    def kv_cache(self) -> float:
+        """Bytes of the KV cache of a vLLM engine, on each of its cards; on CPU in its process."""
+        assert self.sampler is not None, "asked of a run that samples"
+        cards = self.hardware.nodes[0].cards if self.device == "cuda" else ()
+        if cards:
+            return card_share(self.sampler, cards[0].usable_bytes).kv_cache
+        return self.sampler.rollout.cpu_kv_cache_gib * GIB
 
     @cached_property
     def computing(self) -> frozenset[Moment]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import floor
+from math import ceil, floor
 
 from plimsoll.config.problems import Problem
+from plimsoll.environment.price import episodes_at_once
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.remedies.changes import one_of
@@ -106,6 +107,28 @@ def speculation(job: Job) -> Iterator[Problem]:
         why = "its weights are dropped with the first sleep, and a sync brings only the policy's"
         fix = f'rollout.sleep_level: 1, or rollout.vllm.{KEPT_ASLEEP}: ["draft.*"]'
         yield Problem("vllm-argument", "error", what, why, fix)
+
+
+def episodes_in_cache(job: Job) -> Iterator[Problem]:
+    """Episodes in flight whose earlier turns the KV cache has no room for."""
+    sampler, sampling = job.sampler, job.spec.sampling
+    if job.spec.vllm is None or sampler is None or sampling is None or not sampling.environments:
+        return
+    at_once = episodes_at_once(sampling.environments, sampler.rollout, job.hardware.nodes[0].cores)
+    engines = sampler.rollout.engines
+    flying = ceil(min(at_once, sampling.sequences) / engines)
+    room = int(job.kv_cache // (sampler.kv_token * sampler.longest / 2))
+    if room >= flying:
+        return
+    what = f"the KV cache of an engine has room for {counted(room, 'episode')} at half their "
+    what += f"longest ({sampler.longest:,} tokens), and {flying} are in flight on each"
+    why = "episodes hold half of their longest on the average of their time; what is pushed out of "
+    why += "the cache is computed again at the next turn, from the beginning of its episode"
+    key = f"environments.{next(iter(sampling.environments))}.at_once"
+    fix = f"{key}: {max(1, room * engines)}, a larger "
+    fix += "rollout.cpu_kv_cache_gib" if job.device == "cpu" else "rollout.memory_share"
+    fix += ", or shorter episodes (max_tokens)"
+    yield Problem("environment-cache", "warning", what, why, fix)
 
 
 def cpu_heads(job: Job) -> Iterator[Problem]:

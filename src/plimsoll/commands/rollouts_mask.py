@@ -1,0 +1,70 @@
+"""Responses by their tokens, those that are learned from marked: `plimsoll rollouts --mask`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from plimsoll.errors import ConfigError
+from plimsoll.jobs.which import load_any
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.responses import Piece, ResponseGroup, SampledResponse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_TOKENS = ("group", "sample_index", "prompt_tokens", "tokens", "loss_mask")
+
+
+def masked(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
+    """The same, each response as the text of all its tokens after the prompt's, special ones too.
+    Lines of tokens that are learned from begin with `+`. file: they are of, in a run.directory.
+
+    Raises ConfigError where the tokenizer of the run cannot be found, and for files of older
+    versions, which have no masks.
+    """
+    tokenizer = _tokenizer(file)
+    try:
+        rows = pq.read_table(file, columns=list(_TOKENS)).to_pylist()
+    except pa.ArrowException as error:
+        raise ConfigError(
+            f"{file} has not the columns {', '.join(_TOKENS)}. An older version wrote it; leave "
+            "--mask out."
+        ) from error
+    known = {(row["group"], row["sample_index"]): row for row in rows}
+
+    def shown(one: SampledResponse) -> SampledResponse:
+        row = known[one.group, one.sample_index]
+        return replace(one, pieces=tuple(_pieces(row, tokenizer)))
+
+    return [ResponseGroup([*map(shown, group.responses)]) for group in groups]
+
+
+def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
+    config = RunDirectory(file.absolute().parent.parent).config_path
+    if not config.is_file():
+        raise ConfigError(
+            f"--mask reads tokens by the tokenizer of the run, and {config} is not there. Give a "
+            "run.directory, or a file of its folder trajectories."
+        )
+    model = load_any(str(config)).actor.model
+    from plimsoll.model.load import load_tokenizer  # which imports torch
+
+    return load_tokenizer(model.path, model.trust_remote_code)
+
+
+def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
+    tokens = [*row["prompt_tokens"], *row["tokens"]]
+    learned = [*[False] * len(row["prompt_tokens"]), *row["loss_mask"]]
+    spans = [[*span] for _, span in groupby(range(len(tokens)), learned.__getitem__)]
+    for number, span in enumerate(spans):
+        text = str(tokenizer.decode([tokens[i] for i in span], skip_special_tokens=False))
+        mark, kind = ("+ ", "learned") if learned[span[0]] else ("  ", "other")
+        lines = "\n".join(f"{mark}{line}" for line in text.split("\n"))
+        yield Piece(lines + "\n" * (number + 1 < len(spans)), kind)

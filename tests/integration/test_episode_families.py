@@ -1,0 +1,209 @@
+"""Episodes over each family's chat template, played with one real engine: the trainer has the very
+tokens that the engine had, and gives those that were sampled the same log-probs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from chat_families import FAMILIES, Family, end_tokens
+from test_run_sync import PROBE, TEMPERATURE, Pair
+from transformers import AutoModelForCausalLM
+from vllm_cases import started
+
+from plimsoll.config.engine import TrainedRole
+from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.model import ModelConfig
+from plimsoll.config.rollout import RolloutConfig, SamplingConfig, SyncConfig
+from plimsoll.data.continuation import most_calls
+from plimsoll.engine.process_group import Place, free_port
+from plimsoll.engine.worker import Worker
+from plimsoll.environment.episode import Policy, Table, play
+from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
+from plimsoll.environment.seat import Here
+from plimsoll.environment.speech import Speech
+from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.records import Ints, Prompt, Trajectory
+from plimsoll.rl.layout import lay_out
+from plimsoll.rollout.protocol import EngineSpec, Request
+from plimsoll.rollout.sync import prepare_sync
+
+pytestmark = pytest.mark.engine
+
+PROMPTS, RESPONSES = 25, 4
+VOCABULARY, LONGEST = 320, 1024
+"""The families' tokenizers have 287 to 316 tokens."""
+ENDS = sorted({token for family in FAMILIES for token in end_tokens(family)})
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """`Ranks`: one, in this process."""
+
+    worker: Worker
+    ranks = 1
+
+    def each(self, task: Callable[..., T], arguments: Sequence[tuple[object, ...]]) -> list[T]:
+        return [task(self.worker, *own) for own in arguments]
+
+    def all(self, task: Callable[..., T], *arguments: object) -> list[T]:
+        return [task(self.worker, *arguments)]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """One random model for all families, which ends a turn after some six tokens."""
+    model = tmp_path_factory.mktemp("families")
+    config = tiny_config("qwen2", False, vocab=VOCABULARY, heads=2, feed_forward=96)
+    config.initializer_range = 0.2
+    write_tiny_model(model, config, 0, FAMILIES[0].template.tokenizer)
+    random = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        hidden = random.model(torch.arange(VOCABULARY)[None]).last_hidden_state[0]
+        mean = hidden.mean(0)
+        random.lm_head.weight[ENDS] = 4.0 * mean / mean.norm() ** 2
+    random.save_pretrained(model)
+    worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
+    role = TrainedRole(model=ModelConfig(path=str(model), dtype="float32"))
+    worker.load_policy("actor", role, TEMPERATURE)
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="float32", vllm={"block_size": 32})
+    with started(EngineSpec(0, str(model), LONGEST, 1, "cpu", rollout)) as (engine, loop):
+        yield Pair(worker, engine, loop)
+    worker.stop()
+
+
+@dataclass
+class Wandering:
+    """Goes on for some turns, and says what nobody would expect."""
+
+    tools: tuple[Mapping[str, Any], ...]
+    noise: Sequence[str]
+    random: Random = field(default_factory=Random)
+
+    def reset(self, row: Mapping[str, Any]) -> Observation:
+        self.random.seed(row["prompt"])
+        self.left = self.random.randint(1, 4)
+        said = self.random.choice([(), (Message("user", self.says()),)])
+        return Observation(said, self.tools if self.random.random() < 0.7 else ())
+
+    def step(self, reply: Reply) -> Step:
+        self.random.seed(f"{self.left} {reply.text}")
+        self.left -= 1
+        results = [Message("tool", self.says(), name=call.name) for call in reply.tool_calls]
+        said = results or [Message("user", self.says())]
+        return Step(Observation(tuple(said)), self.left == 0, reward=len(reply.text))
+
+    def says(self) -> str:
+        return "".join(self.random.choices(self.noise, k=self.random.randint(1, 12)))
+
+
+@dataclass
+class Asked:
+    """What an engine was asked and gave, by episode."""
+
+    pair: Pair
+    turns: dict[int, list[tuple[Ints, Ints]]] = field(default_factory=dict)
+
+    async def ask(self, request: Request, episode: int) -> list[Trajectory]:
+        [answer] = await self.pair.engine.generate(request)
+        turn = np.asarray(request.prompts[0].tokens, np.int64), answer.response_tokens
+        self.turns.setdefault(episode, []).append(turn)
+        return [answer]
+
+
+def read(family: Family, text: str, tools: Sequence[object]) -> Reply:
+    """Whatever is sampled may be a call, or two."""
+    most = min(len(text) % 3, most_calls(family.template)) if tools else 0
+    calls = tuple(ToolCall("add", {"a": f"{text}{i}"}) for i in range(most))
+    return Reply(text, Message("assistant", "" if calls else text, calls), calls, None)
+
+
+def table(family: Family) -> tuple[Callable[[], Here], Table]:
+    noise = [*"aä \n.€", "yo ", "the answer", *family.specials, *family.ends, "<think>"]
+    tools = (ADD,) if family.tools else ()
+    config = EnvironmentConfig(name="wandering", max_turns=5, max_tokens=400, rewritten="keep")
+    ends = tuple(end_tokens(family))
+    speech = Speech(family.template, ends, partial(read, family), config.max_observation_tokens)
+    seat = partial(Here, partial(Wandering, tools, noise), 60)
+    return seat, Table("wandering", config, speech, 600)
+
+
+def prompts(family: Family) -> Iterator[Prompt]:
+    for i in range(PROMPTS):
+        system = [{"role": "system", "content": "Be brief."}] if family.system and i % 2 else []
+        messages = [*system, {"role": "user", "content": f"How much is {i}?"}]
+        [(tokens, _)] = family.template.tokenize([family.template.render_prompt(messages)])
+        yield Prompt(i, tokens, f"{family.name} {i}", messages=messages)
+
+
+def played(family: Family, pair: Pair) -> tuple[list[Trajectory], Asked]:
+    """All episodes of the family, side by side."""
+    decoder, asked = pair.engine._decoder, Asked(pair)
+    decoder.tokenizer, decoder.end_tokens = family.template.tokenizer, tuple(end_tokens(family))
+    own, sampling = (
+        partial(play, *table(family)),
+        SamplingConfig(max_new_tokens=24, temperature=TEMPERATURE),
+    )
+    episodes = [(p, i) for p in prompts(family) for i in range(RESPONSES)]
+
+    async def all_of_them() -> list[Trajectory]:
+        return await asyncio.gather(
+            *(
+                own(prompt, 0, i, Policy(asked.ask, number, sampling, number))
+                for number, (prompt, i) in enumerate(episodes)
+            )
+        )
+
+    return pair.loop.run(all_of_them()), asked
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_trainers_tokens_are_the_engines(family: Family, pair: Pair) -> None:
+    found, asked = played(family, pair)
+    for number, t in enumerate(found):
+        whole = np.concatenate([t.prompt.tokens, t.response_tokens])
+        sampled = np.zeros(len(whole), np.bool_)
+        for before, answer in asked.turns[number]:
+            end = len(before) + len(answer)
+            np.testing.assert_array_equal(whole[:end], np.concatenate([before, answer]))
+            sampled[len(before) : end] = True
+        np.testing.assert_array_equal(t.loss_mask, sampled[len(t.prompt.tokens) :])
+        assert len(whole) == end  # nothing comes after what was sampled last
+    assert {len(turns) for turns in asked.turns.values()} == {1, 2, 3, 4}
+    roles = {turn.role for t in found for turn in t.turns}
+    assert roles == {"assistant", "user", *(["tool"] if family.tools else [])}
+
+    layout = lay_out(found, [np.arange(len(found))], 1, 4096, beside=[t.group for t in found])
+    scored = layout.by_trajectory(layout.scored(Trainer(pair.worker), Worker.log_probs, "actor"))
+    bound = prepare_sync(pair, SyncConfig(), PROBE).bound
+    assert bound < 1e-4
+    for t, trainers in zip(found, scored, strict=True):
+        assert np.abs(t.sampler_logprobs[t.loss_mask] - trainers).mean() <= bound
+
+
+def test_the_engine_tells_what_of_a_turns_prompt_its_cache_had(pair: Pair) -> None:
+    """Whole blocks of 32: of a prompt of 70 tokens two, once they are there; of the turn after it
+    all that was computed, which is not the last sampled token."""
+    tokens = np.random.default_rng(0).integers(0, 256, 70)
+    sampling = SamplingConfig(max_new_tokens=60, min_new_tokens=60)
+
+    def said(asked: Ints) -> Trajectory:
+        request = Request((Prompt(0, asked, ""),), 1, sampling, seed=1)
+        [answer] = pair.loop.run(pair.engine.generate(request))
+        return answer
+
+    first, again = said(tokens), said(tokens)
+    assert first.figures == {"prompt_tokens": 70, "cached_tokens": 0}
+    assert again.figures == {"prompt_tokens": 70, "cached_tokens": 64}
+    assert len(first.response_tokens) == 60
+    longer = said(np.concatenate([tokens, first.response_tokens, tokens]))
+    assert longer.figures == {"prompt_tokens": 200, "cached_tokens": 128}
