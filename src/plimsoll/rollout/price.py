@@ -5,10 +5,11 @@ transformers holds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.rollout.stages import Stage, stages_of
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.items import Allocation, Item, Moment
 
@@ -46,13 +47,26 @@ def unpriced(vllm: Mapping[str, object]) -> tuple[str, ...]:
 @dataclass(frozen=True)
 class Sampler:
     """An engine's model and work. longest: tokens of the longest prompt with its response.
-    sequences: that are sampled at once. adapter_rank: as of `EngineSpec`."""
+    sequences: that are sampled at once. adapter_rank: as of `EngineSpec`. stage: the one whose
+    cards are priced; None: as if there were one."""
 
     rollout: RolloutConfig
     shape: ModelShape
     longest: int
     sequences: int
     adapter_rank: int | None = None
+    stage: Stage | None = None
+
+    @property
+    def stages(self) -> tuple[Sampler, ...]:
+        """Each of the engine's."""
+        stages = stages_of(self.shape.layers, self.rollout.pipeline_parallel)
+        return tuple(replace(self, stage=stage) for stage in stages)
+
+    @property
+    def held(self) -> ModelShape:
+        """What the stage has of the model."""
+        return self.shape if self.stage is None else self.stage.held(self.shape)
 
     @property
     def element(self) -> int:
@@ -63,10 +77,11 @@ class Sampler:
     def weights(self) -> int:
         """Bytes of the weights on each of the engine's cards; norms are on all of them. Of fp8
         (vLLM's `quantization`), linear layers take a byte a weight; embeddings and head do not."""
-        whole = self.shape.other_parameters
-        divided = self.element * (self.shape.parameters - whole)
+        held = self.held
+        whole = held.other_parameters
+        divided = self.element * (held.parameters - whole)
         if self.rollout.vllm.get("quantization") == "fp8":
-            divided -= (self.element - 1) * sum(one.parameters for one in self.shape.linears)
+            divided -= (self.element - 1) * held.linear_parameters
         return -(-divided // self.rollout.tensor_parallel) + self.element * whole
 
     @property
@@ -81,25 +96,46 @@ class Sampler:
         heads = -(-self.shape.kv_heads // self.rollout.tensor_parallel)
         named = self.rollout.vllm.get("kv_cache_dtype")
         element = _CACHE_BYTES.get(str(named), self.element)
-        return 2 * self.shape.layers * heads * self.shape.head_dim * element
+        return 2 * self.held.layers * heads * self.shape.head_dim * element
 
     @property
     def profile_peak(self) -> int:
         """Bytes of the profiled forward at its peak, on each card: the MLP of the largest batch of
-        tokens, or the logits of as many sequences as may run, in 16 bits and three times in fp32.
-        """
+        tokens, or where tokens are sampled the logits of as many sequences as may run, in 16 bits
+        and three times in fp32."""
         shape, parallel = self.shape, self.rollout.tensor_parallel
         width = max(shape.intermediate, shape.experts_per_token * shape.expert_intermediate)
-        tokens = max(self.batched_tokens, self.rollout.max_sequences)
-        forward = tokens * self.element * (4 * shape.hidden + 3 * width // parallel)
-        logits = self.rollout.max_sequences * shape.vocabulary * (self.element + 3 * 4)
+        forward = self._most_tokens * self.element * (4 * shape.hidden + 3 * width // parallel)
+        logits = self.rollout.max_sequences * self._sampled * (self.element + 3 * 4)
         return max(forward, logits)
+
+    @property
+    def handed_over(self) -> int:
+        """Bytes, on each card, of the buffer for what the stage before gives: hidden states and
+        residuals of the largest batch (v1/worker/gpu/model_runner.py); none in the first."""
+        if self.stage is None or self.stage.first:
+            return 0
+        return 2 * self._most_tokens * self.shape.hidden * self.element
+
+    @property
+    def _most_tokens(self) -> int:
+        return max(self.batched_tokens, self.rollout.max_sequences)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the stage has the output head."""
+        return self.stage is None or self.stage.last
+
+    @property
+    def _sampled(self) -> int:
+        """The vocabulary, where tokens are sampled from it."""
+        return self.shape.vocabulary if self.samples else 0
 
     @property
     def token_counts(self) -> int:
         """Bytes, on each card, in which vLLM counts what each sequence has of every token, whether
         penalties are asked for or not (v1/worker/gpu/sample/penalties.py): a count and a bit."""
-        words = self.shape.vocabulary + -(-self.shape.vocabulary // 32)
+        words = self._sampled + -(-self._sampled // 32)
         return 4 * self.rollout.max_sequences * words
 
     @property
@@ -108,7 +144,7 @@ class Sampler:
         adapted or not, divided as that layer is on its wider side (vllm/lora/layers)."""
         parallel = self.rollout.tensor_parallel
         sides = 0
-        for linear in self.shape.linears:
+        for linear in self.held.linears:
             whole, divided = linear.inputs, linear.outputs
             if linear.outputs == self.shape.hidden:  # by its inputs
                 whole, divided = divided, whole

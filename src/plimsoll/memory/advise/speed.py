@@ -16,7 +16,7 @@ from plimsoll.engine.zero.sizes import adapter_parameters
 from plimsoll.machine.hardware import Node
 from plimsoll.memory.contents.contents import Job
 from plimsoll.rollout.price import Sampler
-from plimsoll.rollout.vllm_price import card_share
+from plimsoll.rollout.vllm_price import card_cache, cpu_cache
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import RoleName
 
@@ -234,9 +234,7 @@ def _rollout_seconds(job: Job) -> float:
     rates = _rates(job, 1)
     sequences = ceil(sampling.sequences / sampler.rollout.engines)
     cards = job.hardware.nodes[0].cards if job.device == "cuda" else ()
-    cache = sampler.rollout.cpu_kv_cache_gib * 2**30
-    if cards:
-        cache = card_share(sampler, cards[0].usable_bytes).kv_cache
+    cache = card_cache(sampler, cards[0].usable_bytes) if cards else cpu_cache(sampler)
     at_once = sequences_at_once(sampler, cache, sequences)
     shape, actor = job.policy, job.spec.actor
     separate = sampler.rollout.sync.adapter == "separate"
@@ -252,17 +250,19 @@ def _rollout_seconds(job: Job) -> float:
 def sampling_seconds(sampler: Sampler, at_once: int, sequences: int, rates: Rates) -> float:
     """An engine's responses. Each token of `at_once` sequences reads all weights and their KV
     cache (Pope et al. 2022, section 2); prompts are a forward. The parts of a divided engine add
-    their results up twice in each layer (Shoeybi et al. 2019, section 3)."""
+    their results up twice in each layer (Shoeybi et al. 2019, section 3). Stages work side
+    by side, each on another part of the sequences: all weights are read for each part."""
     waves = ceil(sequences / at_once)
     new = sampler.rollout.sampling.max_new_tokens
     cache = at_once * sampler.kv_token * (sampler.longest - new / 2)
-    decode = waves * new * (sampler.weights + cache) / rates.memory
+    parallel, stages = sampler.rollout.tensor_parallel, sampler.rollout.pipeline_parallel
+    decode = waves * new * (sampler.weights + cache / stages) / rates.memory
     prompts = sequences * (sampler.longest - new)
-    parallel = sampler.rollout.tensor_parallel
     summed = 2 * sampler.shape.layers * sampler.shape.hidden * sampler.element
     crossing = 2 * (parallel - 1) / parallel * summed / rates.link  # of a token
-    decode += sequences * sampler.longest * crossing
-    return decode + 2 * sampler.shape.active_parameters * prompts / parallel / rates.flops
+    decode += sequences * sampler.longest * crossing / stages
+    prefill = 2 * sampler.shape.active_parameters * prompts / sampler.rollout.parts / rates.flops
+    return decode + prefill
 
 
 def sequences_at_once(sampler: Sampler, cache: float, sequences: int) -> int:
@@ -276,7 +276,8 @@ def sequences_at_once(sampler: Sampler, cache: float, sequences: int) -> int:
 
 def waking_seconds(sampler: Sampler, rates: Rates) -> float:
     """At sleep level 1 weights go to the host and come back; at level 2 the sync brings them."""
-    return (2 * sampler.weights if sampler.rollout.sleep_level == 1 else 0) / rates.pcie
+    most = max(stage.weights for stage in sampler.stages)
+    return (2 * most if sampler.rollout.sleep_level == 1 else 0) / rates.pcie
 
 
 def sync_seconds(sent: float, rates: Rates) -> float:
