@@ -235,11 +235,13 @@ PLANNED: Mapping[str, Sequence[str]] = {
         "sft --actor.zero.state_dtype=bfloat16 --actor.model.dtype=float32",
         "sft --actor.ema.decay=0.9 --actor.zero.state_dtype=bfloat16",
     ),
+    "pipeline-parallel": (f"ppo {A100} --rollout.pipeline_parallel=99",),
     "tensor-parallel": (f"ppo {A100} --rollout.tensor_parallel=3",),
     "tensor-parallel-node": ("ppo --cluster 2xH200 --rollout.tensor_parallel=4",),
     "text-decoder": (f"sft {A100} --actor.model.path=google/gemma-3-4b-it",),
     "transformers-engine": (
         "ppo --rollout.engine=transformers --rollout.tensor_parallel=2",
+        "ppo --rollout.engine=transformers --rollout.pipeline_parallel=2",
         "ppo --rollout.engine=transformers --batch.responses=8 --rollout.max_sequences=4",
     ),
     "varlen-attention": (

@@ -1,5 +1,5 @@
 """Whole runs on one card: sampling in the same process, and vLLM beside the training rank, which
-sleeps while the rank trains."""
+sleeps while the rank trains; and on two cards with an engine of two stages."""
 
 from __future__ import annotations
 
@@ -99,6 +99,15 @@ def test_ppo_with_vllm_on_the_same_card(sleep_level: int, tmp_path: Path) -> Non
     assert min(card_bytes(tmp_path, "rollout")) > 0.8 * share
     training = card_bytes(tmp_path, "train_actor")
     assert max(training) < 0.6 * share if sleep_level else min(training) > 0.8 * share
+
+
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("sleep_level", [0, 1, 2])
+def test_ppo_with_an_engine_of_two_stages(sleep_level: int, tmp_path: Path) -> None:
+    config = shared(sleep_level, pipeline_parallel=2)
+    config["cluster"]["ranks"] = 2
+    check(tmp_path, config)
 
 
 @needs_vllm

@@ -170,9 +170,9 @@ def trainer(home: Path, dtype: Literal["bfloat16", "float32"]) -> Iterator[Worke
 
 @contextmanager
 def engine_beside(
-    worker: Worker, model: Path, dtype: Literal["bfloat16", "float32"]
+    worker: Worker, model: Path, dtype: Literal["bfloat16", "float32"], stages: int = 1
 ) -> Iterator[Pair]:
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype=dtype)
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype=dtype, pipeline_parallel=stages)
     longest = PREFILL_TOKENS + NEW_TOKENS
     with started(EngineSpec(0, str(model), longest, 1, "cpu", rollout)) as (engine, loop):
         yield Pair(worker, engine, loop)
@@ -318,3 +318,37 @@ def test_one_stale_tensor_at_a_small_learning_rate_is_caught_in_float32(tmp_path
             sync_weights(replace(prepared, route=broken), 2)
         gap = re.search(r"mean absolute difference (\S+)", str(caught.value))
         assert gap is not None and float(gap[1]) < BOUND / 20
+
+
+def test_each_stage_of_an_engine_takes_its_own_layers(tmp_path: Path) -> None:
+    """Two processes of a layer each, both with the tied embedding."""
+    with (
+        trainer(tmp_path, "float32") as worker,
+        engine_beside(worker, tmp_path / "first", "float32", stages=2) as pair,
+    ):
+        train(worker)
+        with pytest.raises(WeightSyncError):
+            prove(pair.proved_within(1e-4), 1)
+        assert sync_weights(pair.proved_within(1e-4), 1).gap < 1e-5
+        first, second = pair.loop.run(pair.engine._llm.collective_rpc(plain_parameters))
+        norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
+        table = "model.embed_tokens.weight"
+        assert set(first) == {table, *(f"model.layers.0.{norm}" for norm in norms)}
+        last = {table, "model.norm.weight"}
+        assert set(second) == {*last, *(f"model.layers.1.{norm}" for norm in norms)}
+        for name, found in [*first.items(), *second.items()]:
+            assert found == pair.tensor(name).numpy().tobytes()
+        sampling = SamplingConfig(max_new_tokens=20, temperature=TEMPERATURE)
+        prompts = tuple(Prompt(i, RNG.integers(0, 15, 4 + i), "") for i in range(6))
+        found = pair.loop.run(pair.engine.generate(Request(prompts, 2, sampling, seed=1)))
+        packs = packs_of(found)
+        expected = from_packed(packs, worker.log_probs("actor", packs), len(found))
+        for trajectory, wanted in zip(found, expected, strict=True):
+            np.testing.assert_allclose(trajectory.sampler_logprobs, wanted, atol=1e-4)
+
+
+def plain_parameters(worker: Any) -> dict[str, bytes]:
+    """Those that a vLLM worker's model has as transformers has them: embedding and norms."""
+    named = worker.model_runner.get_model().named_parameters()
+    plain = ("norm.weight", "embed_tokens.weight")
+    return {name: p.detach().numpy().tobytes() for name, p in named if name.endswith(plain)}

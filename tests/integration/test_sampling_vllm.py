@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from asyncio import Runner
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm import AsyncEngineArgs
+from vllm.distributed.utils import get_pp_indices
 from vllm_cases import started
 
 from plimsoll.commands.arithmetic import make_tokenizer
@@ -22,6 +24,7 @@ from plimsoll.rollout.generate_steps import Recorder
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.speculation import speculation_of
+from plimsoll.rollout.stages import stages_of
 from plimsoll.rollout.vllm import VllmEngine
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.spec.rules.vllm_arguments import FIXED, OWNED, check_arguments
@@ -94,6 +97,14 @@ def test_what_plimsoll_sets_of_vllm_is_what_vllm_has() -> None:
     assert names >= OWNED.keys() | FIXED.keys()
     found = check_arguments(RolloutConfig(vllm=dict.fromkeys(names - OWNED.keys() - FIXED.keys())))
     assert [*found] == []
+
+
+def test_stages_have_the_layers_that_vllm_gives_them() -> None:
+    for layers in range(1, 41):
+        for count in range(1, layers + 1):
+            ends = accumulate((stage.layers for stage in stages_of(layers, count)), initial=0)
+            found = [get_pp_indices(layers, rank, count) for rank in range(count)]
+            assert found == [*pairwise(ends)]
 
 
 def test_vllms_own_settings_are_its_own(engine: tuple[VllmEngine, Runner]) -> None:

@@ -81,7 +81,8 @@ def _start_settings(spec: EngineSpec) -> str:
     )
     return (
         f"{memory}, rollout.max_sequences: {spec.rollout.max_sequences}, "
-        f"rollout.tensor_parallel: {spec.rollout.tensor_parallel}, longest prompt and response "
+        f"rollout.tensor_parallel: {spec.rollout.tensor_parallel}, "
+        f"rollout.pipeline_parallel: {spec.rollout.pipeline_parallel}, longest prompt and response "
         f"{spec.max_tokens} tokens, model {spec.model}"
     )
 

@@ -33,28 +33,28 @@ def side_by_side(nodes: Sequence[str]) -> list[int]:
     return sorted(range(len(nodes)), key=lambda i: nodes.index(nodes[i]))
 
 
-def shared_placement(ranks: Sequence[NodeCards], engines: int, parallel: int) -> list[NodeCards]:
-    """Cards for each engine, `parallel` of one node, in the order of the ranks; no card twice.
+def shared_placement(ranks: Sequence[NodeCards], engines: int, parts: int) -> list[NodeCards]:
+    """Cards for each engine, `parts` of one node, in the order of the ranks; no card twice.
 
     ranks: each rank's own cards.
 
     Raises:
         SettingsConflict: the ranks' cards are too few.
     """
-    placement = list(islice(_placement(ranks, parallel), engines))
+    placement = list(islice(_placement(ranks, parts), engines))
     if len(placement) < engines:
         raise SettingsConflict(
             f"rollout.placement is shared, and {counted(engines, 'engine')} (rollout.engines) of "
-            f"{counted(parallel, 'card')} each (rollout.tensor_parallel) cannot find room on the "
-            f"cards of {counted(len(ranks), 'training rank')}: there is room for "
-            f"{len(placement)}. An engine's cards must be of one node. Ask for fewer engines, or "
-            "write rollout.placement: own"
+            f"{counted(parts, 'card')} each (rollout.tensor_parallel x rollout.pipeline_parallel) "
+            f"cannot find room on the cards of {counted(len(ranks), 'training rank')}: there is "
+            f"room for {len(placement)}. An engine's cards must be of one node. Ask for fewer "
+            "engines, or write rollout.placement: own"
         )
     return placement
 
 
-def _placement(ranks: Sequence[NodeCards], parallel: int) -> Iterator[NodeCards]:
+def _placement(ranks: Sequence[NodeCards], parts: int) -> Iterator[NodeCards]:
     for node_id, group in groupby(sorted(ranks), key=lambda place: place.node_id):
         cards = [card for place in group for card in place.cards]
-        for start in range(0, len(cards) - parallel + 1, parallel):
-            yield NodeCards(node_id, tuple(cards[start : start + parallel]))
+        for start in range(0, len(cards) - parts + 1, parts):
+            yield NodeCards(node_id, tuple(cards[start : start + parts]))

@@ -192,7 +192,7 @@ def create_engines(specs: Sequence[EngineSpec], device: str, nodes: Sequence[str
 def share_cards(specs: Sequence[EngineSpec], device: str, ranks: Sequence[Member]) -> list[Any]:
     """Ask Ray for the actors of engines on the cards of ranks that have theirs already."""
     own = [NodeCards(member.host.node_id, member.host.cards) for member in ranks]
-    placement = shared_placement(own, len(specs), specs[0].rollout.tensor_parallel)
+    placement = shared_placement(own, len(specs), specs[0].rollout.parts)
     return [
         _create_engine(spec, device, place) for spec, place in zip(specs, placement, strict=True)
     ]
@@ -207,7 +207,7 @@ def _create_engine(spec: EngineSpec, device: str, place: NodeCards | None) -> An
         EngineActor
     )
     if place is None:
-        gpus = spec.rollout.tensor_parallel
+        gpus = spec.rollout.parts
         placed = actor.options(num_gpus=gpus, runtime_env={"env_vars": environment})
     else:
         # Ray has given the cards to the ranks, and would not give them again.

@@ -86,8 +86,8 @@ def _vllm_processes(config: Mapping[str, Any]) -> int:
     rollout = config.get("rollout", {})
     if rollout.get("engine") != "vllm":
         return 0
-    parallel: int = rollout.get("tensor_parallel", 1)
-    return 2 + (parallel if parallel > 1 else 0)
+    parts: int = rollout.get("tensor_parallel", 1) * rollout.get("pipeline_parallel", 1)
+    return 2 + (parts if parts > 1 else 0)
 
 
 def fit_constants(runs: Sequence[CalibrationRun]) -> list[Fit]:

@@ -92,9 +92,10 @@ def _dtype(role: TrainedRole | FrozenRole) -> str:
 
 
 def _engine(rollout: RolloutConfig) -> str:
-    shared = f", tensor parallel {rollout.tensor_parallel}" if rollout.tensor_parallel > 1 else ""
+    degrees = {"tensor": rollout.tensor_parallel, "pipeline": rollout.pipeline_parallel}
+    shared = [f", {name} parallel {degree}" for name, degree in degrees.items() if degree > 1]
     return (
-        f"{rollout.engine} ({rollout.dtype}{shared}), at most "
+        f"{rollout.engine} ({rollout.dtype}{''.join(shared)}), at most "
         f"{counted(rollout.max_sequences, 'sequence')} at once"
     )
 

@@ -61,6 +61,7 @@ Code = Literal[
     "optimizer-value",
     "package-missing",
     "package-version",
+    "pipeline-parallel",
     "reference-free-loss",
     "reference-logprobs",
     "reinforce-several",

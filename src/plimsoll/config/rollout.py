@@ -87,7 +87,9 @@ class RolloutConfig(Settings):
     engines: PositiveInt = 1
     """How many engines (data parallel)."""
     tensor_parallel: PositiveInt = 1
-    """GPUs (or CPU processes) per engine."""
+    """GPUs (or CPU processes) per engine, or per stage of it; each has a part of every layer."""
+    pipeline_parallel: PositiveInt = 1
+    """Stages per engine, each with consecutive layers on `tensor_parallel` GPUs of its own."""
     placement: Literal["own", "shared"] = "own"
     """own: engines have GPUs of their own; shared: they use the training ranks' GPUs, in turns or
     side by side."""
@@ -97,7 +99,7 @@ class RolloutConfig(Settings):
     memory_share: Share = 0.5
     """The share of the whole card that vLLM takes (its gpu_memory_utilization)."""
     cpu_kv_cache_gib: PositiveFloat = 0.5
-    """Size of the KV cache on CPU, GiB per engine."""
+    """Size of the KV cache on CPU, GiB per engine, or per process of it."""
     max_sequences: PositiveInt = 256
     """Sequences that one engine works on at once."""
     dtype: Dtype = "bfloat16"
@@ -114,3 +116,8 @@ class RolloutConfig(Settings):
     replay: WrittenPath | None = None
     """Learn from the trajectories that the run of this directory stored, instead of sampling: no
     engine is started. `--replay RUN` sets it."""
+
+    @property
+    def parts(self) -> int:
+        """GPUs (or CPU processes) per engine."""
+        return self.tensor_parallel * self.pipeline_parallel

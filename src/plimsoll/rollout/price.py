@@ -4,11 +4,12 @@ transformers holds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.speculation import CACHE_BYTES, Speculation, unpriced_speculation
+from plimsoll.rollout.stages import Stage, stages_of
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.items import Allocation, Item, Moment
 
@@ -51,7 +52,8 @@ def unpriced(rollout: RolloutConfig) -> tuple[str, ...]:
 class Sampler:
     """An engine's model and work. longest: tokens of the longest prompt with its response.
     sequences: that are sampled at once. adapter_rank: as of `EngineSpec`. speculation: what
-    proposes tokens beside the model."""
+    proposes tokens beside the model. stage: the one whose cards are priced; None: as if there were
+    one."""
 
     rollout: RolloutConfig
     shape: ModelShape
@@ -59,6 +61,18 @@ class Sampler:
     sequences: int
     adapter_rank: int | None = None
     speculation: Speculation = field(default_factory=Speculation)
+    stage: Stage | None = None
+
+    @property
+    def stages(self) -> tuple[Sampler, ...]:
+        """Each of the engine's."""
+        stages = stages_of(self.shape.layers, self.rollout.pipeline_parallel)
+        return tuple(replace(self, stage=stage) for stage in stages)
+
+    @property
+    def held(self) -> ModelShape:
+        """What the stage has of the model."""
+        return self.shape if self.stage is None else self.stage.held(self.shape)
 
     @property
     def element(self) -> int:
@@ -67,22 +81,24 @@ class Sampler:
 
     @property
     def models(self) -> tuple[ModelShape, ...]:
-        """The model, and the one that drafts for it."""
-        return (self.shape, *filter(None, [self.speculation.draft]))
+        """The stage's part of the model, and where tokens are sampled what drafts for it."""
+        draft = self.speculation.draft if self.samples else None
+        return (self.held, *filter(None, [draft]))
 
     @property
     def weights(self) -> int:
         """Bytes of the weights on each of the engine's cards; norms are on all of them. Of fp8
         (vLLM's `quantization`), the model's linear layers take a byte a weight; embeddings and
         heads do not, and a draft model is what it is."""
+        model, *draft = self.models
         narrow = self.rollout.vllm.get("quantization") == "fp8"
-        return sum(self._weights(one, narrow and one is self.shape) for one in self.models)
+        return self._weights(model, narrow) + sum(self._weights(one, False) for one in draft)
 
     def _weights(self, shape: ModelShape, narrow: bool) -> int:
         whole = shape.other_parameters
         divided = self.element * (shape.parameters - whole)
         if narrow:
-            divided -= (self.element - 1) * sum(one.parameters for one in shape.linears)
+            divided -= (self.element - 1) * shape.linear_parameters
         return -(-divided // self.rollout.tensor_parallel) + self.element * whole
 
     @property
@@ -106,20 +122,41 @@ class Sampler:
     @property
     def profile_peak(self) -> int:
         """Bytes of the profiled forward at its peak, on each card: the MLP of the largest batch of
-        tokens, or the logits of as many sequences as may run, in 16 bits and three times in fp32.
-        """
+        tokens, or where tokens are sampled the logits of as many sequences as may run, in 16 bits
+        and three times in fp32."""
         shape, parallel = self.shape, self.rollout.tensor_parallel
         width = max(shape.intermediate, shape.experts_per_token * shape.expert_intermediate)
-        tokens = max(self.batched_tokens, self.rollout.max_sequences)
-        forward = tokens * self.element * (4 * shape.hidden + 3 * width // parallel)
-        logits = self.rollout.max_sequences * shape.vocabulary * (self.element + 3 * 4)
+        forward = self._most_tokens * self.element * (4 * shape.hidden + 3 * width // parallel)
+        logits = self.rollout.max_sequences * self._sampled * (self.element + 3 * 4)
         return max(forward, logits)
+
+    @property
+    def handed_over(self) -> int:
+        """Bytes, on each card, of the buffer for what the stage before gives: hidden states and
+        residuals of the largest batch (v1/worker/gpu/model_runner.py); none in the first."""
+        if self.stage is None or self.stage.first:
+            return 0
+        return 2 * self._most_tokens * self.shape.hidden * self.element
+
+    @property
+    def _most_tokens(self) -> int:
+        return max(self.batched_tokens, self.rollout.max_sequences)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the stage has the output head."""
+        return self.stage is None or self.stage.last
+
+    @property
+    def _sampled(self) -> int:
+        """The vocabulary, where tokens are sampled from it."""
+        return self.shape.vocabulary if self.samples else 0
 
     @property
     def token_counts(self) -> int:
         """Bytes, on each card, in which vLLM counts what each sequence has of every token, whether
         penalties are asked for or not (v1/worker/gpu/sample/penalties.py): a count and a bit."""
-        words = self.shape.vocabulary + -(-self.shape.vocabulary // 32)
+        words = self._sampled + -(-self._sampled // 32)
         return 4 * self.rollout.max_sequences * words
 
     @property
@@ -127,7 +164,7 @@ class Sampler:
         """Bytes, on each card, of a draft's logits that are kept until its tokens are verified
         (vLLM's `draft_sample_method: probabilistic`)."""
         proposed = self.rollout.max_sequences * self.speculation.tokens
-        return proposed * self.shape.vocabulary * self.element * self.speculation.keeps_logits
+        return proposed * self._sampled * self.element * self.speculation.keeps_logits
 
     @property
     def verifying(self) -> int:
@@ -135,7 +172,7 @@ class Sampler:
         profiled, which has one token of each sequence: the logits of all, and of a part of them in
         fp32 (v1/worker/gpu/spec_decode/rejection_sampler.py)."""
         each = self.rollout.max_sequences * (1 + self.speculation.tokens)
-        logits = min(each, self.batched_tokens) * self.shape.vocabulary
+        logits = min(each, self.batched_tokens) * self._sampled
         return max(0, logits * self.element + min(4 * logits, _CHUNK) - self.profile_peak)
 
     @property
@@ -144,7 +181,7 @@ class Sampler:
         adapted or not, divided as that layer is on its wider side (vllm/lora/layers)."""
         parallel = self.rollout.tensor_parallel
         sides = 0
-        for linear in self.shape.linears:
+        for linear in self.held.linears:
             whole, divided = linear.inputs, linear.outputs
             if linear.outputs == self.shape.hidden:  # by its inputs
                 whole, divided = divided, whole

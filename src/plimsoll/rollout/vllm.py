@@ -49,7 +49,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         return common | card_order() | {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
     cpu = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.threads)}
     cpu |= kernel_limits()
-    if spec.rollout.tensor_parallel == 1:
+    if spec.rollout.parts == 1:
         # The model lives in the engine's own process. vLLM would give it another, which takes as
         # long again to start, only to bind its threads to cores; ours float.
         cpu |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -269,6 +269,7 @@ def _arguments(spec: EngineSpec) -> dict[str, Any]:
         "max_model_len": spec.max_tokens,
         "max_num_seqs": rollout.max_sequences,
         "tensor_parallel_size": rollout.tensor_parallel,
+        "pipeline_parallel_size": rollout.pipeline_parallel,
         "gpu_memory_utilization": rollout.memory_share,
         "kv_cache_memory_bytes": None if on_gpu else _kv_cache_bytes(spec),
         "enable_sleep_mode": rollout.sleep_level > 0,

@@ -14,12 +14,13 @@ smaller tensors share segments of 20 MiB, and those of up to 1 MiB of 2 MiB.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
 from plimsoll.rollout.price import Sampler
+from plimsoll.run.counting import counted
 from plimsoll.shapes.shape import Linear, ModelShape, Tensors, parameter_tensors
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Item, Level, Moment, Where
@@ -39,6 +40,7 @@ _GRAPHS = int(0.8 * GIB)
 _RESIDUE, _RESIDUE_PARALLEL = int(0.8 * GIB), int(4.9 * GIB)
 _MIB = 2**20
 _STEP, _SHARED = 2 * _MIB, 20 * _MIB
+_OF_THE_FEWEST = "; as many tokens as in the stage that has room for the fewest"
 _SOURCE = "vLLM 0.32: gpu_worker.determine_available_memory"
 
 
@@ -57,9 +59,9 @@ class CardShare:
 
 
 def card_share(sampler: Sampler, card_bytes: int) -> CardShare:
-    """card_bytes: the card's whole memory, as CUDA reports it."""
+    """Of a stage's card. card_bytes: its whole memory, as CUDA reports it."""
     fixed = sampler.profile_peak + sampler.token_counts + sampler.adapter_room
-    fixed += sampler.draft_logits + _OTHER + _graphs(sampler)
+    fixed += sampler.draft_logits + sampler.handed_over + _OTHER + _graphs(sampler)
     return CardShare(int(card_bytes * sampler.rollout.memory_share), sampler.weights, fixed)
 
 
@@ -68,23 +70,51 @@ def _graphs(sampler: Sampler) -> int:
     return 0 if sampler.rollout.vllm.get("enforce_eager") is True else _GRAPHS
 
 
+def card_cache(sampler: Sampler, card_bytes: int) -> int:
+    """Bytes of the KV cache on a stage's card; below 0: vLLM does not start."""
+    return _fewest_blocks(sampler, lambda stage: card_share(stage, card_bytes).kv_cache)
+
+
+def cpu_cache(sampler: Sampler) -> int:
+    """Bytes of the KV cache of a stage on CPU."""
+    return _fewest_blocks(sampler, lambda _: int(sampler.rollout.cpu_kv_cache_gib * GIB))
+
+
+def _fewest_blocks(sampler: Sampler, room: Callable[[Sampler], int]) -> int:
+    """Of as many blocks as the stage with room for the fewest has (v1/core/kv_cache_utils.py,
+    `get_kv_cache_configs`); room: bytes of a stage."""
+    own, stages = sampler.kv_token, sampler.stages
+    return min(room(one) * own // one.kv_token for one in stages if one.kv_token)
+
+
 def least_share(sampler: Sampler, card_bytes: int) -> float:
     """The share of a card, in hundredths rounded up, from which on vLLM starts: with a KV cache for
-    one sequence at its longest."""
-    share = card_share(sampler, card_bytes)
-    needed = share.weights + share.fixed + sampler.kv_token * sampler.longest
+    one sequence at its longest, in every stage."""
+    stage = tightest_stage(sampler, card_bytes)
+    share = card_share(stage, card_bytes)
+    needed = share.weights + share.fixed + stage.kv_token * stage.longest
     return ceil(100 * needed / card_bytes) / 100
+
+
+def tightest_stage(sampler: Sampler, card_bytes: int) -> Sampler:
+    """The one whose card has the least left beside the KV cache of one sequence."""
+
+    def left(stage: Sampler) -> int:
+        return card_share(stage, card_bytes).kv_cache - stage.kv_token * stage.longest
+
+    return min(sampler.stages, key=left)
 
 
 def least_cpu_cache(sampler: Sampler) -> float:
     """The KV cache on CPU from which on vLLM starts: GiB, in hundredths rounded up."""
-    return ceil(100 * sampler.kv_token * (sampler.longest + _BLOCK) / GIB) / 100
+    token = max(stage.kv_token for stage in sampler.stages)
+    return ceil(100 * token * (sampler.longest + _BLOCK) / GIB) / 100
 
 
 def card_items(
     sampler: Sampler, card_bytes: int, context: int, moments: frozenset[Moment]
 ) -> tuple[Allocation, ...]:
-    """A vLLM worker on a card.
+    """A vLLM worker on a card of a stage.
 
     context: bytes of its CUDA context, which is counted elsewhere and is part of what a sleeping
     engine leaves. moments: all of the job's.
@@ -99,7 +129,7 @@ def card_items(
         sampling = frozenset(m for m in with_cache if m.phase != "load")
         held.append(Allocation(_verifying(sampler), sampling))
     if asleep:
-        held.append(Allocation(_residue(sampler.rollout.tensor_parallel, context), asleep))
+        held.append(Allocation(_residue(sampler.rollout.parts, context), asleep))
     return tuple(held)
 
 
@@ -125,25 +155,32 @@ def _share_items(sampler: Sampler, share: CardShare, card_bytes: int) -> Iterato
     )
     if kept := sampler.draft_logits:
         words += f" + {kept:,} of a draft's logits"
+    words += f" + {sampler.handed_over:,} for what the stage before gives" * _staged(sampler)
     yield _item("vLLM weights", "device", weights, _weights_words(sampler))
     yield _item("vLLM profile peak, graphs", "device", min(share.fixed, rest), words)
     words = (
         f"{sampler.rollout.memory_share:g} of the card's {card_bytes:,} bytes - weights - profile "
         f"peak - graphs; {sampler.kv_token:,} bytes a token"
     )
-    yield _cache("device", max(0, rest - share.fixed), words)
+    words += _OF_THE_FEWEST * _staged(sampler)
+    yield _cache("device", max(0, card_cache(sampler, card_bytes)), words)
+
+
+def _staged(sampler: Sampler) -> bool:
+    return sampler.rollout.pipeline_parallel > 1
 
 
 def _weights_words(sampler: Sampler) -> str:
     parameters = " + ".join(f"{shape.parameters:,}" for shape in sampler.models)
     parallel = sampler.rollout.tensor_parallel
-    return f"{sampler.element} bytes x {parameters} parameters / tensor parallel {parallel}"
+    words = f"{sampler.element} bytes x {parameters} parameters / tensor parallel {parallel}"
+    return words + f", in a stage of {sampler.held.layers} layers" * _staged(sampler)
 
 
-def _residue(parallel: int, context: int) -> Item:
-    residue = _RESIDUE if parallel == 1 else _RESIDUE_PARALLEL
+def _residue(cards: int, context: int) -> Item:
+    residue = _RESIDUE if cards == 1 else _RESIDUE_PARALLEL
     words = (
-        f"{residue:,} bytes that a sleeping engine keeps at tensor parallel {parallel}, "
+        f"{residue:,} bytes that a sleeping engine of {counted(cards, 'card')} keeps on each, "
         "its CUDA context among them"
     )
     source = "users' measurements: 0.8 GiB at tensor parallel 1, 2.4 to 7.4 GiB at 2"
@@ -160,7 +197,8 @@ def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocati
 
     gib = rollout.cpu_kv_cache_gib
     yield held("vLLM weights", sampler.weights, _weights_words(sampler))
-    yield Allocation(_cache("host", int(gib * GIB), f"{gib:g} GiB asked for"), moments)
+    words = f"{gib:g} GiB asked for" + _OF_THE_FEWEST * _staged(sampler)
+    yield Allocation(_cache("host", cpu_cache(sampler), words), moments)
     if room := sampler.adapter_room:
         words = f"{element} bytes x rank {sampler.adapter_rank} x inputs and outputs"
         yield held("room for an adapter", room, words)
@@ -169,7 +207,9 @@ def cpu_items(sampler: Sampler, moments: frozenset[Moment]) -> Iterator[Allocati
     )
     computing = frozenset(m for m in moments if m.phase in ("load", "rollout", "sync"))
     yield replace(held("forward", sampler.profile_peak, words), moments=computing)
-    if shape.tied:
+    if handed := sampler.handed_over:
+        yield held("from the stage before", handed, "hidden states and residuals of that batch")
+    if shape.tied and sampler.samples:
         size = element * shape.embedding_parameters // rollout.tensor_parallel
         words = f"{element} bytes x {shape.embedding_parameters:,} of the tied head"
         yield held("packed head", size, words)
@@ -243,6 +283,7 @@ def _tensors(shape: ModelShape, sampler: Sampler) -> Iterator[tuple[int, int]]:
     divided = (
         Tensors(-(-one.elements // parallel), -(-one.parameters // parallel))
         for one in parameter_tensors(merged)
+        if one.elements  # of a stage without a table
     )
     for one in (*divided, *shape.other_tensors):
         yield one.elements * sampler.element, one.parameters // one.elements

@@ -39,10 +39,29 @@ def _without_amx_attention() -> None:
     cpu_attn._get_attn_isa = chosen
 
 
+def _with_room_for_the_stage_before() -> None:
+    """On CPU: vLLM 0.32 makes the buffer for what a stage gets from the one before in the forward
+    that warms up compiled code; where nothing is compiled, it fails at the first batch."""
+    from vllm.distributed.parallel_state import get_pp_group
+    from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+    load = CPUModelRunner.load_model
+
+    def loaded(runner: Any, *inputs: Any, **named: Any) -> None:
+        load(runner, *inputs, **named)
+        if not get_pp_group().is_first_rank:
+            runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+                runner.max_num_tokens, runner.model_config.dtype, runner.device
+            )
+
+    CPUModelRunner.load_model = loaded
+
+
 # Here, because vLLM imports this module in each worker, before its kernels are chosen.
 write_stacks_when_asked()
 if current_platform.is_cpu():
     _without_amx_attention()
+    _with_room_for_the_stage_before()
 
 
 _HEADS = ("lm_head.weight", "lm_head.bias")

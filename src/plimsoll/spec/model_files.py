@@ -192,7 +192,7 @@ def against_cpu_heads() -> str:
 
 
 def check_heads(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
-    """What the engines cannot do with the attention heads of the model that `key` gives."""
+    """What the engines cannot do with attention heads and layers of the model that `key` gives."""
     if spec.engines is None:
         return
     parts, model = spec.engines.tensor_parallel, read_model_json(path)
@@ -202,6 +202,11 @@ def check_heads(spec: RunSpec[Any], key: str, path: str) -> Iterator[Problem]:
         why = f"It must divide the {heads} attention heads of {path}."
         fix = f"one of {', '.join(divisors)}"
         yield conflict("rollout.tensor_parallel", str(parts), why, fix, code="tensor-parallel")
+    stages, layers = spec.engines.pipeline_parallel, model.get("num_hidden_layers")
+    if isinstance(layers, int) and stages > layers:
+        why = f"Each stage has at least one of the {layers} layers of {path}."
+        fix = f"at most {layers}"
+        yield conflict("rollout.pipeline_parallel", str(stages), why, fix, code="pipeline-parallel")
     if _vllm_on_cpu(spec) and size is not None and size not in CPU_HEAD_SIZES:
         why = f"Its attention heads are {size} wide, and {against_cpu_heads()}."
         fix = "rollout.engine: transformers, or a model with other heads"

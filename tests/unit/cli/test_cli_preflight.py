@@ -40,6 +40,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     model = tmp_path / "model"
     model.mkdir()
     shape = {"model_type": "qwen2", "max_position_embeddings": 64, "num_attention_heads": 6}
+    shape["num_hidden_layers"] = 2
     (model / "config.json").write_text(json.dumps(shape))
     (model / "tokenizer.json").write_text("{}")
     (model / "chat_template.jinja").write_text("{{ messages }}")
@@ -383,6 +384,13 @@ def test_tensor_parallel_must_divide_the_heads() -> None:
     check("--rollout.tensor_parallel", "3")
     report = refusal("--rollout.tensor_parallel", "4", code=4)
     assert "6 attention heads" in report and "one of 1, 2, 3, 6" in report
+
+
+@pytest.mark.usefixtures("house")
+def test_each_stage_must_have_a_layer() -> None:
+    check("--rollout.pipeline_parallel", "2")
+    report = refusal("--rollout.pipeline_parallel", "3", code=4)
+    assert "[pipeline-parallel] Each stage has at least one of the 2 layers" in report
 
 
 # head_dim is left out: that of a Qwen3 is then 128, and not 48 / 6.

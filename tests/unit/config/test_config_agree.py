@@ -75,6 +75,12 @@ PPO_CASES = [
         None,
     ),
     (
+        "--rollout.engine=transformers --rollout.pipeline_parallel=2",
+        "rollout.pipeline_parallel",
+        4,
+        None,
+    ),
+    (
         "--rollout.engine=transformers --batch.responses=8 --rollout.max_sequences=4",
         "rollout.max_sequences",
         4,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import ceil
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items, unpriced
@@ -12,6 +13,8 @@ from plimsoll.rollout.vllm_price import (
     card_items,
     card_share,
     cpu_items,
+    least_cpu_cache,
+    least_share,
 )
 from plimsoll.shapes.known_models import read_shape
 from plimsoll.timeline.items import Allocation, Moment
@@ -46,6 +49,58 @@ def test_weights_and_keys_are_divided_by_tensor_parallel() -> None:
     assert sampler(tensor_parallel=2).kv_token == 2 * 28 * 1 * 128 * 2
     assert sampler(tensor_parallel=4).kv_token == sampler(tensor_parallel=2).kv_token
     assert sampler(dtype="float32").weights == 4 * PARAMETERS
+
+
+def test_a_stage_has_its_layers_and_the_ends_have_a_table() -> None:
+    """28 layers as 9, 10 and 9: one that is left over goes before the last stage. Norms are spread
+    evenly: 57 over 28 layers, rounded up."""
+    first, middle, last = sampler(pipeline_parallel=3).stages
+    layer = 2 * 1536 * (1536 + 256) + 1536 + 2 * 256 + 3 * 1536 * 8960
+    table, tokens = 151_936 * 1536, 2048
+    assert first.weights == last.weights == 2 * (9 * layer + table + 19 * 1536)
+    assert middle.weights == 2 * (10 * layer + 21 * 1536)
+    assert [one.kv_token for one in (first, middle, last)] == [
+        n * 2 * 2 * 128 * 2 for n in (9, 10, 9)
+    ]
+    forward = tokens * 2 * (4 * 1536 + 3 * 8960)
+    assert first.profile_peak == middle.profile_peak == forward < last.profile_peak
+    assert first.token_counts == middle.token_counts == 0 < last.token_counts
+    assert [one.handed_over for one in (first, middle, last)] == [0, *2 * [2 * tokens * 1536 * 2]]
+    [half, _] = sampler(tensor_parallel=2, pipeline_parallel=2).stages
+    assert half.weights == 2 * ((14 * layer + table) // 2 + 29 * 1536)
+    untied = [replace(one, shape=replace(QWEN, tied=False)) for one in (first, middle, last)]
+    assert [one.weights for one in untied] == [first.weights, middle.weights, last.weights]
+    rooms = [
+        replace(one, adapter_rank=16).adapter_room for one in sampler(pipeline_parallel=2).stages
+    ]
+    assert [2 * room for room in rooms] == 2 * [replace(sampler(), adapter_rank=16).adapter_room]
+
+
+def test_every_stage_has_as_many_blocks_as_the_one_with_room_for_the_fewest() -> None:
+    """That with the most layers; of a small share the last, which has logits beside a table."""
+
+    def caches(one: Sampler) -> list[int]:
+        held = (held_at(card_items(stage, CARD, 0, MOMENTS), SAMPLING) for stage in one.stages)
+        return [items["KV cache"] for items in held]
+
+    large, small = (sampler(pipeline_parallel=3, memory_share=share) for share in (0.5, 0.05))
+    room = card_share(large.stages[1], CARD).kv_cache
+    assert caches(large) == [room * 9 // 10, room, room * 9 // 10]
+    room = card_share(small.stages[2], CARD).kv_cache
+    assert caches(small) == [room, room * 10 // 9, room]
+    last = card_share(small.stages[2], CARD)
+    needed = last.weights + last.fixed + 9 * 2 * 2 * 128 * 2 * 1024
+    assert needed / CARD <= least_share(small, CARD) < needed / CARD + 0.01
+
+
+def test_the_stages_of_an_engine_on_cpu() -> None:
+    one = sampler(pipeline_parallel=3)
+    held = [held_at(cpu_items(stage, MOMENTS), SAMPLING) for stage in one.stages]
+    nine = GIB // 2 * 9 // 10
+    assert [items["KV cache"] for items in held] == [nine, GIB // 2, nine]
+    assert ["packed head" in items for items in held] == [False, False, True]
+    assert ["from the stage before" in items for items in held] == [False, True, True]
+    assert least_cpu_cache(one) == ceil(100 * 10 * 2 * 2 * 128 * 2 * (1024 + 256) / GIB) / 100
 
 
 def test_vllms_own_settings_are_priced() -> None:

@@ -70,6 +70,17 @@ def test_an_engine_stays_on_one_node() -> None:
     assert where(layout)["engine 0 worker 1"] == Slot(1, 1)
 
 
+def test_the_stages_of_an_engine_are_on_one_node() -> None:
+    rollout = "{tensor_parallel: 2, pipeline_parallel: 2}"
+    layout = lay_out(spec_of(ppo("{ranks: 1}", rollout)), (4, 4))
+    placed = where(layout)
+    assert [placed[f"engine 0 worker {part}"] for part in range(4)] == [
+        Slot(1, c) for c in range(4)
+    ]
+    assert layout.cards_needed == 5
+    assert lay_out(spec_of(ppo("{ranks: 1}", rollout)), (3, 3)).unplaced == ("engine 0",)
+
+
 def test_shared_engines_begin_again_at_the_first_card() -> None:
     layout = lay_out(spec_of(ppo("{ranks: 2}", "{engines: 2, placement: shared}")), (2,))
     placed = where(layout)
@@ -97,14 +108,15 @@ def test_without_cards_all_live_on_the_host() -> None:
     critic=st.integers(1, 5),
     engines=st.integers(1, 4),
     parallel=st.sampled_from([1, 2, 4]),
+    stages=st.integers(1, 3),
     cards=st.lists(st.integers(1, 8), min_size=1, max_size=4),
 )
 def test_no_card_has_two_processes_that_have_it_for_themselves(
-    ranks: int, critic: int, engines: int, parallel: int, cards: Sequence[int]
+    ranks: int, critic: int, engines: int, parallel: int, stages: int, cards: Sequence[int]
 ) -> None:
     config = ppo(
         f"{{ranks: {ranks}, critic_ranks: {critic}}}",
-        f"{{engines: {engines}, tensor_parallel: {parallel}}}",
+        f"{{engines: {engines}, tensor_parallel: {parallel}, pipeline_parallel: {stages}}}",
     )
     layout = lay_out(spec_of(config), cards)
     taken = [p.slot for p in layout.processes if p.slot.card is not None]
@@ -114,4 +126,4 @@ def test_no_card_has_two_processes_that_have_it_for_themselves(
     assert len(groups) + len(layout.unplaced) == ranks + critic + engines
     for index in range(engines):
         own = [p for p in layout.processes if p.kind == "engine worker" and p.index == index]
-        assert len(own) in (0, parallel) and len({p.slot.node for p in own}) <= 1
+        assert len(own) in (0, parallel * stages) and len({p.slot.node for p in own}) <= 1

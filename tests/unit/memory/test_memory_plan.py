@@ -193,6 +193,14 @@ def test_nodes_that_hold_the_same_are_one_host() -> None:
     assert [[slot.node for slot in host.slots] for host in hosts] == [[0], [1, 2], [3, 4]]
 
 
+def test_the_cards_of_a_stage_hold_the_same() -> None:
+    """Of two cards each: 12 layers of Qwen2.5-0.5B in both stages, and the head in the second."""
+    text = PPO + "cluster: {ranks: 1}\n"
+    text += "rollout: {tensor_parallel: 2, pipeline_parallel: 2, memory_share: 0.5}\n"
+    found = plan("ppo", text, "5xA100-80GB").devices
+    assert [[slot.card for slot in device.slots] for device in found] == [[0], [1, 2], [3, 4]]
+
+
 def test_who_finds_no_card_is_a_problem_with_a_way_out() -> None:
     found = plan("ppo", PPO + "cluster: {ranks: 4}\n", "4xA100-80GB")
     assert found.verdict == "does not fit"

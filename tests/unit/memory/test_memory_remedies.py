@@ -280,6 +280,12 @@ def test_a_model_too_large_for_a_whole_card_is_divided_over_several() -> None:
             "placement: shared, tensor_parallel: 4",
             "fewer parts of an engine (rollout.tensor_parallel), or more cluster.ranks",
         ),
+        (
+            2,
+            "placement: shared, pipeline_parallel: 4",
+            "fewer parts of an engine (rollout.tensor_parallel x rollout.pipeline_parallel), or "
+            "more cluster.ranks",
+        ),
     ],
 )
 def test_of_too_few_cards_only_what_helps_is_named(ranks: int, rollout: str, fix: str) -> None:

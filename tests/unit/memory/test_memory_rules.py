@@ -261,6 +261,24 @@ CASES = [
         ["a node has 2 cards", "at most 2"],
         {"rollout.tensor_parallel": 2},
     ),
+    (
+        "ppo",
+        {"rollout.tensor_parallel": 2, "rollout.pipeline_parallel": 2},
+        "2xH200",
+        "tensor-parallel-node",
+        "error",
+        ["rollout.tensor_parallel x rollout.pipeline_parallel: 2 x 2", "a node has 2 cards"],
+        {"rollout.tensor_parallel": 1},
+    ),
+    (
+        "ppo",
+        {"rollout.pipeline_parallel": 29},
+        "8xH200",
+        "pipeline-parallel",
+        "error",
+        ["has 28 layers", "rollout.pipeline_parallel: at most 28"],
+        {"rollout.pipeline_parallel": 4},
+    ),
 ]
 
 

@@ -52,6 +52,16 @@ def test_experts_of_a_layer_are_two_tensors_and_ranks_divide_them() -> None:
     assert 0.45 * whole * MIB < pinned_copy(halves) < 0.55 * whole * MIB
 
 
+def test_blocks_of_the_stages_of_a_model() -> None:
+    """The same as those of the whole, but for norms and biases, which share 2 MiB in each stage."""
+    whole = pinned_copy(sampler("Qwen/Qwen2.5-7B"))
+    stages = sampler("Qwen/Qwen2.5-7B", pipeline_parallel=4).stages
+    assert [*map(pinned_copy, stages)] == [
+        (7 * (32 + 32 + 512 + 256) + table + 2) * MIB for table in (2048, 0, 0, 2048)
+    ]
+    assert sum(map(pinned_copy, stages)) == whole + 3 * 2 * MIB
+
+
 @pytest.mark.parametrize("model", known_models())
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_no_weight_is_left_out_and_none_counted_twice(model: str, parallel: int) -> None:

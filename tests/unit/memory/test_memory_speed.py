@@ -181,6 +181,23 @@ def test_the_parts_of_an_engine_exchange_what_each_layer_gives() -> None:
     assert sampling_seconds(halves, 1, 1, slow) == pytest.approx(sent)
 
 
+def test_stages_read_all_weights_for_each_part_of_the_sequences() -> None:
+    """Two, each on half of 8 sequences: twice half of the weights, and half of their cache at once;
+    prompts take half the time."""
+    one, two = (
+        Sampler(RolloutConfig.model_validate({"pipeline_parallel": stages}), QWEN, 600, 8)
+        for stages in (1, 2)
+    )
+    read = replace(ONE, flops=1e30)
+    cache = 512 * 8 * one.kv_token * (600 - 256)
+    difference = sampling_seconds(one, 8, 8, read) - sampling_seconds(two, 8, 8, read)
+    assert difference == pytest.approx(cache / 2)
+    computed = replace(ONE, memory=1e30)
+    assert sampling_seconds(two, 8, 8, computed) == pytest.approx(
+        sampling_seconds(one, 8, 8, computed) / 2
+    )
+
+
 def test_only_sleep_level_1_copies_weights() -> None:
     def waking(level: int) -> float:
         rollout = RolloutConfig.model_validate({"sleep_level": level, "placement": "shared"})

@@ -67,10 +67,11 @@ def _shared(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     cluster, ranks = plan.job.spec.cluster, plan.job.spec.cluster.all_ranks
     beside = [store.without_engines for store in plan.devices if _has_ranks(store)]
     cards = len(plan.job.hardware.nodes[0].cards) * cluster.nodes
-    covered = min(rollout.engines * rollout.tensor_parallel, ranks, cards)
+    covered = min(rollout.engines * rollout.parts, ranks, cards)
     for parallel in _parallels(plan):
-        engines = max(1, covered // parallel)
-        if engines * parallel > ranks:
+        parts = parallel * rollout.pipeline_parallel
+        engines = max(1, covered // parts)
+        if engines * parts > ranks:
             continue
         least = _least(plan, parallel)
         homes: Move = {"cluster.ranks": cards} if cluster.ranks > cards else {}
@@ -91,7 +92,8 @@ def _own(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
     cluster = plan.job.spec.cluster
     cards = len(plan.job.hardware.nodes[0].cards) * cluster.nodes
     for parallel in _parallels(plan):
-        engines = max(1, rollout.engines * rollout.tensor_parallel // parallel)
+        parts = parallel * rollout.pipeline_parallel
+        engines = max(1, rollout.engines * rollout.parts // parts)
         least = _least(plan, parallel)
         share = rollout.memory_share if least <= rollout.memory_share else LARGEST_SHARE
         move: Move = {
@@ -101,7 +103,7 @@ def _own(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
             "rollout.sleep_level": 0,
             "rollout.memory_share": share,
         }
-        left = cards - engines * parallel
+        left = cards - engines * parts
         if least <= share:
             if 0 < left < cluster.ranks and cluster.critic_ranks is None:
                 yield {**move, "cluster.ranks": left}
@@ -109,10 +111,10 @@ def _own(rollout: RolloutConfig, plan: Plan) -> Iterator[Move]:
 
 
 def _parallels(plan: Plan) -> list[int]:
-    """Over how many cards of a node an engine may be divided."""
+    """Over how many cards of a node each stage of an engine may be divided."""
     sampler = plan.job.sampler
     assert sampler is not None
-    most = len(plan.job.hardware.nodes[0].cards)
+    most = len(plan.job.hardware.nodes[0].cards) // sampler.rollout.pipeline_parallel
     each = sorted({*_PARALLEL, sampler.rollout.tensor_parallel})
     return [n for n in each if n <= most and not list(against_parallel(sampler.shape, n))]
 

@@ -187,12 +187,12 @@ def _as_many_as_cards(spec: RunSpec[Any], cards: int) -> Move:
     rollout = spec.engines
     if rollout is None:
         return {"cluster.ranks": ranks}
-    parallel, engines = rollout.tensor_parallel, rollout.engines
+    parts, engines = rollout.parts, rollout.engines
     if rollout.placement == "shared":
-        return {"cluster.ranks": ranks, "rollout.engines": max(1, min(engines, ranks // parallel))}
-    engines = max(1, min(engines, (cards - 1) // parallel))
+        return {"cluster.ranks": ranks, "rollout.engines": max(1, min(engines, ranks // parts))}
+    engines = max(1, min(engines, (cards - 1) // parts))
     return {
-        "cluster.ranks": max(1, min(ranks, cards - engines * parallel)),
+        "cluster.ranks": max(1, min(ranks, cards - engines * parts)),
         "rollout.engines": engines,
     }
 

@@ -247,17 +247,19 @@ def _rollout_seconds(job: Job) -> float:
 def sampling_seconds(sampler: Sampler, at_once: int, sequences: int, rates: Rates) -> float:
     """An engine's responses. Each token of `at_once` sequences reads all weights and their KV
     cache (Pope et al. 2022, section 2); prompts are a forward. The parts of a divided engine add
-    their results up twice in each layer (Shoeybi et al. 2019, section 3)."""
+    their results up twice in each layer (Shoeybi et al. 2019, section 3). Stages work side
+    by side, each on another part of the sequences: all weights are read for each part."""
     waves = ceil(sequences / at_once)
     new = sampler.rollout.sampling.max_new_tokens
     cache = at_once * sampler.kv_token * (sampler.longest - new / 2)
-    decode = waves * new * (sampler.weights + cache) / rates.memory
+    parallel, stages = sampler.rollout.tensor_parallel, sampler.rollout.pipeline_parallel
+    decode = waves * new * (sampler.weights + cache / stages) / rates.memory
     prompts = sequences * (sampler.longest - new)
-    parallel = sampler.rollout.tensor_parallel
     summed = 2 * sampler.shape.layers * sampler.shape.hidden * sampler.element
     crossing = 2 * (parallel - 1) / parallel * summed / rates.link  # of a token
-    decode += sequences * sampler.longest * crossing
-    return decode + 2 * sampler.shape.active_parameters * prompts / parallel / rates.flops
+    decode += sequences * sampler.longest * crossing / stages
+    prefill = 2 * sampler.shape.active_parameters * prompts / sampler.rollout.parts / rates.flops
+    return decode + prefill
 
 
 def sequences_at_once(sampler: Sampler, cache: float, sequences: int) -> int:
@@ -271,7 +273,8 @@ def sequences_at_once(sampler: Sampler, cache: float, sequences: int) -> int:
 
 def waking_seconds(sampler: Sampler, rates: Rates) -> float:
     """At sleep level 1 weights go to the host and come back; at level 2 the sync brings them."""
-    return (2 * sampler.weights if sampler.rollout.sleep_level == 1 else 0) / rates.pcie
+    most = max(stage.weights for stage in sampler.stages)
+    return (2 * most if sampler.rollout.sleep_level == 1 else 0) / rates.pcie
 
 
 def sync_seconds(sent: float, rates: Rates) -> float:

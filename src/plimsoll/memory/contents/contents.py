@@ -21,9 +21,9 @@ from plimsoll.reward.price import process_items as reward_processes
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items
 from plimsoll.rollout.speculation import speculation_of
 from plimsoll.rollout.vllm_price import (
-    GIB,
+    card_cache,
     card_items,
-    card_share,
+    cpu_cache,
     cpu_items,
     receiving_items,
     reload_items,
@@ -77,13 +77,13 @@ class Job:
         )
 
     @property
-    def kv_cache(self) -> float:
+    def kv_cache(self) -> int:
         """Bytes of the KV cache of a vLLM engine, on each of its cards; on CPU in its process."""
         assert self.sampler is not None, "asked of a run that samples"
         cards = self.hardware.nodes[0].cards if self.device == "cuda" else ()
         if cards:
-            return card_share(self.sampler, cards[0].usable_bytes).kv_cache
-        return self.sampler.rollout.cpu_kv_cache_gib * GIB
+            return card_cache(self.sampler, cards[0].usable_bytes)
+        return cpu_cache(self.sampler)
 
     @cached_property
     def computing(self) -> frozenset[Moment]:
@@ -120,18 +120,25 @@ def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Jo
 @dataclass(frozen=True)
 class Alike:
     """What tells processes apart that hold different things: of the actor's ranks only the first
-    collects weights, and an engine's share is of its card."""
+    collects weights, and an engine's share is of its card and of its stage."""
 
     kind: ProcessKind
     first: bool
     card: str
+    stage: int
 
 
 def alike(job: Job, process: Process) -> Alike:
     """The same for processes that hold the same."""
     card = job.card(process.slot)
     first = process.kind in ("local", "rank") and process.index == 0
-    return Alike(process.kind, first, "" if card is None else card.name)
+    return Alike(process.kind, first, "" if card is None else card.name, _stage(job, process))
+
+
+def _stage(job: Job, process: Process) -> int:
+    """The number of a worker's stage: those that divide its layers come one after another
+    (vllm/distributed/parallel_state.py, `initialize_model_parallel`)."""
+    return process.part // job.spec.engines.tensor_parallel if job.spec.engines else 0
 
 
 def held_by(job: Job, process: Process) -> tuple[Allocation, ...]:
@@ -155,9 +162,9 @@ def _contents(job: Job, process: Process) -> Iterator[Allocation]:
 def _process(job: Job, process: Process) -> Iterator[Allocation]:
     """What it is besides what it does, and what Ray's object store carries on its node."""
     cluster, sampler = job.spec.cluster, job.sampler
-    parallel = sampler.rollout.tensor_parallel if sampler else 1
+    parts = sampler.rollout.parts if sampler else 1
     groups = {"rank": cluster.ranks, "critic rank": cluster.critic_ranks or 1}
-    groups |= {"engine": parallel, "engine worker": parallel}
+    groups |= {"engine": parts, "engine worker": parts}
     group = groups.get(process.kind, 1)
     vllm = sampler is not None and sampler.rollout.engine == "vllm"
     cuda_build = job.hardware.nodes[process.slot.node].cuda_build
@@ -313,10 +320,11 @@ def _engine(job: Job, process: Process) -> Iterator[Allocation]:
         yield from transformers_items(sampler, moments)
         return
     bucket = _sync_bucket(job)
-    whole = job.device == "cpu" and sampler.rollout.tensor_parallel == 1
+    whole = job.device == "cpu" and sampler.rollout.parts == 1
     if kind == "engine":
         yield from receiving_items("file in shared memory", bucket, moments)
     if kind == "engine worker" or whole:
+        sampler = sampler.stages[_stage(job, process)]
         yield from receiving_items("received weights", bucket, moments)
         yield from sleep_items(sampler, moments)
         if not _is_adapter_alone(job):

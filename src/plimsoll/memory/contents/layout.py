@@ -109,7 +109,7 @@ def _engines(rollout: RolloutConfig | None, free: Sequence[Slot]) -> Iterator[Pl
     left = list(free)
     for index in range(rollout.engines if rollout else 0):
         assert rollout is not None
-        own = _together(left, rollout.tensor_parallel)
+        own = _together(left, rollout.parts)
         if not own:
             yield f"engine {index}", None
             continue
@@ -143,13 +143,13 @@ def _without_cards(
         assert rollout is not None
         slot = Slot(index * nodes // rollout.engines)
         yield Process("engine", index, slot)
-        if rollout.tensor_parallel > 1:
-            for part in range(rollout.tensor_parallel):
+        if rollout.parts > 1:
+            for part in range(rollout.parts):
                 yield Process("engine worker", index, slot, part)
 
 
 def _cards_needed(cluster: ClusterConfig, rollout: RolloutConfig | None) -> int:
     ranks = cluster.all_ranks
-    engines = rollout.engines * rollout.tensor_parallel if rollout else 0
+    engines = rollout.engines * rollout.parts if rollout else 0
     shared = rollout is not None and rollout.placement == "shared"
     return max(ranks, engines) if shared else ranks + engines

@@ -31,7 +31,7 @@ def smaller_shares(job: Job, ranks: Store, band: Band) -> Iterator[Remedy]:
     if asleep >= least:
         yield Remedy({**(LIGHT_SLEEP if level == 0 else {}), "rollout.memory_share": asleep})
     if asleep < least:
-        if rollout.tensor_parallel < job.hardware.cards_of_node:
+        if rollout.parts < job.hardware.cards_of_node:
             yield _larger_parts(rollout)
         yield from find_top_consumer(_beside_engine(ranks, rollout), job.spec).remedies
     awake_there = {"rollout.sleep_level": 0} if level else {}
@@ -56,7 +56,7 @@ def _beside_engine(ranks: Store, rollout: RolloutConfig) -> Store:
 
 def _further_cards(job: Job, rollout: RolloutConfig) -> str:
     """What engines of their own need where the ranks leave too few."""
-    needed = job.spec.cluster.all_ranks + rollout.engines * rollout.tensor_parallel
+    needed = job.spec.cluster.all_ranks + rollout.engines * rollout.parts
     return "with more cluster.nodes" if needed > job.hardware.cards else ""
 
 
@@ -79,9 +79,7 @@ def starting_shares(job: Job, least: float, *, room: bool) -> Iterator[Remedy]:
     rollout = job.sampler.rollout
     if room:
         yield Remedy({"rollout.memory_share": least}, "or more")
-    if rollout.tensor_parallel < job.hardware.cards_of_node and (
-        rollout.placement == "shared" or not room
-    ):
+    if rollout.parts < job.hardware.cards_of_node and (rollout.placement == "shared" or not room):
         yield _larger_parts(rollout)
     elif not room:
         yield Remedy(words="a smaller model, or nodes with larger cards or more of them")
@@ -114,7 +112,8 @@ def fewer_processes(job: Job) -> list[Remedy]:
 
 def _engines_beyond(rollout: RolloutConfig, cards: int) -> Iterator[str]:
     """What engines have too many of for so many cards; 0: for cards of their own."""
-    if rollout.engines > 1 and rollout.engines * rollout.tensor_parallel > cards:
+    if rollout.engines > 1 and rollout.engines * rollout.parts > cards:
         yield "rollout.engines"
-    if rollout.tensor_parallel > cards > 0:
-        yield "parts of an engine (rollout.tensor_parallel)"
+    if rollout.parts > cards > 0:
+        staged = " x rollout.pipeline_parallel" * (rollout.pipeline_parallel > 1)
+        yield f"parts of an engine (rollout.tensor_parallel{staged})"

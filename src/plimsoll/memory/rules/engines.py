@@ -42,7 +42,7 @@ def against_parallel(shape: ModelShape, parallel: int) -> Iterator[str]:
 
 
 def divided(job: Job) -> Iterator[Problem]:
-    """The actor's model over the cards of an engine."""
+    """The actor's model over the cards of an engine, and its layers over the stages."""
     if job.spec.vllm is None:
         return
     parallel, shape = job.spec.vllm.tensor_parallel, job.policy
@@ -56,17 +56,28 @@ def divided(job: Job) -> Iterator[Problem]:
         if len(can) > 1:
             fix = f"rollout.tensor_parallel: {', '.join(map(str, can[:-1]))} or {can[-1]}"
         yield Problem("tensor-parallel", "error", what, why, fix)
+    if job.spec.vllm.pipeline_parallel > shape.layers:
+        what = (
+            f"rollout.pipeline_parallel: {job.spec.vllm.pipeline_parallel}, and {shape.name} has "
+        )
+        what += counted(shape.layers, "layer")
+        why = "each stage of an engine has at least one of them"
+        fix = f"rollout.pipeline_parallel: at most {shape.layers}"
+        yield Problem("pipeline-parallel", "error", what, why, fix)
 
 
 def one_node(job: Job) -> Iterator[Problem]:
     """An engine's cards."""
-    parallel = job.spec.vllm.tensor_parallel if job.spec.vllm else 1
-    most = job.hardware.cards_of_node
-    if job.device == "cuda" and parallel > most:
-        what = f"rollout.tensor_parallel: {parallel}, and a node has {counted(most, 'card')}"
+    vllm, most = job.spec.vllm, job.hardware.cards_of_node
+    if vllm is not None and job.device == "cuda" and vllm.parts > most:
+        keys, given = "rollout.tensor_parallel", f"{vllm.tensor_parallel}"
+        if vllm.pipeline_parallel > 1:
+            keys += " x rollout.pipeline_parallel"
+            given += f" x {vllm.pipeline_parallel}"
+        what = f"{keys}: {given}, and a node has {counted(most, 'card')}"
         why = "the cards of an engine are of one node: its parts exchange activations in every "
         why += "layer"
-        fix = f"rollout.tensor_parallel: at most {most}, and more rollout.engines"
+        fix = f"{keys}: at most {most}, and more rollout.engines"
         yield Problem("tensor-parallel-node", "error", what, why, fix)
 
 

@@ -12,7 +12,7 @@ from plimsoll.memory.remedies.changes import Remedy, one_of
 from plimsoll.memory.remedies.engines import fewer_processes, starting_caches, starting_shares
 from plimsoll.memory.remedies.top_consumer import TopConsumer, find_top_consumer
 from plimsoll.memory.rules.engines import beside_training
-from plimsoll.rollout.vllm_price import GIB, card_share, least_share
+from plimsoll.rollout.vllm_price import GIB, card_share, least_share, tightest_stage
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.timeline.items import Item
 
@@ -77,8 +77,8 @@ def _engines(job: Job) -> Iterator[Problem]:
     if sampler is None or not any(cards):
         return
     card_bytes = min(card.usable_bytes for card in cards if card is not None)
-    share = card_share(sampler, card_bytes)
-    needed = sampler.kv_token * sampler.longest
+    tightest = tightest_stage(sampler, card_bytes)
+    share, needed = card_share(tightest, card_bytes), tightest.kv_token * sampler.longest
     if share.kv_cache >= needed:
         return
     fixed, least = share.asked - share.kv_cache, least_share(sampler, card_bytes)
@@ -100,7 +100,8 @@ def _cpu_cache(job: Job) -> Iterator[Problem]:
     sampler = job.sampler
     if sampler is None or job.device != "cpu" or sampler.rollout.engine != "vllm":
         return
-    asked, needed = sampler.rollout.cpu_kv_cache_gib, sampler.kv_token * sampler.longest
+    token = max(stage.kv_token for stage in sampler.stages)
+    asked, needed = sampler.rollout.cpu_kv_cache_gib, token * sampler.longest
     if asked * GIB >= needed:
         return
     yield Problem(

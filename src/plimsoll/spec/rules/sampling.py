@@ -78,10 +78,11 @@ def _engines(config: RlConfig) -> Iterator[Problem]:
         why = "The transformers engine has no part of vLLM."
         fix = "leave rollout.vllm out, or rollout.engine: vllm"
         yield at.conflict("rollout.vllm", why, fix, "transformers-engine")
-    if rollout.engine == "transformers" and rollout.tensor_parallel > 1:
-        why = "The transformers engine runs a whole model in one process."
-        fix = "rollout.tensor_parallel: 1, or rollout.engine: vllm"
-        yield at.conflict("rollout.tensor_parallel", why, fix, "transformers-engine")
+    for key in ("tensor_parallel", "pipeline_parallel"):
+        if rollout.engine == "transformers" and getattr(rollout, key) > 1:
+            why = "The transformers engine runs a whole model in one process."
+            fix = f"rollout.{key}: 1, or rollout.engine: vllm"
+            yield at.conflict(f"rollout.{key}", why, fix, "transformers-engine")
     if rollout.engine == "transformers" and config.batch.responses > rollout.max_sequences:
         why = "The transformers engine works on all responses to a prompt at once, and "
         why += f"batch.responses is {config.batch.responses}."

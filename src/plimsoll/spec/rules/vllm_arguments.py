@@ -24,7 +24,7 @@ OWNED = {
     "max_model_len": "data.max_tokens and rollout.sampling.max_new_tokens",
     "max_num_seqs": "rollout.max_sequences",
     "tensor_parallel_size": "rollout.tensor_parallel",
-    "pipeline_parallel_size": "rollout.tensor_parallel (an engine is one stage)",
+    "pipeline_parallel_size": "rollout.pipeline_parallel",
     "data_parallel_size": "rollout.engines",
     "gpu_memory_utilization": "rollout.memory_share",
     "kv_cache_memory_bytes": "rollout.memory_share, or on CPU rollout.cpu_kv_cache_gib",
