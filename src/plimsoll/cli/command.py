@@ -32,6 +32,8 @@ from plimsoll.cli.tools import (
     report,
     rollouts,
     serve_reward,
+    setup_verifiers,
+    verifiers_tasks,
 )
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
@@ -62,6 +64,8 @@ Plimsoll: RLHF that knows its load line.
   plimsoll rollouts RUN             what was sampled, group by group
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
+  plimsoll setup-verifiers          a home for verifiers and its environments
+  plimsoll verifiers-tasks NAME     their tasks as data
 
   --dry-run    print the resolved config, what would run where, and the plan;
                start nothing
@@ -172,8 +176,10 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "merge": merge,
     "export": export,
     "serve-reward": serve_reward,
+    "setup-verifiers": setup_verifiers,
+    "verifiers-tasks": verifiers_tasks,
 }
-_LIGHT = {"plan", "report", "rollouts", "calibrate", "doctor"}
+_LIGHT = {"plan", "report", "rollouts", "calibrate", "doctor", "setup-verifiers", "verifiers-tasks"}
 """Commands that compute nothing."""
 
 

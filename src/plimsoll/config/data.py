@@ -7,10 +7,9 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
 from plimsoll.config.base import (
-    NonNegativeInt,
     OptionValue,
     PositiveFloat,
     PositiveInt,
@@ -29,9 +28,9 @@ class GenerateConfig(Settings):
     tasks: tuple[str, ...] | dict[str, dict[str, OptionValue | tuple[OptionValue, ...]]]
     """The names of its tasks, such as `[chain_sum, gcd]`; or each name with the task's own options
     below it."""
-    size: PositiveInt
+    size: Annotated[int, Field(ge=1, le=2**20)]
     """Rows of each task."""
-    seed: NonNegativeInt
+    seed: Annotated[int, Field(ge=0, le=2**12 - 1)]
     """Another seed gives other rows, such as held-out ones."""
 
     def options(self) -> dict[str, dict[str, object]]:

@@ -23,7 +23,7 @@ from plimsoll.errors import ConfigError
 
 LIBRARY = "reasoning_gym"
 COLUMNS = ("question", "answer", "task", LIBRARY)
-"""question, answer: texts. task: its name. reasoning_gym: what the reward of that name scores by."""
+"""question, answer: texts. task: its name. reasoning_gym: what its reward scores by."""
 INSTALL = "pip install 'reasoning-gym>=0.1.25,<0.2'"
 _GENERATOR = "plimsoll.data.generator"
 

@@ -21,6 +21,8 @@ from reasoning_gym.factory import DATASETS, create_dataset
 
 _NO_TASK = ("composite",)
 """It mixes others, as `tasks` does."""
+_APART = 2**20
+"""Between the library's seeds for two of ours: its row i of seed s is row i - 1 of seed s + 1."""
 
 
 class _Refused(Exception):
@@ -53,7 +55,7 @@ def _dataset(name: str, options: Mapping[str, Any], size: int, seed: int) -> Any
             near = _nearest(option, known) or f" Its options: {', '.join(known)}."
             raise _Refused(f"The task {name!r} has no option {option!r}.{near}")
     try:
-        return create_dataset(name, **options, size=size, seed=seed)
+        return create_dataset(name, **options, size=size, seed=seed * _APART)
     except Exception as error:
         said = str(error) or type(error).__name__
         raise _Refused(f"The task {name!r} does not take its options: {said}.") from error
