@@ -12,7 +12,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -71,7 +71,7 @@ def _refused(generate: GenerateConfig) -> str | None:
     return next((one["refused"] for one in _asked(generate, rows=False)), None)
 
 
-def _asked(generate: GenerateConfig, *, rows: bool) -> Iterator[dict[str, Any]]:
+def _asked(generate: GenerateConfig, *, rows: bool) -> Generator[dict[str, Any], None, None]:
     """What the generator writes, message by message; it is ended where nobody reads on."""
     question = {
         "tasks": generate.options(),

@@ -22,7 +22,10 @@ needs_library = pytest.mark.skipif(
 
 
 def source(tasks: Any = ("chain_sum",), *, seed: int = 1, size: int = 4, **more: Any) -> Any:
-    given = {"path": LIBRARY, "generate": GenerateConfig(tasks=tasks, size=size, seed=seed)}
+    given: dict[str, Any] = {
+        "path": LIBRARY,
+        "generate": GenerateConfig(tasks=tasks, size=size, seed=seed),
+    }
     return SourceConfig(prompt="question", **given | more)
 
 

@@ -31,17 +31,18 @@ Message = Mapping[str, Any]
 
 @dataclass
 class _Running:
-    """A process, and the episodes that it plays: by their numbers, what it has said of each."""
+    """A process, and the episodes that it plays. heard: by their numbers, what it has said of each.
+    over: it has ended, or is about to."""
 
     process: Process
     heard: dict[int, asyncio.Queue[Message]] = field(default_factory=dict)
     pongs: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
-    ended: str = ""
+    over: bool = False
 
     def say(self, message: Message) -> None:
-        """Write a line; to a process that has ended, nothing."""
+        """Write a line; to a process that is over, nothing."""
         assert self.process.stdin is not None
-        if not self.ended:
+        if not self.over:
             self.process.stdin.write(json.dumps(message).encode() + b"\n")
 
     async def listen(self) -> None:
@@ -55,10 +56,21 @@ class _Running:
                     self.pongs.put_nowait(message)
                 elif message["episode"] in self.heard:
                     self.heard[message["episode"]].put_nowait(message)
-        kill(self.process)
-        self.ended = ended_how(await self.process.wait())
+        self.end()
+        how = ended_how(await self.process.wait())
         for queue in self.heard.values():
-            queue.put_nowait({"failed": f"'s process {self.ended}"})
+            queue.put_nowait({"failed": f"'s process {how}"})
+
+    def end(self) -> None:
+        """Kill it, with the tool servers that it started, which have sessions of their own."""
+        self.over = True
+        if self.process.returncode is not None:
+            return
+        with suppress(psutil.Error):
+            whole = psutil.Process(self.process.pid)
+            for one in (*whole.children(recursive=True), whole):
+                with suppress(psutil.Error):
+                    one.kill()
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,7 @@ class Episode:
             async with asyncio.timeout(_END_SECONDS):
                 await self.running.pongs.get()
         except TimeoutError:
-            kill(self.running.process)
+            self.running.end()
             return True
         return False
 
@@ -107,7 +119,7 @@ class VerifiersProcess:
     async def begin(self, task: Message) -> Episode:
         """Begin an episode. task: its data. Raises PlimsollError where no process starts."""
         async with self._starting:
-            if self._running is None or self._running.ended:
+            if self._running is None or self._running.over:
                 self._running = await self._started()
             running = self._running
         episode = Episode(next(self._numbers), running)
@@ -126,7 +138,7 @@ class VerifiersProcess:
             async with asyncio.timeout(_END_SECONDS):
                 await running.process.wait()
         except TimeoutError:
-            kill(running.process)
+            running.end()
             await running.process.wait()
         await asyncio.gather(*self._listening, return_exceptions=True)
 
@@ -146,13 +158,13 @@ class VerifiersProcess:
                 assert process.stdout is not None
                 line = await process.stdout.readline()
         except BaseException as error:
-            kill(process)
+            running.end()
             if not isinstance(error, OSError | TimeoutError):  # cancelled
                 raise
             line = b""
         found = json.loads(line) if line else {}
         if "ready" not in found:
-            kill(process)
+            running.end()
             why = found.get("refused") or ended_how(await process.wait())
             raise PlimsollError(
                 f"The process for the environment {self._name} did not start: {why}"
@@ -177,12 +189,3 @@ class VerifiersEnvironment:
         """The process that will play it."""
         setup = venv.setup_of(self.name, dict(options))
         return VerifiersProcess(self.name, venv.player_command("play"), setup)
-
-
-def kill(process: Process) -> None:
-    """With the tool servers that it started, which have sessions of their own."""
-    with suppress(psutil.Error):
-        whole = psutil.Process(process.pid)
-        for one in (*whole.children(recursive=True), whole):
-            with suppress(psutil.Error):
-                one.kill()

@@ -125,10 +125,11 @@ class Episode:
         """What the policy answers."""
         self.asked.add(trace.id)
         turn = next(self._turns)
-        answer = self._answers[turn] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[turn] = waiting
         self._say({"episode": self.number, "turn": turn, "asked": asked})
         try:
-            return await answer
+            return await waiting
         finally:
             del self._answers[turn]
 
@@ -301,7 +302,8 @@ def main(what: str) -> None:
         written.write(json.dumps(message) + "\n")
         written.flush()
 
-    setup = json.loads(sys.stdin.buffer.raw.readline())  # type: ignore[attr-defined]  unbuffered
+    with os.fdopen(os.dup(0), "rb", buffering=0) as first:  # further lines are the event loop's
+        setup = json.loads(first.readline())
     try:
         env = opened(setup)
         if what == "play":

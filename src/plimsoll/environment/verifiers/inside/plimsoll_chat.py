@@ -24,7 +24,7 @@ __all__ = ["PlimsollChat"]
 Message = dict[str, Any]
 
 
-class PlimsollChat(vf.Harness[vf.HarnessConfig]):
+class PlimsollChat(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc]
     """Without a program: what it says is in the trace."""
 
     APPENDS_SYSTEM_PROMPT = True
