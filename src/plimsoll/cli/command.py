@@ -33,6 +33,8 @@ from plimsoll.cli.tools import (
     report,
     rollouts,
     serve_reward,
+    setup_verifiers,
+    verifiers_tasks,
 )
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
@@ -64,6 +66,8 @@ Plimsoll: RLHF that knows its load line.
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
   plimsoll setup-vllm               install vLLM's build for this machine
+  plimsoll setup-verifiers          a home for verifiers and its environments
+  plimsoll verifiers-tasks NAME     their tasks as data
 
   --dry-run    print the resolved config, what would run where, and the plan;
                start nothing
@@ -175,8 +179,13 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "export": export,
     "serve-reward": serve_reward,
     "setup-vllm": setup_vllm,
+    "setup-verifiers": setup_verifiers,
+    "verifiers-tasks": verifiers_tasks,
 }
-_LIGHT = {"plan", "report", "rollouts", "calibrate", "doctor", "setup-vllm"}
+_LIGHT = {
+    *("plan", "report", "rollouts", "calibrate", "doctor"),
+    *("setup-vllm", "setup-verifiers", "verifiers-tasks"),
+}
 """Commands that compute nothing."""
 
 

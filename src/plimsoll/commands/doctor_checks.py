@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from packaging.version import Version
+
 from plimsoll.commands import doctor_limits as limits
 from plimsoll.commands.doctor_machine import Machine
 from plimsoll.config.problems import Problem, Severity, checked
+from plimsoll.environment.verifiers.venv import SETUP, VERSIONS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
 from plimsoll.machine.versions import check_version
@@ -242,6 +245,22 @@ def _ray(machine: Machine) -> Iterator[Problem]:
         yield checked("ray address", "error", f"{view.address}: no answer", view.silence, fix)
 
 
+def _verifiers(machine: Machine) -> Iterator[Problem]:
+    """Its virtual environment, which only `verifiers:` environments need."""
+    found, fix = machine.verifiers, f"`{SETUP}`, which mends it"
+    if not found.exists:
+        yield checked("verifiers", "ok", f"not set up (`{SETUP}`)")
+    elif found.version is None:
+        why = f"It cannot be imported there: {found.trouble}"
+        yield checked("verifiers", "warning", str(found.directory), why, fix)
+    elif Version(found.version) not in VERSIONS:
+        why = f"Plimsoll plays environments of {VERSIONS}."
+        what = f"{found.version} in {found.directory}"
+        yield checked("verifiers", "warning", what, why, fix)
+    else:
+        yield checked("verifiers", "ok", f"{found.version} in {found.directory}")
+
+
 MACHINE_RULES = (
     _python,
     _modules,
@@ -254,5 +273,6 @@ MACHINE_RULES = (
     _compilers,
     _libnuma,
     _ray,
+    _verifiers,
 )
 """In the order in which their findings are best read."""

@@ -20,6 +20,7 @@ from os.path import expanduser
 from pathlib import Path
 
 from plimsoll.cluster.address import check_reachable
+from plimsoll.environment.verifiers.venv import Found, look, place
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import process_limit
 from plimsoll.machine.host import HostMemory, live_host, usable_cores
@@ -82,7 +83,7 @@ class Machine:
     that PYTHONPATH has, too, which then are imported from there. cards: those that
     CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why the driver fails.
     locked_bytes, address_bytes, processes: None for no limit. caches: where packages keep what they
-    compile and download. tools: as `system_tools` finds them.
+    compile and download. tools: as `system_tools` finds them. verifiers: its virtual environment.
     """
 
     python: tuple[int, int, int]
@@ -105,6 +106,7 @@ class Machine:
     caches: Disk
     tools: Mapping[str, str | None]
     ray: RayView
+    verifiers: Found
 
     @property
     def has_gpus(self) -> bool:
@@ -119,6 +121,7 @@ def observe(directory: str, address: str | None) -> Machine:
     """
     versions = {package.name: installed_version(package.name) for package in PACKAGES}
     with ThreadPoolExecutor() as pool:
+        verifiers = pool.submit(look, place())
         torch, ray = pool.map(_child, (_SEE_TORCH, _SEE_RAY))
     cards, driver_trouble = _cards()
     return Machine(
@@ -142,6 +145,7 @@ def observe(directory: str, address: str | None) -> Machine:
         caches=_disk(os.environ.get("XDG_CACHE_HOME") or "~/.cache"),
         tools=system_tools(),
         ray=RayView(ray[1], address, _silence(address)),
+        verifiers=verifiers.result(),
     )
 
 

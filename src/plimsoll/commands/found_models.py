@@ -43,7 +43,7 @@ class FoundModel:
 def refuse_existing(option: str, path: Path) -> None:
     """Raise ConfigError where something is there already, which the option would overwrite."""
     if path.exists():
-        raise ConfigError(f"{option} {path} is there already. Choose another directory.")
+        raise ConfigError(f"{option} {path} is there already. Choose another place.")
 
 
 def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:

@@ -17,6 +17,7 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, conflict, find, refuse, show
 from plimsoll.config.yaml_tree import Origins
 from plimsoll.data.first_rows import first_columns
+from plimsoll.data.generated import check_generated
 from plimsoll.data.report import nearest
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
@@ -88,6 +89,9 @@ def _other_job(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 def check_source(key: str, source: SourceConfig) -> Iterator[Problem]:
     """What is wrong with the rows that `key` gives, as far as their files tell."""
+    if source.generate is not None:
+        yield from check_generated(key, source)
+        return
     at, path, known = Section(key, source), Path(source.path), ", ".join(SUFFIXES)
     if source.name is not None and path.exists():
         why = f"Only data sets of the hub have configurations, and {path} is here."

@@ -7,13 +7,37 @@ from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Field, Tag
 
-from plimsoll.config.base import PositiveFloat, PositiveInt, Settings, WrittenPath
+from plimsoll.config.base import (
+    OptionValue,
+    PositiveFloat,
+    PositiveInt,
+    Settings,
+    WrittenPath,
+)
 from plimsoll.config.rollout import SamplingConfig
 
 LearnedTokens = Literal["assistant", "all"]
 """Which tokens of a conversation are learned."""
+
+
+class GenerateConfig(Settings):
+    """Rows that a library of tasks generates; the same ones whenever it is asked."""
+
+    tasks: tuple[str, ...] | dict[str, dict[str, OptionValue | tuple[OptionValue, ...]]]
+    """The names of its tasks, such as `[chain_sum, gcd]`; or each name with the task's own options
+    below it."""
+    size: Annotated[int, Field(ge=1, le=2**20)]
+    """Rows of each task."""
+    seed: Annotated[int, Field(ge=0, le=2**12 - 1)]
+    """Another seed gives other rows, such as held-out ones."""
+
+    def options(self) -> dict[str, dict[str, object]]:
+        """Of each task."""
+        if isinstance(self.tasks, tuple):
+            return {name: {} for name in self.tasks}
+        return {name: dict(options) for name, options in self.tasks.items()}
 
 
 class SourceConfig(Settings):
@@ -26,7 +50,9 @@ class SourceConfig(Settings):
 
     path: WrittenPath
     """A .jsonl, .jsonl.gz, .json or .parquet file, a directory of them, a `datasets` directory, or
-    a hub name."""
+    a hub name; beside `generate`, the library that generates: `reasoning_gym`."""
+    generate: GenerateConfig | None = None
+    """Have the library at `path` generate the rows."""
     name: str | None = None
     """The configuration of a hub's data set that has several, such as `main` of openai/gsm8k."""
     split: str = "train"
@@ -84,7 +110,7 @@ class SourceConfig(Settings):
         return frozenset(column for column in named if column is not None)
 
 
-_NO_COLUMNS = ("path", "name", "split", "chat_template", "limit")
+_NO_COLUMNS = ("path", "generate", "name", "split", "chat_template", "limit")
 COLUMNS = tuple(name for name in SourceConfig.model_fields if name not in _NO_COLUMNS)
 """The settings of a source that name columns."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from plimsoll.config.base import (
     Choice,
     NonNegativeInt,
-    OptionValue,
     PositiveFloat,
     PositiveInt,
 )
@@ -19,12 +18,14 @@ ToolFormat = Literal["hermes", "llama3_json", "mistral", "qwen3_coder", "none"]
 
 class EnvironmentConfig(Choice):
     """One environment: a name of Plimsoll's (`calculator`, `functions`, ...), an import path
-    `my.module:MyEnvironment` of a class, or an agent file of OpenRLHF's form, `agent.py`."""
+    `my.module:MyEnvironment` of a class, an agent file of OpenRLHF's form, `agent.py`, or an
+    environment of verifiers, `verifiers:TASKSET`."""
 
     name: str
     """The environment's name, an import path, or a file that ends in `.py`."""
-    options: dict[str, OptionValue] = Field(default={})
-    """Keyword arguments of the class; one object is made for each episode."""
+    options: dict[str, Any] = Field(default={})
+    """Keyword arguments of the class, of which one object is made for each episode; of an
+    environment of verifiers, keys of its config, such as `{agent: {max_turns: 4}}`."""
     tools: tuple[str, ...] = ()
     """Functions that the policy may call beside the environment's own tools, each by
     `my.module:function` or `path/to/file.py:function`, with a docstring and annotations."""

@@ -149,6 +149,8 @@ def _words(annotation: Any, bounds: tuple[object, ...]) -> str:
         return "list" if origin is list else "mapping"
     if origin is tuple:
         return f"list of {_words(arguments[0], ())}"
+    if annotation is Any:
+        return "value, list or mapping"
     return f"{_NAMES[annotation]} {' and '.join(_bounds(bounds))}".rstrip()
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
+from plimsoll.data.generated import COLUMNS
 from plimsoll.data.report import Row
 from plimsoll.data.sources import files_of, is_saved, names_of, read_rows
 from plimsoll.errors import ConfigError
@@ -36,6 +37,8 @@ class FirstColumns:
 def first_columns(source: SourceConfig) -> FirstColumns | None:
     """What is known of a source's columns; None where nothing can be told, which who reads its rows
     does."""
+    if source.generate is not None:
+        return FirstColumns(COLUMNS, source.path, all=True)
     path = Path(source.path)
     try:
         if path.is_dir() and is_saved(path):

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
+from plimsoll.data.generated import generated_rows
 from plimsoll.data.json_rows import not_utf8, read_json
 from plimsoll.data.report import BadRow, Row, RowProblem, nearest
 from plimsoll.errors import ConfigError
@@ -53,6 +54,8 @@ def _named_within(row: Row | BadRow, named: Columns) -> Row | BadRow:
 
 
 def _read(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
+    if source.generate is not None:
+        return generated_rows(source)
     path = Path(source.path)
     if source.name is not None and path.exists():
         raise ConfigError(

@@ -7,6 +7,7 @@
 | `path/to/file.py:MyEnvironment` | the same, by the file's path |
 | `path/to/agent.py` | an agent file of OpenRLHF |
 | `file.py:play` | an agent: a function with the parameters `base_url` and `api_key` (agents/) |
+| `verifiers:TASKSET` | an environment of verifiers (verifiers/) |
 
 A class with `reset` and `step` is an environment as it is; one with `reset` and further public
 methods has these as its tools (tool_environment.py), with the functions that are named beside it.
@@ -36,6 +37,8 @@ from plimsoll.environment.tool_environment import (
     tool_environment,
     toolbox,
 )
+from plimsoll.environment.verifiers.process import VerifiersEnvironment
+from plimsoll.environment.verifiers.venv import PREFIX
 from plimsoll.errors import ConfigError
 
 
@@ -94,13 +97,16 @@ _ADDRESS = ("base_url", "api_key")
 
 def opened(
     name: str, functions: Sequence[Function] = ()
-) -> Factory | AgentFunction | AgentExecutorBase:
+) -> Factory | AgentFunction | AgentExecutorBase | VerifiersEnvironment:
     """What makes the environment of a name; or what plays whole episodes itself: an agent, or an
     executor of OpenRLHF's (agents/executor.py). functions: further tools, beside its own.
 
     Raises ConfigError for a name that nothing has, what cannot be imported or loaded, and a class
     that is no environment.
     """
+    if name.startswith(PREFIX):
+        _no_functions(name, functions)
+        return VerifiersEnvironment(name.removeprefix(PREFIX))
     if ":" in name:
         return _factory(name, _named(name), functions)
     if name.endswith(".py"):

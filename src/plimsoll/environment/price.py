@@ -8,6 +8,7 @@ from math import ceil
 
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.rollout import RolloutConfig
+from plimsoll.environment.verifiers.venv import PREFIX
 from plimsoll.reward.price import processes_item
 from plimsoll.timeline.items import Item
 
@@ -20,6 +21,8 @@ _CORES = 8
 """Where they are not known."""
 _PROCESS = 52 * 2**20
 _SOURCE = "measured: Linux, Python 3.11, with NumPy 2 and jsonschema, 54.3 MB resident"
+_VERIFIERS = 292 * 2**20
+_VERIFIERS_SOURCE = "measured: verifiers 0.4.0, 400 episodes of one turn at once, 305 MB resident"
 
 
 def processes_of(config: EnvironmentConfig, cores: int | None) -> int:
@@ -41,8 +44,12 @@ def episodes_at_once(
 def process_items(
     environments: Mapping[str, EnvironmentConfig], cores: int | None
 ) -> Iterator[Item]:
-    """Of each that asks for them. What its class loads and makes there is not in it."""
+    """Of each that asks for them, or is of verifiers. What its class loads and makes there, and
+    what tool servers hold, is not in it."""
     for name, config in environments.items():
-        if config.process:
+        if config.name.startswith(PREFIX):
+            what = f"process of environments.{name}"
+            yield processes_item(what, 1, _VERIFIERS, _VERIFIERS_SOURCE)
+        elif config.process:
             count = processes_of(config, cores)
             yield processes_item(f"processes of environments.{name}", count, _PROCESS, _SOURCE)

@@ -22,6 +22,8 @@ from plimsoll.environment.price import episodes_at_once, processes_of
 from plimsoll.environment.seat import Here, Seat
 from plimsoll.environment.speech import Read, Speech
 from plimsoll.environment.tool_calls import read_reply
+from plimsoll.environment.verifiers.agent import VerifiersAgent
+from plimsoll.environment.verifiers.process import VerifiersEnvironment
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.machine.host import usable_cores
 from plimsoll.reward.score import Scorer
@@ -30,7 +32,7 @@ from plimsoll.rollout.text import end_tokens
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.run_data import template_of
 
-Kind = Factory | AgentFunction | AgentExecutorBase
+Kind = Factory | AgentFunction | AgentExecutorBase | VerifiersEnvironment
 Kinds = Mapping[str, Kind]
 _TOOL = {
     "type": "function",
@@ -137,6 +139,10 @@ def _player(table: Table, kind: Kind, scorer: Scorer, endpoint: Endpoint | None)
     if isinstance(kind, AgentFunction):
         assert endpoint is not None, "opened where there is one"
         agent = ServedAgent(kind.play, config.options, endpoint)
+    elif isinstance(kind, VerifiersEnvironment):
+        process = kind.process(config.options)
+        scorer.held.push_async_callback(process.close)
+        agent = VerifiersAgent(process, config.call_seconds)
     else:
         agent = ExecutorAgent(kind)
     return Player(table, partial(play_agent, agent, table))

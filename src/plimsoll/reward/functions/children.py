@@ -40,7 +40,7 @@ class Child:
         except TimeoutError:  # which is an OSError
             raise
         except (OSError, EOFError) as error:
-            raise ChildEnded(_end(await self._process.wait())) from error
+            raise ChildEnded(ended_how(await self._process.wait())) from error
         self.answers = True
         return pickle.loads(reply)  # noqa: S301  from our own process
 
@@ -128,8 +128,8 @@ async def _gone(process: Process) -> None:
         await process.stdin.wait_closed()
 
 
-def _end(code: int) -> str:
-    """How it ended, in words."""
+def ended_how(code: int) -> str:
+    """How a process of this exit code ended, in words."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

@@ -1,0 +1,102 @@
+"""Rows that a library of tasks generates: reasoning-gym's, https://github.com/open-thought/reasoning-gym.
+
+A process of its own generates them (generator.py). Some of its tasks draw from Python's sets, whose
+order is another in each process unless PYTHONHASHSEED says otherwise: with it the same settings
+give the same rows in every run, and in one that goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from typing import Any
+
+from plimsoll.config.data import GenerateConfig, SourceConfig
+from plimsoll.config.problems import Problem, Section
+from plimsoll.data.report import BadRow, Row
+from plimsoll.errors import ConfigError
+
+LIBRARY = "reasoning_gym"
+COLUMNS = ("question", "answer", "task", LIBRARY)
+"""question, answer: texts. task: its name. reasoning_gym: what its reward scores by."""
+INSTALL = "pip install 'reasoning-gym>=0.1.25,<0.2'"
+_GENERATOR = "plimsoll.data.generator"
+
+
+def check_generated(key: str, source: SourceConfig) -> Iterator[Problem]:
+    """What is wrong with a source that has `generate`, as far as the library tells before it
+    generates anything. key: of the source in the config."""
+    at, generate = Section(key, source), source.generate
+    assert generate is not None
+    for name, default in (("name", None), ("split", "train")):
+        if getattr(source, name) != default:
+            yield at.invalid(name, "Generated rows have none.", f"leave {key}.{name} out")
+    if source.path != LIBRARY:
+        why = f"{key}.generate has a library generate rows, and {LIBRARY} is the one that can."
+        yield at.invalid("path", why, f"{key}.path: {LIBRARY}, or leave {key}.generate out")
+    elif importlib.util.find_spec(LIBRARY) is None:
+        why = "The package reasoning-gym is not installed."
+        yield at.invalid("path", why, f"`{INSTALL}`", "package-missing")
+    elif not generate.options():
+        yield at.invalid("generate.tasks", "There is none.", "name one or more: [chain_sum]")
+    elif said := _refused(generate):
+        fix = "correct the name or the options: "
+        fix += "https://github.com/open-thought/reasoning-gym/blob/main/GALLERY.md shows them"
+        yield at.invalid("generate.tasks", said, fix)
+
+
+def generated_rows(source: SourceConfig) -> Iterator[Row | BadRow]:
+    """Rows of all tasks, one of each in turn. What a task fails to generate is a bad row.
+
+    Raises ConfigError for a task or an option that cannot be used.
+    """
+    assert source.generate is not None
+    with closing(_asked(source.generate, rows=True)) as messages:
+        for line, message in enumerate(messages, start=1):
+            if "values" in message:
+                yield Row(source.path, line, message["values"])
+            elif "problem" in message:
+                yield BadRow(source.path, line, message["task"], message["problem"])
+            else:
+                raise ConfigError(f"{LIBRARY}: {message['refused']}")
+
+
+def _refused(generate: GenerateConfig) -> str | None:
+    """What the library says of tasks and options that it does not take."""
+    return next((one["refused"] for one in _asked(generate, rows=False)), None)
+
+
+def _asked(generate: GenerateConfig, *, rows: bool) -> Generator[dict[str, Any], None, None]:
+    """What the generator writes, message by message; it is ended where nobody reads on."""
+    question = {
+        "tasks": generate.options(),
+        "size": generate.size if rows else 0,
+        "seed": generate.seed,
+    }
+    path = os.pathsep.join(p for p in sys.path if p)
+    with subprocess.Popen(
+        [sys.executable, "-m", _GENERATOR],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": path},
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            json.dump(question, process.stdin)
+            process.stdin.close()
+            for line in process.stdout:
+                yield json.loads(line)
+        except BaseException:  # Ctrl-C, too
+            process.kill()
+            raise
+    if process.returncode:
+        raise ConfigError(
+            f"{LIBRARY} ended with exit code {process.returncode} while it generated rows. What it "
+            f"said is above."
+        )

@@ -1,0 +1,1 @@
+"""Environments of verifiers (Prime Intellect's), which has a virtual environment of its own."""

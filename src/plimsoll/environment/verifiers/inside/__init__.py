@@ -1,0 +1,1 @@
+"""What the Python of verifiers' virtual environment runs. It imports nothing of Plimsoll's."""

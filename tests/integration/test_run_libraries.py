@@ -1,0 +1,143 @@
+"""Tasks of reasoning-gym and environments of verifiers, trained on in real runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from commands import GRPO, column, cut_off, metrics, run_here, write_config, write_task
+from verifiers_cases import TASKSETS, needs_verifiers
+
+from plimsoll.data.generated import INSTALL, LIBRARY
+from plimsoll.records import Trajectory
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.trajectories import read_trajectories
+
+STEPS = 20
+BASE: dict[str, Any] = GRPO | {
+    "batch": {"prompts": 16, "responses": 8, "micro_batch_tokens": 4096},
+    "actor": GRPO["actor"] | {"optimizer": {"learning_rate": 0.005}},
+    "rollout": GRPO["rollout"] | {"sampling": {"max_new_tokens": 4}},
+}
+needs_gym = pytest.mark.skipif(
+    importlib.util.find_spec(LIBRARY) is None, reason=f"reasoning-gym is not installed: {INSTALL}"
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_task(tmp_path)
+    for name, text in TASKSETS.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path
+
+
+def trajectories(run: Path) -> list[Trajectory]:
+    files = RunDirectory(run).trajectories().values()
+    return [one for path in files for one in read_trajectories(path)]
+
+
+def run_of(name: str, **more: Any) -> dict[str, Any]:
+    return {"directory": name, "steps": STEPS, "tensorboard": False} | more
+
+
+def sums(seed: int, size: int) -> dict[str, Any]:
+    options = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    generate = {"tasks": {"chain_sum": options}, "size": size, "seed": seed}
+    columns = {"prompt": "question", "reference": "answer", "source": "task"}
+    return {"path": LIBRARY, "generate": generate, **columns}
+
+
+@needs_gym
+def test_a_task_of_reasoning_gym_is_learned_and_gone_on_with(home: Path) -> None:
+    """The model's tokenizer knows the digits of the questions, and nothing else of them."""
+    config = BASE | {
+        "run": run_of("gym", save_every=10, eval_every=10),
+        "data": {
+            **{"train": sums(1, 200), "eval": sums(2, 40)},
+            **{"chat_template": "none", "max_tokens": 64},
+        },
+        "rewards": {"right": {"name": "reasoning_gym", "options": {"tag": ""}}},
+    }
+    write_config(home, "gym", config)
+    whole = run_here(home, "grpo", "gym.yaml")
+    assert whole.code == 0, whole.err
+    rewards = column(metrics(home / "gym"), "reward")
+    assert len(rewards) == STEPS and fmean(rewards[-5:]) > 2 * fmean(rewards[:5])
+    assert len(column(metrics(home / "gym"), "eval/right")) == 3
+    found = trajectories(home / "gym")
+    right = [one for one in found if one.response_text.strip() == one.prompt.reference]
+    assert right and all(one.reward == 1.0 for one in right)
+    assert {one.prompt.source for one in found} == {"chain_sum"}
+    cut_off(home / "gym", home / "again", step=10)
+    outcome = run_here(
+        *(home, "grpo", "gym.yaml", "--run.directory", "again", "--run.resume", "auto")
+    )
+    assert outcome.code == 0, outcome.err
+    assert column(metrics(home / "again"), "actor/loss") == column(
+        metrics(home / "gym"), "actor/loss"
+    )
+
+
+@needs_verifiers
+def test_an_environment_of_verifiers_is_learned(home: Path) -> None:
+    """Three turns each: the policy is right that ends its last one with the sum."""
+    words = ("talk", "--out", "tasks.jsonl", "--taskset.most", "9")
+    written = run_here(home, "verifiers-tasks", *words)
+    assert written.code == 0 and written.out.startswith("8 tasks of talk"), written.err
+    rows = [json.loads(line) for line in (home / "tasks.jsonl").read_text().splitlines()]
+    assert rows[0] == {
+        "task": {"idx": 0, "prompt": "1+1=", "answer": "2"},
+        "messages": [{"role": "user", "content": "1+1="}],
+    }
+    config = BASE | {
+        "run": run_of("talk"),
+        "data": {
+            "train": {"path": "tasks.jsonl", "messages": "messages"},
+            **{"chat_template": "none", "max_tokens": 16},
+        },
+        "environments": {
+            "talk": {
+                **{"name": "verifiers:talk", "options": {"taskset": {"most": 9}}},
+                **{"max_turns": 3, "max_tokens": 40, "tool_format": "none"},
+            }
+        },
+    }
+    write_config(home, "talk", config)
+    outcome = run_here(home, "grpo", "talk.yaml")
+    assert outcome.code == 0, outcome.err
+    rewards = column(metrics(home / "talk"), "environment")
+    assert len(rewards) == STEPS and fmean(rewards[-5:]) > 2 * fmean(rewards[:5])
+    assert max(column(metrics(home / "talk"), "mismatch/abs")) < 1e-4
+    for one in trajectories(home / "talk"):
+        spoken = [turn for turn in one.turns if turn.role == "assistant"]
+        assert len(spoken) == one.figures["turns"] == one.figures["replies"]
+        assert all(set(one.loss_mask[t.begin : t.end]) == {True} for t in spoken)
+        task = one.prompt.columns["task"]
+        assert isinstance(task, dict)
+        assert one.reward == float(spoken[-1].text.strip().endswith(task["answer"]))
+
+
+@needs_verifiers
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        ({"agent": {"max_turn": 1}}, 2, "environments.sums: verifiers cannot open 'sums': agent."),
+        ({}, 1, "need a column task"),
+    ],
+)
+def test_what_cannot_be_played_is_told(
+    home: Path, options: dict[str, Any], code: int, said: str
+) -> None:
+    config = BASE | {
+        "run": run_of("wrong"),
+        "environments": {"sums": {"name": "verifiers:sums", "options": options, "retries": 0}},
+    }
+    write_config(home, "wrong", config)
+    outcome = run_here(home, "grpo", "wrong.yaml")
+    assert outcome.code == code and said in outcome.err, outcome.err

@@ -1,0 +1,111 @@
+"""Rows that reasoning-gym generates: the same ones by the same seed, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+from plimsoll.config.data import GenerateConfig, SourceConfig
+from plimsoll.config.rl import RlConfig
+from plimsoll.data import generated
+from plimsoll.data.first_rows import first_columns
+from plimsoll.data.generated import LIBRARY, check_generated
+from plimsoll.data.report import Row
+from plimsoll.data.sources import read_rows
+
+needs_library = pytest.mark.skipif(
+    importlib.util.find_spec(LIBRARY) is None,
+    reason=f"reasoning-gym is not installed: {generated.INSTALL}",
+)
+
+
+def source(tasks: Any = ("chain_sum",), *, seed: int = 1, size: int = 4, **more: Any) -> Any:
+    given: dict[str, Any] = {
+        "path": LIBRARY,
+        "generate": GenerateConfig(tasks=tasks, size=size, seed=seed),
+    }
+    return SourceConfig(prompt="question", **given | more)
+
+
+def told(given: SourceConfig) -> list[tuple[str, str, str]]:
+    return [(p.key, p.why, p.fix) for p in check_generated("data.train", given)]
+
+
+def rows(given: SourceConfig) -> list[Row]:
+    found = list(read_rows(given, whole=True))
+    assert all(isinstance(row, Row) for row in found), found
+    return found  # type: ignore[return-value]
+
+
+def test_tasks_are_names_or_names_with_options() -> None:
+    named = GenerateConfig(tasks=("gcd", "lcm"), size=1, seed=0)
+    assert named.options() == {"gcd": {}, "lcm": {}}
+    with_options = GenerateConfig.model_validate(
+        {"tasks": {"gcd": {"min_numbers": 3, "kinds": ("a", "b")}, "lcm": {}}, "size": 1, "seed": 0}
+    )
+    assert with_options.options() == {"gcd": {"min_numbers": 3, "kinds": ("a", "b")}, "lcm": {}}
+
+
+def test_a_source_of_a_config_may_be_generated() -> None:
+    train = {"path": LIBRARY, "prompt": "question", "generate": {"tasks": ("gcd",)}}
+    with pytest.raises(ValueError, match=r"size"):
+        RlConfig.model_validate({"data": {"train": train}})
+    columns = first_columns(source())
+    assert columns is not None and columns.all
+    assert columns.names == ("question", "answer", "task", LIBRARY)
+
+
+def test_what_cannot_be_generated_is_refused_without_the_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    [(key, why, fix)] = told(source())
+    assert key == "data.train.path" and "not installed" in why
+    assert fix == "`pip install 'reasoning-gym>=0.1.25,<0.2'`"
+    [(key, why, fix)] = told(source(path="rows.jsonl"))
+    assert key == "data.train.path" and fix.startswith("data.train.path: reasoning_gym")
+    keys = [key for key, *_ in told(source(path="rows.jsonl", name="main", split="test"))]
+    assert keys == ["data.train.name", "data.train.split", "data.train.path"]
+
+
+@needs_library
+def test_the_same_seed_gives_the_same_rows_and_another_one_others() -> None:
+    """Of word_ladder, too, which draws from sets; one row of each task in turn."""
+    tasks = {"chain_sum": {"min_terms": 2, "max_terms": 2}, "word_ladder": {}}
+    first = rows(source(tasks))
+    assert first == rows(source(tasks)) and len(first) == 8
+    assert [row.values["task"] for row in first] == ["chain_sum", "word_ladder"] * 4
+    assert [row.line for row in first] == [*range(1, 9)]
+    assert first[:4] == rows(source(tasks, limit=4))
+    sums = [str(row.values["question"]) for row in first[::2]]
+    assert all(text.count(" + ") + text.count(" - ") == 1 for text in sums)
+    held_out = rows(source(tasks, seed=2, size=2))
+    assert not {row.values["question"] for row in held_out} & {
+        row.values["question"] for row in first
+    }
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        (("chain_sums",), "There is no task 'chain_sums'. Did you mean 'chain_sum'?"),
+        (("composite",), "There is no task 'composite'."),
+        ({"chain_sum": {"min_term": 2}}, "no option 'min_term'. Did you mean 'min_terms'?"),
+        ({"chain_sum": {"min_terms": 5, "max_terms": 2}}, "max_terms must be >= min_terms"),
+    ],
+)
+def test_what_the_library_does_not_take_is_told(tasks: Any, said: str) -> None:
+    from plimsoll.data.generator import rows as generated_rows
+
+    options = GenerateConfig(tasks=tasks, size=1, seed=0).options()
+    [message] = generated_rows({"tasks": options, "size": 1, "seed": 0})
+    assert said in message["refused"]
+
+
+@needs_library
+def test_it_is_told_before_anything_is_generated() -> None:
+    [(key, why, _)] = told(source(("chain_sums",)))
+    assert key == "data.train.generate.tasks" and "Did you mean 'chain_sum'?" in why
