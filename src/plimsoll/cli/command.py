@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
+from plimsoll.cli.convert import from_openrlhf
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import (
@@ -62,6 +63,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll rollouts RUN             what was sampled, group by group
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
+  plimsoll from-openrlhf SCRIPT     a config of what OpenRLHF was started with
 
   --dry-run    print the resolved config, what would run where, and the plan;
                start nothing
@@ -172,8 +174,9 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "merge": merge,
     "export": export,
     "serve-reward": serve_reward,
+    "from-openrlhf": from_openrlhf,
 }
-_LIGHT = {"plan", "report", "rollouts", "calibrate", "doctor"}
+_LIGHT = {"plan", "report", "rollouts", "calibrate", "doctor", "from-openrlhf"}
 """Commands that compute nothing."""
 
 

@@ -1,0 +1,199 @@
+"""Words of a command line to what they say, as argparse reads them; and which version has such
+flags."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from plimsoll.config.problems import Problem, invalid, refuse
+from plimsoll.convert.launch import Launch
+from plimsoll.convert.openrlhf.flag import COMMANDS, Flag, is_option, read_value
+from plimsoll.convert.openrlhf.flags_common import COMMON
+from plimsoll.convert.openrlhf.flags_jobs import JOBS
+from plimsoll.convert.openrlhf.options import Options
+from plimsoll.convert.openrlhf.version import LAST, RELEASES, Version, written
+from plimsoll.errors import ConfigError
+
+FLAGS: tuple[Flag, ...] = (*COMMON, *JOBS)
+_HIDDEN = "..."
+_ELSEWHERE = {
+    "serve_rm": "`plimsoll serve-reward CONFIG` serves a reward model",
+    "batch_inference": "`plimsoll sample CONFIG` samples and scores, `plimsoll eval` measures",
+    "lora_combiner": "`plimsoll merge ADAPTER --out DIRECTORY` merges an adapter",
+    "interactive_chat": "`vllm serve` or transformers chat with the model that a run leaves",
+}
+
+
+@dataclass(frozen=True)
+class _Typed:
+    """An option and the words that follow it. name: without dashes."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Told:
+    """How the version was told. first, last: the versions that have all of the flags, or else the
+    most."""
+
+    first: Version
+    last: Version
+
+
+def command_named(program: str) -> str:
+    """The table's name of `train_ppo_ray`. Raises ConfigError for what trains nothing."""
+    for name, known in COMMANDS.items():
+        if known == program:
+            return name
+    if program in _ELSEWHERE:
+        raise ConfigError(f"openrlhf.cli.{program} trains nothing. {_ELSEWHERE[program]}.")
+    close = difflib.get_close_matches(program, [*COMMANDS.values(), *_ELSEWHERE], n=1)
+    near = f" Did you mean {close[0]}?" if close else ""
+    raise ConfigError(
+        f"OpenRLHF has no program openrlhf.cli.{program}.{near} Read are: "
+        f"{', '.join(COMMANDS.values())}."
+    )
+
+
+def read_options(
+    launch: Launch, version: Version | None, cards: int | None
+) -> tuple[Options, Told]:
+    """A command's options. version: None to have it told from the flags. cards: of a machine.
+
+    Raises ConfigError that names every flag that no version has, with the nearest names, and every
+    value that cannot be read.
+    """
+    command = command_named(launch.program)
+    typed, stray = _split(launch.arguments)
+    problems = [*stray, *_unknown(command, typed)]
+    told = _told(command, typed, version)
+    values, shown = _values(command, told.last, typed, problems)
+    refuse(problems)
+    spelled = {flag.id: f"--{name}" for name, flag in _known(command).items() if flag.id in values}
+    spelled |= {flag.id: f"--{name}" for name, flag in _flags(command, told.last).items()}
+    return Options(command, told.last, launch, values, shown, spelled, cards), told
+
+
+@cache
+def _flags(command: str, version: Version) -> Mapping[str, Flag]:
+    """Those that a command has in a version, by its names for them."""
+    return {name: flag for flag in FLAGS if (name := flag.name(command, version))}
+
+
+@cache
+def _known(command: str) -> Mapping[str, Flag]:
+    """Those of all versions."""
+    return {name: flag for v in RELEASES for name, flag in _flags(command, v).items()}
+
+
+def _split(words: Sequence[str]) -> tuple[list[_Typed], list[Problem]]:
+    """The options, each with what follows it; and words that follow none."""
+    found: list[tuple[str, list[str]]] = []
+    stray: list[Problem] = []
+    for word in words:
+        if is_option(word):
+            name, equals, after = word.partition("=")
+            found.append((name.lstrip("-"), [after] if equals else []))
+        elif found:
+            found[-1][1].append(word)
+        else:
+            why = "It follows no flag."
+            stray.append(invalid(shlex.quote(word), None, why, "leave it out, or quote the value"))
+    return [_Typed(name, tuple(values)) for name, values in found], stray
+
+
+def known_flags(command: str) -> list[Flag]:
+    """Those that a command has in any version, in the table's order."""
+    ids = {flag.id for flag in _known(command).values()}
+    return [flag for flag in FLAGS if flag.id in ids]
+
+
+def _named(command: str, name: str) -> tuple[Flag | None, list[str]]:
+    """The flag of any version's name, or of a beginning that only one has; and what it may be."""
+    known = _known(command)
+    if name in known:
+        return known[name], [name]
+    begun = {whole: flag for whole, flag in known.items() if name and whole.startswith(name)}
+    ids = {flag.id for flag in begun.values()}
+    return (next(iter(begun.values())) if len(ids) == 1 else None), sorted(begun)
+
+
+def _unknown(command: str, typed: Sequence[_Typed]) -> Iterator[Problem]:
+    known = sorted(_known(command))
+    for one in typed:
+        flag, possible = _named(command, one.name)
+        if flag is not None:
+            continue
+        near = difflib.get_close_matches(one.name, known, n=3) or possible[:3]
+        others = [COMMANDS[c] for c in COMMANDS if _named(c, one.name)[0] is not None]
+        why = (
+            f"No {COMMANDS[command]} of OpenRLHF {written(RELEASES[0])} to {written(LAST)} has it."
+        )
+        if possible:
+            why = f"It may be {' or '.join(f'--{name}' for name in possible[:4])}."
+        elif others:
+            why += f" It is of {', '.join(others)}."
+        fix = (
+            f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else "leave it out"
+        )
+        value = " ".join(map(shlex.quote, one.words)) or None
+        yield invalid(f"--{one.name}", value, why, fix)
+
+
+def _told(command: str, typed: Sequence[_Typed], version: Version | None) -> Told:
+    """The versions that have the most of the flags; of these the last."""
+    exist = [v for v in RELEASES if _flags(command, v)]
+    if version is not None:
+        if version not in exist:
+            raise ConfigError(
+                f"OpenRLHF {written(version)} has no {COMMANDS[command]}: it is in "
+                f"{written(exist[0])} to {written(exist[-1])}."
+            )
+        return Told(version, version)
+    names = {one.name for one in typed}
+    counts = {v: len(names & _flags(command, v).keys()) for v in exist}
+    most = max(counts.values())
+    fitting = [v for v in exist if counts[v] == most]
+    return Told(fitting[0], fitting[-1])
+
+
+def _values(
+    command: str, version: Version, typed: Sequence[_Typed], problems: list[Problem]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Of every flag of the version, and of those of others that were given; and how these were
+    typed."""
+    values = {f.id: _default(f, command, version) for f in _flags(command, version).values()}
+    shown: dict[str, str] = {}
+    for one in typed:
+        flag, _ = _named(command, one.name)
+        if flag is None:
+            continue
+        words = list(one.words)
+        taken = words if flag.read.most is None else words[: flag.read.most]
+        for word in words[len(taken) :]:
+            why = f"--{one.name} takes no more words."
+            problems.append(invalid(shlex.quote(word), None, why, "leave it out, or quote it"))
+        try:
+            values[flag.id] = read_value(flag.read, taken)
+        except ValueError as error:
+            given = " ".join(map(shlex.quote, taken)) or None
+            fix = "give another value, or leave the flag out"
+            problems.append(invalid(f"--{one.name}", given, str(error), fix))
+        shown[flag.id] = _shown(one.name, [_HIDDEN] if flag.secret else taken)
+    return values, shown
+
+
+def _default(flag: Flag, command: str, version: Version) -> object:
+    value = flag.default(command, version)
+    return bool(value) if flag.read.kind is bool else value
+
+
+def _shown(name: str, words: Sequence[str]) -> str:
+    """On one line, whatever is in it."""
+    quoted = (shlex.quote(word) if word.isprintable() else repr(word) for word in words)
+    return " ".join([f"--{name}", *quoted])
