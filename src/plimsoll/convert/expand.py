@@ -46,14 +46,16 @@ class Expanded:
 
 @dataclass
 class _Scope:
-    """What is known while a script is read from its beginning. unknown: found in the word at
-    hand."""
+    """What is known while a script is read from its beginning. fixed: what the script does not
+    change. unknown: found in the words at hand. set_by: variables, and what is unknown in them.
+    again: variables that have had another value before."""
 
     path: str
     values: dict[str, tuple[str, ...]] = field(default_factory=dict)
     fixed: frozenset[str] = frozenset()
     unknown: dict[str, None] = field(default_factory=dict)
     set_by: dict[str, str] = field(default_factory=dict)
+    again: set[str] = field(default_factory=set)
 
 
 def script_commands(text: str, path: str, given: Mapping[str, str]) -> list[Expanded]:
@@ -104,8 +106,12 @@ def _assign(one: Assignment, scope: _Scope) -> str:
         return text
     if scope.unknown:
         scope.set_by[one.name] = next(iter(scope.unknown))
-    before = scope.values.get(one.name, ()) if one.added else ()
-    scope.values[one.name] = before + values if one.array else ("".join(before + values),)
+    before = scope.values.get(one.name)
+    if one.added and before is not None:
+        values = before + values if one.array else ("".join(before + values),)
+    elif before not in (None, values):
+        scope.again.add(one.name)
+    scope.values[one.name] = values
     return text
 
 
@@ -170,6 +176,8 @@ def _variable(text: str, scope: _Scope, depth: int) -> list[str]:
     if name in scope.set_by:
         scope.unknown[scope.set_by[name]] = None
         values = tuple(map(_Unread, values))
+    if name in scope.again:
+        scope.unknown[f"${name}: it is set more than once, and the last value counts"] = None
     if at in ("@", "*"):
         return [*values]
     index = int(at) if at is not None and at.isdigit() else 0

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
 
-from plimsoll.config.keys import keys_of
+from plimsoll.config.keys import Key, keys_of
 from plimsoll.config.load import validate
 from plimsoll.config.presets import leaves, with_preset
 from plimsoll.config.run import JobConfig
@@ -84,7 +85,7 @@ def nested(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def _ordered(job: str, entries: list[Entry]) -> tuple[Entry, ...]:
     """In the order in which the help lists keys."""
-    keys = tuple(keys_of(JOBS[job].config))
+    keys = _keys(job)
 
     def place(entry: Entry) -> int:
         path = tuple(entry.key.split("."))
@@ -92,6 +93,11 @@ def _ordered(job: str, entries: list[Entry]) -> tuple[Entry, ...]:
         return next(found, len(keys))
 
     return tuple(sorted(entries, key=place))
+
+
+@cache
+def _keys(job: str) -> tuple[Key, ...]:
+    return tuple(keys_of(JOBS[job].config))
 
 
 def _check(found: Converted) -> None:

@@ -93,13 +93,13 @@ class _Pending:
 
 @dataclass
 class _Reader:
-    """Reads a text from `at` on. heres: (delimiter, tabs are dropped, expanded, of which command)
-    of here-documents that begin at the next line."""
+    """Reads a text from `at` on. heres: (delimiter, whether tabs are dropped, and names expanded,
+    where it is named, and of which command) of here-documents that begin at the next line."""
 
     text: str
     name: str
     at: int = 0
-    heres: list[tuple[str, bool, bool, _Pending]] = field(default_factory=list)
+    heres: list[tuple[str, bool, bool, int, _Pending]] = field(default_factory=list)
 
     def commands(self) -> Iterator[Simple]:
         """All of the text. A command waits for the here-documents that begin after its line."""
@@ -124,8 +124,8 @@ class _Reader:
         yield from self._ended([*waiting, current])
 
     def _ended(self, waiting: list[_Pending]) -> Iterator[Simple]:
-        for delimiter, tabs, expanded, owner in self.heres:
-            owner.heres.append(self._here_document(delimiter, tabs, expanded))
+        for delimiter, tabs, expanded, begun, owner in self.heres:
+            owner.heres.append(self._here_document(delimiter, tabs, expanded, begun))
         self.heres.clear()
         yield from (done for one in waiting if (done := one.done()))
 
@@ -147,7 +147,8 @@ class _Reader:
             current.assignments.append(self._assigned(found[1], found[2] == "+"))
             return
         word = self._word()
-        if _plain(word).isdigit() and self._peek() in "<>":
+        redirects = self._peek() in ("<", ">") and all(part.kind == "text" for part in word)
+        if redirects and _plain(word).isdigit():
             return  # of a redirection, such as 2>&1
         if current.words or _plain(word) not in _LEADING:
             current.words.append(word)
@@ -176,17 +177,16 @@ class _Reader:
             self._skip_blank()
             self._word()
             return
-        self.at += 2
+        begun, self.at = self.at, self.at + 2
         tabs = self._peek() == "-"
         self.at += tabs
         self._skip_blank()
         word = self._word()
         expanded = not any(part.quoted for part in word)
-        self.heres.append((_plain(word), tabs, expanded, current))
+        self.heres.append((_plain(word), tabs, expanded, begun, current))
 
-    def _here_document(self, delimiter: str, tabs: bool, expanded: bool) -> Word:
+    def _here_document(self, delimiter: str, tabs: bool, expanded: bool, begun: int) -> Word:
         lines: list[str] = []
-        begun = self.at
         while self.at < len(self.text):
             end = self.text.find("\n", self.at)
             line = self.text[self.at :] if end < 0 else self.text[self.at : end]
@@ -199,14 +199,17 @@ class _Reader:
         raise self._unclosed(f"<<{delimiter}", begun)
 
     def _word(self) -> Word:
-        return self.until(_BLANK + _SEPARATORS + "<>", quotes=True)
+        begun = self.at
+        word = self.until(_BLANK + _SEPARATORS + "<>", quotes=True)
+        if self.at == begun:  # a character that begins no word
+            self.at += 1
+        return word
 
     def until(self, ends: str, *, quotes: bool) -> Word:
         """One word, up to one of these characters, or to the end of the text. quotes: without them
         it is text within double quotes, or of a here-document."""
         parts: list[Part] = []
-        begun = self.at
-        while self.at < len(self.text) and not (self._peek() and self._peek() in ends):
+        while self.at < len(self.text) and self._peek() not in ends:
             here = self._peek()
             if here == "\\":
                 parts += self._escaped(quotes, special='$`"\\' if ends else "$`\\")
@@ -220,8 +223,6 @@ class _Reader:
             else:
                 parts.append(Part("text", here, not quotes))
                 self.at += 1
-        if self.at == begun and ends:  # a character that begins no word
-            self.at += 1
         return _joined(parts)
 
     def _escaped(self, quotes: bool, special: str) -> list[Part]:

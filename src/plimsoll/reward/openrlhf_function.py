@@ -1,12 +1,13 @@
 """A reward function in a file of OpenRLHF's form, as its `remote_rm_url` takes it:
-`reward_func(queries, prompts, labels)`, where a query is prompt and response (openrlhf/utils/agent.py).
+`reward_func(queries, prompts, labels)`, where a query is prompt and response
+(openrlhf/utils/agent.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from plimsoll.config.base import ExistingFile
 from plimsoll.config.files import load_file
@@ -50,4 +51,4 @@ def _function(path: str) -> Callable[..., Any]:
             f"{path!r} has no function {FUNCTION}(queries, prompts, labels), which OpenRLHF calls. "
             f"A function of another form is chosen by import path: my.module:my_function."
         )
-    return found
+    return cast(Callable[..., Any], found)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from plimsoll.convert.openrlhf.options import Options
 from plimsoll.convert.outcome import Entry, Outcome, Remark
-from plimsoll.errors import ConfigError
 
-_ESTIMATORS = {
+ESTIMATORS = {
     "gae": "gae",
     "reinforce": "reinforce_pp",
     "rloo": "rloo",
@@ -40,13 +39,8 @@ _FROM_ONE = (0, 9, 0)
 def advantage_of(o: Options) -> str:
     """The name of the estimator here."""
     name = o["advantage_estimator"]
-    if name not in _ESTIMATORS:
-        raise ConfigError(
-            f"{o.shown('advantage_estimator')}: OpenRLHF has no such estimator. It has "
-            f"{', '.join(_ESTIMATORS)}."
-        )
     whitened = name == "rloo" and o.version <= _WHITENED_RLOO
-    return _ESTIMATORS["reinforce_baseline" if whitened else name]
+    return ESTIMATORS["reinforce_baseline" if whitened else name]
 
 
 def command_of(o: Options) -> str:
@@ -64,9 +58,9 @@ def advantage(o: Options) -> Iterator[Outcome]:
     if o[flag] == "rloo" and name != "rloo":
         note = "whitened over the batch until 0.8.4, which makes it the same"
     yield o.entry("algorithm.advantage.name", name, flag, note=note)
-    if name in ("gae", "reinforce_pp"):
+    if name == "gae" or (name == "reinforce_pp" and o.given("gamma")):
         yield o.entry(f"{options}.gamma", o["gamma"], "gamma")
-    else:
+    elif name != "reinforce_pp":
         yield from o.idle(f"{o.shown(flag)} does not discount", "gamma")
     if name == "gae":
         yield o.entry(f"{options}.gae_lambda", o["lambd"], "lambd")
@@ -143,7 +137,7 @@ class _Gate:
     high: float
 
 
-_TYPES = {
+CORRECTIONS = {
     "tis": ("token", "clip"),
     "icepop": ("token", "mask"),
     "seq-mask-tis": ("seq", "mask"),
@@ -165,9 +159,7 @@ def _gate(o: Options) -> _Gate | None:
     if not o["enable_vllm_is_correction"]:
         return None
     name = "icepop" if o["use_icepop"] else o["vllm_is_correction_type"] or "tis"
-    if name not in _TYPES:
-        raise ConfigError(f"{o.shown('vllm_is_correction_type')}: known are {', '.join(_TYPES)}.")
-    return _Gate(*_TYPES[name], "ratio", low, high)
+    return _Gate(*CORRECTIONS[name], "ratio", low, high)
 
 
 def correction(o: Options) -> Iterator[Outcome]:

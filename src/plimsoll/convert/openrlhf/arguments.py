@@ -65,18 +65,18 @@ def read_options(
 ) -> tuple[Options, Told]:
     """A command's options. version: None to have it told from the flags. cards: of a machine.
 
-    Raises ConfigError that names every flag that no version has, with the nearest names, and every
-    value that cannot be read.
+    Raises ConfigError that names every flag that the version has not, with the nearest names, and
+    every value that cannot be read.
     """
     command = command_named(launch.program)
     typed, stray = _split(launch.arguments)
-    problems = [*stray, *_unknown(command, typed)]
     told = _told(command, typed, version)
+    flags = _flags(command, told.last)
+    problems = [*stray, *_unknown(command, typed, told)]
     values, shown = _values(command, told.last, typed, problems)
     refuse(problems)
-    spelled = {flag.id: f"--{name}" for name, flag in _known(command).items() if flag.id in values}
-    spelled |= {flag.id: f"--{name}" for name, flag in _flags(command, told.last).items()}
-    return Options(command, told.last, launch, values, shown, spelled, cards), told
+    names = {flag.id: f"--{name}" for name, flag in flags.items()}
+    return Options(command, told.last, launch, values, shown, names, cards), told
 
 
 @cache
@@ -86,9 +86,10 @@ def _flags(command: str, version: Version) -> Mapping[str, Flag]:
 
 
 @cache
-def _known(command: str) -> Mapping[str, Flag]:
-    """Those of all versions."""
-    return {name: flag for v in RELEASES for name, flag in _flags(command, v).items()}
+def known_flags(command: str) -> tuple[Flag, ...]:
+    """Those that a command has in any version, in the table's order."""
+    ids = {flag.id for v in RELEASES for flag in _flags(command, v).values()}
+    return tuple(flag for flag in FLAGS if flag.id in ids)
 
 
 def _split(words: Sequence[str]) -> tuple[list[_Typed], list[Problem]]:
@@ -107,42 +108,41 @@ def _split(words: Sequence[str]) -> tuple[list[_Typed], list[Problem]]:
     return [_Typed(name, tuple(values)) for name, values in found], stray
 
 
-def known_flags(command: str) -> list[Flag]:
-    """Those that a command has in any version, in the table's order."""
-    ids = {flag.id for flag in _known(command).values()}
-    return [flag for flag in FLAGS if flag.id in ids]
+def _named(command: str, version: Version, name: str) -> tuple[Flag | None, list[str]]:
+    """The flag of a name, or of a beginning that only one has; and what it may be."""
+    flags = _flags(command, version)
+    if name in flags:
+        return flags[name], [name]
+    begun = sorted(whole for whole in flags if name and whole.startswith(name))
+    return (flags[begun[0]] if len(begun) == 1 else None), begun
 
 
-def _named(command: str, name: str) -> tuple[Flag | None, list[str]]:
-    """The flag of any version's name, or of a beginning that only one has; and what it may be."""
-    known = _known(command)
-    if name in known:
-        return known[name], [name]
-    begun = {whole: flag for whole, flag in known.items() if name and whole.startswith(name)}
-    ids = {flag.id for flag in begun.values()}
-    return (next(iter(begun.values())) if len(ids) == 1 else None), sorted(begun)
-
-
-def _unknown(command: str, typed: Sequence[_Typed]) -> Iterator[Problem]:
-    known = sorted(_known(command))
+def _unknown(command: str, typed: Sequence[_Typed], told: Told) -> Iterator[Problem]:
+    """Flags that the version has not."""
     for one in typed:
-        flag, possible = _named(command, one.name)
-        if flag is not None:
-            continue
-        near = difflib.get_close_matches(one.name, known, n=3) or possible[:3]
-        others = [COMMANDS[c] for c in COMMANDS if _named(c, one.name)[0] is not None]
-        why = (
-            f"No {COMMANDS[command]} of OpenRLHF {written(RELEASES[0])} to {written(LAST)} has it."
-        )
-        if possible:
-            why = f"It may be {' or '.join(f'--{name}' for name in possible[:4])}."
-        elif others:
-            why += f" It is of {', '.join(others)}."
-        fix = (
-            f"did you mean {' or '.join(f'--{name}' for name in near)}?" if near else "leave it out"
-        )
-        value = " ".join(map(shlex.quote, one.words)) or None
-        yield invalid(f"--{one.name}", value, why, fix)
+        flag, possible = _named(command, told.last, one.name)
+        if flag is None:
+            value = " ".join(map(shlex.quote, one.words)) or None
+            yield invalid(f"--{one.name}", value, *_meant(command, told, one.name, possible))
+
+
+def _meant(command: str, told: Told, name: str, possible: Sequence[str]) -> tuple[str, str]:
+    """Why a name is none, and what to write instead."""
+    flags = _flags(command, told.last)
+    close = difflib.get_close_matches(name, flags, n=3) or possible[:3]
+    fix = f"did you mean {' or '.join(f'--{one}' for one in close)}?" if close else "leave it out"
+    if possible:
+        return f"It may be {' or '.join(f'--{one}' for one in possible[:4])}.", fix
+    exist = [v for v in RELEASES if _named(command, v, name)[0] is not None]
+    if exist:
+        what = f"{COMMANDS[command]} has it from {written(exist[0])} to {written(exist[-1])}"
+        others = f"{written(told.first)} to {written(told.last)}"
+        if told.first == told.last:
+            return f"{what}, and this is {written(told.last)}.", fix
+        return f"{what}, and the other flags are those of {others}.", fix
+    also = [COMMANDS[c] for c in COMMANDS if any(name in _flags(c, v) for v in RELEASES)]
+    why = f"No {COMMANDS[command]} of OpenRLHF {written(RELEASES[0])} to {written(LAST)} has it"
+    return (f"{why}; {' and '.join(also)} has." if also else f"{why}."), fix
 
 
 def _told(command: str, typed: Sequence[_Typed], version: Version | None) -> Told:
@@ -155,22 +155,19 @@ def _told(command: str, typed: Sequence[_Typed], version: Version | None) -> Tol
                 f"{written(exist[0])} to {written(exist[-1])}."
             )
         return Told(version, version)
-    names = {one.name for one in typed}
-    counts = {v: len(names & _flags(command, v).keys()) for v in exist}
-    most = max(counts.values())
-    fitting = [v for v in exist if counts[v] == most]
+    counts = {v: sum(_named(command, v, one.name)[0] is not None for one in typed) for v in exist}
+    fitting = [v for v in exist if counts[v] == max(counts.values())]
     return Told(fitting[0], fitting[-1])
 
 
 def _values(
     command: str, version: Version, typed: Sequence[_Typed], problems: list[Problem]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Of every flag of the version, and of those of others that were given; and how these were
-    typed."""
+    """Of every flag of the version; and how those that were given were typed."""
     values = {f.id: _default(f, command, version) for f in _flags(command, version).values()}
     shown: dict[str, str] = {}
     for one in typed:
-        flag, _ = _named(command, one.name)
+        flag, _ = _named(command, version, one.name)
         if flag is None:
             continue
         words = list(one.words)

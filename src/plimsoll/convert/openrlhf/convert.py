@@ -89,8 +89,8 @@ def _refused(o: Options) -> Iterator[Problem]:
 
 
 def _outcomes(o: Options) -> Iterator[Outcome]:
-    """Of all flags that the version has, or that were given; and of rules that flags of other
-    versions lead to, as what these ask for was fixed then."""
+    """Of all flags that the version has; and of rules that flags of other versions lead to, as what
+    these ask for was fixed then."""
     rules: dict[Rule, None] = {}
     for flag in known_flags(o.command):
         if isinstance(flag.becomes, Part):
@@ -138,7 +138,9 @@ def _forgotten(o: Options, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
     told = {flag for one in outcomes if isinstance(one, Entry) for flag in one.flags}
     told |= {one.about for one in outcomes if isinstance(one, Remark)}
     for flag in o.typed:
-        if flag not in told:
+        if flag not in told and o[flag] in (None, "", ()):
+            yield Remark("idle", flag, "it is empty")
+        elif flag not in told:
             yield Remark("check", flag, FORGOTTEN)
 
 

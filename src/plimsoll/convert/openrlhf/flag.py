@@ -39,26 +39,35 @@ Default = Callable[[str, Version], object]
 @dataclass(frozen=True)
 class Read:
     """How words become a value. kind: of each word; of `bool` there is none. least, most: how many;
-    None: any number. one: the value is that of a single word."""
+    None: any number. lowest: the smallest value. among: the only ones. off: of a switch that turns
+    off."""
 
     kind: type
     least: int = 1
     most: int | None = 1
+    lowest: int | None = None
+    among: tuple[str, ...] = ()
     off: bool = False
 
     @property
     def one(self) -> bool:
+        """Whether the value is that of a single word."""
         return self.most == 1
 
 
 SWITCH = Read(bool, 0, 0)
 OFF = Read(bool, 0, 0, off=True)
 WHOLE = Read(int)
+COUNT = Read(int, lowest=1)
 NUMBER = Read(float)
 TEXT = Read(str)
 PAIR = Read(float, 2, 2)
 BOUNDS = Read(float, 1, 2)
 WORDS = Read(str, 0, None)
+
+
+def one_of(*values: str) -> Read:
+    return Read(str, among=values)
 
 
 @dataclass(frozen=True)
@@ -195,18 +204,23 @@ def read_value(read: Read, words: list[str]) -> object:
     if len(words) < read.least:
         wanted = "a value" if read.least == 1 else f"{read.least} values"
         raise ValueError(f"It takes {wanted}, and {len(words) or 'none'} follows.")
-    values = [_one(read.kind, word) for word in words]
+    values = [_one(read, word) for word in words]
     return values[0] if read.one else tuple(values)
 
 
 _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number"}
 
 
-def _one(kind: type, word: str) -> object:
+def _one(read: Read, word: str) -> object:
+    kind = read.kind
     try:
         value = kind(word)
-    except (ValueError, OverflowError) as error:
+    except ValueError as error:
         raise ValueError(f"It must be {_KINDS[kind]}.") from error
     if kind is float and not isfinite(value):
         raise ValueError("It must be a finite number.")
+    if read.lowest is not None and value < read.lowest:
+        raise ValueError(f"It must be {read.lowest} or more.")
+    if read.among and value not in read.among:
+        raise ValueError(f"It must be one of {', '.join(read.among)}.")
     return value

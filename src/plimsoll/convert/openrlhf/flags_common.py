@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from plimsoll.convert.openrlhf import batches, roles, rows
 from plimsoll.convert.openrlhf.flag import (
+    COUNT,
     NUMBER,
     OFF,
     PAIR,
@@ -20,6 +21,7 @@ from plimsoll.convert.openrlhf.flag import (
     always,
     each,
     moved,
+    one_of,
 )
 
 # fmt: off
@@ -46,13 +48,13 @@ def _betas(pair: tuple[float, float]) -> tuple[float, ...]:
 _MODELS = (
     Flag("pretrain", "ppo:actor.model_name_or_path model.model_name_or_path", _ALL, TEXT, Key(("actor.model.path",)), each(kto="bigscience/bloomz-1b7")),
     Flag("bf16", "", "ppo,sft,rm,dpo,kto,kd,prm@-0.9.1 local", SWITCH, Part(roles.precision)),
-    Flag("param_dtype", "ds.param_dtype", "ppo,sft,rm,dpo,kto,kd,prm@0.9.2", TEXT, Part(roles.precision), always("bf16")),
+    Flag("param_dtype", "ds.param_dtype", "ppo,sft,rm,dpo,kto,kd,prm@0.9.2", one_of("bf16", "fp16"), Part(roles.precision), always("bf16")),
     Flag("grad_accum_dtype", "ds.grad_accum_dtype", _ALL, TEXT, Part(roles.precision)),
     Flag("gradient_checkpointing", "ppo:actor.gradient_checkpointing_enable model.gradient_checkpointing_enable", _ALL, SWITCH, Key(_learn("model.gradient_checkpointing"))),
     Flag("gradient_checkpointing_use_reentrant", "ppo:actor.gradient_checkpointing_reentrant model.gradient_checkpointing_reentrant", _ALL, SWITCH, Idle("layers are computed again either way")),
     Flag("load_in_4bit", "ds.load_in_4bit", _ALL, SWITCH, Part(roles.adapters)),
     Flag("lora_rank", "ds.lora.rank", _ALL, WHOLE, Part(roles.adapters), always(0)),
-    Flag("lora_alpha", "ds.lora.alpha", _ALL, WHOLE, Part(roles.adapters), always(16)),
+    Flag("lora_alpha", "ds.lora.alpha", _ALL, COUNT, Part(roles.adapters), always(16)),
     Flag("lora_dropout", "ds.lora.dropout", _ALL, NUMBER, Part(roles.adapters), always(0.0)),
     Flag("target_modules", "ds.lora.target_modules", _ALL, WORDS, Part(roles.adapters), always("all-linear")),
     Flag("flash_attn", "", "ppo,sft,rm,dpo,kto,kd,prm@-0.8.9 local", SWITCH, Same("attention is packed, by PyTorch's kernels (actor.model.attention)")),
@@ -63,11 +65,11 @@ _MODELS = (
     Flag("torch_compile", "", "ppo,sft,rm,dpo,kto,kd,prm@0.6.2-0.7.0", SWITCH, Idle("models are not compiled")),
     Flag("deepcompile", "ds.deepcompile", "ppo,sft,rm,dpo,kto,kd,prm@0.7.1", SWITCH, Idle("models are not compiled")),
     Flag("aux_loss_coef", "ppo:actor.aux_loss_coef model.aux_loss_coef", _ALL, NUMBER, Lacking("routers of mixtures of experts learn from the loss alone", harmless=(0.0,)), always(0.0)),
-    Flag("ring_attn_size", "ds.ring_attn_size", "ppo sft rm dpo", WHOLE, Lacking("a sequence is on one card; the cards hold more sequences instead", harmless=(1,)), always(1)),
+    Flag("ring_attn_size", "ds.ring_attn_size", "ppo sft rm dpo", COUNT, Lacking("a sequence is on one card; the cards hold more sequences instead", harmless=(1,)), always(1)),
     Flag("ring_head_stride", "ds.ring_attn_head_stride", "ppo sft rm dpo", WHOLE, Idle("a sequence is on one card"), always(1)),
-    Flag("ds_tensor_parallel_size", "ds.tensor_parallel_size", "ppo,sft,rm,dpo@0.7.4 kd,prm@0.8.5", WHOLE, Lacking("trained models are divided by ZeRO alone", harmless=(1,)), always(1)),
+    Flag("ds_tensor_parallel_size", "ds.tensor_parallel_size", "ppo,sft,rm,dpo@0.7.4 kd,prm@0.8.5", COUNT, Lacking("trained models are divided by ZeRO alone", harmless=(1,)), always(1)),
     Flag("zero_stage", "ds.zero_stage", _ALL, WHOLE, Key(_learn("zero.stage")), always(2)),
-    Flag("zpg", "ds.zpg", _ALL, WHOLE, Part(roles.zero_plus_plus), always(1)),
+    Flag("zpg", "ds.zpg", _ALL, COUNT, Part(roles.zero_plus_plus), always(1)),
     Flag("adam_offload", "ds.adam_offload", _ALL, SWITCH, Key(_learn("zero.optimizer_offload"), lambda on: "cpu" if on else None)),
     Flag("overlap_comm", "ds.overlap_comm", _ALL, SWITCH, Idle("DeepSpeed's own setting stays")),
     Flag("disable_fast_tokenizer", "data.disable_fast_tokenizer", _ALL, SWITCH, Lacking("tokenizers must say which characters a token covers, which only fast ones do")),
@@ -94,7 +96,7 @@ def _optimizer(role: str, of: str) -> tuple[Flag, ...]:
     muon = Idle("it is of muon")
     asked = Lacking("weights are trained by AdamW, whose learning rate is another", True, ("adam",))
     return (
-        Flag(None, f"{role}optim", of, TEXT, asked, always("adam")),
+        Flag(None, f"{role}optim", of, one_of("adam", "muon"), asked, always("adam")),
         Flag(None, f"{role}muon.lr", of, NUMBER, muon, always(0.02)),
         Flag(None, f"{role}muon.momentum", of, NUMBER, muon, always(0.95)),
         Flag(None, f"{role}muon.nesterov", of, SWITCH, muon, always(True)),
@@ -123,7 +125,7 @@ _ROWS = (
     Flag("dataset_probs", "data.dataset_probs", _DATA, TEXT, Part(rows.rows), each(moved("1.0", ("0.7.0", None)), rm=moved("1.0", ("0.7.4", None)))),
     Flag("dataset_split", "data.dataset_split", "sft,rm,dpo,kto,kd,prm@0.7.4", TEXT, Part(rows.rows), always("train")),
     Flag("train_split", "", "sft@-0.10.1 rm,dpo,kto,kd,prm@-0.6.4", TEXT, Part(rows.rows), always("train")),
-    Flag("max_samples", "data.max_samples", _ALL, WHOLE, Part(rows.rows), each(moved(10**8, ("0.7.0", 10**6)), ppo=10**8, local=10**6, rm=moved(10**8, ("0.7.4", 10**6)), kto=moved(10**8, ("0.7.4", 10**6)))),
+    Flag("max_samples", "data.max_samples", _ALL, COUNT, Part(rows.rows), each(moved(10**8, ("0.7.0", 10**6)), ppo=10**8, local=10**6, rm=moved(10**8, ("0.7.4", 10**6)), kto=moved(10**8, ("0.7.4", 10**6)))),
     Flag("input_key", "data.input_key", "ppo local sft kto kd prm", TEXT, Part(rows.rows), always("input")),
     Flag("output_key", "data.output_key", "sft kto kd", TEXT, Part(rows.rows), each(kd="output")),
     Flag("label_key", "data.label_key", "ppo local kto prm", TEXT, Part(rows.rows), each(kto="label", prm="label")),
@@ -139,20 +141,20 @@ _ROWS = (
     Flag("eval_dataset", "eval.dataset", "ppo,sft,rm,dpo,kto,kd,prm@0.7.0", TEXT, Part(rows.held_out)),
     Flag("eval_split", "eval.split", "sft rm,dpo,kto,kd,prm@-0.6.4 ppo,rm,dpo,kto,kd,prm@0.7.4", TEXT, Part(rows.held_out), each("test", ppo="train", sft=moved("test", ("0.7.4", "train")), rm=moved("test", ("0.7.4", "train")))),
     Flag("eval_steps", "eval.steps", _ALL, WHOLE, Part(rows.held_out), always(-1)),
-    Flag("max_len", "data.max_len", _ALL, WHOLE, Part(batches.lengths), each(2048, ppo=moved(None, ("0.9.8", 2048)), local=None, rm=512, dpo=512)),
+    Flag("max_len", "data.max_len", _ALL, COUNT, Part(batches.lengths), each(2048, ppo=moved(None, ("0.9.8", 2048)), local=None, rm=512, dpo=512)),
 )
 
 _BATCHES = (
-    Flag("train_batch_size", "train.batch_size", _ALL, WHOLE, Part(batches.batches), always(128)),
-    Flag("micro_train_batch_size", "train.micro_batch_size", _ALL, WHOLE, Part(batches.micro_batches), each(8, ppo=moved(4, ("0.10.0", 1)), local=4, rm=1, prm=1)),
-    Flag("max_epochs", "train.max_epochs", _ALL, WHOLE, Part(batches.batches), each(1, sft=2)),
+    Flag("train_batch_size", "train.batch_size", _ALL, COUNT, Part(batches.batches), always(128)),
+    Flag("micro_train_batch_size", "train.micro_batch_size", _ALL, COUNT, Part(batches.micro_batches), each(8, ppo=moved(4, ("0.10.0", 1)), local=4, rm=1, prm=1)),
+    Flag("max_epochs", "train.max_epochs", _ALL, COUNT, Part(batches.batches), each(1, sft=2)),
 )
 
 _SAVING = (
     Flag("save_path", "ckpt.output_dir", _ALL, TEXT, Key(("run.directory",)), always("./ckpt")),
     Flag("save_steps", "ckpt.save_steps", _ALL, WHOLE, Key(("run.save_every",), _positive), always(-1)),
     Flag("ckpt_path", "ckpt.path", _ALL, TEXT, Idle("checkpoints are in run.directory"), each(**{c: f"./ckpt/checkpoints_{n}" for c, n in (("ppo", "ppo_ray"), ("local", "ppo"), *((x, x) for x in ("sft", "rm", "dpo", "kto", "kd", "prm")))})),
-    Flag("max_ckpt_num", "ckpt.max_num", _ALL, WHOLE, Key(("run.keep_checkpoints",), note="the last ones"), always(3)),
+    Flag("max_ckpt_num", "ckpt.max_num", _ALL, COUNT, Key(("run.keep_checkpoints",), note="the last ones"), always(3)),
     Flag("max_ckpt_mem", "ckpt.max_mem", _ALL, NUMBER, Idle("checkpoints are bounded by their number"), each(10**8, ppo=moved(10**8, ("0.9.9", float("inf"))))),
     Flag("load_checkpoint", "ckpt.load_enable", _ALL, SWITCH, Key(("run.resume",), lambda on: "auto" if on else None)),
     Flag("save_hf_ckpt", "ckpt.save_hf", "ppo local sft dpo rm@0.8.0 kd@0.8.2 kto,prm@0.9.2", SWITCH, Idle("`plimsoll export` writes a checkpoint as a model")),

@@ -21,6 +21,8 @@ def preference_loss(o: Options) -> Iterator[Outcome]:
     key = "algorithm.loss"
     if o.command == "kto":
         yield o.entry(f"{key}.options.beta", o["beta"], "beta")
+        for label in o.given("desirable_loss_weight", "undesirable_loss_weight"):
+            yield o.entry(f"{key}.options.{label.replace('_loss', '')}", o[label], label)
         return
     yield o.entry(f"{key}.name", "ipo" if o["ipo"] else "dpo", "ipo")
     yield o.entry(f"{key}.options.beta", o["beta"], "beta")

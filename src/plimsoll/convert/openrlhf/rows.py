@@ -54,9 +54,9 @@ def rows(o: Options) -> Iterator[Outcome]:
         o.first("prompt_data", "dataset"),
         o.first("prompt_data_probs", "dataset_probs"),
     )
-    if not o[flag]:
+    sources = _sources(o[flag] or "")
+    if not sources:
         raise ConfigError(f"{o.names[flag]} is needed: the rows to learn from.")
-    sources = _sources(o[flag])
     keys = _names(sources)
     for source, key in zip(sources, keys, strict=True):
         yield from _source(o, source, key, flag)
@@ -248,15 +248,15 @@ def held_out(o: Options) -> Iterator[Outcome]:
         yield from _old_held_out(o)
         return
     asked = ("eval_split", "eval_steps", "eval_temperature", "eval_n_samples_per_prompt")
-    if not o["eval_dataset"]:
-        why = f"{o.names['eval_dataset']} is not given: nothing is evaluated"
-        yield from o.idle(why, *asked, "best_metric_key")
+    sources = _sources(o["eval_dataset"] or "")
+    if not sources:
+        why = "there are no held-out rows: nothing is evaluated"
+        yield from o.idle(why, "eval_dataset", *asked, "best_metric_key")
         return
     if o.rl and o["eval_steps"] <= 0:
         why = f"{o.shown('eval_steps')}: nothing is evaluated"
         yield from o.idle(why, "eval_dataset", *asked, "best_metric_key")
         return
-    sources = _sources(o["eval_dataset"])
     names = [f"data.eval.{k.rpartition('.')[2]}" for k in _names(sources)]
     keys = names if len(sources) > 1 and o.rl else ["data.eval"]
     for source, key in zip(sources, keys, strict=False):
@@ -280,7 +280,7 @@ def _evaluated(o: Options) -> Iterator[Outcome]:
         yield o.entry("run.eval_every", steps, "eval_steps", "max_samples", note=note)
     else:
         why = "it is evaluated after each epoch there; in how many steps that is, the rows say"
-        yield Remark("check", "run.eval_every", why)
+        yield Remark("check", "eval_steps" if o.given("eval_steps") else "run.eval_every", why)
     if not o.rl:
         return
     key = "eval_sampling"
