@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.keys import find_key, keys_of
+from plimsoll.convert.openrlhf.arguments import FLAGS
 from plimsoll.jobs import JOBS
 from plimsoll.spec.load import load_spec
 
@@ -24,6 +25,8 @@ FLAG = re.compile(r"(?<![\w.-])--([a-z_]+(?:\.[a-z_0-9<>]+)+)")
 KEY = re.compile(rf"(?<![\w./{{-])((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)(?![\w(/])")
 FILES = re.compile(r"\.(py|yaml|yml|json|jsonl|parquet|md|html|txt|csv|svg|png|lock|log)$")
 PLACEHOLDERS = {"a.b.c", "section.key", "reward_model.ground_truth"}  # the last: a column of verl's
+OF_OTHERS = {word.rpartition(":")[2] for flag in FLAGS for word in [*flag.dotted.split(), flag.id]}
+"""Flags of other trainers, which the table that reads them names."""
 YAML_BLOCK = re.compile(rf"```ya?ml\n(# ({NAMES})\b.*?)```", re.DOTALL)
 
 
@@ -43,7 +46,7 @@ def unknown(text: str, *, keys: bool) -> Iterator[str]:
     named = FLAG.findall(text) + (KEY.findall(text) if keys else [])
     for name in named:
         plain = name.rstrip(".")
-        is_known = plain in PLACEHOLDERS or FILES.search(plain)
+        is_known = plain in PLACEHOLDERS | OF_OTHERS or FILES.search(plain)
         if not is_known and find_key(KEYS, tuple(plain.split("."))) is None:
             yield plain
 
