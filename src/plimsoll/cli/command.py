@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
+from plimsoll.cli.convert import from_openrlhf
 from plimsoll.cli.install import setup_vllm
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.options import ReaderGone, show
@@ -65,6 +66,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll rollouts RUN             what was sampled, group by group
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
+  plimsoll from-openrlhf SCRIPT     a config of what OpenRLHF was started with
   plimsoll setup-vllm               install vLLM's build for this machine
   plimsoll setup-verifiers          a home for verifiers and its environments
   plimsoll verifiers-tasks NAME     their tasks as data
@@ -178,12 +180,13 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "merge": merge,
     "export": export,
     "serve-reward": serve_reward,
+    "from-openrlhf": from_openrlhf,
     "setup-vllm": setup_vllm,
     "setup-verifiers": setup_verifiers,
     "verifiers-tasks": verifiers_tasks,
 }
 _LIGHT = {
-    *("plan", "report", "rollouts", "calibrate", "doctor"),
+    *("plan", "report", "rollouts", "calibrate", "doctor", "from-openrlhf"),
     *("setup-vllm", "setup-verifiers", "verifiers-tasks"),
 }
 """Commands that compute nothing."""

@@ -3,6 +3,7 @@ scores."""
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Literal
 
 from plimsoll.config.base import (
@@ -88,6 +89,8 @@ class OptimizerConfig(Settings):
     stable, decay): stays, and falls over the last `decay_steps`."""
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps over which the rate rises linearly to the peak."""
+    warmup_ratio: Probability = 0.0
+    """The same as a share of the run's optimizer steps, rounded up; beside warmup_steps: 0."""
     decay_steps: PositiveInt | None = None
     """wsd: optimizer steps over which the rate falls; default: a tenth of the run's."""
     final_ratio: NonNegativeFloat = 0.0
@@ -107,6 +110,10 @@ class OptimizerConfig(Settings):
     max_skipped_steps: NonNegativeInt = 0
     """Steps in a row that may be left out because their gradient is not finite; one more stops the
     run."""
+
+    def warmup(self, updates: int) -> int:
+        """The optimizer steps of the warm-up, of so many in all."""
+        return self.warmup_steps or ceil(self.warmup_ratio * updates)
 
 
 class EmaConfig(Settings):

@@ -140,6 +140,14 @@ def write_tree(values: dict[str, Any]) -> str:
     )
 
 
+def write_value(value: object) -> str:
+    """A value as one line of YAML."""
+    text = yaml.dump(
+        value, Dumper=_Dumper, allow_unicode=True, default_flow_style=True, width=10**9
+    )
+    return text.removesuffix("...\n").strip()
+
+
 @dataclass(frozen=True)
 class _Reader:
     """Walks the nodes of one document, and notes in `origins` where keys were written."""

@@ -15,10 +15,10 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int) -> float
     there at the last step.
     """
     peak = config.learning_rate
-    if step < config.warmup_steps:
-        return peak * (step + 1) / config.warmup_steps
+    start = config.warmup(total_steps)
+    if step < start:
+        return peak * (step + 1) / start
     last = total_steps - 1
-    start = config.warmup_steps
     if config.schedule == "wsd":
         start = max(start, last - decay_steps(config, total_steps))
     progress = (step - start) / max(1, last - start)

@@ -25,8 +25,8 @@ from types import ModuleType
 from typing import Any, cast
 
 from plimsoll.config.choice import nearest
+from plimsoll.config.files import load_file
 from plimsoll.environment import library
-from plimsoll.environment.files import load_file
 from plimsoll.environment.openrlhf import AgentExecutorBase, OpenRlhfEnvironment, load_agent
 from plimsoll.environment.protocol import Environment
 from plimsoll.environment.schemas import Tool

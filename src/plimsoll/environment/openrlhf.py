@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from plimsoll.environment.files import load_file
+from plimsoll.config.files import load_file
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, settled
 from plimsoll.environment.schemas import shown
 from plimsoll.errors import ConfigError

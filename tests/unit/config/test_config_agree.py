@@ -175,6 +175,12 @@ PPO_CASES = [
         2,
         "--algorithm.mini_batches=2",
     ),
+    (
+        "--actor.optimizer.warmup_ratio=0.1 --actor.optimizer.warmup_steps=1",
+        "actor.optimizer.warmup_ratio",
+        2,
+        None,
+    ),
     ("--actor.optimizer.beta1=1.0", "actor.optimizer.beta1", 2, None),
     ("--actor.ema.decay=1", "actor.ema.decay", 2, None),
     ("--critic.ema.decay=0.9", "critic.ema", 4, None),

@@ -21,6 +21,12 @@ def test_constant_after_a_warm_up_that_reaches_the_peak_at_its_last_step() -> No
     assert rates(6, schedule="constant", warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+def test_a_warm_up_as_a_share_of_all_steps_is_rounded_up() -> None:
+    """0.3 of 6 steps are 1.8."""
+    assert rates(6, schedule="constant", warmup_ratio=0.3) == [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert rates(2, schedule="constant", warmup_ratio=0.0) == [1.0, 1.0]
+
+
 def test_linear_falls_to_nothing_at_the_last_step() -> None:
     assert rates(5, schedule="linear") == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from plimsoll.config.keys import find_key, keys_of
+from plimsoll.convert.openrlhf.arguments import FLAGS
 from plimsoll.jobs import JOBS
 from plimsoll.spec.load import load_spec
 
@@ -25,6 +26,8 @@ KEY = re.compile(rf"(?<![\w./{{-])((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)(?!
 FILES = re.compile(r"\.(py|yaml|yml|json|jsonl|parquet|md|html|txt|csv|svg|png|lock|log)$")
 PLACEHOLDERS = {"a.b.c", "section.key", "reward_model.ground_truth", "taskset.difficulty"}
 """Of commands in general, of verl's columns, and of the config of a verifiers environment."""
+OF_OTHERS = {word.rpartition(":")[2] for flag in FLAGS for word in [*flag.dotted.split(), flag.id]}
+"""Flags of other trainers, which the table that reads them names."""
 YAML_BLOCK = re.compile(rf"```ya?ml\n(# ({NAMES})\b.*?)```", re.DOTALL)
 
 
@@ -46,7 +49,7 @@ def unknown(text: str, *, keys: bool) -> Iterator[str]:
     named = FLAG.findall(text) + (KEY.findall(text) if keys else [])
     for name in named:
         plain = name.rstrip(".")
-        is_known = plain in PLACEHOLDERS or FILES.search(plain)
+        is_known = plain in PLACEHOLDERS | OF_OTHERS or FILES.search(plain)
         if not is_known and find_key(KEYS, tuple(plain.split("."))) is None:
             yield plain
 

@@ -70,6 +70,24 @@ def plain_texts(trajectory: Trajectory) -> tuple[str, str]:
     return trajectory.prompt.text, trajectory.response_text
 
 
+def texts_by(tokenizer: str | None) -> Texts:
+    """By the tokenizer of this model: as the actor saw and wrote them, with chat template and
+    special tokens, as OpenRLHF decodes them (openrlhf/utils/agent.py). None: `plain_texts`."""
+    if tokenizer is None:
+        return plain_texts
+    from transformers import AutoTokenizer  # heavy, and only where asked for
+
+    decode = AutoTokenizer.from_pretrained(tokenizer).decode
+
+    def texts(trajectory: Trajectory) -> tuple[str, str]:
+        prompt = trajectory.prompt.tokens
+        whole = np.concatenate([prompt, trajectory.response_tokens])
+        before: str = decode(prompt, skip_special_tokens=False)
+        return before, decode(whole, skip_special_tokens=False).removeprefix(before)
+
+    return texts
+
+
 def outcomes(reply: object, wanted: int) -> list[Outcome]:
     """What a server answered, for each trajectory that it was asked about."""
     rewards = reply.get("rewards") if isinstance(reply, Mapping) else None

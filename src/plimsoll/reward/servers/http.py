@@ -6,19 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import httpx
-import numpy as np
 
 from plimsoll.config.reward import HttpReward
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import Broken, Failed, Outcome
 from plimsoll.reward.servers.formats import (
     Ask,
-    Texts,
     Tokens,
     openrlhf_request,
     outcomes,
-    plain_texts,
     plimsoll_request,
+    texts_by,
     vllm_outcomes,
     vllm_request,
 )
@@ -45,8 +43,7 @@ class Servers:
         if http.format == "vllm":
             own = http.tokenizer and _conversations(http.tokenizer, http.chat_template)
             return cls(replicas, vllm_request(own or _actors_tokens), vllm_outcomes)
-        texts = plain_texts if http.tokenizer is None else _tokenizer_texts(http.tokenizer)
-        return cls(replicas, openrlhf_request(texts))
+        return cls(replicas, openrlhf_request(texts_by(http.tokenizer)))
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
         reply = await self.replicas.post(self.ask(trajectories))
@@ -68,19 +65,3 @@ def _conversations(model: str, chat_template: str | None) -> Tokens:
 
     template = make_template(load_tokenizer(model), chat_template, None)
     return lambda trajectory: conversation_tokens(trajectory, template)[0].tolist()
-
-
-def _tokenizer_texts(model: str) -> Texts:
-    """Texts as the actor saw and wrote them: with chat template and special tokens, as OpenRLHF
-    decodes them (openrlhf/utils/agent.py)."""
-    from transformers import AutoTokenizer  # heavy, and only where asked for
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-
-    def texts(trajectory: Trajectory) -> tuple[str, str]:
-        prompt = trajectory.prompt.tokens
-        whole = np.concatenate([prompt, trajectory.response_tokens])
-        before: str = tokenizer.decode(prompt, skip_special_tokens=False)
-        return before, tokenizer.decode(whole, skip_special_tokens=False).removeprefix(before)
-
-    return texts

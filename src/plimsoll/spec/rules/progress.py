@@ -71,6 +71,10 @@ def scheduled(name: str, role: TrainedRole, updates: int | None) -> Iterator[Pro
     if optimizer.final_ratio > 1:
         why, fix = "It is a share of the peak learning rate.", "a number from 0 to 1"
         yield at.invalid("optimizer.final_ratio", why, fix, "optimizer-value")
+    if optimizer.warmup_steps and optimizer.warmup_ratio:
+        why = f"{name}.optimizer.warmup_steps says how long the warm-up is, too."
+        fix = f"leave {name}.optimizer.warmup_ratio out, or {name}.optimizer.warmup_steps"
+        yield at.invalid("optimizer.warmup_ratio", why, fix, "optimizer-value")
     if updates is not None and optimizer.warmup_steps > updates:
         why = f"The {name} takes {counted(updates, 'optimizer step')}, so the peak would never be "
         why += "reached."
@@ -96,8 +100,10 @@ def _decay(at: Section, role: TrainedRole, updates: int | None) -> Iterator[Prob
         why = f"Only wsd has such steps ({name}.optimizer.schedule: {optimizer.schedule})."
         fix = f"{name}.optimizer.schedule: wsd, or leave {name}.optimizer.decay_steps out"
         yield at.conflict("optimizer.decay_steps", why, fix, "decay-steps")
-    elif updates is not None and optimizer.warmup_steps + optimizer.decay_steps > updates:
-        why = f"With the warm-up ({name}.optimizer.warmup_steps: {optimizer.warmup_steps}) they "
-        why += f"are more than its {counted(updates, 'optimizer step')}."
+    elif updates is not None and optimizer.warmup(updates) + optimizer.decay_steps > updates:
+        why = (
+            f"With the warm-up of {counted(optimizer.warmup(updates), 'step')} they are more than "
+        )
+        why += f"its {counted(updates, 'optimizer step')}."
         fix = f"fewer of both, {updates} at most, or a longer run"
         yield at.invalid("optimizer.decay_steps", why, fix, "decay-steps")

@@ -1,0 +1,36 @@
+"""Commands of OpenRLHF, converted."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+import pytest
+
+from plimsoll.convert.launch import find_launches
+from plimsoll.convert.openrlhf.convert import convert
+from plimsoll.convert.openrlhf.version import given_version
+from plimsoll.convert.result import Converted
+
+Convert = Callable[..., Converted]
+BASES = {
+    "ppo": "train_ppo_ray --pretrain a/m --prompt_data a/p --reward_pretrain a/r",
+    "sft": "train_sft --pretrain a/m --dataset a/d --output_key out",
+    "rm": "train_rm --pretrain a/m --dataset a/d",
+    "dpo": "train_dpo --pretrain a/m --dataset a/d",
+    "kto": "train_kto --pretrain a/m --dataset a/d --output_key out",
+    "kd": "train_kd --pretrain a/m --dataset a/d --teacher_model a/t",
+    "local": "train_ppo --pretrain a/m --prompt_data a/p --reward_pretrain a/r",
+}
+
+
+@pytest.fixture
+def converted() -> Convert:
+    """Converts words, or a command of BASES with further words; version: such as `0.8.0`."""
+
+    def run(words: str, version: str | None = None, of: str | None = None) -> Converted:
+        text = words if of is None else f"openrlhf.cli.{BASES[of]} {words}"
+        [launch] = find_launches(shlex.split(text), "openrlhf.cli")
+        return convert(launch, None if version is None else given_version(version))
+
+    return run
