@@ -32,6 +32,7 @@ from plimsoll.cli.tools import (
     report,
     rollouts,
     serve_reward,
+    watch,
 )
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
@@ -58,6 +59,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll merge ADAPTER --out DIR  an adapter and its base as one plain model
   plimsoll serve-reward CONFIG      the rewards of a config, over HTTP
   plimsoll plan CONFIG.yaml         will it fit? every byte by role, phase, item
+  plimsoll watch RUN...             a live page of runs: curves, samples, memory
   plimsoll report RUN               predicted and measured memory, and curves
   plimsoll rollouts RUN             what was sampled, group by group
   plimsoll calibrate RUN...         fit the plan's constants to this machine
@@ -172,8 +174,9 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "merge": merge,
     "export": export,
     "serve-reward": serve_reward,
+    "watch": watch,
 }
-_LIGHT = {"plan", "report", "rollouts", "calibrate", "doctor"}
+_LIGHT = {"plan", "report", "rollouts", "calibrate", "doctor", "watch"}
 """Commands that compute nothing."""
 
 

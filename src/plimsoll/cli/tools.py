@@ -1,5 +1,5 @@
 """The commands that train nothing by themselves: demo, plan, eval, export, report, rollouts,
-calibrate, doctor, merge; and serve-reward.
+calibrate, doctor, merge; and serve-reward and watch.
 """
 
 from __future__ import annotations
@@ -322,3 +322,20 @@ def serve_reward(words: list[str]) -> None:
 
     refuse_without_packages()
     serve(chosen_rewards(options.config, flags, options.reward), options.host, options.port)
+
+
+def watch(words: list[str]) -> None:
+    parser = Parser(
+        "watch",
+        description="Serve a page of runs that keeps itself up to date: progress, curves, health, "
+        "samples, time, memory, config. Of several runs the curves are overlaid, and configs "
+        "compared. Ends with Ctrl-C.",
+    )
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run.directory, of any state")
+    parser.add_argument("--host", default="127.0.0.1", help="who may ask (%(default)s: this host)")
+    parser.add_argument("--port", type=int, default=0, help="default: a free one")
+    options = parser.parse_args(words)
+
+    from plimsoll.commands.watch import watch as serve
+
+    serve([Path(expanduser(run)) for run in options.runs], options.host, options.port)

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from plimsoll.commands.report.comparison import Comparison, compare
+from plimsoll.page.comparison import Comparison, compare
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
 from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants

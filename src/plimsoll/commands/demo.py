@@ -22,7 +22,7 @@ from rich.table import Table
 from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
 from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
 from plimsoll.commands.report.curves import draw_curves
-from plimsoll.commands.report.metrics import phase_panel, total_seconds
+from plimsoll.page.metrics import phase_panel, total_seconds
 from plimsoll.commands.run import run
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS

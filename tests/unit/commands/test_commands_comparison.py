@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.commands.report.comparison import (
+from plimsoll.page.comparison import (
     Comparison,
     compare,
     fullest_of_kinds,

@@ -13,7 +13,7 @@ import pytest
 from matplotlib.image import imread
 
 from plimsoll.commands.report.curves import draw_curves, draw_panels
-from plimsoll.commands.report.metrics import curve_panels, memory_panel, time_panels
+from plimsoll.page.metrics import curve_panels, memory_panel, time_panels
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs import JOBS
 from plimsoll.spec.job import Panel

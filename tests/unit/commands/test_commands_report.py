@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from plimsoll.commands.report.comparison import Comparison
+from plimsoll.page.comparison import Comparison
 from plimsoll.commands.report.report import report_run, table_text
 from plimsoll.commands.run import leave_report
 from plimsoll.errors import ConfigError, PlimsollError

@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from plimsoll.commands.report.metrics import total_seconds
+from plimsoll.page.metrics import total_seconds
 from plimsoll.machine.meter import process_bytes, process_peak_bytes, reset_process_peak
 from plimsoll.run.clock import PhaseClock
 from plimsoll.run.interrupt import StopRequest
