@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from plimsoll.commands.report.comparison import Comparison, compare
 
 from plimsoll.commands.planning import constants_of, hardware_of, predicted_peaks
-from plimsoll.commands.report.comparison import Comparison, compare
 from plimsoll.config.run import JobConfig
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.engine.zero.sizes import trained_counts, zero_sizes

@@ -51,7 +51,7 @@ def watch(paths: Sequence[Path], host: str, port: int) -> None:
 
     for path in paths:
         refuse_no_run(path)
-    reader = Reader(watched(list(paths)))
+    reader = Reader(watched(paths))
     token = secrets.token_urlsafe(16)
     with bound(host, port) as place, reader:
         shown = f"[{host}]" if ":" in host else host

@@ -66,7 +66,10 @@ def pictures(run: Watched) -> list[dict[str, str]]:
         ("Calibration: do predicted probabilities come true?", run.run.calibration_path, "png"),
     ]
     return [
-        {"title": title, "source": f"data:image/{kind};base64,{b64encode(path.read_bytes()).decode()}"}
+        {
+            "title": title,
+            "source": f"data:image/{kind};base64,{b64encode(path.read_bytes()).decode()}",
+        }
         for title, path, kind in found
         if path.is_file()
     ]

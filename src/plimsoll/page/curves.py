@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plimsoll.jobs import JOBS
+from plimsoll.page.comparison import kind_of, without_lone_nodes
 from plimsoll.page.metrics import curve_panels, metric_names, time_panels
 from plimsoll.page.watched import Column, Watched
 from plimsoll.run.health_ranges import RANGES
@@ -29,7 +30,6 @@ Bounds = tuple[float | None, float | None]
 class Curves:
     """What a run has to draw: the steps, shape [S], a column by its name, shape [S], and panels."""
 
-    name: str
     steps: Column
     column: Callable[[str], Column]
     panels: Sequence[Panel]
@@ -56,34 +56,46 @@ def curves(
 
 def _drawn(run: Watched, section: Section) -> Curves:
     if section == "memory":
-        steps, peaks = run.ledger.peaks_by_step()
-        nothing = np.full(len(steps), np.nan)
-        if len({row.process for row in run.ledger.rows if row.process.startswith("node ")}) == 1:
-            processes = {row.process for row in run.ledger.rows} - {"node 0"}
-            peaks = peaks if len(processes) > 1 else {k: v for k, v in peaks.items() if k != "node"}
-        panel = Panel("Memory at its fullest", "GB", {k: k for k in peaks}, from_zero=True)
-        return Curves(run.name, steps, lambda name: peaks.get(name, nothing) / 1e9, [panel])
+        return _peaks(run)
     metrics = run.metrics
-    steps = metrics.rows["step"].to_numpy().astype(np.float64)
-    return Curves(run.name, steps, metrics.column, _panels(run, section))
+    steps = metrics.column("step")
+    if section == "time":  # 0 is an evaluation before training
+        steps = np.where(steps > 0, steps, np.nan)
+    return Curves(steps, metrics.column, _panels(run, section))
+
+
+def _peaks(run: Watched) -> Curves:
+    """Of each kind of process; of nodes where one has several processes."""
+    steps, peaks = run.ledger.peaks_by_step()
+    told = {kind_of(row.process) for row in without_lone_nodes(run.ledger.rows)}
+    nothing = np.full(len(steps), np.nan)
+    series = {kind: kind for kind in peaks if kind in told}
+    panel = Panel("Memory at its fullest", "GB", series, from_zero=True)
+    return Curves(steps, lambda name: peaks.get(name, nothing) / 1e9, [panel])
 
 
 def _panels(run: Watched, section: Section) -> list[Panel]:
     """Every metric is drawn in one section, those of phases before the steps in none."""
     names = run.metrics.names
     learning = list(curve_panels(JOBS[run.job].panels if run.job else (), [names]))
-    drawn = {name for panel in learning for name in panel.series}
-    held_out = [n for n in metric_names([names], "eval/") if n not in drawn and not _is_end(n, names)]
-    learning += [Panel(f"Held out: {name.removeprefix('eval/')}", "", {name: name}) for name in held_out]
-    health = [Panel(n, one.what, {n: n}) for n, one in RANGES.items() if n in names and n not in drawn]
+    drawn = _series(learning) | {name for name in names if _is_end(name, names)}
+    held_out = [name for name in metric_names([names], "eval/") if name not in drawn]
+    learning += [_alone(name, f"Held out: {name.removeprefix('eval/')}") for name in held_out]
+    healthy = {n: one for n, one in RANGES.items() if n in names and n not in drawn}
+    health = [_alone(name, name, one.what) for name, one in healthy.items()]
     time = list(time_panels([names]))
-    sections = {"learning": learning, "health": health, "time": time}
-    if section in sections:
-        return sections[section]
-    elsewhere = {name for panels in sections.values() for panel in panels for name in panel.series}
-    elsewhere |= {f"seconds/{phase}" for phase in BEFORE_STEPS}
-    rest = [n for n in names if n not in elsewhere and not _is_end(n, names)]
-    return [Panel(name, "", {name: name}) for name in rest if not name.startswith("memory_bytes/")]
+    drawn |= _series([*learning, *health, *time]) | {f"seconds/{phase}" for phase in BEFORE_STEPS}
+    rest = [n for n in names if n not in drawn and not n.startswith("memory_bytes/")]
+    other = [_alone(name, name) for name in rest]
+    return {"learning": learning, "health": health, "time": time, "other": other}[section]
+
+
+def _alone(name: str, title: str, unit: str = "") -> Panel:
+    return Panel(title, unit, {name: name})
+
+
+def _series(panels: Sequence[Panel]) -> set[str]:
+    return {name for panel in panels for name in panel.series}
 
 
 def _is_end(name: str, names: Mapping[str, None]) -> bool:
@@ -123,8 +135,6 @@ def _table(
     """The points of a panel; None where there are none. y, low, high: of each series, and of its
     interval where it has one. together: how many steps a point is the mean of."""
     inside = (drawn.steps >= steps[0]) & (drawn.steps <= steps[1])
-    if panel.stacked:
-        inside &= drawn.steps > 0  # 0 is an evaluation before training
     x = drawn.steps[inside]
     y = [drawn.column(name)[inside] for name in panel.series]
     if not any(np.isfinite(one).any() for one in y):

@@ -35,17 +35,24 @@ class Place:
         return replace(self, size=found.st_size)
 
 
-def read_on(
-    path: Path, place: Place, most: int, schema: pa.Schema | None = None
-) -> tuple[pa.Table | None, Place]:
-    """The next whole rows of at most so many bytes, and the place behind them. None where there are
-    none: a line that is half written waits for its end. schema: of what is read; default: all.
+@dataclass(frozen=True)
+class More:
+    """Rows that have been read, and the lines that they were; behind them is `place`."""
+
+    rows: pa.Table
+    lines: bytes
+    place: Place
+
+
+def read_on(path: Path, place: Place, most: int, schema: pa.Schema | None = None) -> More | None:
+    """The next whole rows of at most so many bytes. None where there are none: a line that is half
+    written waits for its end. schema: of what is read; default: all.
 
     Raises PlimsollError naming file and line where a line is no JSON object.
     """
     data = _whole_lines(path, place, most)
     if not data:
-        return None, place
+        return None
     options = pj.ParseOptions(
         explicit_schema=schema,
         unexpected_field_behavior="infer" if schema is None else "ignore",
@@ -58,7 +65,7 @@ def read_on(
         for _ in iter_rows(path):  # names the line
             pass
         raise PlimsollError(f"{path}: its rows cannot be read together: {error}.") from error
-    return table, replace(place, offset=place.offset + len(data))
+    return More(table, data, replace(place, offset=place.offset + len(data)))
 
 
 def _whole_lines(path: Path, place: Place, most: int) -> bytes:

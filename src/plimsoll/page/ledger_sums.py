@@ -1,5 +1,4 @@
-"""The ledger of a run in short, however long the run: by process and phase, and the peaks by step.
-"""
+"""The ledger of a run in short, however long the run: by process and phase, and peaks by step."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from plimsoll.run.readings import Footprint, Line
 
 _SIZES = ("host", "allocated", "reserved", "device")
 _FOOTPRINT = pa.struct([(f"{name}_bytes", pa.int64()) for name in _SIZES])
-LEDGER_SCHEMA = pa.schema(
+_SCHEMA = pa.schema(
     [
         *(("step", pa.int64()), ("phase", pa.string()), ("process", pa.string())),
         *(("node", pa.string()), ("predicted", _FOOTPRINT), ("measured", _FOOTPRINT)),
@@ -52,18 +51,18 @@ class LedgerSums:
     def read_on(self, path: Path, most: int) -> LedgerSums:
         """With at most so many bytes more of a ledger.jsonl."""
         place = self.place.seen(path)
-        new, after = read_on(path, place, most, LEDGER_SCHEMA)
+        more = read_on(path, place, most, _SCHEMA)
         before = self if place.offset else LedgerSums()
-        if new is None:
-            return replace(before, place=after)
-        if any(new[name].null_count for name in ("phase", "process", "measured", "line")):
+        if more is None:
+            return replace(before, place=place)
+        if any(more.rows[name].null_count for name in ("phase", "process", "measured", "line")):
             read_ledger(path)  # names the line
             raise PlimsollError(f"{path} has rows that are none of a ledger.")
-        flat = new.flatten()
+        flat = more.rows.flatten()
         sums = [] if before.sums is None else [before.sums]
         peaks = [] if before.peaks is None else [before.peaks]
         return LedgerSums(
-            after,
+            more.place,
             _summed(pa.concat_tables([*sums, flat.select(["process", "phase", *_HOW])])),
             pa.concat_tables([*peaks, _peaks(flat)]),
         )

@@ -7,13 +7,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, get_args
 
 from plimsoll.page.comparison import compare, fullest_of_kinds, kind_of, without_lone_nodes
 from plimsoll.page.watched import Watched
+from plimsoll.run.clock import TimedPhase
 from plimsoll.run.ledger import LedgerRow, is_node
 
 Item = Mapping[str, Any]
+_PHASES = get_args(TimedPhase)
 
 
 def memory(run: Watched) -> dict[str, Any]:
@@ -94,7 +96,8 @@ def _place(
         phase(row.phase)["measured"].append({"process": row.process, "bytes": size})
     for one in phases.values():
         one["predicted"].sort(key=lambda item: (item["role"], -item["bytes"]))
-    return {"name": name, "capacity": capacity, "phases": list(phases.values())}
+    ordered = sorted(phases, key=_PHASES.index)
+    return {"name": name, "capacity": capacity, "phases": [phases[own] for own in ordered]}
 
 
 def _by_device(plan: Mapping[str, Any]) -> dict[str, list[Item]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from math import nan
 from typing import Any
 
@@ -23,7 +22,6 @@ from plimsoll.page.metrics import (
 from plimsoll.page.watched import Watched
 from plimsoll.run.health import warnings_of
 from plimsoll.run.health_ranges import RANGES
-from plimsoll.run.json_lines import Row
 from plimsoll.run.state import RunState
 from plimsoll.run.step_report import BEFORE_STEPS, headline
 
@@ -121,8 +119,7 @@ def seconds(run: Watched) -> dict[str, Any]:
 def held_out(run: Watched) -> dict[str, Any]:
     """The held-out figures of the first, the best and the last evaluation; each cell has a number
     and its interval, both as text, None where that evaluation has no such figure."""
-    rows = _evaluated(run)
-    shown = evaluations(rows, _best_step(run))
+    shown = evaluations(run.metrics.evaluated, _best_step(run))
     job = JOBS[run.job] if run.job else None
     panels = curve_panels(job.panels if job else (), [run.metrics.names])
     labels = {name: f"{one.title}, {one.unit}" for one in panels for name in one.series}
@@ -138,16 +135,6 @@ def held_out(run: Watched) -> dict[str, Any]:
             for name, own in found.items()
         ],
     }
-
-
-def _evaluated(run: Watched) -> Sequence[Row]:
-    """The rows with an evaluation: its figures alone, and the step."""
-    rows, names = run.metrics.rows, metric_names([run.metrics.names], "eval/")
-    if not names:
-        return []
-    measured = np.any([np.isfinite(run.metrics.column(name)) for name in names], axis=0)
-    found = rows.select(["step", *names]).take(np.flatnonzero(measured)).to_pylist()
-    return [{n: value for n, value in row.items() if value is not None} for row in found]
 
 
 def _best_step(run: Watched) -> int | None:

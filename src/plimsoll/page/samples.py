@@ -119,13 +119,15 @@ def _turns(row: Mapping[str, Any], tokenizer: Tokenizer | None) -> Iterator[dict
     """What each side said; a response without turns is one of the assistant."""
     whole = {"role": "assistant", "begin": 0, "end": len(row["tokens"]), "text": row["response"]}
     for turn in row.get("turns") or [whole]:
-        learned = turn["role"] == "assistant" and tokenizer is not None and row.get("advantages")
         span = slice(turn["begin"], turn["end"])
+        pieces: list[Piece] = [(turn["text"], None)]
+        if turn["role"] == "assistant" and tokenizer is not None and row.get("advantages"):
+            pieces = _pieces(row, span, tokenizer)
         yield {
             "role": turn["role"],
             "reward": turn.get("reward") or 0.0,
             "problem": turn.get("problem") or "",
-            "pieces": _pieces(row, span, tokenizer) if learned else [(turn["text"], None)],
+            "pieces": pieces,
         }
 
 

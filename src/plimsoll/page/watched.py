@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import named_job
 from plimsoll.page.follow import Place, read_on
-from plimsoll.page.ledger_sums import LEDGER_SCHEMA, LedgerSums
+from plimsoll.page.ledger_sums import LedgerSums
 from plimsoll.run.directory import RunDirectory, existing_run
 from plimsoll.run.json_lines import Row, read_rows
 from plimsoll.run.ledger import read_ledger
@@ -35,12 +34,13 @@ class Metrics:
     """The rows of metrics.jsonl.
 
     rows: `step` as whole numbers and all other numbers as floats. last: the last row as it is
-    written, with None for NaN.
+    written, with None for NaN; so are the figures of all evaluations.
     """
 
     place: Place = field(default_factory=Place)
     rows: pa.Table = field(default_factory=lambda: pa.table({"step": pa.array([], pa.int64())}))
     last: Row = field(default_factory=dict)
+    evaluated: tuple[Row, ...] = ()
 
     @property
     def names(self) -> dict[str, None]:
@@ -51,17 +51,29 @@ class Metrics:
         """A metric at every row, NaN where it is not there; shape [rows]."""
         if name not in self.rows.column_names:
             return np.full(len(self.rows), np.nan)
-        return self.rows[name].to_numpy().astype(np.float64)
+        column: Column = self.rows[name].to_numpy().astype(np.float64)
+        return column
 
     def read_on(self, path: Path, most: int) -> Metrics:
         """With at most so many bytes more."""
         place = self.place.seen(path)
-        new, after = read_on(path, place, most)
+        more = read_on(path, place, most)
         before = self if place.offset else Metrics()
-        if new is None:
-            return replace(before, place=after)
-        rows = pa.concat_tables([before.rows, _numbers(new)], promote_options="default")
-        return Metrics(after, rows.combine_chunks(), _last_row(path, after.offset))
+        if more is None:
+            return replace(before, place=place)
+        rows = pa.concat_tables([before.rows, _numbers(more.rows)], promote_options="default")
+        lines = more.lines.splitlines()
+        evaluated = [_evaluation(json.loads(line)) for line in lines if b'"eval/' in line]
+        return Metrics(
+            more.place,
+            rows.combine_chunks(),
+            json.loads(lines[-1]),
+            (*before.evaluated, *evaluated),
+        )
+
+
+def _evaluation(row: Row) -> Row:
+    return {name: row[name] for name in row if name == "step" or name.startswith("eval/")}
 
 
 def _numbers(table: pa.Table) -> pa.Table:
@@ -72,17 +84,6 @@ def _numbers(table: pa.Table) -> pa.Table:
         if name != "step" and any(is_one(column.type) for is_one in numeric):
             kept[name] = column.cast(pa.float64())
     return pa.table(kept)
-
-
-def _last_row(path: Path, end: int) -> Row:
-    """The row that ends there."""
-    with path.open("rb") as file:
-        start, line = max(0, end - 2**16), b""
-        while line.count(b"\n") < 2 and not (line and start == 0):
-            file.seek(start)
-            line, start = file.read(end - start), max(0, start - 2**20)
-    row: Row = json.loads(line.splitlines()[-1])
-    return row
 
 
 @dataclass(frozen=True)
@@ -148,20 +149,24 @@ class Watched:
         return named_job(self.config)
 
 
-def watched(paths: list[Path]) -> tuple[Watched, ...]:
+def watched(paths: Sequence[Path]) -> tuple[Watched, ...]:
     """The runs of these directories, of which nothing has been read; by the shortest ends of their
     paths that tell them apart.
 
     Raises ConfigError where one is no directory.
     """
     runs = [existing_run(path) for path in paths]
-    parts = [run.path.resolve().parts for run in runs]
-    lengths = range(1, max(map(len, parts)) + 1)
-    names = next(
-        (found for n in lengths if len(set(found := ["/".join(p[-n:]) for p in parts])) == len(runs)),
-        [f"{run.path} ({i})" for i, run in enumerate(runs, start=1)],
-    )
+    names = _told_apart([run.path.resolve().parts for run in runs])
     return tuple(Watched(run, name) for run, name in zip(runs, names, strict=True))
+
+
+def _told_apart(paths: Sequence[Sequence[str]]) -> list[str]:
+    """The same directory twice has its number behind it."""
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(parts[-length:]) for parts in paths]
+        if len(set(names)) == len(paths):
+            return names
+    return [f"{parts[-1]} ({i})" for i, parts in enumerate(paths, start=1)]
 
 
 def whole(run: Watched) -> Watched:

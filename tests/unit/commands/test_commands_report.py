@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from plimsoll.page.comparison import Comparison
 from plimsoll.commands.report.report import report_run, table_text
 from plimsoll.commands.run import leave_report
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.page.comparison import Comparison
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory

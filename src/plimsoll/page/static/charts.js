@@ -47,14 +47,14 @@ function rescale(drawn, range, x) {
 function options(chart, panel, made, view, width) {
   const stroke = ink("quiet");
   const axis = { stroke, grid: { stroke: ink("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
-  const series = [{}, ...made.data.slice(1).map(() => ({ width: 0, points: { show: false } }))];
+  const series = [{}, ...made.data.slice(1).map(() => ({ width: 0, spanGaps: true, points: { show: false } }))];
   for (const line of made.lines) series[line.column] = seriesOf(panel, line);
   return {
     width, height: HEIGHT, series,
     legend: { show: false },
     padding: [8, 8, 0, 0],
     cursor: { sync: { key: "step", scales: ["x", null] }, y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: false } },
-    scales: { x: { time: false, range: (u, min, max) => view.range ?? (min === max ? [min - 1, max + 1] : [min, max]) },
+    scales: { x: { time: false, range: (u, min, max) => view.range ?? widened(panel, u.data[0], min, max) },
       y: { range: (u, min, max) => rangeOf(panel, min, max) } },
     axes: [{ ...axis, grid: { show: false }, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
       { ...axis, size: 52, values: (u, ticks) => ticks.map((tick) => number(tick, 3)) }],
@@ -74,8 +74,14 @@ function seriesOf(panel, line) {
     points: { show: line.points < MARKED, size: 5, fill: line.colour } };
 }
 
+function widened(panel, x, min, max) {
+  // A single step is seen, and the first and last column whole.
+  const half = panel.stacked && x.length > 1 ? (x[1] - x[0]) / 2 : min === max ? 1 : 0;
+  return [min - half, max + half];
+}
+
 function rangeOf(panel, min, max) {
-  if (min === null) return [0, 1];
+  if (min === null || (min === 0 && max === 0)) return [0, 1];
   if (panel.stacked || panel.fromZero) return [0, max * 1.08 || 1];
   const pad = (max - min) * 0.08 || Math.abs(max) * 0.1 || 1;
   return [min - pad, max + pad];

@@ -34,7 +34,7 @@ export function makeSettings(box, rows, runs) {
   const filter = element("input", { type: "search", placeholder: "filter keys", "aria-label": "filter keys", oninput: draw });
   const only = element("input", { type: "checkbox", onchange: draw });
   only.checked = several;
-  const out = element("div");
+  const out = element("div", { class: "rows", tabindex: 0, "aria-label": "settings" });
   const choice = several ? element("label", {}, only, "only what differs") : null;
   fill(box, element("div", { class: "controls" }, filter, choice), out);
   function draw() {
