@@ -99,10 +99,9 @@ def _series(panels: Sequence[Panel]) -> set[str]:
 
 
 def _is_end(name: str, names: Mapping[str, None]) -> bool:
-    """Whether it is an end of another's interval."""
-    return name.removesuffix("_low").removesuffix("_high") in names and name.endswith(
-        ("_low", "_high")
-    )
+    """Whether it is an end of another's interval, which has two."""
+    whole = name.removesuffix("_low").removesuffix("_high")
+    return name != whole and {whole, f"{whole}_low", f"{whole}_high"} <= names.keys()
 
 
 def _described(panel: Panel, run: Watched) -> dict[str, Any]:

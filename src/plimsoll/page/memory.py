@@ -34,10 +34,10 @@ def memory(run: Watched) -> dict[str, Any]:
 def _plan(run: Watched) -> Mapping[str, Any]:
     """Of plan.json; empty where there is none."""
     try:
-        plan: Mapping[str, Any] = json.loads(run.run.plan_path.read_bytes())
+        plan = json.loads(run.run.plan_path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return plan
+    return plan if isinstance(plan, dict) else {}
 
 
 def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ Piece = tuple[str, float | None]
 def groups(run: Watched, step: int | None) -> dict[str, Any]:
     """The groups of a step, None for the last, in short; and which steps there are."""
     steps = run.run.trajectories()
-    if not steps:
+    if not steps and step is None:
         return {"step": None, "steps": [], "groups": []}
     step = max(steps) if step is None else step
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,4 +30,4 @@ def _flat(values: Any, before: str) -> Iterator[tuple[str, str]]:
             for key, value in values.items():
                 yield from _flat(value, f"{before}.{key}" if before else str(key))
         case _ if before:
-            yield before, "null" if values is None else str(values)
+            yield before, values if isinstance(values, str) else json.dumps(values, default=str)
