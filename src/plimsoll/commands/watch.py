@@ -16,7 +16,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING
 
-from plimsoll.errors import ConfigError
+from pyarrow import ArrowException
+
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.page.answers import answer
 from plimsoll.page.html import page
 from plimsoll.page.watched import Watched, watched
@@ -125,7 +127,7 @@ def app(runs: Callable[[], Sequence[Watched]], token: str) -> Starlette:
         check(request)
         try:
             found = answer(runs(), request.path_params["name"], request.query_params)
-        except ConfigError as error:
+        except (PlimsollError, OSError, ArrowException) as error:
             return JSONResponse({"detail": str(error)}, 404, headers=_HEADERS)
         return JSONResponse(found, headers=_HEADERS)
 

@@ -15,7 +15,7 @@ from plimsoll.run.clock import TimedPhase
 from plimsoll.run.ledger import LedgerRow, is_node
 
 Item = Mapping[str, Any]
-_PHASES = get_args(TimedPhase)
+_PLACES = {phase: place for place, phase in enumerate(get_args(TimedPhase))}
 
 
 def memory(run: Watched) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _place(
         phase(row.phase)["measured"].append({"process": row.process, "bytes": size})
     for one in phases.values():
         one["predicted"].sort(key=lambda item: (item["role"], -item["bytes"]))
-    ordered = sorted(phases, key=_PHASES.index)
+    ordered = sorted(phases, key=lambda phase: _PLACES.get(phase, len(_PLACES)))
     return {"name": name, "capacity": capacity, "phases": [phases[own] for own in ordered]}
 
 

@@ -110,7 +110,7 @@ class Watched:
         latest = self.run.latest_trajectories()
         seen = replace(
             self,
-            config=path.read_text(encoding="utf-8") if path.is_file() else "",
+            config=path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "",
             latest=latest and latest[0],
             now=read_now(self.run.now_path),
             problem="",
@@ -119,7 +119,7 @@ class Watched:
             metrics = self.metrics.read_on(self.run.metrics_path, most)
             seen = replace(seen, metrics=metrics)
             return replace(seen, ledger=self.ledger.read_on(self.run.ledger_path, most))
-        except (PlimsollError, OSError) as error:
+        except (PlimsollError, OSError, ValueError) as error:
             return replace(seen, problem=str(error))
 
     @property
