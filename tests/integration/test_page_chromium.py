@@ -86,7 +86,7 @@ def sampled(number: int, sample: int) -> Trajectory:
     )
 
 
-def write_run(path: Path, steps: int, groups: int = 2) -> RunDirectory:
+def write_run(path: Path, steps: int, groups: int = 2, process: str = "local") -> RunDirectory:
     """A run of PPO, with two responses in each group."""
     path.mkdir(exist_ok=True)
     run = RunDirectory(path)
@@ -101,7 +101,7 @@ def write_run(path: Path, steps: int, groups: int = 2) -> RunDirectory:
     ledger = [
         LedgerRow(s, "rollout", who, "node 0", held, held, held, line, 1.0)
         for s in range(1, steps + 1)
-        for who in ("local", "node 0")
+        for who in (process, "node 0")
     ]
     write_ledger(run.ledger_path, ledger)
     found = [sampled(number, sample) for number in range(groups) for sample in range(2)]
@@ -177,11 +177,13 @@ def test_curves_are_filtered_zoomed_and_read_with_the_keyboard(
 
 
 def test_two_runs_are_overlaid_and_their_configs_compared(tmp_path: Path, chromium: Any) -> None:
-    paths = [write_run(tmp_path / name, steps).path for name, steps in (("a", 5), ("b", 9))]
+    one, other = write_run(tmp_path / "a", 5), write_run(tmp_path / "b", 9, process="rank 0")
+    paths = (one.path, other.path)
     with served(*paths) as address, opened(chromium, address) as page:
         legend = page.locator("#curves-learning figure").first.locator(".keys")
         expect(legend).to_contain_text("a, training 0.8")
         expect(legend).to_contain_text("b, training 0.8889")
+        expect(page.locator("#curves-memory .keys")).to_contain_text("b, rank 5")
         keys = page.locator("#config tbody code").all_inner_texts()
         assert keys == ["run.directory"]
         page.get_by_label("only what differs").uncheck()

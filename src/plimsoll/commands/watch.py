@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 _PACKAGES = ("starlette", "uvicorn")
-_EVERY = 0.5
+_EVERY = 0.25
 """Seconds between two looks at runs of which all has been read."""
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -79,7 +79,7 @@ def refuse_no_run(path: Path) -> None:
 class Reader:
     """The runs as far as they have been read; a context manager, within which a thread reads on.
 
-    It consumes what the runs write to their directories, waits for nothing else, looks twice a
+    It consumes what the runs write to their directories, waits for nothing else, looks four times a
     second (at once where more is there), and produces `runs`. It ends with the block.
     """
 

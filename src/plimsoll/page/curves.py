@@ -40,18 +40,23 @@ def curves(
 ) -> list[dict[str, Any]]:
     """The panels of a section, each with a table for every run that has it, of the steps between
     these two, both among them. What is stacked has a panel for each run."""
-    found: dict[str, dict[str, Any]] = {}
-    for place, run in enumerate(runs):
-        drawn = _drawn(run, section)
-        for panel in drawn.panels:
-            table = _table(drawn, panel, steps, buckets)
-            if table is None:
-                continue
+    drawn = [_drawn(run, section) for run in runs]
+    merged: dict[str, Panel] = {}
+    owners: dict[str, list[int]] = {}
+    for place, (run, own) in enumerate(zip(runs, drawn, strict=True)):
+        for panel in own.panels:
             alone = panel.stacked and len(runs) > 1
             title = f"{panel.title}: {run.name}" if alone else panel.title
-            shown = found.setdefault(title, _described(replace(panel, title=title), run))
-            shown["tables"].append({"run": place, **table})
-    return list(found.values())
+            series = {**merged[title].series, **panel.series} if title in merged else panel.series
+            merged[title] = replace(panel, title=title, series=series)
+            owners.setdefault(title, []).append(place)
+    found = []
+    for title, panel in merged.items():
+        tables = {i: _table(drawn[i], panel, steps, buckets) for i in owners[title]}
+        shown = [{"run": i, **table} for i, table in tables.items() if table is not None]
+        if shown:
+            found.append({**_described(panel, runs[shown[0]["run"]]), "tables": shown})
+    return found
 
 
 def _drawn(run: Watched, section: Section) -> Curves:
@@ -112,7 +117,6 @@ def _described(panel: Panel, run: Watched) -> dict[str, Any]:
         "stacked": panel.stacked,
         "fromZero": panel.from_zero,
         "band": _band(panel, run),
-        "tables": [],
     }
 
 

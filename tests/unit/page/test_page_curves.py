@@ -117,6 +117,9 @@ def test_runs_are_overlaid_but_for_what_is_stacked(tmp_path: Path) -> None:
     two = [run_of(tmp_path / "a", rows), run_of(tmp_path / "b", [{**rows[0], "kl": 0.5}])]
     assert [one["run"] for one in panel(two, "learning", "Reward")["tables"]] == [0, 1]
     assert [one["run"] for one in panel(two, "learning", "KL from the reference")["tables"]] == [1]
+    two[1] = run_of(tmp_path / "b", [{"step": 1, "eval/reward": 0.5, "seconds/sync": 2.0}])
+    shown = panel(two, "learning", "Reward")  # each has a column for every series
+    assert [one["y"] for one in shown["tables"]] == [[[1], [None]], [[None], [0.5]]]
     stacked = [one["title"] for one in curves(two, "time", ALL)]
     assert stacked == ["Time of a step by phase: a", "Time of a step by phase: b"]
 

@@ -52,7 +52,7 @@ function options(chart, panel, made, view, width) {
   return {
     width, height: HEIGHT, series,
     legend: { show: false },
-    padding: [8, 8, 0, 0],
+    padding: [8, 24, 0, 0],
     cursor: { sync: { key: "step", scales: ["x", null] }, y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: false } },
     scales: { x: { time: false, range: (u, min, max) => view.range ?? widened(panel, u.data[0], min, max) },
       y: { range: (u, min, max) => rangeOf(panel, min, max) } },

@@ -8,7 +8,7 @@ import { drawHeldOut, drawPictures, drawSeconds, makeSettings } from "./tables.j
 import { drawMemory } from "./memory.js";
 import { makeSamples } from "./samples.js";
 
-const EVERY = 1000; // milliseconds between two looks at the runs
+const EVERY = 750; // milliseconds between two looks at the runs
 const main = document.getElementById("main");
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const view = { runs: [], range: null, smoothing: 0, theme: dark.matches };
@@ -119,7 +119,7 @@ async function keepLooking() {
     if (!document.hidden || !seen) await look();
     document.getElementById("lost")?.remove();
   } catch (error) {
-    if (!document.getElementById("lost")) document.body.prepend(element("p", { id: "lost", class: "problem", role: "alert" }, `plimsoll watch does not answer (${error.message}): what is shown is of before.`));
+    if (!document.getElementById("lost")) document.body.prepend(element("p", { id: "lost", class: "problem", role: "alert" }, error.message));
     seen = "";
   }
   if (live) setTimeout(keepLooking, EVERY);

@@ -10,7 +10,9 @@ export async function load(name, query = {}) {
   const text = words.map(([key, value]) => `${key}=${encodeURIComponent(value)}`).join("&");
   const asked = text ? `${name}?${text}` : name;
   if (!live) return answers[asked] ?? null;
-  const reply = await fetch(`data/${asked}`);
+  const reply = await fetch(`data/${asked}`).catch(() => {
+    throw new Error("plimsoll watch does not answer any more: what is shown is of before.");
+  });
   if (!reply.ok) throw new Error((await reply.json()).detail);
   return reply.json();
 }
