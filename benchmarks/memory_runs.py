@@ -29,7 +29,6 @@ from typing import Any
 import yaml
 
 from plimsoll.commands.planning import constants_of, hardware_of, predicted_peaks
-from plimsoll.commands.report.comparison import Comparison, compare
 from plimsoll.config.run import JobConfig
 from plimsoll.engine.zero.settings import deepspeed_settings
 from plimsoll.engine.zero.sizes import trained_counts, zero_sizes
@@ -37,6 +36,7 @@ from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import spec_of
 from plimsoll.memory.contents.contents import held_by, make_job
 from plimsoll.memory.contents.stores import Use, uses_of
+from plimsoll.page.comparison import Comparison, compare
 from plimsoll.run.ledger import read_ledger
 from plimsoll.run.readings import Planned
 from plimsoll.shapes.known_models import read_shape

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
 from plimsoll.cli.convert import from_openrlhf
-from plimsoll.cli.install import setup_vllm
+from plimsoll.cli.install import setup_verifiers, setup_vllm, verifiers_tasks
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.options import ReaderGone, show
 from plimsoll.cli.tools import (
@@ -34,8 +34,7 @@ from plimsoll.cli.tools import (
     report,
     rollouts,
     serve_reward,
-    setup_verifiers,
-    verifiers_tasks,
+    watch,
 )
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
@@ -62,6 +61,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll merge ADAPTER --out DIR  an adapter and its base as one plain model
   plimsoll serve-reward CONFIG      the rewards of a config, over HTTP
   plimsoll plan CONFIG.yaml         will it fit? every byte by role, phase, item
+  plimsoll watch RUN...             a live page of runs: curves, samples, memory
   plimsoll report RUN               predicted and measured memory, and curves
   plimsoll rollouts RUN             what was sampled, group by group
   plimsoll calibrate RUN...         fit the plan's constants to this machine
@@ -184,9 +184,10 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "setup-vllm": setup_vllm,
     "setup-verifiers": setup_verifiers,
     "verifiers-tasks": verifiers_tasks,
+    "watch": watch,
 }
 _LIGHT = {
-    *("plan", "report", "rollouts", "calibrate", "doctor", "from-openrlhf"),
+    *("plan", "report", "rollouts", "calibrate", "doctor", "from-openrlhf", "watch"),
     *("setup-vllm", "setup-verifiers", "verifiers-tasks"),
 }
 """Commands that compute nothing."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from plimsoll.cli.options import Parser
+from os.path import expanduser
+from pathlib import Path
+
+from plimsoll.cli.options import Parser, show
 
 
 def setup_vllm(words: list[str]) -> None:
@@ -22,3 +25,61 @@ def setup_vllm(words: list[str]) -> None:
     from plimsoll.machine.nvidia import live_cards
 
     install(backend or ("gpu" if live_cards() else "cpu"))
+
+
+def setup_verifiers(words: list[str]) -> None:
+    parser = Parser(
+        "setup-verifiers",
+        description="Make the virtual environment that verifiers has to itself, and install it "
+        "there with the packages of its environments. Run again, it goes on, or adds packages.",
+    )
+    parser.add_argument(
+        "--package",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of an environment, as pip takes it: a name, a folder, a URL; may come several times",
+    )
+    parser.add_argument(
+        "--directory",
+        type=expanduser,
+        help="default: beside Plimsoll's own virtual environment, or as PLIMSOLL_VERIFIERS says",
+    )
+    parser.add_argument("--python", type=expanduser, help="make it of this Python; default: this")
+    options = parser.parse_args(words)
+
+    from plimsoll.commands.verifiers import set_up
+
+    directory = None if options.directory is None else Path(options.directory).absolute()
+    show(set_up(directory, options.package, options.python))
+
+
+def verifiers_tasks(words: list[str]) -> None:
+    parser = Parser(
+        "verifiers-tasks",
+        usage="plimsoll verifiers-tasks NAME --out FILE [--section.key VALUE ...] [options]",
+        description="Write the tasks of an environment of verifiers to a file of data. Dotted "
+        "flags are keys of the environment's config, such as --taskset.difficulty easy.",
+    )
+    parser.add_argument("name", help="TASKSET, or ENVIRONMENT+TASKSET")
+    parser.add_argument(
+        "--out", type=expanduser, required=True, metavar="FILE", help="JSON lines to write"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="so many tasks; default: all")
+    parser.add_argument(
+        "--skip", type=int, default=0, metavar="N", help="leave out the first ones (%(default)s)"
+    )
+
+    from plimsoll.config.flags import apply_flags, parse_flags, split_flags
+    from plimsoll.config.yaml_tree import Tree
+
+    rest, flags = split_flags(words)
+    options = parser.parse_args(rest)
+    keys = apply_flags(Tree({}, {}), parse_flags(flags)).values
+
+    from plimsoll.commands.found_models import refuse_existing
+    from plimsoll.commands.verifiers import write_tasks
+
+    out = Path(options.out)
+    refuse_existing("--out", out)
+    show(write_tasks(options.name, keys, options.limit, options.skip, out))

@@ -1,5 +1,5 @@
 """The commands that train nothing by themselves: demo, plan, eval, export, report, rollouts,
-calibrate, doctor, merge; serve-reward; and what sets verifiers up.
+calibrate, doctor, merge; and serve-reward and watch.
 """
 
 from __future__ import annotations
@@ -327,59 +327,18 @@ def serve_reward(words: list[str]) -> None:
     serve(chosen_rewards(options.config, flags, options.reward), options.host, options.port)
 
 
-def setup_verifiers(words: list[str]) -> None:
+def watch(words: list[str]) -> None:
     parser = Parser(
-        "setup-verifiers",
-        description="Make the virtual environment that verifiers has to itself, and install it "
-        "there with the packages of its environments. Run again, it goes on, or adds packages.",
+        "watch",
+        description="Serve a page of runs that keeps itself up to date: progress, curves, health, "
+        "samples, time, memory, config. Of several runs the curves are overlaid, and configs "
+        "compared. Ends with Ctrl-C.",
     )
-    parser.add_argument(
-        "--package",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="of an environment, as pip takes it: a name, a folder, a URL; may come several times",
-    )
-    parser.add_argument(
-        "--directory",
-        type=expanduser,
-        help="default: beside Plimsoll's own virtual environment, or as PLIMSOLL_VERIFIERS says",
-    )
-    parser.add_argument("--python", type=expanduser, help="make it of this Python; default: this")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a run.directory, of any state")
+    parser.add_argument("--host", default="127.0.0.1", help="who may ask (%(default)s: this host)")
+    parser.add_argument("--port", type=int, default=0, help="default: a free one")
     options = parser.parse_args(words)
 
-    from plimsoll.commands.verifiers import set_up
+    from plimsoll.commands.watch import watch as serve
 
-    directory = None if options.directory is None else Path(options.directory).absolute()
-    show(set_up(directory, options.package, options.python))
-
-
-def verifiers_tasks(words: list[str]) -> None:
-    parser = Parser(
-        "verifiers-tasks",
-        usage="plimsoll verifiers-tasks NAME --out FILE [--section.key VALUE ...] [options]",
-        description="Write the tasks of an environment of verifiers to a file of data. Dotted "
-        "flags are keys of the environment's config, such as --taskset.difficulty easy.",
-    )
-    parser.add_argument("name", help="TASKSET, or ENVIRONMENT+TASKSET")
-    parser.add_argument(
-        "--out", type=expanduser, required=True, metavar="FILE", help="JSON lines to write"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="so many tasks; default: all")
-    parser.add_argument(
-        "--skip", type=int, default=0, metavar="N", help="leave out the first ones (%(default)s)"
-    )
-
-    from plimsoll.config.flags import apply_flags, parse_flags, split_flags
-    from plimsoll.config.yaml_tree import Tree
-
-    rest, flags = split_flags(words)
-    options = parser.parse_args(rest)
-    keys = apply_flags(Tree({}, {}), parse_flags(flags)).values
-
-    from plimsoll.commands.found_models import refuse_existing
-    from plimsoll.commands.verifiers import write_tasks
-
-    out = Path(options.out)
-    refuse_existing("--out", out)
-    show(write_tasks(options.name, keys, options.limit, options.skip, out))
+    serve([Path(expanduser(run)) for run in options.runs], options.host, options.port)

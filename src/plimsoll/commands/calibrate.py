@@ -17,10 +17,10 @@ from typing import Any
 
 import yaml
 
-from plimsoll.commands.report.comparison import Comparison, compare
 from plimsoll.errors import ConfigError
 from plimsoll.machine.versions import installed_version
 from plimsoll.memory.contents.overheads import Constants, read_plan_constants, write_constants
+from plimsoll.page.comparison import Comparison, compare
 from plimsoll.run.counting import counted, gigabytes_text
 from plimsoll.run.directory import existing_run
 from plimsoll.run.ledger import read_ledger

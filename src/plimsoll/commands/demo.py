@@ -22,11 +22,11 @@ from rich.table import Table
 from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
 from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
 from plimsoll.commands.report.curves import draw_curves
-from plimsoll.commands.report.metrics import phase_panel, total_seconds
 from plimsoll.commands.run import run
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
 from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.page.metrics import phase_panel, total_seconds
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import remove_directory, write_whole
 from plimsoll.run.json_lines import Row, read_rows

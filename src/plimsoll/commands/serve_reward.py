@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import socket
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.commands.served_models import open_models
+from plimsoll.commands.watch import bound
 from plimsoll.config.problems import refuse
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
@@ -89,7 +89,7 @@ def serve(chosen: Chosen, host: str, port: int) -> None:
     import uvicorn
 
     with ExitStack() as stack:
-        place = stack.enter_context(_bound(host, port))
+        place = stack.enter_context(bound(host, port))
         served: dict[str, Submit] = {
             name: replace(
                 stack.enter_context(open_rewards({name: reward})), source="the request"
@@ -157,14 +157,3 @@ def _app(paths: Mapping[str, Submit]) -> FastAPI:
     for path in paths:
         app.add_route(path, score, methods=["POST"])
     return app
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there."""
-    try:
-        return socket.create_server((host, port))
-    except OSError as error:
-        raise ConfigError(
-            f"{host}:{port} cannot be served at: {error.strerror}. Give another --port, or 0 for a "
-            f"free one."
-        ) from error

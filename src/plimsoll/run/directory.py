@@ -66,6 +66,8 @@ class RunDirectory:
     """The reference's log-probs, where they were computed before training."""
     bad_rows_path = _Item("bad_rows.jsonl")
     """The rows of data that were skipped."""
+    now_path = _Item("now.json")
+    """The phase that goes on; there only while a run does."""
     tensorboard_path = _Item("tensorboard")
     """The TensorBoard event files."""
     loggers_path = _Item("loggers.json")

@@ -81,6 +81,11 @@ class Progress:
         )
 
     @property
+    def steps(self) -> int:
+        """How many the whole run has; 0 until that is known."""
+        return self._steps
+
+    @property
     def shows_responses(self) -> bool:
         """Whether there is a place for sampled ones."""
         return self._display.shows_responses

@@ -196,5 +196,11 @@ def read_some(path: Path, count: int) -> list[SampledResponse]:
     """Of a step so many, or all: the best first, the worst last, and between them others at even
     distances in that order."""
     ordered = sorted(read_responses(path), key=lambda one: -one.reward)
-    last, shown = len(ordered) - 1, min(count, len(ordered))
-    return [ordered[round(i * last / max(shown - 1, 1))] for i in range(shown)]
+    return [ordered[place] for place in evenly(len(ordered), count)]
+
+
+def evenly(length: int, count: int) -> list[int]:
+    """Of so many places so many, or all: the first, the last, and between them others at even
+    distances."""
+    shown = min(count, length)
+    return [round(i * (length - 1) / max(shown - 1, 1)) for i in range(shown)]

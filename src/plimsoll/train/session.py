@@ -30,6 +30,7 @@ from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, memory_use
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
+from plimsoll.run.now import Now, write_now
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
@@ -104,6 +105,8 @@ class Session:
         # The first sync belongs to loading: until steps begin, nothing is lost.
         self.stop.at_once = name in ("data", "load") or (name == "sync" and self.stop.at_once)
         self.progress.enter(name)
+        now = Now(self.step_under_way, self.progress.steps, name)
+        write_now(self.directory.now_path, now)
         with self.clock.phase(name), _telling_where(name, self.step_under_way):
             if cluster is not None and name in _SELDOM:
                 on_all_ranks(cluster, Worker.release_heap)
@@ -247,6 +250,7 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
             started=time.monotonic(),
         )
         stack.callback(session.write_rest)
+        stack.callback(directory.now_path.unlink, missing_ok=True)
         with session.stopping_while_loading():
             yield session
 

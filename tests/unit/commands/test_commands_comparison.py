@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from plimsoll.commands.report.comparison import (
+from plimsoll.page.comparison import (
     Comparison,
     compare,
     fullest_of_kinds,
     nearest,
-    peaks_by_step,
     without_lone_nodes,
 )
 from plimsoll.run.leaks import find_leaks
@@ -120,17 +119,3 @@ def test_of_a_kind_the_fullest_is_shown_phase_by_phase() -> None:
         ("rank 0", "load", "device", 50),
     ]
     assert shown[0].predicted == 8
-
-
-def test_the_peaks_of_a_step_are_those_of_the_fullest_of_a_kind() -> None:
-    rows = [
-        row(1, "load", "rank 0", Footprint(2 * GB)),
-        row(1, "score", "rank 0", Footprint(GB)),
-        row(1, "score", "rank 1", Footprint(3 * GB)),
-        row(1, "score", "engine 0", Footprint(9 * GB, 1, 1, GB)),
-        row(2, "score", "rank 1", Footprint(GB)),
-    ]
-    assert peaks_by_step(rows) == [
-        {"step": 1, "rank": 3.0, "engine": 1.0},
-        {"step": 2, "rank": 1.0},
-    ]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from matplotlib.image import imread
 
-from plimsoll.commands.report.curves import draw_curves, draw_panels
-from plimsoll.commands.report.metrics import curve_panels, memory_panel, time_panels
+from plimsoll.commands.report.curves import draw_curves
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs import JOBS
+from plimsoll.page.metrics import curve_panels, time_panels
 from plimsoll.spec.job import Panel
 
 REWARD = Panel("Reward", "per response", {"reward": "training", "eval/reward": "held out"})
@@ -33,20 +29,6 @@ def rows(steps: int) -> list[dict[str, float | None]]:
         }
         for step in range(1, steps + 1)
     ]
-
-
-def elements(svg: str, name: str) -> list[ElementTree.Element]:
-    return ElementTree.fromstring(svg).findall(f".//{{http://www.w3.org/2000/svg}}{name}")
-
-
-def texts(svg: str) -> list[str]:
-    return [element.text or "" for element in elements(svg, "text")]
-
-
-def points_of(svg: str, colour: str) -> int:
-    """How many points the lines of a colour have."""
-    lines = [path for path in elements(svg, "path") if f"stroke: {colour}" in path.get("style", "")]
-    return max(len(re.findall("[ML]", path.get("d", ""))) for path in lines)
 
 
 def test_every_job_has_curves_and_each_axis_one_unit() -> None:
@@ -94,50 +76,6 @@ def test_loading_is_no_part_of_a_steps_time() -> None:
         {"step": 1, "seconds/data": 1, "seconds/load": 9, "seconds/sync": 2, "seconds/save": 1}
     ]
     assert list(time_panels(found)[0].series.values()) == ["sync", "save"]
-
-
-def test_memory_has_a_line_for_each_kind_of_process() -> None:
-    panel = memory_panel([{"step": 0, "rank": 1.0}, {"step": 1, "rank": 1.0, "engine": 2.0}])
-    assert (panel.unit, list(panel.series)) == ("GB", ["rank", "engine"])
-
-
-def test_a_panel_is_an_svg_with_its_title_its_unit_and_a_name_for_each_line() -> None:
-    found = [{"step": step, "reward": 1.0, "eval/reward": 2.0} for step in (1, 2)]
-    (drawing,) = draw_panels(found, [REWARD, SECONDS])
-    assert drawing.title == "Reward"
-    assert {"Reward", "per response", "step", "training", "held out"} <= set(texts(drawing.svg))
-
-
-def test_text_in_an_svg_takes_the_colour_of_the_page() -> None:
-    (drawing,) = draw_panels(rows(3), [REWARD])
-    styles = [element.get("style", "") for element in elements(drawing.svg, "text")]
-    assert styles and all("currentColor" in style for style in styles)
-    assert not re.search(r"#(222222|000000|ffffff)", drawing.svg)
-
-
-def test_drawings_on_one_page_have_no_id_in_common() -> None:
-    drawings = draw_panels(rows(3), [REWARD, Panel("KL", "nats", {"kl": "kl"}), SECONDS])
-    ids = [name for drawing in drawings for name in re.findall(r' id="([^"]*)"', drawing.svg)]
-    assert len(ids) > 3 and len(set(ids)) == len(ids)
-
-
-def test_a_band_is_drawn_where_a_metric_has_bounds() -> None:
-    bare: list[Mapping[str, Any]] = [{"step": step, "reward": 0.5} for step in (1, 2, 3)]
-    bounds = {"reward_low": 0.4, "reward_high": 0.6}
-    banded = [row | bounds if row["step"] > 1 else row for row in map(dict, bare)]
-    without, band = (draw_panels(found, [REWARD])[0].svg for found in (bare, banded))
-    outlines = {path.get("id"): path.get("d", "") for path in elements(band, "path")}
-    places = re.findall(r'"#(\w+)"[^>]*style="fill: #2389cc; fill-opacity: 0.2"', band)
-    assert len(places) == 1 and "fill-opacity: 0.2" not in without
-    assert len(set(re.findall(r"[ML] (\S+) ", outlines[places[0]]))) == 2  # steps 2 and 3
-
-
-def test_of_a_long_run_means_of_several_steps_are_drawn_and_said_so() -> None:
-    many = rows(20_000)
-    line, stack = (drawing.svg for drawing in draw_panels(many, [REWARD, SECONDS]))
-    assert "step (means of 40)" in texts(line) and "step (means of 40)" in texts(stack)
-    assert points_of(line, "#2389cc") <= 501
-    assert len(line) + len(stack) < 200_000
 
 
 @pytest.mark.parametrize("steps", [1, 2, 100, 2501])

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from base64 import b64encode
+from hashlib import sha256
+from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
+from typing import Any
 
 import numpy as np
 import pytest
 
-from plimsoll.commands.report.comparison import Comparison
 from plimsoll.commands.report.report import report_run, table_text
 from plimsoll.commands.run import leave_report
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.page.comparison import Comparison
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.files import whole_directory
@@ -25,7 +29,6 @@ from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
 
 GB = 10**9
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def row(
@@ -82,29 +85,34 @@ def local(tmp_path: Path) -> RunDirectory:
     )
 
 
-def page_of(run: RunDirectory) -> ElementTree.Element:
-    """The body of the page that a report writes, `|` at line breaks; it has to be well-formed."""
+class Elements(HTMLParser):
+    """The elements of a page by their tags, with attributes and the text within."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None], str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs), ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.found:
+            tag, attributes, text = self.found[-1]
+            self.found[-1] = (tag, attributes, text + data)
+
+
+def page_of(run: RunDirectory) -> dict[str, Any]:
+    """What the page that a report writes has to show."""
     report_run(run.path)
-    body = re.search(r"<body>.*</body>", run.report_path.read_text(), re.S)
-    assert body is not None
-    return ElementTree.fromstring(body[0].replace("<br />", "|"))
+    elements = Elements(run.report_path.read_text()).found
+    (data,) = [text for _, attributes, text in elements if attributes.get("id") == "data"]
+    found: dict[str, Any] = json.loads(data)
+    return found
 
 
-def words(element: ElementTree.Element) -> str:
-    return " ".join("".join(element.itertext()).split())
-
-
-def table(page: ElementTree.Element, name: str) -> list[list[str]]:
-    found = page.findall(f".//table[@class='{name}']/tbody/tr")
-    return [[words(cell) for cell in cells] for cells in found]
-
-
-def headings(page: ElementTree.Element) -> list[str]:
-    return [words(heading) for heading in page.findall("h2")]
-
-
-def drawn(page: ElementTree.Element) -> list[str]:
-    return [figure.get("aria-label", "") for figure in page.findall(".//figure")]
+def titles(page: dict[str, Any], section: str) -> list[str]:
+    return [panel["title"] for panel in page[f"curves?section={section}"]]
 
 
 def trajectory(reward: float, prompt: str, response: str) -> Trajectory:
@@ -140,10 +148,10 @@ def test_one_process_is_told_once(local: RunDirectory) -> None:
     lines = report_run(local.path).splitlines()
     assert [line.split()[:2] for line in lines[1:3]] == [["local", "data"], ["local", "load"]]
     assert lines[3] == "" and lines[4].startswith("Nearest the line: local in data, step 1.")
-    append_row(
-        local.metrics_path, {"step": 1, "memory_bytes/local": 1.0, "memory_bytes/node 0": 1.0}
-    )
-    assert "node 0" not in words(page_of(local))
+    page = page_of(local)
+    assert {one["process"] for one in page["memory?run=0"]["table"]} == {"local"}
+    (panel,) = page["curves?section=memory"]
+    assert [one["name"] for one in panel["series"]] == ["local"]
 
 
 def test_the_table_keeps_to_80_columns() -> None:
@@ -151,7 +159,7 @@ def test_the_table_keeps_to_80_columns() -> None:
     assert max(map(len, table_text([wide]).splitlines())) <= 80
 
 
-def test_what_was_learned_comes_first_and_memory_after_it(run: RunDirectory) -> None:
+def test_the_page_has_what_was_learned_and_what_it_took(run: RunDirectory) -> None:
     run.write_config("# ppo\nrun: {steps: 3}\nactor: {model: {path: models/one}}\n")
     append_row(
         run.metrics_path, {"step": 0, "eval/reward": 0.5, "seconds/load": 3.0, "seconds/eval": 1.0}
@@ -160,25 +168,29 @@ def test_what_was_learned_comes_first_and_memory_after_it(run: RunDirectory) -> 
     write_trajectories(run.trajectories_path(1), 1, [trajectory(1.0, "1+1=", "2")], None)
     run.write_plan("{}", "<svg/>")
     page = page_of(run)
-    assert headings(page) == [
-        *("Held out", "Curves", "Sampled responses of step 1", "Time"),
-        *("Memory: predicted and measured", "The plan", "Config"),
-    ]
-    assert words(page[1]) == "plimsoll ppo of models/one; step 1 of 3; 0:00:05 in all"
-    assert drawn(page) == ["Reward", "Time of a step by phase", "Memory at its fullest"]
+    (progress,) = page["progress"]
+    assert {name: progress[name] for name in ("job", "model", "step", "steps", "seconds")} == {
+        **{"job": "ppo", "model": "models/one", "step": 1, "steps": 3, "seconds": 5.0}
+    }
+    assert titles(page, "learning") == ["Reward"]
+    assert titles(page, "time") == ["Time of a step by phase"]
+    assert titles(page, "memory") == ["Memory at its fullest"]
+    assert [one["prompt"] for one in page["groups?run=0"]["groups"]] == ["1+1="]
+    assert page["memory?run=0"]["remarks"][-1].startswith("Nearest the line: rank 1")
 
 
 def test_memory_has_a_row_for_each_role_and_phase(run: RunDirectory) -> None:
-    assert table(page_of(run), "memory") == [
-        ["rank 0 of 2", "load", "", "2 GB", ""],
-        ["rank 1 of 2", "train_actor", "4 GB", "5 GB", "+25%"],
-        ["node 0", "train_actor", "8 GB", "8 GB", "+0%"],
+    assert page_of(run)["memory?run=0"]["table"] == [
+        {"process": who, "phase": phase, "several": several, "measures": {"host": host}}
+        for who, phase, several, host in (
+            ("rank 0", "load", 2, [None, 2 * GB, None]),
+            ("rank 1", "train_actor", 2, [4 * GB, 5 * GB, 0.25]),
+            ("node 0", "train_actor", 1, [8 * GB, 8 * GB, 0.0]),
+        )
     ]
 
 
-def test_a_card_comes_before_its_host_and_torchs_own_numbers_behind_a_click(
-    tmp_path: Path,
-) -> None:
+def test_a_card_has_all_its_numbers(tmp_path: Path) -> None:
     page = page_of(
         run_of(
             tmp_path,
@@ -187,17 +199,17 @@ def test_a_card_comes_before_its_host_and_torchs_own_numbers_behind_a_click(
             row(1, "load", "node 0", 5 * GB),
         )
     )
-    groups = [
-        [words(cell) for cell in page.findall(f".//{place}table/thead/tr/th[@class='group']")]
-        for place in ("div[@class='wide']/", "details//")
-    ]
-    assert groups[1] == ["allocated", "reserved"] and groups[0][:2] == ["card", "host"]
-    assert table(page, "memory") == [
-        ["recipe", "load", "", "", "", "1 GB", "2 GB", "+100%"],
-        ["rank 0", "load", "", "8 GB", "", "", "3 GB", ""],
-        ["node 0", "load", "", "", "", "", "5 GB", ""],
-        ["rank 0", "load", "", "2 GB", "", "", "4 GB", ""],
-    ]
+    found = {one["process"]: one["measures"] for one in page["memory?run=0"]["table"]}
+    assert found == {
+        "recipe": {"host": [GB, 2 * GB, 1.0]},
+        "rank 0": {
+            "host": [None, 3 * GB, None],
+            "allocated": [None, 2 * GB, None],
+            "reserved": [None, 4 * GB, None],
+            "device": [None, 8 * GB, None],
+        },
+        "node 0": {"host": [None, 5 * GB, None]},
+    }
 
 
 def test_held_out_figures_are_numbers_with_their_intervals_and_units(run: RunDirectory) -> None:
@@ -210,15 +222,13 @@ def test_held_out_figures_are_numbers_with_their_intervals_and_units(run: RunDir
     state = RunState(6, 0, 0, 0, 0.0, 0.0, best=0.75, best_step=4)
     with whole_directory(run.checkpoint_path(6)) as partial:
         state.save(partial / "state.json")
-    page = page_of(run)
-    columns = [words(cell) for cell in page.findall(".//table[@class='held-out']/thead/tr/th")]
-    assert columns == ["metric", "first, step 2", "best, step 4", "last, step 6"]
-    assert table(page, "held-out") == [
-        [
-            "eval/accuracy|Accuracy, share of pairs",
-            *("0.5|0.25 to 0.75", "0.75|0.5 to 1", "0.625|0.375 to 0.875"),
-        ],
-        ["eval/nll", "2", "2", "2"],
+    found = page_of(run)["held-out?run=0"]
+    assert found["columns"] == ["first, step 2", "best, step 4", "last, step 6"]
+    cells = [["0.5", "0.25 to 0.75"], ["0.75", "0.5 to 1"], ["0.625", "0.375 to 0.875"]]
+    label = "Accuracy, share of pairs"
+    assert found["rows"] == [
+        {"name": "eval/accuracy", "label": label, "cells": cells},
+        {"name": "eval/nll", "label": "", "cells": [["2", ""]] * 3},
     ]
 
 
@@ -227,11 +237,10 @@ def test_loading_is_told_beside_the_time_of_the_steps(run: RunDirectory) -> None
         seconds = {"seconds/load": 60.0 / step, "seconds/rollout": 3.0, "seconds/sync": 1.0}
         append_row(run.metrics_path, {"step": step, **seconds})
     page = page_of(run)
-    assert "Before the first step, or on resuming: load 90.0 s." in words(page)
-    assert table(page, "time") == [["rollout", "6.0", "75%"], ["sync", "2.0", "25%"]]
-    (figure,) = page.findall(".//figure[@aria-label='Time of a step by phase']")
-    shown = {text.text for text in figure.iter(f"{SVG}text")}
-    assert {"rollout", "sync", "seconds"} <= shown and "load" not in shown
+    assert page["seconds?run=0"] == {"before": {"load": 90.0}, "steps": {"rollout": 6, "sync": 2}}
+    panel = page["curves?section=time"][0]
+    assert [one["label"] for one in panel["series"]] == ["rollout", "sync"]
+    assert panel["unit"] == "seconds" and panel["tables"][0]["y"] == [[3, 3], [1, 1]]
 
 
 def test_texts_of_a_run_are_escaped(run: RunDirectory) -> None:
@@ -243,11 +252,25 @@ def test_texts_of_a_run_are_escaped(run: RunDirectory) -> None:
     )
     write_trajectories(run.trajectories_path(1), 1, [trajectory(0.5, attack, f"{attack} 2")], None)
     page = page_of(run)
-    (response,) = page.findall(".//article")
-    assert [words(cell) for cell in response.iter("pre")] == [attack, f"{attack} 2"]
-    assert [words(text) for text in response[:2]] == ["reward 1", "right 0.5"]
-    assert attack in words(page[1]) and attack in table(page, "held-out")[0][0]
-    assert "<script" not in run.report_path.read_text()
+    (response,) = page["group?run=0&step=1&group=0"]["responses"]
+    assert response["branches"][0][0]["pieces"] == [[f"{attack} 2", None]]
+    assert page["progress"][0]["model"] == attack
+    text = run.report_path.read_text()
+    scripts = [attributes for tag, attributes, _ in Elements(text).found if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "data"}, {}, {"type": "module"}]
+    assert "<script>alert" not in text and "&lt;script" not in text
+
+
+def test_the_policy_allows_the_pages_own_scripts_and_no_other(run: RunDirectory) -> None:
+    report_run(run.path)
+    text = run.report_path.read_text()
+    scripts = re.findall(r'<script(?: type="module")?>(.*?)</script>', text, re.S)
+    assert len(scripts) == 2
+    (policy,) = [a["content"] for _, a, _ in Elements(text).found if "http-equiv" in a]
+    assert policy is not None and "connect-src 'none'" in policy and "unsafe" not in policy
+    hashes = [b64encode(sha256(one.encode()).digest()).decode() for one in scripts]
+    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    assert f"default-src 'none'; script-src {allowed};" in policy
 
 
 def test_the_page_needs_no_network(run: RunDirectory) -> None:
@@ -255,19 +278,20 @@ def test_the_page_needs_no_network(run: RunDirectory) -> None:
     append_row(run.metrics_path, {"step": 1, "loss": 2.0, "seconds/train_actor": 1.0})
     run.write_plan("{}", "<svg/>")
     run.calibration_path.write_bytes(b"PNG")
-    pictures = [image.get("src", "") for image in page_of(run).iter("img")]
-    assert [picture.partition(",")[0] for picture in pictures] == [
-        "data:image/png;base64",
+    pictures = page_of(run)["pictures?run=0"]
+    assert [one["source"].partition(",")[0] for one in pictures] == [
         "data:image/svg+xml;base64",
+        "data:image/png;base64",
     ]
     text = run.report_path.read_text()
-    assert not re.search(r'(?:src|href)="(?!data:|#)|@import|<script|<link|url\((?!#)', text)
+    assert not re.search(r'(?:src|href)="(?!data:|#)|@import|<link|url\((?!#)', text)
 
 
 def test_a_run_without_metrics_config_or_plan_is_reported_too(run: RunDirectory) -> None:
     page = page_of(run)
-    assert headings(page) == ["Held out", "Memory: predicted and measured", "Config"]
-    assert words(page[1]).endswith("curves of its learning are left out; step 0; 0:00:00 in all")
+    (progress,) = page["progress"]
+    assert (progress["job"], progress["step"], progress["state"]) == (None, 0, "stopped")
+    assert titles(page, "learning") == titles(page, "time") == page["settings"] == []
 
 
 def test_needs_no_torch(run: RunDirectory) -> None:

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from plimsoll.commands.report.metrics import total_seconds
 from plimsoll.machine.meter import process_bytes, process_peak_bytes, reset_process_peak
+from plimsoll.page.metrics import total_seconds
 from plimsoll.run.clock import PhaseClock
 from plimsoll.run.interrupt import StopRequest
 

@@ -1,12 +1,9 @@
-"""The curves of a run: panels as one PNG, or each as an SVG for a page."""
+"""The curves of a run as a picture: its panels as one PNG."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -23,26 +20,15 @@ from plimsoll.run.files import whole_file
 from plimsoll.run.json_lines import Row
 from plimsoll.spec.job import Panel
 
-# Okabe and Ito's colours, which people with colour blindness can tell apart; for grounds both light
-# and dark without yellow and black, and with a lighter blue.
+# Okabe and Ito's colours, which people with colour blindness can tell apart; without yellow and
+# black, and with a lighter blue.
 _COLOURS = ("#2389CC", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 _INK = "#222222"
-_STYLE = {
-    "svg.fonttype": "none",  # text that a reader can select and search
-    **{f"{what}color": _INK for what in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.")},
-}
+_STYLE = {f"{what}color": _INK for what in ("text.", "axes.label", "axes.edge", "xtick.", "ytick.")}
 _COLUMNS = 2
 _MARKED_POINTS = 20
 _MOST_POINTS = 500
 _PANEL_INCHES = (4.4, 2.8)
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A panel as SVG, whose text has the colour of what is around it."""
-
-    title: str
-    svg: str
 
 
 def draw_curves(rows: Sequence[Row], output_png: Path, panels: Sequence[Panel]) -> None:
@@ -67,24 +53,6 @@ def draw_curves(rows: Sequence[Row], output_png: Path, panels: Sequence[Panel]) 
             _draw(figure.add_subplot(lines, columns, place), rows, panel)
         with whole_file(output_png) as partial:
             canvas.print_figure(partial, format="png", dpi=150)
-
-
-def draw_panels(rows: Sequence[Row], panels: Sequence[Panel]) -> list[Drawing]:
-    """Each panel that has data, as an SVG."""
-    return [Drawing(panel.title, _svg(rows, panel)) for panel in panels if _has_data(rows, panel)]
-
-
-def _svg(rows: Sequence[Row], panel: Panel) -> str:
-    """As an element to put into HTML: it fits into what is around it, and its ids are its own."""
-    file = io.StringIO()
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": panel.title}):
-        figure = Figure(figsize=_PANEL_INCHES, layout="tight")
-        _draw(figure.add_subplot(), rows, panel)
-        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    _, start, rest = file.getvalue().partition("<svg ")
-    rest = re.sub(r'^(.*?) width="[^"]*" height="[^"]*"', r"\1", rest, count=1, flags=re.DOTALL)
-    return start + re.sub(r'<g id="[^"]*"', "<g", rest).replace(_INK, "currentColor")
 
 
 def _has_data(rows: Sequence[Row], panel: Panel) -> bool:

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from plimsoll.commands.report.comparison import (
+from plimsoll.page.answers import frozen
+from plimsoll.page.comparison import (
     Comparison,
     compare,
     fullest_of_kinds,
@@ -15,7 +16,8 @@ from plimsoll.commands.report.comparison import (
     nearest,
     without_lone_nodes,
 )
-from plimsoll.commands.report.page import report_page
+from plimsoll.page.html import page
+from plimsoll.page.watched import watched, whole
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.directory import existing_run
 from plimsoll.run.files import write_whole
@@ -38,7 +40,8 @@ def report_run(path: Path) -> str:
     comparisons = fullest_of_kinds(every)
     remarks = [*_several(every), nearest_text(*nearest(rows))]
     remarks += [f"Leak: {leak.text}." for leak in find_leaks(rows)]
-    write_whole(run.report_path, report_page(run, shown, comparisons, remarks))
+    seen = [whole(one) for one in watched([path])]
+    write_whole(run.report_path, page(str(path), frozen(seen, remarks)))
     return "\n".join([table_text(comparisons), "", *remarks, f"Written to {run.report_path}."])
 
 

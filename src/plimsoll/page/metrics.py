@@ -88,9 +88,3 @@ def phase_panel(title: str, rows: Iterable[Row], start: str) -> Panel:
     phases = {name: name.removeprefix(start) for name in metric_names(rows, start)}
     steps = {name: phase for name, phase in phases.items() if phase not in BEFORE_STEPS}
     return Panel(title, "seconds", steps, stacked=True)
-
-
-def memory_panel(peaks: Sequence[Row]) -> Panel:
-    """Of the rows of `peaks_by_step`."""
-    kinds = [name for name in metric_names(peaks, "") if name != "step"]
-    return Panel("Memory at its fullest", "GB", {kind: kind for kind in kinds}, from_zero=True)

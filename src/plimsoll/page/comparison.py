@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
@@ -79,15 +79,6 @@ def fullest_of_kinds(comparisons: Iterable[Comparison]) -> list[Comparison]:
         if key not in fullest or own[-1].measured > fullest[key][-1].measured:
             fullest[key] = own
     return [one for own in fullest.values() for one in own]
-
-
-def peaks_by_step(rows: Iterable[LedgerRow]) -> list[Mapping[str, float]]:
-    """A row for each step: the largest peak of each kind of process, by its name; GB."""
-    found: dict[int, dict[str, float]] = {}
-    for row in rows:
-        own, kind = found.setdefault(row.step, {"step": row.step}), kind_of(row.process)
-        own[kind] = max(own.get(kind, 0.0), row.measured.fullest / 1e9)
-    return list(found.values())
 
 
 def nearest(rows: Sequence[LedgerRow]) -> tuple[LedgerRow, LedgerRow]:

@@ -1,0 +1,116 @@
+"""What the page asks for and what it is answered: a path with its query to JSON. A frozen page has
+the answers within, by the same paths.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+from typing import Any
+
+from plimsoll.errors import ConfigError
+from plimsoll.page.curves import BUCKETS, SECTIONS, curves
+from plimsoll.page.memory import memory
+from plimsoll.page.progress import held_out, progress, seconds
+from plimsoll.page.samples import group, groups
+from plimsoll.page.settings import settings
+from plimsoll.page.watched import Watched
+from plimsoll.run.responses import evenly
+
+Query = Mapping[str, str]
+_FROZEN_GROUPS = 8
+"""That a frozen page has of the last step."""
+
+
+def answer(runs: Sequence[Watched], name: str, query: Query) -> Any:
+    """Raises ConfigError for what there is none of."""
+    if name not in _ANSWERS:
+        raise ConfigError(f"There is no {name!r}. There are: {', '.join(_ANSWERS)}.")
+    return _ANSWERS[name](runs, query)
+
+
+def frozen(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str, Any]:
+    """All that a page shows, by what it asks for. remarks: sentences about memory."""
+    found = {
+        "progress": answer(runs, "progress", {}),
+        "settings": answer(runs, "settings", {}),
+        **{f"curves?section={s}": answer(runs, "curves", {"section": s}) for s in SECTIONS},
+    }
+    for place, run in enumerate(runs):
+        for name in ("held-out", "seconds", "memory", "pictures"):
+            found[f"{name}?run={place}"] = answer(runs, name, {"run": str(place)})
+        found[f"memory?run={place}"]["remarks"] = list(remarks)
+        found |= _sampled(run, place)
+    return found
+
+
+def _sampled(run: Watched, place: int) -> dict[str, Any]:
+    """Of the last step alone, and of its groups a few: from the highest reward to the lowest."""
+    overview = groups(run, None)
+    ordered = sorted(overview["groups"], key=lambda one: -one["reward"])
+    shown = [ordered[place] for place in evenly(len(ordered), _FROZEN_GROUPS)]
+    step = overview["step"]
+    steps = [] if step is None else [step]
+    full = {one["group"]: group(run, step, one["group"]) for one in shown}
+    return {
+        f"groups?run={place}": {**overview, "steps": steps, "groups": shown},
+        **{f"group?run={place}&step={step}&group={n}": one for n, one in full.items()},
+    }
+
+
+def pictures(run: Watched) -> list[dict[str, str]]:
+    """What a run drew itself, as addresses that hold it."""
+    found = [
+        ("The plan", run.run.plan_svg_path, "svg+xml"),
+        ("Calibration: do predicted probabilities come true?", run.run.calibration_path, "png"),
+    ]
+    return [
+        {
+            "title": title,
+            "source": f"data:image/{kind};base64,{b64encode(path.read_bytes()).decode()}",
+        }
+        for title, path, kind in found
+        if path.is_file()
+    ]
+
+
+def _curves(runs: Sequence[Watched], query: Query) -> Any:
+    section = query.get("section")
+    if section not in SECTIONS:
+        raise ConfigError(f"There is no section {section!r}. There are: {', '.join(SECTIONS)}.")
+    steps = (_number(query, "from", -inf), _number(query, "to", inf))
+    return curves(runs, section, steps, BUCKETS)
+
+
+def _run(runs: Sequence[Watched], query: Query) -> Watched:
+    place = _number(query, "run", 0)
+    if place not in range(len(runs)):
+        raise ConfigError(f"There is no run {query['run']}. There are 0 to {len(runs) - 1}.")
+    return runs[int(place)]
+
+
+def _step(query: Query) -> int | None:
+    return int(_number(query, "step", 0)) if "step" in query else None
+
+
+def _number(query: Query, name: str, default: float) -> float:
+    try:
+        return float(query.get(name, default))
+    except ValueError as error:
+        raise ConfigError(f"{name} {query[name]!r} is no number.") from error
+
+
+_ANSWERS: Mapping[str, Callable[[Sequence[Watched], Query], Any]] = {
+    "progress": lambda runs, query: list(map(progress, runs)),
+    "settings": lambda runs, query: settings(runs),
+    "curves": _curves,
+    "held-out": lambda runs, query: held_out(_run(runs, query)),
+    "seconds": lambda runs, query: seconds(_run(runs, query)),
+    "memory": lambda runs, query: memory(_run(runs, query)),
+    "pictures": lambda runs, query: pictures(_run(runs, query)),
+    "groups": lambda runs, query: groups(_run(runs, query), _step(query)),
+    "group": lambda runs, query: group(
+        _run(runs, query), _step(query) or 0, int(_number(query, "group", 0))
+    ),
+}

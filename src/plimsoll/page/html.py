@@ -1,0 +1,79 @@
+"""The page as one HTML file that needs nothing beside it: style, scripts and, where it is frozen,
+its data are within; a policy lets nothing else run, and no other place be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Mapping
+from hashlib import sha256
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+_STYLES = ("uplot/uPlot.min.css", "page.css")
+_MODULES = (
+    *("dom", "source", "palette", "chart_data", "charts", "progress", "tables", "memory"),
+    *("tokens", "samples", "main"),
+)
+"""In the order in which they need one another."""
+
+
+def page(title: str, data: Mapping[str, Any] | None) -> str:
+    """The whole file. title: of the window. data: the answers of a frozen page, by what it asks
+    for; None for one that asks its server."""
+    style = "\n".join(map(_asset, _STYLES))
+    chart, own = _asset("uplot/uPlot.iife.min.js"), script()
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    text: str = environment.from_string(_asset("index.html.j2")).render(
+        title=title,
+        policy=policy(style, [chart, own], live=data is None),
+        style=style,
+        chart=chart,
+        script=own,
+        data=None if data is None else _embedded(data),
+    )
+    return text
+
+
+def script() -> str:
+    """Our modules as one: what they import of one another is in the same scope."""
+    return "\n".join(_alone(_asset(f"{name}.js")) for name in _MODULES)
+
+
+def _alone(module: str) -> str:
+    return re.sub(r"^export ", "", re.sub(r"^import [^;]*;\n", "", module, flags=re.M), flags=re.M)
+
+
+def policy(style: str, scripts: list[str], *, live: bool) -> str:
+    """The Content-Security-Policy: these scripts and this style alone; pictures that are within; a
+    live page may ask its own server."""
+    hashes = " ".join(map(_hash, scripts))
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {hashes}",
+            f"style-src {_hash(style)}",
+            "img-src data:",
+            "connect-src 'self'" if live else "connect-src 'none'",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
+
+
+def _embedded(data: Mapping[str, Any]) -> str:
+    """JSON that cannot end the element that it stands in."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return files("plimsoll.page").joinpath("static", name).read_text(encoding="utf-8").strip()

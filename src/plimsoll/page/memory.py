@@ -1,0 +1,149 @@
+"""Predicted and measured memory of a run as JSON: of each card and host by phase, role and item,
+against what it can hold.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any, get_args
+
+from plimsoll.page.comparison import compare, fullest_of_kinds, kind_of, without_lone_nodes
+from plimsoll.page.watched import Watched
+from plimsoll.run.clock import TimedPhase
+from plimsoll.run.ledger import LedgerRow, is_node
+
+Item = Mapping[str, Any]
+_PLACES = {phase: place for place, phase in enumerate(get_args(TimedPhase))}
+
+
+def memory(run: Watched) -> dict[str, Any]:
+    """places: of each kind of card and host what the plan says and what was measured. table: the
+    comparisons of the ledger; all bytes."""
+    rows = run.ledger.rows
+    plan = _plan(run)
+    return {
+        "verdict": plan.get("verdict"),
+        "places": [*_cards(plan, rows), *_hosts(plan, rows)],
+        "table": _table_rows(rows),
+        "remarks": [],
+    }
+
+
+def _plan(run: Watched) -> Mapping[str, Any]:
+    """Of plan.json; empty where there is none."""
+    try:
+        plan = json.loads(run.run.plan_path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return plan if isinstance(plan, dict) else {}
+
+
+def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
+    """One for each kind of card: those that are planned to hold the same. Processes belong to the
+    cards that are planned to hold what their rows say."""
+    own = [row for row in rows if row.measured.device is not None]
+    items = _by_device(plan)
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for card in plan.get("devices", ()):
+        kinds.setdefault(json.dumps(_contents(items.get(card["device"], ()))), []).append(card)
+    places = []
+    for cards in kinds.values():
+        name, capacity = cards[0]["device"], cards[0]["capacity_bytes"]
+        predicted = items.get(name, ())
+        totals = _totals(predicted)
+        here = own if len(kinds) == 1 else [row for row in own if _agrees(row, totals)]
+        title = name if len(cards) == 1 else f"{name}, and {len(cards) - 1} like it"
+        places.append(_place(title, capacity, predicted, _fullest(here, "device")))
+    if not kinds and own:
+        capacity = max(row.line.capacity for row in own)
+        places.append(_place("cards", capacity, (), _fullest(own, "device")))
+    return places
+
+
+def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
+    items = _by_device(plan)
+    planned = {f"node {host['node']}": host["capacity_bytes"] for host in plan.get("hosts", ())}
+    lines = {row.process: row.line.capacity for row in rows if is_node(row)}
+    return [
+        _place(
+            name,
+            lines.get(name) or planned.get(name),
+            items.get(name, ()),
+            [(row, row.measured.host) for row in rows if row.node == name and not is_node(row)],
+        )
+        for name in dict.fromkeys([*planned, *lines])
+    ]
+
+
+def _place(
+    name: str,
+    capacity: int | None,
+    predicted: Iterable[Item],
+    measured: Iterable[tuple[LedgerRow, int]],
+) -> dict[str, Any]:
+    """capacity: None where it is not known. phases: in the order in which they come."""
+    phases: dict[str, dict[str, Any]] = {}
+
+    def phase(name: str) -> dict[str, Any]:
+        return phases.setdefault(name, {"name": name, "predicted": [], "measured": []})
+
+    for item in predicted:
+        kept = {key: item[key] for key in ("role", "item", "bytes", "formula")}
+        phase(item["phase"])["predicted"].append(kept)
+    for row, size in measured:
+        phase(row.phase)["measured"].append({"process": row.process, "bytes": size})
+    for one in phases.values():
+        one["predicted"].sort(key=lambda item: (item["role"], -item["bytes"]))
+    ordered = sorted(phases, key=lambda phase: _PLACES.get(phase, len(_PLACES)))
+    return {"name": name, "capacity": capacity, "phases": [phases[own] for own in ordered]}
+
+
+def _by_device(plan: Mapping[str, Any]) -> dict[str, list[Item]]:
+    found: dict[str, list[Item]] = {}
+    for item in plan.get("items", ()):
+        if item["where"] != "disk":
+            found.setdefault(item["device"], []).append(item)
+    return found
+
+
+def _contents(items: Iterable[Item]) -> list[list[Any]]:
+    return sorted([item["phase"], item["role"], item["item"], item["bytes"]] for item in items)
+
+
+def _totals(items: Iterable[Item]) -> dict[str, int]:
+    totals: dict[str, int] = {}
+    for item in items:
+        totals[item["phase"]] = totals.get(item["phase"], 0) + item["bytes"]
+    return totals
+
+
+def _agrees(row: LedgerRow, totals: Mapping[str, int]) -> bool:
+    return row.predicted is not None and row.predicted.device == totals.get(row.phase)
+
+
+def _fullest(rows: Iterable[LedgerRow], measure: str) -> list[tuple[LedgerRow, int]]:
+    """For each phase the row that shows most: a card shows what all processes on it use."""
+    ordered = sorted(rows, key=lambda row: row.phase)
+    return [
+        max(((row, getattr(row.measured, measure)) for row in own), key=lambda pair: pair[1])
+        for _, own in groupby(ordered, key=lambda row: row.phase)
+    ]
+
+
+def _table_rows(rows: Sequence[LedgerRow]) -> list[dict[str, Any]]:
+    """Of each kind of process in each phase the one that was fullest. several: how many processes
+    of the kind there are. measures: by name, [predicted or None, measured, over or None]."""
+    shown = without_lone_nodes(rows)
+    kinds = [kind_of(process) for process in {row.process for row in shown}]
+    together = groupby(fullest_of_kinds(compare(shown)), lambda one: (one.process, one.phase))
+    return [
+        {
+            "process": process,
+            "phase": phase,
+            "several": kinds.count(kind_of(process)),
+            "measures": {o.measure: [o.predicted, o.measured, o.over] for o in own},
+        }
+        for (process, phase), own in together
+    ]

@@ -1,0 +1,33 @@
+"""The settings of runs side by side, as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from plimsoll.page.watched import Watched
+
+
+def settings(runs: Sequence[Watched]) -> list[dict[str, Any]]:
+    """Every key of the configs, dotted, with its value in each run as text; None in one that has no
+    such key. differs: whether the runs differ in it."""
+    found = [dict(_flat(run.settings, "")) for run in runs]
+    keys = dict.fromkeys(key for own in found for key in own)
+    return [
+        {
+            "key": key,
+            "values": (values := [own.get(key) for own in found]),
+            "differs": len(set(values)) > 1,
+        }
+        for key in keys
+    ]
+
+
+def _flat(values: Any, before: str) -> Iterator[tuple[str, str]]:
+    match values:
+        case dict() if values:
+            for key, value in values.items():
+                yield from _flat(value, f"{before}.{key}" if before else str(key))
+        case _ if before:
+            yield before, values if isinstance(values, str) else json.dumps(values, default=str)

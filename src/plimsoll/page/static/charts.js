@@ -1,0 +1,136 @@
+// One panel: a figure with its title, unit and legend, drawn by uPlot. Drag to zoom all figures;
+// with the keyboard: arrows move the cursor, + zooms in around it, Escape shows the whole run.
+
+import { element, fill, number } from "./dom.js";
+import { faint, ink } from "./palette.js";
+import { columnsOf } from "./chart_data.js";
+
+const MARKED = 30; // points of a line that are few enough to be marked
+const HEIGHT = 190;
+
+export function makeChart(onZoom) {
+  const [title, unit, keys] = [element("h3"), element("div", { class: "unit" }), element("div", { class: "keys" })];
+  const plot = element("div", { class: "plot" });
+  const figure = element("figure", { tabindex: 0 }, title, unit, keys, plot);
+  const chart = { figure, title, unit, keys, plot, onZoom, drawn: null, likeness: "", at: null };
+  figure.addEventListener("keydown", (event) => pressed(chart, event));
+  return chart;
+}
+
+export function drawChart(chart, panel, view) {
+  const made = columnsOf(panel, view.runs, view.smoothing);
+  chart.lines = made.lines;
+  chart.title.textContent = panel.title;
+  const means = Math.max(...panel.tables.map((one) => one.together ?? 1));
+  chart.unit.textContent = [panel.unit, means > 1 ? `means of ${means} steps` : ""].filter(Boolean).join("; ");
+  const width = chart.plot.clientWidth;
+  if (!width) return; // within something that is closed
+  const likeness = JSON.stringify([width, view.range, view.theme, panel.band, made.lines.map((l) => [l.label, l.points < MARKED]), made.bands.length]);
+  if (chart.drawn && chart.likeness === likeness) {
+    chart.drawn.setData(made.data, false);
+    rescale(chart.drawn, view.range, made.data[0]);
+  } else {
+    chart.drawn?.destroy();
+    chart.drawn = new uPlot(options(chart, panel, made, view, width), made.data, chart.plot);
+    chart.likeness = likeness;
+  }
+  legend(chart, null);
+  const last = chart.lines.map((line) => `${line.label} ${number(lastOf(chart, line))}`).join(", ");
+  chart.figure.setAttribute("aria-label", `${panel.title}: ${last}`);
+}
+
+function rescale(drawn, range, x) {
+  const [min, max] = range ?? [x[0], x.at(-1)];
+  drawn.setScale("x", { min, max });
+}
+
+function options(chart, panel, made, view, width) {
+  const stroke = ink("quiet");
+  const axis = { stroke, grid: { stroke: ink("line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+  const series = [{}, ...made.data.slice(1).map(() => ({ width: 0, spanGaps: true, points: { show: false } }))];
+  for (const line of made.lines) series[line.column] = seriesOf(panel, line);
+  return {
+    width, height: HEIGHT, series,
+    legend: { show: false },
+    padding: [8, 24, 0, 0],
+    cursor: { sync: { key: "step", scales: ["x", null] }, y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: false } },
+    scales: { x: { time: false, range: (u, min, max) => view.range ?? widened(panel, u.data[0], min, max) },
+      y: { range: (u, min, max) => rangeOf(panel, min, max) } },
+    axes: [{ ...axis, grid: { show: false }, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
+      { ...axis, size: 52, values: (u, ticks) => ticks.map((tick) => number(tick, 3)) }],
+    bands: made.bands.map((band) => ({ series: [band.columns[1], band.columns[0]], fill: faint(band.colour, 0.2) })),
+    hooks: {
+      drawClear: [(u) => panel.band && healthy(u, panel.band)],
+      setCursor: [(u) => legend(chart, u.cursor.idx ?? null)],
+      setSelect: [(u) => u.select.width > 4 && zoomTo(chart, u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"))],
+    },
+  };
+}
+
+function seriesOf(panel, line) {
+  const paint = { stroke: line.colour, label: line.label };
+  if (panel.stacked) return { ...paint, fill: line.colour, width: 0, points: { show: false }, paths: uPlot.paths.bars({ size: [1, 60] }) };
+  return { ...paint, width: 1.5, spanGaps: true, dash: line.dashed ? [5, 4] : undefined,
+    points: { show: line.points < MARKED, size: 5, fill: line.colour } };
+}
+
+function widened(panel, x, min, max) {
+  // A single step is seen, and the first and last column whole.
+  const half = panel.stacked && x.length > 1 ? (x[1] - x[0]) / 2 : min === max ? 1 : 0;
+  return [min - half, max + half];
+}
+
+function rangeOf(panel, min, max) {
+  if (min === null || (min === 0 && max === 0)) return [0, 1];
+  if (panel.stacked || panel.fromZero) return [0, max * 1.08 || 1];
+  const pad = (max - min) * 0.08 || Math.abs(max) * 0.1 || 1;
+  return [min - pad, max + pad];
+}
+
+function healthy(u, [low, high]) {
+  const { left, top, width, height } = u.bbox;
+  const at = (value, otherwise) => value === null ? otherwise : Math.min(Math.max(u.valToPos(value, "y", true), top), top + height);
+  const [above, below] = [at(high, top), at(low, top + height)];
+  u.ctx.fillStyle = `rgba(${ink("good")}, .1)`;
+  u.ctx.fillRect(left, above, width, below - above);
+}
+
+function lastOf(chart, line) {
+  const column = line.values ?? chart.drawn?.data[line.column] ?? [];
+  return column.findLast((value) => value !== null && value !== undefined) ?? null;
+}
+
+function legend(chart, idx) {
+  // Values at the cursor; without one, the last.
+  chart.at = idx;
+  const step = idx === null ? null : chart.drawn?.data[0][idx];
+  const entries = chart.lines.map((line) => {
+    const column = line.values ?? chart.drawn?.data[line.column] ?? [];
+    const value = idx === null ? lastOf(chart, line) : column[idx];
+    const mark = element("i", { class: line.dashed ? "dashed" : null });
+    mark.style[line.dashed ? "color" : "background"] = line.colour;
+    return element("span", {}, mark, `${line.label} ${number(value)}`);
+  });
+  fill(chart.keys, step === null || step === undefined ? null : element("span", {}, `step ${number(step)}`), ...entries);
+}
+
+function zoomTo(chart, from, to) {
+  chart.drawn.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+  chart.onZoom(to > from ? [from, to] : null);
+}
+
+function pressed(chart, event) {
+  const u = chart.drawn;
+  if (!u) return;
+  const x = u.data[0];
+  const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if (move) {
+    const idx = Math.min(Math.max((chart.at ?? (move < 0 ? x.length : -1)) + move, 0), x.length - 1);
+    u.setCursor({ left: u.valToPos(x[idx], "x"), top: 10 });
+  } else if (event.key === "+" && chart.at !== null) {
+    const quarter = (u.scales.x.max - u.scales.x.min) / 4;
+    zoomTo(chart, x[chart.at] - quarter, x[chart.at] + quarter);
+  } else if (event.key === "Escape") chart.onZoom(null);
+  else return;
+  event.preventDefault();
+}

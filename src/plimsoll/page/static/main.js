@@ -1,0 +1,130 @@
+// The page: its sections, what moves them, and how they are kept up to date.
+
+import { element, fill } from "./dom.js";
+import { live, load } from "./source.js";
+import { drawChart, makeChart } from "./charts.js";
+import { drawProgress } from "./progress.js";
+import { drawHeldOut, drawPictures, drawSeconds, makeSettings } from "./tables.js";
+import { drawMemory } from "./memory.js";
+import { makeSamples } from "./samples.js";
+
+const EVERY = 750; // milliseconds between two looks at the runs
+const main = document.getElementById("main");
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const view = { runs: [], range: null, smoothing: 0, theme: dark.matches };
+const charts = new Map(); // by section and title
+const drawn = new Map(); // by section: its panels
+const filter = element("input", { type: "search", placeholder: "filter curves", "aria-label": "filter curves", oninput: applyFilter });
+const smoothing = element("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0, oninput: () => { view.smoothing = Number(smoothing.value); redraw(); } });
+const whole = element("button", { type: "button", class: "hidden", onclick: () => zoom(null) }, "show the whole run");
+
+function section(id, title, ...children) {
+  const made = element("section", { id }, element("h2", {}, title), ...children);
+  document.getElementById("sections").append(element("a", { href: `#${id}` }, title));
+  main.append(made);
+  return made;
+}
+
+function grid(name) {
+  return element("div", { class: "grid", id: `curves-${name}` });
+}
+
+function each(name) {
+  // A box for every run, named where there are several.
+  return view.runs.map((run) => element("div", { "data-of": name }, view.runs.length > 1 ? element("h3", {}, run) : null, element("div")));
+}
+
+async function drawCurves(name) {
+  const [from, to] = view.range ?? [null, null];
+  const panels = await load("curves", live && view.range ? { section: name, from, to } : { section: name });
+  if (name === "other" && !parts.other.open) return;
+  drawn.set(name, panels);
+  const box = document.getElementById(`curves-${name}`);
+  panels.forEach((panel, place) => {
+    const key = `${name}/${panel.title}`;
+    if (!charts.has(key)) charts.set(key, makeChart(zoom));
+    const { figure } = charts.get(key);
+    if (box.children[place] !== figure) box.insertBefore(figure, box.children[place] ?? null);
+  });
+  while (box.children.length > panels.length) box.lastChild.remove();
+  applyFilter();
+  redraw([name]);
+}
+
+function redraw(names = [...drawn.keys()]) {
+  for (const name of names) {
+    for (const panel of drawn.get(name)) drawChart(charts.get(`${name}/${panel.title}`), panel, view);
+  }
+}
+
+function applyFilter() {
+  const words = filter.value.toLowerCase();
+  for (const [name, panels] of drawn) {
+    for (const panel of panels) {
+      const text = [panel.title, ...panel.series.map((one) => one.name)].join(" ").toLowerCase();
+      charts.get(`${name}/${panel.title}`).figure.classList.toggle("hidden", !text.includes(words));
+    }
+  }
+}
+
+async function zoom(range) {
+  view.range = range;
+  whole.classList.toggle("hidden", range === null);
+  await Promise.all([...drawn.keys()].map(drawCurves));
+}
+
+const parts = {};
+
+function build(runs, settings) {
+  view.runs = runs.map((run) => run.name);
+  section("curves", "Curves", element("div", { class: "controls" }, filter, element("label", {}, "smooth", smoothing), whole), grid("learning"));
+  section("health", "Health", element("p", { class: "quiet" }, "The green band is the healthy range."), grid("health"));
+  section("held-out", "Held out", ...(parts.heldOut = each("held-out")));
+  const samples = section("samples", "Samples", element("div"));
+  parts.samples = makeSamples(samples.lastChild, view.runs);
+  section("time", "Time", grid("time"), ...(parts.seconds = each("seconds")));
+  section("memory", "Memory", ...(parts.memory = each("memory")), grid("memory"), ...(parts.pictures = each("pictures")));
+  parts.other = element("details", { ontoggle: () => parts.other.open && drawCurves("other") }, element("summary", {}, "Every other metric"), grid("other"));
+  section("other", "Other metrics", parts.other);
+  makeSettings(section("config", "Config", element("div")).lastChild, settings, view.runs);
+}
+
+async function refresh() {
+  const per = (boxes, name, draw) => boxes.map(async (box, run) => draw(box.lastChild, await load(name, { run })));
+  await Promise.all([
+    ...["learning", "health", "time", "memory", ...(parts.other.open ? ["other"] : [])].map(drawCurves),
+    ...per(parts.heldOut, "held-out", drawHeldOut),
+    ...per(parts.seconds, "seconds", drawSeconds),
+    ...per(parts.memory, "memory", drawMemory),
+    ...per(parts.pictures, "pictures", drawPictures),
+    parts.samples(),
+  ]);
+}
+
+let seen = "";
+
+async function look() {
+  const runs = await load("progress");
+  drawProgress(document.getElementById("header"), runs);
+  if (!view.runs.length) build(runs, await load("settings"));
+  const versions = runs.map((run) => run.version).join();
+  if (versions !== seen) {
+    seen = versions;
+    await refresh();
+  }
+}
+
+async function keepLooking() {
+  try {
+    if (!document.hidden || !seen) await look();
+    document.getElementById("lost")?.remove();
+  } catch (error) {
+    if (!document.getElementById("lost")) document.body.prepend(element("p", { id: "lost", class: "problem", role: "alert" }, error.message));
+    seen = "";
+  }
+  if (live) setTimeout(keepLooking, EVERY);
+}
+
+dark.addEventListener("change", () => { view.theme = dark.matches; redraw(); });
+new ResizeObserver(() => redraw()).observe(main);
+keepLooking();

@@ -1,0 +1,81 @@
+// Memory: of each card and host a row for each phase, predicted above measured, against what it can
+// hold; and the table of all processes.
+
+import { bytes, element, fill, table } from "./dom.js";
+import { colourOf } from "./palette.js";
+
+const MEASURES = { device: "card", host: "host", allocated: "allocated", reserved: "reserved" };
+
+export function drawMemory(box, found) {
+  const open = new Set([...box.querySelectorAll("details[open]")].map((one) => one.dataset.key));
+  fill(box,
+    ...found.remarks.map((text) => element("p", {}, text)),
+    ...found.places.map((place) => placeOf(place, open)),
+    found.table.length ? comparison(found.table) : element("p", { class: "quiet" }, "Nothing was measured yet."));
+}
+
+const sum = (parts) => parts.reduce((total, part) => total + part.bytes, 0);
+
+function placeOf(place, open) {
+  const most = Math.max(...place.phases.map((phase) => Math.max(sum(phase.predicted), sum(phase.measured))), 1);
+  const scale = Math.max(most, place.capacity ?? 0) * 1.02;
+  const names = (key, what) => [...new Set(place.phases.flatMap((phase) => phase[what].map((part) => part[key])))];
+  const line = place.capacity ? `the load line is at ${bytes(place.capacity)}` : "its size is not known";
+  return element("div", { class: "place" },
+    element("h3", {}, `${place.name}: ${line}`),
+    keysOf("predicted by role:", names("role", "predicted")),
+    keysOf("measured by process:", names("process", "measured")),
+    ...place.phases.map((phase) => phaseOf(place, phase, scale, open)));
+}
+
+function keysOf(what, names) {
+  if (!names.length) return null;
+  return element("div", { class: "keys" }, what, ...names.map((name) => {
+    const mark = element("i");
+    mark.style.background = colourOf(name);
+    return element("span", {}, mark, name);
+  }));
+}
+
+function phaseOf(place, phase, scale, open) {
+  const key = `${place.name}/${phase.name}`;
+  const line = element("span", { class: "load-line" });
+  line.style.left = `${100 * place.capacity / scale}%`;
+  const said = [phase.predicted.length ? `${bytes(sum(phase.predicted))} predicted` : "", phase.measured.length ? `${bytes(sum(phase.measured))} measured` : ""];
+  const summary = element("summary", { class: "phase" }, element("span", {}, phase.name),
+    element("div", { class: "bars" }, bar("predicted", merged(phase.predicted), scale), bar("measured", phase.measured.map((part) => ({ name: part.process, bytes: part.bytes })), scale), place.capacity ? line : null),
+    element("small", { class: "number" }, said[0], element("br"), said[1]));
+  const rows = phase.predicted.map((item) => ({ cells: [{ text: item.role }, { text: item.item },
+    { text: bytes(item.bytes), numeric: true }, { text: item.formula }] }));
+  return element("details", { "data-key": key, open: open.has(key) }, summary,
+    rows.length ? table("items", [{ text: "role" }, { text: "item" }, { text: "predicted", numeric: true }, { text: "how" }], rows)
+      : element("p", { class: "quiet" }, "The plan says nothing of this phase."));
+}
+
+function merged(items) {
+  const roles = new Map();
+  for (const item of items) roles.set(item.role, (roles.get(item.role) ?? 0) + item.bytes);
+  return [...roles].map(([name, size]) => ({ name, bytes: size }));
+}
+
+function bar(kind, parts, scale) {
+  return element("div", { class: `bar ${kind}` }, ...parts.map((part) => {
+    const piece = element("i", { title: `${part.name}: ${bytes(part.bytes)} ${kind}` });
+    piece.style.width = `${100 * part.bytes / scale}%`;
+    piece.style.background = colourOf(part.name);
+    return piece;
+  }));
+}
+
+function comparison(rows) {
+  const measures = Object.keys(MEASURES).filter((name) => rows.some((row) => row.measures[name]));
+  const head = [{ text: "process" }, { text: "phase" }, ...measures.flatMap((name) =>
+    ["predicted", "measured", "over"].map((what) => ({ text: `${MEASURES[name]} ${what}`, numeric: true })))];
+  const cells = (found) => found
+    ? [bytes(found[0]), bytes(found[1]), found[2] === null ? "" : `${found[2] < 0 ? "−" : "+"}${Math.round(100 * Math.abs(found[2]))} %`]
+    : ["", "", ""];
+  return element("details", {}, element("summary", {}, "Every kind of process and phase, predicted and measured"),
+    table("memory", head, rows.map((row) => ({ cells: [
+      { text: row.process, small: row.several > 1 ? `fullest of ${row.several}` : "" }, { text: row.phase },
+      ...measures.flatMap((name) => cells(row.measures[name]).map((text) => ({ text, numeric: true })))] }))));
+}

@@ -1,0 +1,40 @@
+// Where each run is, and what is not healthy.
+
+import { duration, element, fill, number } from "./dom.js";
+
+export function drawProgress(box, runs) {
+  fill(box, ...runs.map(card));
+}
+
+function card(run) {
+  const about = [run.job ? `plimsoll ${run.job}` : "config.yaml is not there or does not name its job", run.model ? `of ${run.model}` : ""];
+  return element("section", { class: "run", "aria-label": run.name },
+    element("h1", {}, run.name, element("span", { class: `state ${run.state.split(" ")[0]}` }, run.state)),
+    element("div", { class: "quiet" }, about.filter(Boolean).join(" ")),
+    run.problem ? element("p", { class: "problem", role: "alert" }, run.problem) : null,
+    element("progress", { max: run.steps || 1, value: Math.min(run.step, run.steps || 1), "aria-label": "steps done" }),
+    element("div", { class: "figures" }, ...when(run).map(figure)),
+    element("div", { class: "figures" }, ...Object.entries(run.headline).map(figure)),
+    ...run.warnings.map(warning));
+}
+
+function when(run) {
+  const found = [["step", run.steps ? `${number(run.step)} of ${number(run.steps)}` : number(run.step)]];
+  if (run.secondsLeft !== null) found.push(["left", duration(run.secondsLeft)]);
+  if (run.phase) found.push(["now", `${run.phase}, ${duration(run.phaseSeconds)}`]);
+  if (run.secondsPerStep !== null) found.push(["a step", `${number(run.secondsPerStep, 3)} s`]);
+  found.push(["so far", duration(run.seconds)]);
+  if (run.state === "running" && run.writtenAgo !== null) found.push(["last step", `${duration(run.writtenAgo)} ago`]);
+  if (run.unread > 0) found.push(["still to read", `${number(run.unread / 1e6, 3)} MB`]);
+  return found;
+}
+
+function figure([name, value]) {
+  return element("span", {}, `${name} `, element("b", {}, value));
+}
+
+function warning(one) {
+  return element("details", { class: "warning" },
+    element("summary", {}, one.text),
+    element("p", {}, one.means), element("p", {}, `Try: ${one.attempt}`));
+}

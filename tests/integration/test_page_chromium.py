@@ -1,0 +1,207 @@
+"""The page in a real Chromium: it loads, keeps up with its run, filters, zooms, and shows what a
+run wrote as text. Needs the package playwright, and a Chromium of the system."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plimsoll.commands.report.report import report_run
+from plimsoll.commands.watch import Reader, app, bound
+from plimsoll.page.watched import watched
+from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.json_lines import append_row, write_rows
+from plimsoll.run.ledger import LedgerRow, write_ledger
+from plimsoll.run.now import Now, write_now
+from plimsoll.run.readings import Footprint, Line
+from plimsoll.run.trajectories import TokenScores, write_trajectories
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium: `apt-get install chromium`")
+
+expect = playwright.expect
+ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+Page = Any
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(chromium: Any, address: str, **settings: Any) -> Iterator[Page]:
+    """A page, which must have no error, complaint or question when it is closed."""
+    said: list[str] = []
+    page = chromium.new_context(viewport={"width": 1280, "height": 900}, **settings).new_page()
+    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
+    page.goto(address)
+    page.locator("#config table").wait_for()
+    yield page
+    page.close()
+    assert said == []
+
+
+@contextmanager
+def served(*paths: Path) -> Iterator[str]:
+    """The address of these runs' live page."""
+    with bound("127.0.0.1", 0) as place, Reader(watched(paths)) as reader:
+        settings = uvicorn.Config(app(lambda: reader.runs, "word"), log_level="warning")
+        server = uvicorn.Server(settings)
+        thread = Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{place.getsockname()[1]}/word/"
+        server.should_exit = True
+        thread.join()
+
+
+def sampled(number: int, sample: int) -> Trajectory:
+    return single_turn(
+        prompt=Prompt(number, np.array([1]), f"prompt {number} {ATTACK}", None),
+        sample_index=sample,
+        response_tokens=np.array([1, 2]),
+        sampler_logprobs=np.zeros(2, dtype=np.float32),
+        response_text=f"answer {number} {ATTACK}",
+        finish_reason="stop",
+        weight_version=1,
+        rewards=(RewardPart(ATTACK, float(sample), 1.0),),
+        group=number,
+    )
+
+
+def write_run(path: Path, steps: int, groups: int = 2, process: str = "local") -> RunDirectory:
+    """A run of PPO, with two responses in each group."""
+    path.mkdir(exist_ok=True)
+    run = RunDirectory(path)
+    run.write_config(f'# ppo\nrun: {{steps: 90, directory: "{path}"}}\nname: "{ATTACK}"\n')
+    rows = [
+        {"step": s, "reward": 1.0 - 1 / s, "kl": 0.1, "entropy": 1.0, ATTACK: 1.0}
+        | {"seconds/rollout": 1.0, "seconds/sync": 0.5, "eval/reward": 0.5}
+        for s in range(1, steps + 1)
+    ]
+    write_rows(run.metrics_path, rows)
+    held, line = Footprint(5 * 10**9), Line(6 * 10**9, 10**10)
+    ledger = [
+        LedgerRow(s, "rollout", who, "node 0", held, held, held, line, 1.0)
+        for s in range(1, steps + 1)
+        for who in (process, "node 0")
+    ]
+    write_ledger(run.ledger_path, ledger)
+    found = [sampled(number, sample) for number in range(groups) for sample in range(2)]
+    advantages = [np.array([0.5, -0.5], dtype=np.float32)] * len(found)
+    write_trajectories(
+        run.trajectories_path(steps), steps, found, TokenScores(advantages=advantages)
+    )
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return write_run(tmp_path / "one", steps=20)
+
+
+def shown_figures(page: Page) -> list[str]:
+    return [text for text in page.locator("figure:visible h3").all_inner_texts() if text]
+
+
+def test_a_live_page_shows_each_new_step(run: RunDirectory, chromium: Any) -> None:
+    with served(run.path) as address, opened(chromium, address) as page:
+        header, reward = page.locator("#header"), page.locator("#curves-learning figure").first
+        expect(header).to_contain_text("20 of 90")
+        expect(reward).to_contain_text("training 0.95")
+        expect(page.locator("#curves-learning canvas")).to_have_count(2)
+        append_row(run.metrics_path, {"step": 21, "reward": 0.625, "entropy": 9.0})
+        write_now(run.now_path, Now(22, 90, "train_actor"))
+        header.get_by_text("21 of 90").wait_for()
+        header.get_by_text("train_actor").wait_for()
+        reward.get_by_text("0.625").wait_for()
+        header.get_by_text("entropy is 9, healthy is 0.01 to 4").wait_for()
+        write_trajectories(run.trajectories_path(21), 21, [sampled(7, 0)], None)
+        page.get_by_text("Step 21, group 7").wait_for()
+
+
+def test_a_thousand_trajectories_are_filtered_and_ordered(tmp_path: Path, chromium: Any) -> None:
+    run = write_run(tmp_path / "many", steps=3, groups=500)
+    with served(run.path) as address, opened(chromium, address) as page:
+        samples = page.locator("#samples")
+        samples.get_by_text("500 of 500 groups").wait_for()
+        expect(samples.locator(".groups button")).to_have_count(500)
+        samples.get_by_label("filter prompts").fill("prompt 49")
+        samples.get_by_text("11 of 500 groups").wait_for()
+        samples.locator(".groups button", has_text="prompt 497").press("Enter")
+        samples.get_by_text("Step 3, group 497").wait_for()
+        answers = samples.locator("article pre").all_inner_texts()
+        assert answers == [f"answer 497 {ATTACK}"] * 2
+        assert samples.locator("article h3").first.inner_text() == "[1] reward 1"
+
+
+def test_curves_are_filtered_zoomed_and_read_with_the_keyboard(
+    run: RunDirectory, chromium: Any
+) -> None:
+    with served(run.path) as address, opened(chromium, address) as page:
+        page.locator("#curves-time canvas").first.wait_for()
+        page.get_by_label("filter curves").fill("kl")
+        assert shown_figures(page) == ["KL from the reference"]
+        page.get_by_label("filter curves").fill("")
+        figure = page.locator("#curves-learning figure").first
+        figure.focus()
+        for key in ("ArrowRight", "ArrowRight"):
+            page.keyboard.press(key)
+        figure.get_by_text("step 2").wait_for()
+        figure.get_by_text("training 0.5").wait_for()
+        page.keyboard.press("+")
+        whole = page.get_by_text("show the whole run")
+        whole.wait_for()
+        page.keyboard.press("Escape")
+        whole.wait_for(state="hidden")
+        page.locator("#other summary").press("Enter")
+        page.locator("#curves-other canvas").first.wait_for()
+        assert ATTACK in shown_figures(page)
+
+
+def test_two_runs_are_overlaid_and_their_configs_compared(tmp_path: Path, chromium: Any) -> None:
+    one, other = write_run(tmp_path / "a", 5), write_run(tmp_path / "b", 9, process="rank 0")
+    paths = (one.path, other.path)
+    with served(*paths) as address, opened(chromium, address) as page:
+        legend = page.locator("#curves-learning figure").first.locator(".keys")
+        expect(legend).to_contain_text("a, training 0.8")
+        expect(legend).to_contain_text("b, training 0.8889")
+        expect(page.locator("#curves-memory .keys")).to_contain_text("b, rank 5")
+        keys = page.locator("#config tbody code").all_inner_texts()
+        assert keys == ["run.directory"]
+        page.get_by_label("only what differs").uncheck()
+        assert "name" in page.locator("#config tbody code").all_inner_texts()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_a_report_is_the_same_page_without_a_server(
+    run: RunDirectory, chromium: Any, width: int, scheme: str
+) -> None:
+    report_run(run.path)
+    address = run.report_path.as_uri()
+    with opened(chromium, address, color_scheme=scheme) as page:
+        page.set_viewport_size({"width": width, "height": 800})
+        expect(page.locator("#curves-learning canvas")).to_have_count(2)
+        expect(page.locator("#memory .phase")).to_have_count(1)
+        expect(page.locator("#memory .phase")).to_contain_text("5 GB measured")
+        page.get_by_text("Step 20, group 0").wait_for()
+        assert page.locator("img").count() == 0  # none of what the run wrote is markup
+        body = page.locator("body").bounding_box()
+        assert body is not None and body["width"] <= width

@@ -1,0 +1,69 @@
+"""`plimsoll watch`: what its server answers, and to whom."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli import main
+from plimsoll.commands.watch import Reader, app
+from plimsoll.page.watched import watched
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.json_lines import append_row
+
+testclient = pytest.importorskip("starlette.testclient", reason="the extra `serve` is not there")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    found = RunDirectory(tmp_path)
+    found.write_config("# ppo\nrun: {steps: 3}\n")
+    append_row(found.metrics_path, {"step": 1, "reward": 0.5})
+    return found
+
+
+def test_only_who_knows_the_token_is_answered(run: RunDirectory) -> None:
+    runs = [one.look() for one in watched([run.path])]
+    client = testclient.TestClient(app(lambda: runs, "word"))
+    page = client.get("/word/")
+    assert page.status_code == 200 and "connect-src &#39;self&#39;" in page.text
+    assert page.headers["cache-control"] == "no-store"
+    assert client.get("/word/data/progress").json()[0]["step"] == 1
+    curves = client.get("/word/data/curves", params={"section": "learning"}).json()
+    assert curves[0]["tables"][0]["y"] == [[0.5], [None]]
+    refused = client.get("/word/data/group", params={"step": "1", "group": "0"})
+    assert refused.status_code == 404 and "no trajectories of step 1" in refused.json()["detail"]
+    for path in ("/", "/other/", "/other/data/progress", "/wörd/", "/word/data/../../", "/docs"):
+        assert client.get(path).status_code == 404, path
+
+
+def test_what_a_run_writes_is_read_on_until_the_end(run: RunDirectory) -> None:
+    with Reader(watched([run.path])) as reader:
+        for step in (2, 3):
+            append_row(run.metrics_path, {"step": step, "reward": 0.5})
+            deadline = time.monotonic() + 60
+            while reader.runs[0].metrics.last.get("step") != step:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    assert not reader._thread.is_alive()
+
+
+def test_what_holds_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "runs" / "ppo").mkdir(parents=True)
+    (tmp_path / "runs" / "ppo" / "config.yaml").touch()
+    assert main(["watch", str(tmp_path / "rnus")]) == 2
+    assert "rnus is no directory" in capsys.readouterr().err
+    assert main(["watch", str(tmp_path / "runs")]) == 2
+    said = capsys.readouterr().err
+    assert "holds no run" in said and f"Below it are: {tmp_path / 'runs' / 'ppo'}." in said
+    assert main(["watch"]) == 2
+    assert "required: RUN" in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_had_is_refused(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", str(run.path), "--host", "192.0.2.1", "--port", "9"]) == 2
+    assert "192.0.2.1:9 cannot be served at" in capsys.readouterr().err

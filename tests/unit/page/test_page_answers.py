@@ -1,0 +1,91 @@
+"""What a page asks for and is answered; settings; and the page as a file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from plimsoll.errors import ConfigError
+from plimsoll.page.answers import answer, frozen
+from plimsoll.page.html import page, script
+from plimsoll.page.settings import settings
+from plimsoll.page.watched import Watched, watched
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.json_lines import append_row
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Watched, ...]:
+    configs = {"a": "run: {steps: 3}\nkl: null\n", "b": "run: {steps: 4, seed: [1, 2]}\nkl: null\n"}
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        run = RunDirectory(tmp_path / name)
+        run.write_config(f"# ppo\n{config}")
+        append_row(run.metrics_path, {"step": 1, "reward": 1.0, "eval/reward": None})
+    return tuple(run.look() for run in watched([tmp_path / name for name in configs]))
+
+
+def test_settings_of_runs_are_compared_key_by_key(runs: tuple[Watched, ...]) -> None:
+    assert settings(runs) == [
+        {"key": "run.steps", "values": ["3", "4"], "differs": True},
+        {"key": "kl", "values": ["null", "null"], "differs": False},
+        {"key": "run.seed", "values": [None, "[1, 2]"], "differs": True},
+    ]
+    assert [row["differs"] for row in settings(runs[:1])] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("name", "query", "said"),
+    [
+        ("nothing", {}, "There is no 'nothing'. There are: progress"),
+        ("curves", {}, "no section None"),
+        ("curves", {"section": "learning", "from": "x"}, "from 'x' is no number"),
+        ("memory", {"run": "2"}, "no run 2. There are 0 to 1"),
+        ("seconds", {"run": "0.5"}, "no run 0.5"),
+        ("group", {"step": "9", "group": "0"}, "no trajectories of step 9"),
+    ],
+)
+def test_what_there_is_none_of_is_refused(
+    runs: tuple[Watched, ...], name: str, query: dict[str, str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        answer(runs, name, query)
+
+
+def test_a_frozen_page_has_every_answer_as_json(runs: tuple[Watched, ...]) -> None:
+    found = frozen(runs[:1], ["a remark"])
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["settings"] == answer(runs[:1], "settings", {})
+    assert [one["step"] for one in found["progress"]] == [1]
+    assert found["memory?run=0"]["remarks"] == ["a remark"]
+    assert found["held-out?run=0"]["rows"][0]["cells"] == [["NaN", ""]]
+
+
+def test_every_name_that_the_page_asks_for_is_answered(runs: tuple[Watched, ...]) -> None:
+    asked = set(re.findall(r'load\("([a-z-]+)"', script())) | {"held-out", "pictures"}
+    known = {key.partition("?")[0] for key in frozen(runs, [])}
+    assert asked - known == {"group"}  # no trajectories here
+    for name in asked - {"group", "curves"}:
+        answer(runs, name, {"run": "0"})
+
+
+def test_modules_in_one_scope_have_no_name_twice_and_no_import_left() -> None:
+    text = script()
+    names = re.findall(r"^(?:async )?(?:function|const|let|class) (\w+)", text, re.M)
+    assert len(names) > 50 and len(set(names)) == len(names)
+    assert not re.search(r"^(import|export) ", text, re.M)
+
+
+def test_texts_never_become_markup() -> None:
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", script())
+
+
+def test_a_title_and_data_cannot_leave_their_places() -> None:
+    attack = "</script><script>alert(1)</script>"
+    text = page(attack, {"progress": [attack]})
+    assert "<script>alert" not in text and "</script><script>alert" not in text
+    (data,) = re.findall(r'id="data">(.*?)</script>', text)
+    assert json.loads(data) == {"progress": [attack]}
