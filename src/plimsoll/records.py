@@ -95,6 +95,16 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Played:
+    """What is left of an episode with an environment until it is scored, in the process that it was
+    played in. environment: the object; None: it is in another process. messages: that followed the
+    prompt, as chat templates take them."""
+
+    environment: object
+    messages: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One sampled episode; a response to a prompt is the special case of one turn.
 
@@ -110,6 +120,7 @@ class Trajectory:
     turns: of an episode with an environment, in their order; they cover all tokens.
     token_rewards: what an environment gave for single tokens, shape [R]; None: it gave one number.
     figures: what an environment measured of it, such as seconds, by name.
+    played: of an episode, for rewards that look at it; never written.
     """
 
     prompt: Prompt
@@ -125,6 +136,7 @@ class Trajectory:
     turns: tuple[Turn, ...] = ()
     token_rewards: Floats | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    played: Played | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         per_token = (self.loss_mask, self.sampler_logprobs, self.weight_versions)

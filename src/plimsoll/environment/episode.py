@@ -24,7 +24,7 @@ from plimsoll.environment.calls import Begun, EnvironmentFailed
 from plimsoll.environment.conversation import Conversation
 from plimsoll.environment.seat import Seat
 from plimsoll.environment.speech import Speech, answering, identified, readable, rendered
-from plimsoll.records import FinishReason, Prompt, Trajectory
+from plimsoll.records import FinishReason, Played, Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
 from plimsoll.rollout.protocol import Ask, Request
 
@@ -65,6 +65,7 @@ class _Told:
     """What is told of an episode while it is played, as it ends wherever its time is over."""
 
     conversation: Conversation | None = None
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=lambda: {"environment_seconds": 0.0})
 
     def add(self, figures: Mapping[str, float]) -> None:
@@ -106,7 +107,8 @@ async def play(
             said = f"'s get_reward gave {len(whole)} numbers for {sampled} sampled tokens"
             raise EnvironmentFailed(Failed(said))
         turns = sum(turn.role == "assistant" for turn in spoken.turns)
-        return spoken.trajectory(sample_index, reason, whole, {"turns": turns, **told.figures})
+        found = spoken.trajectory(sample_index, reason, whole, {"turns": turns, **told.figures})
+        return replace(found, played=Played(seat.environment, told.messages))
     finally:
         await seat.close()
 
@@ -127,6 +129,7 @@ async def _turns(
         reply = identified(speech.read(answer.response_tokens, begun.tools), turn)
         told.add(answer.figures)
         conversation = told.conversation = conversation.said(answer, reply.problem or "")
+        told.messages.append(rendered(reply.message))
         if answer.finish_reason == "length":
             return "length"
         heard = await told.timed(seat.step(reply))
@@ -142,6 +145,7 @@ async def _turns(
             return "length"
         text = "\n".join(map(readable, after))
         conversation = conversation.told(after[-1].role, tokens, text)
+        told.messages += map(rendered, after)
         messages = [*messages, rendered(reply.message), *map(rendered, after)]
     raise AssertionError("max_turns is 1 or more")
 

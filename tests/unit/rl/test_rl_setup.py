@@ -35,5 +35,5 @@ def test_engines_take_the_longest_prompt_and_what_follows_it(
     environments: dict[str, Any], expected: int
 ) -> None:
     spec = spec_of(RlConfig.model_validate(CONFIG | {"environments": environments}))
-    prompts = [Prompt(i, np.zeros(length), "") for i, length in enumerate((7, 4))]
+    prompts = [Prompt(i, np.zeros(length, np.int32), "") for i, length in enumerate((7, 4))]
     assert longest_sequence(spec, prompts) == expected
