@@ -71,8 +71,8 @@ class SampledResponse:
 
     group: which responses answer the same prompt in the same step. parts: of the reward, before
     their weights. advantage: the mean over the tokens that are learned; None where none was
-    estimated. version: of the weights that began it; None of one without tokens. pieces: of the
-    response, where several said it; together they are its text.
+    estimated. version: of the weights that began it; None of one without tokens. pieces: of an
+    episode with an environment; together they are the response's text.
     """
 
     group: int
@@ -135,8 +135,7 @@ def read_responses(path: Path) -> list[SampledResponse]:
 
 def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> SampledResponse:
     """Before groups were kept, the prompt's place in the data told them apart."""
-    turns = row.get("turns") or ()
-    pieces = tuple(_pieces(turns)) if len(turns) > 1 else ()
+    pieces = tuple(_pieces(row.get("turns") or ()))
     return SampledResponse(
         group=row.get("group", row["prompt_index"]),
         prompt_index=row["prompt_index"],

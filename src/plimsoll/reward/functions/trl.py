@@ -14,10 +14,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from plimsoll.errors import ConfigError
-from plimsoll.records import Played, Trajectory
+
+if TYPE_CHECKING:  # plans look at rewards, too, and need no NumPy
+    from plimsoll.records import Played, Trajectory
 
 ENVIRONMENTS = "environments"
 _OWN = ("prompts", "completions", "completion_ids", ENVIRONMENTS)
