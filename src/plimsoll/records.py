@@ -95,6 +95,16 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Played:
+    """What is left of an episode with an environment until it is scored, in the process that it was
+    played in. environment: the object; None: it is in another process. messages: that followed the
+    prompt, as chat templates take them."""
+
+    environment: object
+    messages: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One sampled episode; a response to a prompt is the special case of one turn.
 
@@ -114,6 +124,7 @@ class Trajectory:
         earlier place: its branches before this one, each with the prompt that it began with. A
         sampled token is learned in the branch that it was sampled in. Rewards of the whole episode
         are this one's.
+    played: of an episode, for rewards that look at it; never written.
     """
 
     prompt: Prompt
@@ -130,6 +141,7 @@ class Trajectory:
     token_rewards: Floats | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     earlier: tuple[Trajectory, ...] = ()
+    played: Played | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         per_token = (self.loss_mask, self.sampler_logprobs, self.weight_versions)

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-import torch
 from chat_families import FAMILIES, Family, end_tokens
+from random_models import write_random_model
 from test_run_sync import PROBE, TEMPERATURE, Pair
-from transformers import AutoModelForCausalLM
 from vllm_cases import started
 
 from plimsoll.config.engine import TrainedRole
@@ -29,7 +28,6 @@ from plimsoll.environment.episode import Policy, Table, play
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
 from plimsoll.environment.seat import Here
 from plimsoll.environment.speech import Speech
-from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.layout import lay_out
 from plimsoll.rollout.protocol import EngineSpec, Request
@@ -63,15 +61,7 @@ class Trainer:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """One random model for all families, which ends a turn after some six tokens."""
     model = tmp_path_factory.mktemp("families")
-    config = tiny_config("qwen2", False, vocab=VOCABULARY, heads=2, feed_forward=96)
-    config.initializer_range = 0.2
-    write_tiny_model(model, config, 0, FAMILIES[0].template.tokenizer)
-    random = AutoModelForCausalLM.from_pretrained(model)
-    with torch.no_grad():
-        hidden = random.model(torch.arange(VOCABULARY)[None]).last_hidden_state[0]
-        mean = hidden.mean(0)
-        random.lm_head.weight[ENDS] = 4.0 * mean / mean.norm() ** 2
-    random.save_pretrained(model)
+    write_random_model(model, FAMILIES[0].template.tokenizer, VOCABULARY, ENDS)
     worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
     role = TrainedRole(model=ModelConfig(path=str(model), dtype="float32"))
     worker.load_policy("actor", role, TEMPERATURE)
@@ -115,7 +105,7 @@ class Asked:
 
     async def ask(self, request: Request, episode: int) -> list[Trajectory]:
         [answer] = await self.pair.engine.generate(request)
-        turn = np.asarray(request.prompts[0].tokens, np.int64), answer.response_tokens
+        turn = request.prompts[0].tokens.astype(np.int64), answer.response_tokens
         self.turns.setdefault(episode, []).append(turn)
         return [answer]
 

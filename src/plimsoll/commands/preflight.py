@@ -171,7 +171,7 @@ def _rewards(spec: RunSpec[Any]) -> Iterator[Problem]:
     if spec.sampling is None or spec.engines is None:
         return
     rewards = spec.sampling.rewards
-    if unusable := [*check_rewards(rewards)]:
+    if unusable := [*check_rewards(rewards, spec.sampling.environments)]:
         yield from unusable
         return
     yield from check_references(rewards, spec.data.sources())

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.errors import ConfigError
-from plimsoll.jobs.which import load_any
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.responses import Piece, ResponseGroup, SampledResponse
 
@@ -53,9 +52,10 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
             f"--mask reads tokens by the tokenizer of the run, and {config} is not there. Give a "
             "run.directory, or a file of its folder trajectories."
         )
-    model = load_any(str(config)).actor.model
-    from plimsoll.model.load import load_tokenizer  # which imports torch
+    from plimsoll.jobs.which import load_any  # here, as most who read rollouts need none of it
+    from plimsoll.model.load import load_tokenizer
 
+    model = load_any(str(config)).actor.model
     return load_tokenizer(model.path, model.trust_remote_code)
 
 

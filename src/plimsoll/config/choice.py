@@ -29,7 +29,13 @@ from plimsoll.errors import ConfigError
 
 
 def resolve_choice(
-    choice: Choice, package: str, function: str, arguments: int = 1, *, awaited: bool = False
+    choice: Choice,
+    package: str,
+    function: str,
+    arguments: int = 1,
+    *,
+    awaited: bool = False,
+    adapted: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda own: own,
 ) -> functools.partial[Any]:
     """The function that `choice` names, with the choice's options bound.
 
@@ -38,12 +44,13 @@ def resolve_choice(
     function: the name of the one function that each of its files defines, such as `loss`.
     arguments: how many it is called with, by position.
     awaited: whether one's own may be an `async def`.
+    adapted: what makes one's own of another form a function of these arguments.
 
     Raises ConfigError for a name, an option or an option's value that cannot be used, and for a
     function that cannot be called so.
     """
     if ":" in choice.name:
-        found = _by_import_path(choice.name, awaited)
+        found = adapted(_by_import_path(choice.name, awaited))
     else:
         _known(choice.name, package, function)
         found = vars(importlib.import_module(f"{package}.{choice.name}"))[function]

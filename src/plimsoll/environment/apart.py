@@ -44,6 +44,7 @@ class Apart:
 
     children: Children
     seconds: float
+    environment: object = None
     _held: AsyncExitStack = field(default_factory=AsyncExitStack)
     _child: Child | None = None
 

@@ -28,7 +28,7 @@ from plimsoll.environment.conversation import Conversation, ended
 from plimsoll.environment.protocol import Message, Reply
 from plimsoll.environment.seat import Seat
 from plimsoll.environment.speech import Speech, answering, identified, readable, rendered
-from plimsoll.records import FinishReason, Prompt, Trajectory
+from plimsoll.records import FinishReason, Played, Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
 from plimsoll.rollout.protocol import Ask, Request
 
@@ -77,6 +77,7 @@ class _Told:
     """What is told of an episode while it is played, as it ends wherever its time is over."""
 
     branches: list[Conversation] = field(default_factory=list)
+    messages: list[Mapping[str, Any]] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=lambda: {"environment_seconds": 0.0})
 
     def add(self, figures: Mapping[str, float]) -> None:
@@ -119,7 +120,8 @@ async def play(
             raise EnvironmentFailed(Failed(f" had not begun after {seconds}"))
         whole = await told.timed(seat.reward())
         figures = {**counted_turns(branches), **told.figures}
-        return ended(branches, sample_index, reason, whole, figures)
+        found = ended(branches, sample_index, reason, whole, figures)
+        return replace(found, played=Played(seat.environment, told.messages))
     finally:
         await seat.close()
 
@@ -143,6 +145,7 @@ async def _turns(
         reply = identified(speech.read(answer.response_tokens, begun.tools), turn)
         told.add(answer.figures)
         conversation = told.branches[-1] = conversation.said(answer, reply.problem or "")
+        told.messages.append(rendered(reply.message))
         if answer.finish_reason == "length":
             return "length"
         heard = await told.timed(seat.step(reply))
@@ -157,6 +160,7 @@ async def _turns(
         if len(goes_on[-1].all_tokens) >= longest:
             return "length"
         told.branches[-1:] = goes_on
+        told.messages += map(rendered, after)
         messages = [*messages, rendered(reply.message), *map(rendered, after)]
     raise AssertionError("max_turns is 1 or more")
 

@@ -31,8 +31,8 @@ from plimsoll.environment.openrlhf import AgentExecutorBase, OpenRlhfEnvironment
 from plimsoll.environment.protocol import Environment
 from plimsoll.environment.schemas import Tool
 from plimsoll.environment.tool_environment import (
-    RESERVED,
     Function,
+    functions_of,
     no_tool,
     tool_environment,
     toolbox,
@@ -208,7 +208,7 @@ def _factory(name: str, target: Any, functions: Sequence[Function]) -> Factory |
     if _plays(target, name):
         _no_functions(name, functions)
         return Factory(name, cast(Callable[..., Environment], target))
-    tools = toolbox([*functions, *_methods(target)])
+    tools = toolbox([*functions, *functions_of(target)])
     if not tools.schemas:
         raise no_tool(target)
     return Factory(name, _adapting(target, name, functions), tools.schemas)
@@ -240,11 +240,6 @@ def _plays(target: object, name: str) -> bool:
             f"`reset` and further public methods, which are the policy's tools."
         )
     return step
-
-
-def _methods(target: type) -> list[Function]:
-    members = inspect.getmembers(target, inspect.isfunction)
-    return [own for name, own in members if not name.startswith("_") and name not in RESERVED]
 
 
 def _no_functions(name: str, functions: Sequence[Function]) -> None:

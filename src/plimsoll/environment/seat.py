@@ -22,6 +22,7 @@ from plimsoll.environment.calls import (
     stepped,
 )
 from plimsoll.environment.protocol import Reply
+from plimsoll.environment.tool_environment import AsyncToolEnvironment, ToolEnvironment
 from plimsoll.reward.functions.calls import in_thread
 from plimsoll.reward.outcome import Failed
 
@@ -29,7 +30,11 @@ T = TypeVar("T")
 
 
 class Seat(Protocol):
-    """Each call raises EnvironmentFailed where it fails or takes too long."""
+    """Each call raises EnvironmentFailed where it fails or takes too long. environment: the object
+    that the episode is played with; None: it is in another process."""
+
+    @property
+    def environment(self) -> object: ...
 
     async def reset(self, row: Mapping[str, Any]) -> Begun: ...
 
@@ -49,24 +54,29 @@ class Here:
 
     make: Callable[[], Any]
     seconds: float
-    environment: Any = None
+    _made: Any = None
+
+    @property
+    def environment(self) -> object:
+        made = self._made
+        return made.inner if isinstance(made, ToolEnvironment | AsyncToolEnvironment) else made
 
     async def reset(self, row: Mapping[str, Any]) -> Begun:
-        self.environment = await self._asked("__init__", self.make)
-        said = await self._asked("reset", self.environment.reset, row)
+        self._made = await self._asked("__init__", self.make)
+        said = await self._asked("reset", self._made.reset, row)
         return _checked(begun(said))
 
     async def step(self, reply: Reply) -> Answer:
-        return _checked(stepped(await self._asked("step", self.environment.step, reply)))
+        return _checked(stepped(await self._asked("step", self._made.step, reply)))
 
     async def reward(self) -> Rewarded:
-        get_reward = method_of(self.environment, "get_reward")
+        get_reward = method_of(self._made, "get_reward")
         if get_reward is None:
             return None
         return _checked(rewarded(await self._asked("get_reward", get_reward)))
 
     async def close(self) -> None:
-        close = method_of(self.environment, "close")
+        close = method_of(self._made, "close")
         if close is None:
             return
         with suppress(EnvironmentFailed):  # the episode is over: nothing depends on this any more

@@ -53,8 +53,18 @@ class Toolbox:
 
 def methods_of(environment: object) -> list[Function]:
     """The methods that the policy may call: all public ones but `RESERVED`."""
-    members = inspect.getmembers(environment, inspect.ismethod)
-    return [own for name, own in members if not name.startswith("_") and name not in RESERVED]
+    return [getattr(environment, name) for name in _tools_of(type(environment))]
+
+
+def functions_of(kind: type) -> list[Function]:
+    """The same of a class."""
+    return [*_tools_of(kind).values()]
+
+
+def _tools_of(kind: type) -> dict[str, Function]:
+    """By name; of the class, as an object's properties may do anything."""
+    members = inspect.getmembers(kind, inspect.isfunction)
+    return {name: own for name, own in members if name[0] != "_" and name not in RESERVED}
 
 
 def toolbox(functions: Iterable[Function]) -> Toolbox:

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from plimsoll.config.base import Choice
 from plimsoll.config.choice import resolve_choice
+from plimsoll.config.codes import Code
 from plimsoll.config.data import SourceConfig
+from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.problems import Problem, Section, invalid
 from plimsoll.config.reward import JudgeReward, RewardConfig
 from plimsoll.config.run import BestConfig
 from plimsoll.errors import ConfigError
+from plimsoll.reward.functions.trl import ENVIRONMENTS, adapted, taken
 from plimsoll.spec.choices import unusable
 from plimsoll.spec.eval_sets import EvalSet
 
@@ -32,6 +36,8 @@ Check = Callable[[str], object]
 Answer = Callable[[str], str | None]
 """Takes the answer from a response, as votes are counted; None where it gives none."""
 
+_NONE: Mapping[str, EnvironmentConfig] = MappingProxyType({})
+_SETTINGS: Code = "reward-settings"
 _ATTRIBUTE = "check_reference"
 _ANSWER = "answer_of_response"
 _ASKED = "processes_asked"
@@ -111,11 +117,12 @@ def _with_options(function: Callable[..., Any], reward: partial[Any]) -> partial
 
 
 def reward_function(choice: Choice) -> partial[Any]:
-    """What a part of the reward names, with its options bound; it may be an `async def`.
+    """What a part of the reward names, with its options bound; it may be an `async def`. One of
+    TRL's form takes a list of trajectories.
 
     Raises ConfigError where it cannot be used.
     """
-    return resolve_choice(choice, REWARDS, "reward", awaited=True)
+    return resolve_choice(choice, REWARDS, "reward", awaited=True, adapted=adapted)
 
 
 def missing_key(judge: JudgeReward) -> bool:
@@ -123,9 +130,11 @@ def missing_key(judge: JudgeReward) -> bool:
     return judge.api_key is not None and not os.environ.get(judge.api_key)
 
 
-def check_rewards(rewards: Mapping[str, Choice]) -> Iterator[Problem]:
+def check_rewards(
+    rewards: Mapping[str, Choice], environments: Mapping[str, EnvironmentConfig] = _NONE
+) -> Iterator[Problem]:
     """Parts of a reward that cannot be used, by their names. Rules need no torch, so they are
-    imported."""
+    imported. environments: that they are beside."""
     for name, part in rewards.items():
         if isinstance(part, RewardConfig) and part.judge is not None and missing_key(part.judge):
             why = "It names the environment variable of the judge's key, which is not set here."
@@ -134,9 +143,30 @@ def check_rewards(rewards: Mapping[str, Choice]) -> Iterator[Problem]:
         if not part.name:  # servers, or a judge
             continue
         try:
-            reward_function(part)
+            reward = reward_function(part)
         except ConfigError as error:
             yield unusable(f"rewards.{name}", part, error)
+        else:
+            yield from _of_trls_form(f"rewards.{name}", part, taken(reward), environments)
+
+
+def _of_trls_form(
+    key: str, part: Choice, names: Sequence[str], environments: Mapping[str, EnvironmentConfig]
+) -> Iterator[Problem]:
+    """names: what it takes, if it has this form."""
+    at = Section(key, part)
+    if names and not environments:
+        why = "Functions of TRL's form (prompts, completions, ...) are taken beside environments."
+        yield at.conflict("name", why, "a function of a trajectory (docs/extend.md)", _SETTINGS)
+    if names and isinstance(part, RewardConfig) and part.process:
+        why = "A function of TRL's form is called where the environments are."
+        yield at.conflict("process", why, f"{key}.process: false", _SETTINGS)
+    for name, one in environments.items() if ENVIRONMENTS in names else ():
+        if one.process:
+            why = f"It takes {ENVIRONMENTS}, and those of environments.{name} are in processes of "
+            why += "their own."
+            fix = f"environments.{name}.process: false, or get_reward of the environment"
+            yield at.conflict("name", why, fix, _SETTINGS)
 
 
 def check_votes(

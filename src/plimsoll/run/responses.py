@@ -71,8 +71,8 @@ class SampledResponse:
 
     group: which responses answer the same prompt in the same step. parts: of the reward, before
     their weights. advantage: the mean over the tokens that are learned; None where none was
-    estimated. version: of the weights that began it; None of one without tokens. pieces: of the
-    response, where several said it; together they are its text.
+    estimated. version: of the weights that began it; None of one without tokens. pieces: of an
+    episode with an environment; together they are the response's text.
     """
 
     group: int
@@ -155,14 +155,14 @@ def _response(row: Mapping[str, Any], tokens: int, parts: Sequence[str]) -> Samp
 
 
 def _branches(row: Mapping[str, Any]) -> Iterator[Piece]:
-    """Of an episode of several turns, or of several branches; none of a single response."""
+    """Of an episode's turns, or of its branches; none of a response without an environment."""
     branches = [*(row.get("earlier") or ()), row]
     for number, branch in enumerate(branches, 1):
         turns = branch.get("turns") or ()
         if len(branches) > 1:
             yield Piece("\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch")
             yield from _pieces(turns) if turns else (Piece(branch["response"], "assistant"),)
-        elif len(turns) > 1:
+        else:
             yield from _pieces(turns)
 
 

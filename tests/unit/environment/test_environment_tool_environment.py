@@ -153,6 +153,17 @@ def test_beside_a_right_call_what_is_wrong_stands_under_its_result() -> None:
     assert said(step) == [("tool", "increment", "1\nThere is no tool 'x'.")]
 
 
+def test_properties_are_not_looked_at() -> None:
+    class Shy(CounterEnv):
+        @property
+        def depth(self) -> int:
+            raise RuntimeError("not before the first call")
+
+    environment = tool_environment(Shy())
+    assert isinstance(environment, ToolEnvironment)
+    assert len(environment.reset({"target": 1}).tools) == 1
+
+
 def test_close_is_the_objects() -> None:
     environment, inner, _ = counter()
     environment.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from plimsoll.records import Trajectory
 from plimsoll.reward.functions.calls import Setup
@@ -24,10 +25,10 @@ class ProcessPool:
 
         Raises PlimsollError where no process can be started.
         """
-        wanted = len(trajectories)
+        wanted, sent = len(trajectories), [replace(t, played=None) for t in trajectories]
         async with self._children.one() as child:
             try:
-                found: list[Outcome] = await child.ask([*trajectories], self._time_limit)
+                found: list[Outcome] = await child.ask(sent, self._time_limit)
             except TimeoutError:
                 said = f" took longer than its time_limit of {self._time_limit:g} s; its process "
                 return [Failed(f"{said}was ended")] * wanted

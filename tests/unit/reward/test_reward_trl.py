@@ -1,0 +1,124 @@
+"""Reward functions of TRL's form: what they are given, and where they are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from plimsoll.config.environment import EnvironmentConfig
+from plimsoll.config.reward import RewardConfig
+from plimsoll.errors import ConfigError
+from plimsoll.records import Played, Prompt, Trajectory, single_turn
+from plimsoll.reward.functions.calls import takes_many
+from plimsoll.reward.functions.trl import adapted, taken
+from plimsoll.reward.references import check_rewards
+
+
+def episode(place: int, **columns: object) -> Trajectory:
+    asked = {"role": "user", "content": f"Game {place}."}
+    prompt = Prompt(place, np.array([1]), "", "right", columns=columns, messages=(asked,))
+    said = ({"role": "assistant", "content": "Yes."},)
+    tokens = np.array([place, 7])
+    found = single_turn(prompt, 0, tokens, np.zeros(2, np.float32), "Yes.", "stop", 0)
+    return replace(found, played=Played(f"environment {place}", said))
+
+
+EPISODES = [episode(3, level=1), episode(4, level=2, extra="x")]
+
+
+def scored(function: Callable[..., Any]) -> Any:
+    own = adapted(function)
+    assert own is not function and takes_many(partial(own))
+    given = own(EPISODES)
+    return asyncio.run(given) if inspect.iscoroutinefunction(own) else given
+
+
+def test_all_is_handed_over_to_who_takes_all() -> None:
+    seen: dict[str, Any] = {}
+
+    def reward(prompts: Any, completions: Any, **kwargs: Any) -> list[float | None]:
+        seen.update(kwargs, prompts=prompts, completions=completions)
+        return [0.5, None]
+
+    assert scored(reward) == [0.5, 0.0]
+    assert seen == {
+        "prompts": [[{"role": "user", "content": f"Game {i}."}] for i in (3, 4)],
+        "completions": [[{"role": "assistant", "content": "Yes."}]] * 2,
+        "completion_ids": [[3, 7], [4, 7]],
+        "environments": ["environment 3", "environment 4"],
+        "reference": ["right", "right"],
+        "level": [1, 2],
+        "extra": [None, "x"],
+    }
+
+
+def test_one_that_names_what_it_takes_gets_that() -> None:
+    async def reward(environments: Any, level: Any, scale: float = 2.0) -> list[float]:
+        return [scale * one + len(env) for one, env in zip(level, environments, strict=True)]
+
+    assert scored(reward) == [15.0, 17.0]
+
+
+def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
+    def reward(completions: Any, solution: Any) -> list[float]:
+        return []
+
+    with pytest.raises(ConfigError, match=r"'solution'.* the rows have level, extra\. One that"):
+        scored(reward)
+
+
+def test_what_is_no_list_is_for_others_to_refuse() -> None:
+    assert scored(lambda completions: 3) == 3
+    assert scored(lambda completions: "ab") == "ab"
+
+
+def test_another_form_stays_as_it_is() -> None:
+    def reward(trajectory: Trajectory, *, scale: float = 1.0) -> float:
+        return scale
+
+    assert adapted(reward) is reward and taken(partial(reward)) == ()
+
+
+TRLS = """
+def of_all(completions, **kwargs):
+    return [0.0] * len(completions)
+
+def of_environments(environments, **kwargs):
+    return [0.0] * len(environments)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "environment", "said"),
+    [
+        ("of_all", {}, None, "beside environments"),
+        ("of_all", {"process": True}, {}, "where the environments are"),
+        ("of_environments", {}, {"process": True}, "those of environments.game are in processes"),
+        ("of_all", {}, {"process": True}, None),
+        ("of_environments", {}, {}, None),
+    ],
+)
+def test_where_the_form_cannot_be_used(
+    name: str,
+    changed: dict[str, Any],
+    environment: dict[str, Any] | None,
+    said: str | None,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "trls_rewards.py").write_text(TRLS)
+    monkeypatch.syspath_prepend(tmp_path)
+    environments = {}
+    if environment is not None:
+        environments["game"] = EnvironmentConfig(name="guess_number", **environment)
+    part = RewardConfig(name=f"trls_rewards:{name}", **changed)
+    found = [*check_rewards({"own": part}, environments)]
+    assert [one.code for one in found] == ([] if said is None else ["reward-settings"])
+    assert said is None or said in found[0].why
