@@ -191,9 +191,8 @@ def _message(turn: object, place: str) -> Mapping[str, object]:
         raise RowProblem(
             f"{place}.role", f"is `{role}`, which is none of {', '.join(ROLES)}.{hint}"
         )
-    if turn.get("tool_calls") and turn.get("content") is None:
-        why = "is missing beside tool_calls: write them into it, as the model's template has them"
-        raise RowProblem(f"{place}.content", why)
+    if turn.get("tool_calls") and turn.get("content") in (None, ""):
+        return {**_without_missing(turn), "content": ""}  # it calls, and says nothing besides
     content = _content(_present(turn, "content", place), f"{place}.content")
     return {**_without_missing(turn), "content": content}
 

@@ -177,9 +177,14 @@ def test_bad_columns(
         ([USER, {"content": "yo"}], "messages[1].role", "is missing"),
         ([USER, {"role": "assistant"}], "messages[1].content", "is missing"),
         (
-            [USER, {"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}],
+            [USER, {"role": "assistant", "content": None, "tool_calls": []}],
             "messages[1].content",
-            "is missing beside tool_calls: write them into it",
+            "is missing",
+        ),
+        (
+            [USER, {**ASSISTANT, "content": "", "tool_calls": [{"name": "add"}]}],
+            "messages",
+            "calls the tool 'add', and the chat template leaves calls out",
         ),
         ([USER, {**ASSISTANT, "content": 5}], "messages[1].content", "must be text, but is"),
         (
@@ -216,6 +221,19 @@ def test_bad_messages(
     found_field, found_problem = bad_sample(tokenizer, data)
     assert found_field == field
     assert found_problem.startswith(problem)
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_turn_may_call_a_tool_and_say_nothing(
+    tokenizer: Tokenizer, tmp_path: Path, content: str | None
+) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    turn = {"role": "assistant", "content": content, "tool_calls": [call]}
+    data = config(tmp_path, {"turns": [USER, turn]}, messages="turns", over_long="truncate")
+    writes = "{% for m in messages %}[{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}]"
+    template = make_template(tokenizer, writes + "{% endfor %}", None)
+    sample = load_samples(data, source(data), template).items[0]
+    assert tokenizer.decode(sample.tokens) == f"[{USER['content']}][{json.dumps([call])}]"
 
 
 @pytest.mark.parametrize("last", [ASSISTANT, {"role": "system", "content": "be brief"}])
