@@ -24,6 +24,7 @@ from plimsoll.records import Sample
 from plimsoll.reward.rule import build_rule
 from plimsoll.rl.setup import RlData, load_prompt_data
 from plimsoll.run.clock import TimedPhase
+from plimsoll.run.now import read_now
 from plimsoll.run.readings import Planned
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.train.resuming import fingerprint
@@ -166,6 +167,18 @@ def test_ctrl_c_lets_a_step_end() -> None:
         assert session.stop.requested
         with session.phase("eval"), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_run_says_what_it_does_until_it_ends() -> None:
+    with open_session(spec_of(sft(pages_alone())), Planned()) as session:
+        path = session.directory.now_path
+        for phase in ("load", "train_actor"):
+            with session.phase(phase):
+                now = read_now(path)
+                assert now is not None and (now.step, now.steps, now.phase) == (1, 1, phase)
+                assert not now.ended
+    assert not path.exists()
 
 
 def test_a_token_that_the_model_has_no_row_for_is_refused(home: Path) -> None:
