@@ -17,6 +17,28 @@ from transformers import (
 
 from plimsoll.model.policy import save_hf
 
+CHAT_TEMPLATE = r"""\
+{%- if tools %}{{ '<|im_start|>system\nTools:' }}
+{%- for tool in tools %}
+{{- '\n' ~ tool.function.name ~ '(' ~ (tool.function.parameters.properties | join(', ')) ~ '): ' }}
+{{- tool.function.description }}
+{%- endfor %}{{ '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}
+{{- '<|im_start|>user\n<tool_response>' ~ message.content ~ '</tool_response>' }}
+{%- else %}{{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>{"name": "' ~ call.function.name ~ '", "arguments": ' }}
+{{- (call.function.arguments | tojson) ~ '}</tool_call>' }}
+{%- endfor %}
+{%- endif %}{{ '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+"""ChatML, with calls of tools as Hermes and Qwen 2.5 write them, where a tool answers as a user; and
+with a line on each tool, for models that could not read a JSON schema."""
+_MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
 Family = Literal["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3"]
 
 
@@ -108,6 +130,21 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
     return tokenizer
 
 
+def train_chat_tokenizer(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
+    """The same for conversations, with `CHAT_TEMPLATE`, whose turns end with `<|im_end|>`; each of
+    the marks around tool calls and their results is one token."""
+    tokenizer: Qwen2Tokenizer = Qwen2Tokenizer().train_new_from_iterator(
+        texts,
+        vocabulary - len(_MARKS),
+        new_special_tokens=["<|im_start|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    tokenizer.add_tokens([*_MARKS])
+    tokenizer.eos_token = "<|im_end|>"
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
 def write_scratch_model(
     directory: Path,
     tokenizer: PreTrainedTokenizerBase,
@@ -130,4 +167,22 @@ def write_scratch_model(
         feed_forward=hidden * 11 // 4,
         max_positions=1024,
     )
+    write_tiny_model(directory, config, seed, tokenizer)
+
+
+def write_chat_model(directory: Path, texts: Iterable[str], seed: int) -> None:
+    """A Qwen2-shaped model of about 0.6M parameters with random weights, a tied head, and a
+    tokenizer of the texts by `train_chat_tokenizer`. Weights start larger than is usual, with which
+    so small a model learns to copy in half as many steps."""
+    tokenizer = train_chat_tokenizer(texts, 448)
+    config = tiny_config(
+        "qwen2",
+        tied=True,
+        vocab=len(tokenizer),
+        hidden=128,
+        layers=3,
+        feed_forward=384,
+        max_positions=1024,
+    )
+    config.initializer_range = 0.05
     write_tiny_model(directory, config, seed, tokenizer)
