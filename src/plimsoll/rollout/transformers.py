@@ -28,6 +28,7 @@ from plimsoll.model.load import quiet
 from plimsoll.records import Floats, Ints, Prompt, TokenIds, Trajectory, single_turn
 from plimsoll.rollout.arrivals import Arrivals
 from plimsoll.rollout.generate_steps import EndAtLimit, Recorder, StopStrings
+from plimsoll.rollout.grouped_attention import GROUPED
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.text import Decoder
 from plimsoll.run.readings import Reading
@@ -49,6 +50,8 @@ class TransformersEngine:
                 trust_remote_code=spec.trust_remote_code,
             ).to(spec.device)
         self._model.eval().requires_grad_(False)
+        if self._model.config._attn_implementation == "sdpa":
+            self._model.set_attn_implementation(GROUPED)
         # Not the model's own: a repetition penalty, say, is nothing that the trainer knows of.
         self._model.generation_config = GenerationConfig()
         self._arrivals = Arrivals(())

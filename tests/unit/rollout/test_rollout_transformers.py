@@ -18,8 +18,9 @@ from plimsoll.commands.arithmetic import make_tokenizer
 from plimsoll.config.rollout import RolloutConfig, SamplingConfig
 from plimsoll.engine.weights import WeightBucket, make_bucket
 from plimsoll.errors import WeightSyncError
-from plimsoll.model.tiny import tiny_config, write_tiny_model
+from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 from plimsoll.records import Prompt, Trajectory
+from plimsoll.rollout.grouped_attention import GROUPED
 from plimsoll.rollout.protocol import EngineSpec, Request
 from plimsoll.rollout.transformers import TransformersEngine
 
@@ -129,6 +130,24 @@ def test_sampler_log_probs_are_those_of_the_distribution_that_was_sampled_from(
         tokens = torch.from_numpy(trajectory.response_tokens)
         expected = scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0].numpy()
         np.testing.assert_allclose(trajectory.sampler_logprobs, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma2", "gemma3"])
+def test_groups_of_heads_attend_as_in_a_full_forward(family: Family, tmp_path: Path) -> None:
+    """Of one, two and four heads of queries for one of keys, beyond a sliding window of 6."""
+    for kv_heads in (1, 2, 4):
+        config = tiny_config(family, True, vocab=32, hidden=32, kv_heads=kv_heads, window=6)
+        config.initializer_range = 0.3
+        model = tmp_path / f"model-{kv_heads}"
+        write_tiny_model(model, config, 0, TOKENIZER)
+        engine = make_engine(model)
+        assert engine._model.config._attn_implementation == GROUPED
+        sampling = SamplingConfig(max_new_tokens=12, min_new_tokens=11)
+        for trajectory in answers(engine, prompts(*TEXTS), sampling):
+            scores = left(logits(model, trajectory), sampling)
+            tokens = torch.from_numpy(trajectory.response_tokens)
+            expected = scores.log_softmax(-1).gather(1, tokens[:, None])[:, 0].numpy()
+            np.testing.assert_allclose(trajectory.sampler_logprobs, expected, atol=5e-5)
 
 
 def test_the_models_own_sampling_settings_change_nothing(
