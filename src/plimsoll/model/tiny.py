@@ -35,8 +35,8 @@ CHAT_TEMPLATE = r"""\
 {%- endif %}{{ '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""ChatML, with calls of tools as Hermes and Qwen 2.5 write them, where a tool answers as a user; with
-a line on each tool, for models that could not read a JSON schema."""
+"""ChatML, with calls of tools as Hermes and Qwen 2.5 write them; a tool answers as a user, and has
+a line, for models that could not read a JSON schema."""
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 Family = Literal["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3"]
