@@ -51,12 +51,12 @@ class SourceConfig(Settings):
     path: WrittenPath
     """A .jsonl, .jsonl.gz, .json or .parquet file, a directory of them, a `datasets` directory, or
     a hub name; beside `generate`, the library that generates: `reasoning_gym`."""
-    generate: GenerateConfig | None = None
-    """Have the library at `path` generate the rows."""
     name: str | None = None
     """The configuration of a hub's data set that has several, such as `main` of openai/gsm8k."""
     split: str = "train"
     """The split, where the source has several."""
+    generate: GenerateConfig | None = None
+    """Have the library at `path` generate the rows."""
     messages: str | None = None
     """Column with a list of turns, {role, content} or ShareGPT's {from, value}. Give this, or
     `prompt`."""

@@ -19,7 +19,7 @@ import psutil
 from plimsoll.environment.verifiers import venv
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.meter import count_as_own
-from plimsoll.reward.functions.children import ended_how
+from plimsoll.reward.functions.children import ended_how, gone
 
 _START_SECONDS = 300.0
 _END_SECONDS = 10.0
@@ -114,6 +114,7 @@ class VerifiersProcess:
         self._numbers = itertools.count()
         self._starting = asyncio.Lock()
         self._running: _Running | None = None
+        self._processes: list[Process] = []
         self._listening: set[asyncio.Task[None]] = set()
 
     async def begin(self, task: Message) -> Episode:
@@ -130,17 +131,15 @@ class VerifiersProcess:
     async def close(self) -> None:
         """End it, with all that it has started."""
         running = self._running
-        if running is None or running.process.returncode is not None:
-            return
-        assert running.process.stdin is not None
-        running.process.stdin.close()
-        try:
-            async with asyncio.timeout(_END_SECONDS):
-                await running.process.wait()
-        except TimeoutError:
-            running.end()
-            await running.process.wait()
-        await asyncio.gather(*self._listening, return_exceptions=True)
+        if running is not None and not running.over:
+            assert running.process.stdin is not None
+            running.process.stdin.close()
+            try:
+                async with asyncio.timeout(_END_SECONDS):
+                    await running.process.wait()
+            except TimeoutError:
+                running.end()
+        await asyncio.gather(*map(gone, self._processes), *self._listening, return_exceptions=True)
 
     async def _started(self) -> _Running:
         process = await asyncio.create_subprocess_exec(
@@ -150,6 +149,7 @@ class VerifiersProcess:
             limit=_LONGEST_LINE,
             start_new_session=True,  # Ctrl-C is for the run
         )
+        self._processes.append(process)
         count_as_own(process.pid)
         running = _Running(process)
         try:
@@ -165,6 +165,7 @@ class VerifiersProcess:
         found = json.loads(line) if line else {}
         if "ready" not in found:
             running.end()
+            await gone(process)
             why = found.get("refused") or ended_how(await process.wait())
             raise PlimsollError(
                 f"The process for the environment {self._name} did not start: {why}"

@@ -79,7 +79,7 @@ class Children:
         for process in self._started_ones:
             if process.returncode is None:
                 _kill(process)
-        await asyncio.gather(*map(_gone, self._started_ones))
+        await asyncio.gather(*map(gone, self._started_ones))
 
     async def _started(self) -> Process:
         process = await asyncio.create_subprocess_exec(
@@ -119,7 +119,7 @@ async def _told(process: Process, message: bytes) -> bytes:
     return await process.stdout.readexactly(LENGTH.unpack(head)[0])
 
 
-async def _gone(process: Process) -> None:
+async def gone(process: Process) -> None:
     """Wait until it has ended, and its pipes are closed."""
     assert process.stdin is not None
     await process.wait()

@@ -1,0 +1,57 @@
+"""`plimsoll setup-verifiers` and `plimsoll verifiers-tasks`: what they refuse, and what they say
+where a step fails. What they make is in tests/integration/."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli import main
+from plimsoll.environment.verifiers.venv import PLACE
+
+FAILS = "import sys; sys.exit('no network' if sys.argv[1:3] == ['-m', 'venv'] else 0)"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(PLACE, str(tmp_path / "venv"))
+
+
+def refusal(capfd: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main([*words])
+    return code, capfd.readouterr().err
+
+
+def test_another_directory_is_left_as_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "thesis.txt").write_text("all of it")
+    code, said = refusal(capfd, "setup-verifiers", "--directory", str(tmp_path))
+    assert code == 2 and "is no virtual environment, and not empty" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_a_step_that_fails_is_told_with_the_way_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, said = refusal(capfd, "setup-verifiers", "--python", str(tmp_path / "python9"))
+    assert code == 2 and "python9 cannot be run: No such file" in said
+    python = tmp_path / "python"
+    python.write_text(f"#!{sys.executable}\n{FAILS}")
+    python.chmod(0o755)
+    code, said = refusal(capfd, "setup-verifiers", "--python", str(python))
+    assert code == 1 and "no network" in said
+    assert "-m venv" in said and "apt install python3-venv" in said
+
+
+def test_tasks_need_it_and_a_new_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "tasks.jsonl"
+    code, said = refusal(capfd, "verifiers-tasks", "sums", "--out", str(out))
+    assert code == 2 and "`plimsoll setup-verifiers` makes it" in said and not out.exists()
+    out.write_text("mine")
+    code, said = refusal(capfd, "verifiers-tasks", "sums", "--out", str(out))
+    assert code == 2 and "is there already" in said and out.read_text() == "mine"
+    code, said = refusal(capfd, "verifiers-tasks", "sums")
+    assert code == 2 and "--out" in said
