@@ -211,8 +211,10 @@ def test_a_dumped_config_loads_to_the_equal_config(
 def test_a_dump_names_every_key_with_its_default(tmp_path: Path) -> None:
     config = load_spec(JOBS["sft"], write(tmp_path, SFT)).config
     dumped = read_tree(dump_config(config), "f")
-    optional = {("data", "eval"), ("run", "best"), ("actor", "adapter"), ("actor", "ema")}
-    optional.add(("data", "train", "generate"))
+    optional = {
+        *(("data", "eval"), ("run", "best"), ("actor", "adapter"), ("actor", "ema")),
+        ("data", "train", "generate"),
+    }
     keys = {
         key.path
         for key in keys_of(SftConfig)
