@@ -110,9 +110,8 @@ def test_the_report_shows_predicted_and_measured(home: Path, sft: Outcome) -> No
     )
     assert "Nearest the line: local in " in outcome.out
     page = (home / "sft" / "report.html").read_text()
-    assert re.findall(r'(?:src|href)="([^"#]{1,22})', page) == ["data:image/svg+xml;bas"]
-    assert page.count("<svg ") == 4  # loss, seconds, speed, memory
-    assert "<td>train_actor</td>" in page and "micro_batch_tokens: 40" in page
+    assert re.findall(r'(?:src|href)="', page) == []  # nothing is fetched
+    assert "train_actor" in page and "micro_batch_tokens" in page
 
 
 def test_a_calibrated_plan_meets_the_run_and_says_so(home: Path, sft: Outcome) -> None:

@@ -80,8 +80,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def left_running() -> list[str]:
     """Commands of processes that an environment, or what it started, still has."""
-    own = [process.cmdline() for process in psutil.process_iter()]
-    words = [" ".join(words) for words in own]
+    own = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
+    words = [" ".join(words or ()) for words in own]  # of one that ends just now: None
     return [one for one in words if SLEEPER in one or "plimsoll.environment.worker" in one]
 
 

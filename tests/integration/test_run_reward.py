@@ -98,7 +98,8 @@ def test_held_out_accuracy_rises_well_above_chance(home: Path, whole: Outcome) -
     assert [row["step"] for row in rows if "eval/loss" in row] == [15, 30]
     assert (home / "rm" / "calibration.png").read_bytes()[:4] == b"\x89PNG"
     assert run_here(home, "report", "rm").code == 0
-    assert "Calibration on held-out data" in (home / "rm" / "report.html").read_text()
+    page = (home / "rm" / "report.html").read_text()
+    assert "Calibration: do predicted probabilities come true?" in page
     assert_measured_alike(home, "rm")
 
 
