@@ -118,7 +118,7 @@ def test_one_turn_of_many_episodes_side_by_side(stage: Stage) -> None:
 
 
 def test_turns_go_on_after_the_very_tokens_that_were_sampled(stage: Stage) -> None:
-    session = session_of("3  ", "2", "it is 2")
+    session = session_of("3  ", "1", "22")
     assert stage.play("talk", (session, TASK)) == [Played(1.0, {"replies": 3.0})]
     [branch] = session.branches
     assert [turn.role for turn in branch.turns] == [*["assistant", "user"] * 2, "assistant"]
@@ -178,6 +178,18 @@ def test_one_in_which_nothing_moves_is_ended(stage: Stage, monkeypatch: pytest.M
     [found] = stage.play("talk", (session_of("2"), {**TASK, "name": "blocks"}), seconds=1.0)
     assert said_of(found).endswith("nothing moved in its process, which was ended")
     assert stage.play("talk", (session_of("2", "2", "2"), TASK)) == [Played(1.0, {"replies": 3.0})]
+
+
+@pytest.mark.usefixtures("stage")
+def test_one_whose_episodes_wait_for_the_policy_ends_by_itself() -> None:
+    async def ended() -> int | None:
+        process = VerifiersEnvironment("talk").process({})
+        waiting = [await process.begin(TASK) for _ in range(4)]
+        assert ["asked" in await one.heard() for one in waiting] == [True] * 4
+        await process.close()
+        return waiting[0].running.process.returncode
+
+    assert asyncio.run(ended()) == 0
 
 
 @pytest.mark.parametrize(

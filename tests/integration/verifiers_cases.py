@@ -46,10 +46,17 @@ import asyncio, os, time
 import verifiers.v1 as vf
 from sums import Data, Sum, Config
 
-class Talk(vf.Taskset[Sum, Config]):
+class Share(Sum):
+    '''A reply is the better, the more of it is the answer.'''
+
+    @vf.reward
+    async def right(self, task, trace) -> float:
+        return trace.last_reply.count(task.answer) / max(1, len(trace.last_reply))
+
+class Talk(vf.Taskset[Share, Config]):
     def load(self):
         for a in range(1, self.config.most):
-            yield Sum(Data(prompt=f"{a}+1=", answer=str(a + 1)), self.config.task)
+            yield Share(Data(prompt=f"{a}+1=", answer="2"), self.config.task)
 
 class TalkConfig(vf.EnvConfig):
     player: vf.AgentConfig = vf.AgentConfig()

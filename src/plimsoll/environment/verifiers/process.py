@@ -49,17 +49,28 @@ class _Running:
         """A loop that consumes the process's lines, waits for nothing else, and gives each to its
         episode. It is over when the process has ended, which all episodes are then told."""
         assert self.process.stdout is not None
-        with suppress(ValueError):  # a line beyond all bounds, or none of JSON
+        try:
             while line := await self.process.stdout.readline():
                 message = json.loads(line)
                 if "pong" in message:
                     self.pongs.put_nowait(message)
                 elif message["episode"] in self.heard:
                     self.heard[message["episode"]].put_nowait(message)
-        self.end()
-        how = ended_how(await self.process.wait())
+        except ValueError:  # a line beyond all bounds, or none of JSON
+            self.end()
+        self.over = True
+        how = ended_how(await self.ends())
         for queue in self.heard.values():
             queue.put_nowait({"failed": f"'s process {how}"})
+
+    async def ends(self) -> int:
+        """Its exit code, once it has ended; one that does not is killed."""
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                return await self.process.wait()
+        except TimeoutError:
+            self.end()
+            return await self.process.wait()
 
     def end(self) -> None:
         """Kill it, with the tool servers that it started, which have sessions of their own."""
@@ -134,11 +145,7 @@ class VerifiersProcess:
         if running is not None and not running.over:
             assert running.process.stdin is not None
             running.process.stdin.close()
-            try:
-                async with asyncio.timeout(_END_SECONDS):
-                    await running.process.wait()
-            except TimeoutError:
-                running.end()
+            await running.ends()
         await asyncio.gather(*map(gone, self._processes), *self._listening, return_exceptions=True)
 
     async def _started(self) -> _Running:

@@ -133,6 +133,12 @@ class Episode:
         finally:
             del self._answers[turn]
 
+    def end(self) -> None:
+        """Have nothing wait for the policy any more."""
+        for waiting in self._answers.values():
+            if not waiting.done():
+                waiting.set_result({"refused": "The episode is over."})
+
     def answered(self, turn: int, answer: Mapping[str, Any]) -> None:
         """One that nobody waits for any more is dropped."""
         waiting = self._answers.get(turn)
@@ -233,6 +239,7 @@ class Player:
         except Exception as error:  # noqa: BLE001  the run tells it
             found = {"failed": f" raised {type(error).__name__}: {error}"}
         finally:
+            episode.end()
             self._episodes.pop(episode.number, None)
             self._playing.pop(episode.number, None)
         self._say({"episode": episode.number, **found})
