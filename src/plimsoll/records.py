@@ -95,10 +95,10 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Played:
+class Transcript:
     """What is left of an episode with an environment until it is scored, in the process that it was
-    played in. environment: the object; None: it is in another process. messages: that followed the
-    prompt, as chat templates take them."""
+    played in. environment: the object; None: it is in another process, or an agent played it.
+    messages: that followed the prompt, as chat templates take them; of an agent by their texts."""
 
     environment: object
     messages: Sequence[Mapping[str, Any]]
@@ -124,7 +124,7 @@ class Trajectory:
         earlier place: its branches before this one, each with the prompt that it began with. A
         sampled token is learned in the branch that it was sampled in. Rewards of the whole episode
         are this one's.
-    played: of an episode, for rewards that look at it; never written.
+    transcript: of an episode, for rewards that look at it; never written.
     """
 
     prompt: Prompt
@@ -141,7 +141,7 @@ class Trajectory:
     token_rewards: Floats | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
     earlier: tuple[Trajectory, ...] = ()
-    played: Played | None = field(default=None, compare=False, repr=False)
+    transcript: Transcript | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         per_token = (self.loss_mask, self.sampler_logprobs, self.weight_versions)

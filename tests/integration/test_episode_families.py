@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from plimsoll.engine.process_group import Place, free_port
 from plimsoll.engine.worker import Worker
 from plimsoll.environment.episode import Policy, Table, play
 from plimsoll.environment.protocol import Message, Observation, Reply, Step, ToolCall
-from plimsoll.environment.seat import Here
+from plimsoll.environment.seat import Here, Seat
 from plimsoll.environment.speech import Speech
 from plimsoll.records import Ints, Prompt, Trajectory
 from plimsoll.rl.layout import lay_out
@@ -40,6 +40,7 @@ VOCABULARY, LONGEST = 320, 1024
 """The families' tokenizers have 287 to 316 tokens."""
 ENDS = sorted({token for family in FAMILIES for token in end_tokens(family)})
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+Rewritten = Literal["keep", "branch"]
 T = TypeVar("T")
 
 
@@ -117,14 +118,19 @@ def read(family: Family, text: str, tools: Sequence[object]) -> Reply:
     return Reply(text, Message("assistant", "" if calls else text, calls), calls, None)
 
 
-def table(family: Family) -> tuple[Callable[[], Here], Table]:
-    noise = [*"aä \n.€", "yo ", "the answer", *family.specials, *family.ends, "<think>"]
-    tools = (ADD,) if family.tools else ()
-    config = EnvironmentConfig(name="wandering", max_turns=5, max_tokens=400, rewritten="keep")
+def table(family: Family, rewritten: Rewritten) -> Table:
+    config = EnvironmentConfig(
+        name="wandering", max_turns=5, max_tokens=400, rewritten=rewritten, call_seconds=60
+    )
     ends = tuple(end_tokens(family))
     speech = Speech(family.template, ends, partial(read, family), config.max_observation_tokens)
-    seat = partial(Here, partial(Wandering, tools, noise), 60)
-    return seat, Table("wandering", config, speech, 600)
+    return Table("wandering", config, speech, 600)
+
+
+def seat(family: Family) -> Seat:
+    noise = [*"aä \n.€", "yo ", "the answer", *family.specials, *family.ends, "<think>"]
+    tools = (ADD,) if family.tools else ()
+    return Here(lambda: Wandering(tools, noise), 60)
 
 
 def prompts(family: Family) -> Iterator[Prompt]:
@@ -135,12 +141,12 @@ def prompts(family: Family) -> Iterator[Prompt]:
         yield Prompt(i, tokens, f"{family.name} {i}", messages=messages)
 
 
-def played(family: Family, pair: Pair) -> tuple[list[Trajectory], Asked]:
+def played(family: Family, rewritten: Rewritten, pair: Pair) -> tuple[list[Trajectory], Asked]:
     """All episodes of the family, side by side."""
     decoder, asked = pair.engine._decoder, Asked(pair)
     decoder.tokenizer, decoder.end_tokens = family.template.tokenizer, tuple(end_tokens(family))
     own, sampling = (
-        partial(play, *table(family)),
+        table(family, rewritten),
         SamplingConfig(max_new_tokens=24, temperature=TEMPERATURE),
     )
     episodes = [(p, i) for p in prompts(family) for i in range(RESPONSES)]
@@ -148,7 +154,10 @@ def played(family: Family, pair: Pair) -> tuple[list[Trajectory], Asked]:
     async def all_of_them() -> list[Trajectory]:
         return await asyncio.gather(
             *(
-                own(prompt, 0, i, Policy(asked.ask, number, sampling, number))
+                play(
+                    *(partial(seat, family), own, prompt, 0, i),
+                    Policy(asked.ask, number, sampling, number),
+                )
                 for number, (prompt, i) in enumerate(episodes)
             )
         )
@@ -156,28 +165,53 @@ def played(family: Family, pair: Pair) -> tuple[list[Trajectory], Asked]:
     return pair.loop.run(all_of_them()), asked
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_the_trainers_tokens_are_the_engines(family: Family, pair: Pair) -> None:
-    found, asked = played(family, pair)
-    for number, t in enumerate(found):
-        whole = np.concatenate([t.prompt.tokens, t.response_tokens])
-        sampled = np.zeros(len(whole), np.bool_)
-        for before, answer in asked.turns[number]:
-            end = len(before) + len(answer)
-            np.testing.assert_array_equal(whole[:end], np.concatenate([before, answer]))
-            sampled[len(before) : end] = True
-        np.testing.assert_array_equal(t.loss_mask, sampled[len(t.prompt.tokens) :])
-        assert len(whole) == end  # nothing comes after what was sampled last
-    assert {len(turns) for turns in asked.turns.values()} == {1, 2, 3, 4}
-    roles = {turn.role for t in found for turn in t.turns}
-    assert roles == {"assistant", "user", *(["tool"] if family.tools else [])}
+REWRITING = ("mistral-v0.3", "deepseek-r1")
+"""Whatever is said; of the others some need thoughts."""
+CASES: list[tuple[Family, Rewritten]] = [
+    *((family, "keep") for family in FAMILIES),
+    *((family, "branch") for family in FAMILIES if family.name in REWRITING),
+]
 
-    layout = lay_out(found, [np.arange(len(found))], 1, 4096, beside=[t.group for t in found])
+
+@pytest.mark.parametrize(
+    ("family", "rewritten"), CASES, ids=[f"{family.name} {how}" for family, how in CASES]
+)
+def test_the_trainers_tokens_are_the_engines(
+    family: Family, rewritten: Rewritten, pair: Pair
+) -> None:
+    found, asked = played(family, rewritten, pair)
+    for number, t in enumerate(found):
+        turns = asked.turns[number]
+        for branch in t.branches:
+            whole = np.concatenate([branch.prompt.tokens, branch.response_tokens])
+            sampled = np.zeros(len(whole), np.bool_)
+            while turns and begins(whole, *turns[0]):
+                before, answer = turns.pop(0)
+                sampled[len(before) : len(before) + len(answer)] = True
+            np.testing.assert_array_equal(branch.loss_mask, sampled[len(branch.prompt.tokens) :])
+            assert sampled[-1]  # nothing comes after what was sampled last
+        assert turns == []
+    assert {t.figures["turns"] for t in found} == {1, 2, 3, 4}
+    assert any(t.earlier for t in found) == (rewritten == "branch")
+    if rewritten == "keep":  # a branch begins with what the environment said
+        roles = {turn.role for t in found for turn in t.turns}
+        assert roles == {"assistant", "user", *(["tool"] if family.tools else [])}
+
+    every = [(number, one) for number, t in enumerate(found) for one in t.branches]
+    branches = [one for _, one in every]
+    members = [np.arange(len(branches))]
+    layout = lay_out(branches, members, 1, 4096, beside=[number for number, _ in every])
     scored = layout.by_trajectory(layout.scored(Trainer(pair.worker), Worker.log_probs, "actor"))
     bound = prepare_sync(pair, SyncConfig(), PROBE).bound
     assert bound < 1e-4
-    for t, trainers in zip(found, scored, strict=True):
-        assert np.abs(t.sampler_logprobs[t.loss_mask] - trainers).mean() <= bound
+    for one, trainers in zip(branches, scored, strict=True):
+        assert np.abs(one.sampler_logprobs[one.loss_mask] - trainers).mean() <= bound
+
+
+def begins(whole: Ints, before: Ints, answer: Ints) -> bool:
+    """Whether the tokens of a branch begin with a turn and what it was sampled after."""
+    turn = np.concatenate([before, answer])
+    return np.array_equal(whole[: len(turn)], turn)
 
 
 def test_the_engine_tells_what_of_a_turns_prompt_its_cache_had(pair: Pair) -> None:

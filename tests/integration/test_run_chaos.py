@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from plimsoll.run.directory import RunDirectory
 from plimsoll.run.trajectories import read_trajectories
 
 STEPS, PROMPTS, RESPONSES = 4, 6, 3
-SLEEPER = "86399"
-"""Seconds that a process of an environment would stay."""
+SLEEPER = f"86399.{os.getpid()}"
+"""Seconds that a process of an environment would stay; no other run's does."""
 FAULTS = ("raise", "hang", "number", "nothing", "nan", "flood", "late raise", "late text")
 DEATHS = ("exit", "kill", "memory")
 KEPT = {"flood"}
@@ -78,11 +79,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def left_running() -> list[str]:
-    """Commands of processes that an environment, or what it started, still has."""
-    own = [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])]
-    words = [" ".join(words or ()) for words in own]  # of one that ends just now: None
-    return [one for one in words if SLEEPER in one or "plimsoll.environment.worker" in one]
+def left_running() -> list[psutil.Process]:
+    """Processes of environments, and of what they started, that do not end by themselves."""
+    own = {process.pid for process in psutil.Process().children(recursive=True)}
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or ()  # of one that is gone, None
+        worker = "plimsoll.environment.worker" in words and process.pid in own
+        if SLEEPER in words or worker:
+            found.append(process)
+    _, alive = psutil.wait_procs(found, timeout=30)
+    return [*alive]
 
 
 @pytest.mark.parametrize("process", [False, True])

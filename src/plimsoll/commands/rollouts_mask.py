@@ -30,7 +30,8 @@ def masked(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
     """
     tokenizer = _tokenizer(file)
     try:
-        rows = pq.read_table(file, columns=list(_TOKENS)).to_pylist()
+        earlier = {"earlier"} & {*pq.read_schema(file).names}
+        rows = pq.read_table(file, columns=[*_TOKENS, *earlier]).to_pylist()
     except pa.ArrowException as error:
         raise ConfigError(
             f"{file} has not the columns {', '.join(_TOKENS)}. An older version wrote it; leave "
@@ -40,7 +41,7 @@ def masked(groups: Sequence[ResponseGroup], file: Path) -> list[ResponseGroup]:
 
     def shown(one: SampledResponse) -> SampledResponse:
         row = known[one.group, one.sample_index]
-        return replace(one, pieces=tuple(_pieces(row, tokenizer)))
+        return replace(one, pieces=tuple(_branches(row, tokenizer)))
 
     return [ResponseGroup([*map(shown, group.responses)]) for group in groups]
 
@@ -57,6 +58,15 @@ def _tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
     model = load_any(str(config)).actor.model
     return load_tokenizer(model.path, model.trust_remote_code)
+
+
+def _branches(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:
+    """Of a response, or of each branch of an episode."""
+    branches = [*(row.get("earlier") or ()), row]
+    for number, branch in enumerate(branches, 1):
+        if len(branches) > 1:
+            yield Piece("\n" * (number > 1) + f"[branch {number} of {len(branches)}]\n", "branch")
+        yield from _pieces(branch, tokenizer)
 
 
 def _pieces(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Iterator[Piece]:

@@ -28,7 +28,7 @@ from plimsoll.environment.conversation import Conversation, ended
 from plimsoll.environment.protocol import Message, Reply
 from plimsoll.environment.seat import Seat
 from plimsoll.environment.speech import Speech, answering, identified, readable, rendered
-from plimsoll.records import FinishReason, Played, Prompt, Trajectory
+from plimsoll.records import FinishReason, Prompt, Trajectory, Transcript
 from plimsoll.reward.outcome import Failed
 from plimsoll.rollout.protocol import Ask, Request
 
@@ -121,7 +121,7 @@ async def play(
         whole = await told.timed(seat.reward())
         figures = {**counted_turns(branches), **told.figures}
         found = ended(branches, sample_index, reason, whole, figures)
-        return replace(found, played=Played(seat.environment, told.messages))
+        return replace(found, transcript=Transcript(seat.environment, told.messages))
     finally:
         await seat.close()
 

@@ -216,7 +216,7 @@ class Scorer:
         parts = zip(self.parts, values, strict=True)
         rewards = (RewardPart(p.rule.name, value, p.rule.config.weight) for p, value in parts)
         played = [part for part in trajectory.rewards if part.name == ENVIRONMENT]
-        return replace(trajectory, rewards=(*played, *rewards), played=None)
+        return replace(trajectory, rewards=(*played, *rewards), transcript=None)
 
     async def _outcomes(self, part: Part, trajectories: Sequence[Trajectory]) -> list[Outcome]:
         found = await part.source.score(trajectories)

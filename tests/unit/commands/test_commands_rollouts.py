@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 
@@ -244,6 +245,28 @@ def test_a_mask_shows_all_tokens_and_which_are_learned_from(played: Path) -> Non
     )
     shown = show_rollouts(played, Wanted(mask=True), console)
     assert "\x1b[32m+ 12<end>\x1b[0m" in shown and "\x1b[2m  ##\x1b[0m" in shown
+
+
+def test_a_mask_shows_each_branch(played: Path) -> None:
+    """The first goes on from its own prompt; what it sampled is the second's beginning."""
+    last = episode()
+    mask = np.array([True, True])
+    first = replace(
+        *(last,),
+        response_tokens=np.array([8, 14]),
+        loss_mask=mask,
+        sampler_logprobs=np.zeros(2, np.float32),
+        weight_versions=np.zeros(2, np.int64),
+        turns=(Turn("assistant", 0, 2, "8"),),
+        token_rewards=np.zeros(2, np.float32),
+        rewards=(),
+    )
+    file = RunDirectory(played).trajectories_path(1)
+    write_trajectories(file, 1, [replace(last, earlier=(first,))], None)
+    assert show_rollouts(played, Wanted(mask=True), None).endswith(
+        "    [branch 1 of 2]\n      7+5=\n    + 8<end>\n"
+        "    [branch 2 of 2]\n      7+5=\n    +  1\n      ##\n    + 12<end>\n"
+    )
 
 
 def test_a_mask_needs_the_tokenizer_of_the_run(played: Path, tmp_path: Path) -> None:

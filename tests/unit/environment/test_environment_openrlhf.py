@@ -22,7 +22,7 @@ from plimsoll.environment.opening import Factory, opened
 from plimsoll.environment.openrlhf import AgentExecutorBase, load_agent
 from plimsoll.environment.protocol import Message, Observation, Reply, Step
 from plimsoll.errors import ConfigError
-from plimsoll.records import Prompt, Trajectory, single_turn
+from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
 from plimsoll.rollout.protocol import Request
 
 PROMPT = "<|user|>Spell it.<|assistant|>"
@@ -269,6 +269,9 @@ def test_an_executor_plays_whole_episodes(tmp_path: Path) -> None:
     assert one.weight_versions.tolist() == [3, 3, 0, 3, 3]
     assert (one.reward, one.finish_reason) == (-2.0, "stop")
     assert one.figures == {"scores": 1.0, "turns": 2.0}
+    said = [("assistant", "12"), ("user", "?"), ("assistant", "@A")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    assert one.transcript == Transcript(None, messages)
 
 
 def test_an_executor_serves_episodes_at_once(tmp_path: Path) -> None:

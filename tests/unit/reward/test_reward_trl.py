@@ -15,7 +15,7 @@ import pytest
 from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.reward import RewardConfig
 from plimsoll.errors import ConfigError
-from plimsoll.records import Played, Prompt, Trajectory, single_turn
+from plimsoll.records import Prompt, Trajectory, Transcript, single_turn
 from plimsoll.reward.functions.calls import takes_many
 from plimsoll.reward.functions.trl import adapted, taken
 from plimsoll.reward.references import check_rewards
@@ -27,7 +27,7 @@ def episode(place: int, **columns: object) -> Trajectory:
     said = ({"role": "assistant", "content": "Yes."},)
     tokens = np.array([place, 7])
     found = single_turn(prompt, 0, tokens, np.zeros(2, np.float32), "Yes.", "stop", 0)
-    return replace(found, played=Played(f"environment {place}", said))
+    return replace(found, transcript=Transcript(f"environment {place}", said))
 
 
 EPISODES = [episode(3, level=1), episode(4, level=2, extra="x")]

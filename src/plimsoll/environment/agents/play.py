@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from plimsoll.environment.calls import EnvironmentFailed, Rewarded, rewarded
 from plimsoll.environment.conversation import ended
 from plimsoll.environment.episode import Policy, Table, counted_turns, row_of
 from plimsoll.environment.seat import called
-from plimsoll.records import Prompt, Trajectory
+from plimsoll.records import Prompt, Trajectory, Transcript
 from plimsoll.reward.outcome import Failed
 
 
@@ -84,4 +84,7 @@ async def play_agent(
         raise EnvironmentFailed(Failed(f" asked for no turn, and ended by: {session.reason}"))
     reason = "length" if played.truncated else session.reason
     figures = {**counted_turns(session.branches), **session.figures, **played.figures}
-    return ended(session.branches, sample_index, reason, played.reward, figures)
+    turns = [turn for branch in session.branches for turn in branch.turns]
+    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    found = ended(session.branches, sample_index, reason, played.reward, figures)
+    return replace(found, transcript=Transcript(None, messages))

@@ -25,7 +25,7 @@ class ProcessPool:
 
         Raises PlimsollError where no process can be started.
         """
-        wanted, sent = len(trajectories), [replace(t, played=None) for t in trajectories]
+        wanted, sent = len(trajectories), [replace(t, transcript=None) for t in trajectories]
         async with self._children.one() as child:
             try:
                 found: list[Outcome] = await child.ask(sent, self._time_limit)

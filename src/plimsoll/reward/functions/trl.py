@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:  # plans look at rewards, too, and need no NumPy
-    from plimsoll.records import Played, Trajectory
+    from plimsoll.records import Trajectory, Transcript
 
 ENVIRONMENTS = "environments"
 _OWN = ("prompts", "completions", "completion_ids", ENVIRONMENTS)
@@ -61,9 +61,9 @@ def _arguments(
 ) -> Mapping[str, Sequence[Any]]:
     given: dict[str, Sequence[Any]] = {
         "prompts": [[*t.prompt.messages] for t in trajectories],
-        "completions": [[*_played(t).messages] for t in trajectories],
+        "completions": [[*_transcript(t).messages] for t in trajectories],
         "completion_ids": [t.response_tokens.tolist() for t in trajectories],
-        ENVIRONMENTS: [_played(t).environment for t in trajectories],
+        ENVIRONMENTS: [_transcript(t).environment for t in trajectories],
         "reference": [t.prompt.reference for t in trajectories],
     }
     names = dict.fromkeys(name for t in trajectories for name in t.prompt.columns)
@@ -83,6 +83,8 @@ def _arguments(
     return {one.name: given[one.name] for one in parameters if one.name in given}
 
 
-def _played(trajectory: Trajectory) -> Played:
-    assert trajectory.played is not None, "refused in the config: taken beside environments alone"
-    return trajectory.played
+def _transcript(trajectory: Trajectory) -> Transcript:
+    assert trajectory.transcript is not None, (
+        "refused in the config: taken beside environments alone"
+    )
+    return trajectory.transcript
