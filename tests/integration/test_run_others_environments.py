@@ -163,8 +163,8 @@ class AgentInstance(AgentInstanceBase):
     async def step(self, states: dict, **kwargs):
         assert states["observation_text"].startswith("<|im_start|>system")
         done = self.step_idx >= self.max_steps
-        right = states["label"] not in states["action_text"]
-        reward = torch.tensor(float(right)) if done else torch.tensor(0)
+        found = float(states["action_text"].count("a"))
+        reward = torch.tensor(found) if done else torch.tensor(0)
         feedback = "<|im_end|>" if done else (
             "" if "<|im_end|>" in states["action_text"] else "<|im_end|>"
         ) + "\\n<|im_start|>user\\nOnce more.<|im_end|>\\n<|im_start|>assistant\\n"
@@ -342,7 +342,7 @@ def test_an_agent_file_of_openrlhf(home: Path) -> None:
     for t in ended:
         spoken = [turn for turn in t.turns if turn.role == "assistant"]
         assert len(spoken) in (2, 3)
-        assert parts(t) == {"environment": float(str(t.prompt.reference) not in spoken[-1].text)}
+        assert parts(t) == {"environment": float(spoken[-1].text.count("a"))}
         assert t.figures["turn_count"] == sum(range(1, len(spoken) + 1))
         assert "Once more." in t.turns[1].text
-    assert ended
+    assert len({parts(t)["environment"] for t in ended}) > 1
