@@ -29,7 +29,7 @@ unexport PIP_TARGET PIP_PREFIX PYTHONPATH PYTHONHOME
 # Tests start hundreds of processes; without it each compiles the source anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test test-all test-gpu lint bench setup lock clean
+.PHONY: demo quick test test-all test-gpu lint bench docs setup lock clean
 
 demo: setup
 	$(BIN)/plimsoll demo
@@ -86,6 +86,10 @@ $(STAMP): requirements/$(BACKEND).txt pyproject.toml
 
 lock: setup
 	./requirements/lock.sh
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	@echo "site/index.html is ready"
 
 clean:
 	rm -rf .venv

@@ -24,11 +24,20 @@ def demo(words: list[str]) -> None:
         help="where all is written (%(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of task, model and runs (%(default)s)")
+    parser.add_argument(
+        "--files-only",
+        action="store_true",
+        help="write data, model and the configs sft, dpo, ppo and grpo; train nothing",
+    )
     options = parser.parse_args(words)
 
-    from plimsoll.commands.demo import run_demo
+    from plimsoll.commands.demo import prepare, run_demo
 
-    run_demo(options.directory, options.seed)
+    if options.files_only:
+        prepare(Path(options.directory), options.seed)
+        show(f"{options.directory} is ready. First: plimsoll sft {options.directory}/sft.yaml\n")
+    else:
+        run_demo(options.directory, options.seed)
 
 
 def _plan_parser() -> Parser:

@@ -82,6 +82,14 @@ def write_problems(path: Path, found: Sequence[Problem], careless: float, seed: 
     write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_pairs(path: Path, found: Sequence[Problem]) -> None:
+    """A JSON line a problem: prompt, a careful answer, and a careless one."""
+    rows = [
+        {"prompt": p.prompt, "careful": p.worked(True), "careless": p.worked(False)} for p in found
+    ]
+    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """A token for each character of the task, and one that ends a response.
 

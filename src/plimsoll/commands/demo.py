@@ -2,8 +2,9 @@
 
     plimsoll demo
 
-Everything is made on the spot and written below one directory, the three configs among it, so that
-each part can be run again by hand with `plimsoll sft`, `plimsoll ppo` and `plimsoll grpo`.
+Everything is made on the spot and written below one directory, the configs among it, so that each
+part can be run again by hand with `plimsoll sft`, `plimsoll ppo` and `plimsoll grpo`; and DPO by
+`plimsoll dpo`, which is not a part of the demo.
 """
 
 from __future__ import annotations
@@ -19,7 +20,12 @@ import pyarrow.parquet as parquet
 from rich.console import Console
 from rich.table import Table
 
-from plimsoll.commands.arithmetic import make_tokenizer, problems, write_problems
+from plimsoll.commands.arithmetic import (
+    make_tokenizer,
+    problems,
+    write_pairs,
+    write_problems,
+)
 from plimsoll.commands.planning import local_host_of, plan_run, refuse_conflicts
 from plimsoll.commands.report.curves import draw_curves
 from plimsoll.commands.run import run
@@ -106,7 +112,26 @@ algorithm:
 )
 
 
-_CONFIGS = {"sft": _SFT, "ppo": _PPO, "grpo": _GRPO}
+_DPO = """\
+# dpo: pairs instead of a reward: a careful answer is better than a careless one
+run: {{directory: {directory}/dpo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
+cluster: {{where: local, device: cpu, threads: 1}}
+data:
+  train: {{path: {directory}/pairs.jsonl, prompt: prompt, chosen: careful, rejected: careless}}
+  eval: {{path: {directory}/test_pairs.jsonl, prompt: prompt, chosen: careful, rejected: careless}}
+  chat_template: none
+  max_tokens: 64
+batch: {{pairs: 64, micro_batch_tokens: 4096}}
+actor:
+  model: {{path: {directory}/sft/model}}
+  optimizer: {{learning_rate: 0.0001}}
+algorithm:
+  loss: {{name: dpo, options: {{beta: 0.1}}}}
+  nll_weight: 1.0
+"""
+
+_RUNS = {"sft": _SFT, "ppo": _PPO, "grpo": _GRPO}
+_CONFIGS = _RUNS | {"dpo": _DPO}
 
 
 @dataclass(frozen=True)
@@ -134,7 +159,7 @@ def run_demo(directory: str, seed: int) -> Outcome:
         console.print(f"removing the last demo in {home}")
         remove_directory(home)
     prepare(home, seed)
-    sft, ppo, grpo = (load_spec(JOBS[name], str(home / f"{name}.yaml")) for name in _CONFIGS)
+    sft, ppo, grpo = (load_spec(JOBS[name], str(home / f"{name}.yaml")) for name in _RUNS)
     refuse(missing_needs(ppo))
     refuse_conflicts(local_host_rules(ppo, local_host_of(ppo.cluster)))
     console.rule("1. supervised fine-tuning")
@@ -148,11 +173,13 @@ def run_demo(directory: str, seed: int) -> Outcome:
 
 
 def prepare(home: Path, seed: int) -> None:
-    """Write the problems, the random model and the configs."""
+    """Write the problems, the pairs, the random model and the configs."""
     home.mkdir(parents=True, exist_ok=True)
     found = list(problems(TRAINING_PROBLEMS + HELD_OUT_PROBLEMS, DIGITS, seed))
     write_problems(home / "train.jsonl", found[:TRAINING_PROBLEMS], CARELESS, seed)
     write_problems(home / "test.jsonl", found[TRAINING_PROBLEMS:], CARELESS, seed + 1)
+    write_pairs(home / "pairs.jsonl", found[:TRAINING_PROBLEMS])
+    write_pairs(home / "test_pairs.jsonl", found[TRAINING_PROBLEMS:])
     tokenizer = make_tokenizer()
     config = tiny_config(
         "qwen2", True, vocab=32, hidden=128, layers=3, heads=4, kv_heads=2, feed_forward=384
@@ -165,7 +192,7 @@ def prepare(home: Path, seed: int) -> None:
 
 def tell(home: Path, console: Console, seconds: float) -> Outcome:
     """Print before and after, some answers, where the time went, and the picture's path."""
-    runs = {name: RunDirectory(home / name) for name in _CONFIGS}
+    runs = {name: RunDirectory(home / name) for name in _RUNS}
     rows = {name: read_rows(one.metrics_path) for name, one in runs.items()}
     ppo, grpo = rows["ppo"], rows["grpo"]
     outcome = Outcome(*(float(row["eval/correct"]) for row in (ppo[0], ppo[-1], grpo[-1])))
