@@ -110,13 +110,21 @@ def _others(search: Search) -> list[State]:
 
 def _first(search: Search) -> list[State]:
     """The single moves that do, and where the way down ends."""
-    down = _trimmed(search, _down(search, search.root))
-    return [*_singles(search), *([down] if search.better(down) else [])]
+    return [*_singles(search), *_reached(search, search.root)]
 
 
 def _singles(search: Search) -> list[State]:
     made = (search.after(search.root, move) for move in saving_moves(search.root.plan))
     return [_trimmed(search, one) for one in made if one is not None and search.better(one)]
+
+
+def _reached(
+    search: Search, start: State, barred: frozenset[str] = frozenset()
+) -> Iterator[State]:
+    """Where the way down from a state ends, if it fits better, without what it does not need."""
+    down = _down(search, start, barred)
+    if search.better(down):
+        yield _trimmed(search, down)
 
 
 def _down(search: Search, state: State, barred: frozenset[str] = frozenset()) -> State:
@@ -177,9 +185,7 @@ def _instead(search: Search, state: State) -> Iterator[State]:
         kept = frozenset(change for change in state.changes if part_of(change) != key)
         for start in (search.site.tried(kept), search.root):
             if start is not None:
-                other = _trimmed(search, _down(search, start, frozenset({key})))
-                if search.better(other):
-                    yield other
+                yield from _reached(search, start, frozenset({key}))
 
 
 def _elsewhere(search: Search, state: State) -> Iterator[State]:
@@ -187,9 +193,7 @@ def _elsewhere(search: Search, state: State) -> Iterator[State]:
     others = [one for one in made if one is not None and _placement(one) != _placement(state)]
     if others:
         start = min(others, key=lambda one: (one.lacking, search.size(one)))
-        other = _trimmed(search, _down(search, start))
-        if search.better(other):
-            yield other
+        yield from _reached(search, start)
 
 
 def _placement(state: State) -> str | None:
