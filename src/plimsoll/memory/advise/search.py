@@ -154,8 +154,8 @@ def _lessened(search: Search, state: State) -> Iterator[State]:
     """States that ask for less and less: each one move from the one before."""
     while True:
         made = (search.after(state, move) for move in _near(search, state))
-        asking = (one for one in made if one is not None and search.better(one))
-        asking = (one for one in asking if _as_small(search, one, state))
+        hopeful = (one for one in made if one and one.may_be_as_small(state, search.root))
+        asking = (one for one in hopeful if search.better(one) and _as_small(search, one, state))
         trimmed = (_trimmed(search, one) for one in asking)
         less = next((one for one in trimmed if search.size(one) < search.size(state)), None)
         if less is None:
