@@ -118,9 +118,7 @@ def _singles(search: Search) -> list[State]:
     return [_trimmed(search, one) for one in made if one is not None and search.better(one)]
 
 
-def _reached(
-    search: Search, start: State, barred: frozenset[str] = frozenset()
-) -> Iterator[State]:
+def _reached(search: Search, start: State, barred: frozenset[str] = frozenset()) -> Iterator[State]:
     """Where the way down from a state ends, if it fits better, without what it does not need."""
     down = _down(search, start, barred)
     if search.better(down):
