@@ -12,10 +12,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.config.cluster import ClusterConfig
-from plimsoll.config.flags import parse_flags
+from plimsoll.config.flags import apply_flags, parse_flags
 from plimsoll.config.load import read_config_text
 from plimsoll.config.problems import Problem
 from plimsoll.config.yaml_edit import write_flags
+from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
 from plimsoll.machine.hardware import (
     Hardware,
@@ -209,6 +210,22 @@ def applied(path: str, flags: Sequence[str], advice: Advice, number: int) -> str
         )
     made = flags_of(answers[number - 1].changes)
     return write_flags(read_config_text(path), path, [*parse_flags(flags), *made])
+
+
+def fitted(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, object] | None:
+    """The values of a config, nested as they are written, with the least change with which it fits
+    on its machines (`cluster.hardware`, or what is here): in what is learned first, as answers are
+    in order. The same values where it fits; None where nothing that was tried does.
+
+    spec: of these values. Raises as `plan_job`.
+    """
+    advice = advise_job(spec)
+    if advice.fits:
+        return values
+    answer = next((one for one in advice.answers if one.verdict == "fits"), None)
+    return (
+        None if answer is None else apply_flags(Tree(values, {}), flags_of(answer.changes)).values
+    )
 
 
 def _trace_table(traced: Mapping[str, TracedRole]) -> str:

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from plimsoll.commands.planning import advise_job, applied, plan_job
+from plimsoll.commands.planning import advise_job, applied, fitted, plan_job
+from plimsoll.config.flags import Flag, apply_flags
+from plimsoll.config.load import validate
+from plimsoll.config.yaml_tree import Tree, read_tree, value_at
 from plimsoll.errors import ConfigError
+from plimsoll.jobs import JOBS
 from plimsoll.jobs.which import load_any
 from plimsoll.memory.advise.advise import Advice, one_of_each_kind
 from plimsoll.memory.advise.effects import KINDS, kind_of
@@ -19,6 +24,7 @@ from plimsoll.memory.contents.stores import Verdict
 from plimsoll.memory.plan.as_text import short_text
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies.changes import Change
+from plimsoll.spec.run_spec import RunSpec, resolve
 
 SCENARIOS = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.yaml"))
 PPO = """\
@@ -184,6 +190,31 @@ def test_a_config_with_an_answer_has_the_flags_that_it_was_planned_with() -> Non
     for number in (0, -1, len(advice.numbered) + 1):
         with pytest.raises(ConfigError, match=f"--apply {number}: there is no such answer"):
             applied(str(path), flags, advice, number)
+
+
+def values_of(**cluster: str) -> dict[str, object]:
+    tree = read_tree(named("4_qwen2_7b_4090").read_text(), "sft.yaml")
+    flags = [Flag(("cluster", key), value) for key, value in cluster.items()]
+    return apply_flags(tree, flags).values
+
+
+def sft_of(values: dict[str, object]) -> RunSpec[Any]:
+    return resolve(JOBS["sft"], validate(JOBS["sft"].config, Tree(values, {})))
+
+
+def test_a_config_made_in_python_is_made_to_fit_by_what_changes_least() -> None:
+    values = values_of()
+    found = fitted(sft_of(values), values)
+    assert values == values_of() and found is not None
+    assert plan_job(sft_of(found)).verdict == "fits"
+    assert value_at(found, ("actor", "zero", "optimizer_offload")) == "cpu"
+    assert fitted(sft_of(found), found) is found
+    little = values_of(host_memory="40GB")  # too little for Adam
+    found = fitted(sft_of(little), little)
+    assert found is not None and plan_job(sft_of(found)).verdict == "fits"
+    assert value_at(found, ("actor", "adapter", "rank")) == 16
+    hopeless = values_of(hardware="4x1GB")
+    assert fitted(sft_of(hopeless), hopeless) is None
 
 
 def test_larger_cards_are_named_where_they_take_fewer_nodes() -> None:
