@@ -152,6 +152,8 @@ def plan_calls(home: Path, pages: Path) -> Iterator[Call]:
     for name, flags in _SUGGESTED:
         words = ("plan", f"{name}.yaml", *flags, "--suggest")
         yield Call(f"plans/suggested/{name}", words, folder)
+        yield Call(f"plans/suggested/{name}-all", (*words, "--all"), folder)
+        yield Call(f"plans/suggested/{name}-applied", (*words, "--apply", "1"), folder)
     yield Call(f"plans/suggested/{name}-json", (*words, "--json"), folder)
     yield from _of_models(folder)
     yield from _of_cards(folder)

@@ -5,11 +5,16 @@ calibrate, doctor, merge; and serve-reward and watch.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from os.path import expanduser
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from plimsoll.cli.options import REPLAY_FLAG, Parser, flags_of, show
-from plimsoll.errors import DoesNotFit
+from plimsoll.errors import ConfigError, DoesNotFit
+
+if TYPE_CHECKING:
+    from plimsoll.spec.run_spec import RunSpec
 
 
 def demo(words: list[str]) -> None:
@@ -53,7 +58,19 @@ def _plan_parser() -> Parser:
     parser.add_argument("--nodes", type=int, help="machines")
     parser.add_argument("--host-memory", help="of each machine, such as 1TB")
     parser.add_argument("--replay", metavar="RUN", help="of a run that replays another, no engines")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--all", action="store_true", help="every item, and drawn; all that is suggested, in full"
+    )
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument("--json", action="store_true", help="print JSON instead: everything")
+    printed.add_argument(
+        "--apply",
+        type=int,
+        metavar="N",
+        help="print instead the config with the answer that --suggest calls N",
+    )
+    parser.add_argument("-o", "--out", metavar="FILE", help="write that config to a file")
+    parser.add_argument("--force", action="store_true", help="over the file that is there")
     parser.add_argument("--svg", metavar="FILE", help="write a picture, too")
     parser.add_argument(
         "--suggest", action="store_true", help="search for changes that would fit, or be faster"
@@ -80,10 +97,12 @@ def plan(words: list[str]) -> None:
         plan_svg,
         refuse_conflicts,
         shown_plan,
+        whole_plan,
     )
     from plimsoll.jobs.which import load_any
     from plimsoll.run.files import write_whole
 
+    _check_together(options)
     stand_for = {
         "--cluster": ("--cluster.hardware", options.cluster),
         "--nodes": ("--cluster.nodes", options.nodes),
@@ -92,6 +111,9 @@ def plan(words: list[str]) -> None:
     }
     flags += flags_of(stand_for, flags)
     spec = load_any(options.config, flags)
+    if options.apply is not None:
+        _apply(options, flags, spec)
+        return
     plan = plan_job(spec)
     advice = advise_job(spec) if options.suggest else None
     traced = {}
@@ -99,12 +121,45 @@ def plan(words: list[str]) -> None:
         from plimsoll.commands.trace_models import trace_activations
 
         traced = {role: trace_activations(spec, role) for role in spec.models}
-    show(plan_json(plan, advice, traced) if options.json else shown_plan(plan, advice, traced))
+    shown = plan_json if options.json else whole_plan if options.all else shown_plan
+    show(shown(plan, advice, traced))
     if options.svg:
         write_whole(Path(options.svg), plan_svg(plan, options.config))
     refuse_conflicts(plan.problems)
     if plan.verdict == "does not fit":
         raise DoesNotFit(f"{options.config} does not fit")
+
+
+def _check_together(options: Namespace) -> None:
+    """Raise ConfigError for options that say nothing beside the others, and for a file that is
+    there."""
+    if options.apply is not None and (options.svg or options.trace):
+        raise ConfigError(
+            "--apply prints a config and no plan. Plan that config with --svg or --trace."
+        )
+    if options.out is None and options.force:
+        raise ConfigError("--force is for the file of -o, and none is given.")
+    if options.out is not None and options.apply is None:
+        raise ConfigError("-o is for the config that --apply N makes, and no answer is named.")
+    if options.out is not None and Path(options.out).is_dir():
+        raise ConfigError(f"-o {options.out} is a directory. Name a file.")
+    if options.out is not None and Path(options.out).exists() and not options.force:
+        raise ConfigError(
+            f"-o {options.out} is there already. Choose another name, or write over it by --force."
+        )
+
+
+def _apply(options: Namespace, flags: list[str], spec: RunSpec[Any]) -> None:
+    """Print or write the config with an answer in it."""
+    from plimsoll.commands.planning import advise_job, applied
+    from plimsoll.run.files import write_whole
+
+    text = applied(options.config, flags, advise_job(spec), options.apply)
+    if options.out is None:
+        show(text.removesuffix("\n"))
+        return
+    write_whole(Path(options.out), text)
+    show(f"{options.out}: {options.config} with answer {options.apply}")
 
 
 def report(words: list[str]) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.config.cluster import ClusterConfig
+from plimsoll.config.flags import apply_flags, parse_flags
+from plimsoll.config.load import read_config_text
 from plimsoll.config.problems import Problem
+from plimsoll.config.yaml_edit import write_flags
+from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
 from plimsoll.machine.hardware import (
     Hardware,
@@ -25,13 +29,15 @@ from plimsoll.machine.hardware import (
 from plimsoll.machine.local_host import LocalHost, read_local_host
 from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.advise.shown import advice_text, advice_values
+from plimsoll.memory.advise.table import answers_text
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import Constants, read_constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.plan.as_json import plan_values
-from plimsoll.memory.plan.as_text import plan_text, problem_text, verdict_text
+from plimsoll.memory.plan.as_text import plan_text, problem_text, short_text, verdict_text
 from plimsoll.memory.plan.plan import Ground, Plan, make_plan
 from plimsoll.memory.plan.svg import draw_svg
+from plimsoll.memory.remedies.changes import flags_of
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.readings import Footprints, Planned
@@ -159,15 +165,27 @@ def require_fit(plan: Plan) -> None:
     if plan.verdict == "does not fit":
         raise DoesNotFit(
             f"the run does not fit\n{verdict_text(plan)}\n"
-            "`plimsoll plan` shows every item; --force starts the run all the same."
+            "`plimsoll plan --all` shows every item; --force starts the run all the same."
         )
 
 
 def shown_plan(
     plan: Plan, advice: Advice | None = None, traced: Mapping[str, TracedRole] = _NONE
 ) -> str:
-    """The plan, with what was traced and advised, as text; drawn with blocks where standard output
-    is a terminal that has them."""
+    """The plan in short, with what was traced, and the answers beside it, as text."""
+    parts = [short_text(plan)]
+    if traced:
+        parts.append(_trace_table(traced))
+    if advice is not None:
+        parts.append(answers_text(advice, plan))
+    return "\n\n".join(parts)
+
+
+def whole_plan(
+    plan: Plan, advice: Advice | None = None, traced: Mapping[str, TracedRole] = _NONE
+) -> str:
+    """Every item of the plan, what was traced, and all advice, as text; drawn with blocks where
+    standard output is a terminal that has them."""
     blocks = sys.stdout.isatty() and sys.stdout.encoding.lower().startswith("utf")
     parts = [plan_text(plan, unicode=blocks)]
     if traced:
@@ -175,6 +193,39 @@ def shown_plan(
     if advice is not None:
         parts.append(advice_text(advice))
     return "\n\n".join(parts)
+
+
+def applied(path: str, flags: Sequence[str], advice: Advice, number: int) -> str:
+    """The text of a config with an answer in it, and the flags that it was planned with.
+
+    number: the answer's. Raises ConfigError for one that there is not, and for a file whose layout
+    cannot be edited.
+    """
+    answers = advice.numbered
+    if not 0 < number <= len(answers):
+        there = f"There are answers 1 to {len(answers)}: --suggest --all shows them"
+        raise ConfigError(
+            f"--apply {number}: there is no such answer. "
+            f"{there if answers else 'Nothing that was tried would do'}."
+        )
+    made = flags_of(answers[number - 1].changes)
+    return write_flags(read_config_text(path), path, [*parse_flags(flags), *made])
+
+
+def fitted(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, object] | None:
+    """The values of a config, nested as they are written, with the least change with which it fits
+    on its machines (`cluster.hardware`, or what is here): in what is learned first, as answers are
+    in order. The same values where it fits; None where nothing that was tried does.
+
+    spec: of these values. Raises as `plan_job`.
+    """
+    advice = advise_job(spec)
+    if advice.fits:
+        return values
+    answer = next((one for one in advice.answers if one.verdict == "fits"), None)
+    return (
+        None if answer is None else apply_flags(Tree(values, {}), flags_of(answer.changes)).values
+    )
 
 
 def _trace_table(traced: Mapping[str, TracedRole]) -> str:

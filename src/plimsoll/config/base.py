@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from os.path import expanduser
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-from pydantic.fields import FieldInfo
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -59,9 +60,8 @@ class Settings(BaseModel):
         options. Where a name is given, that function's own defaults hold."""
         if not isinstance(values, dict):
             return values
-        return {
-            name: _complete(cls.model_fields.get(name), value) for name, value in values.items()
-        }
+        own = {name: default for name, default in _choices(cls).items() if name in values}
+        return values | {name: _complete(default, values[name]) for name, default in own.items()}
 
 
 class Choice(Settings):
@@ -76,11 +76,16 @@ class Choice(Settings):
     """Keyword arguments of the function. Given without a name, they are laid over the default's."""
 
 
-def _complete(field: FieldInfo | None, value: object) -> object:
-    if field is None or not isinstance(field.default, Choice):
-        return value
+@cache
+def _choices(settings: type[Settings]) -> Mapping[str, Choice]:
+    """The defaults of the fields that are choices."""
+    defaults = {name: field.default for name, field in settings.model_fields.items()}
+    return {name: default for name, default in defaults.items() if isinstance(default, Choice)}
+
+
+def _complete(default: Choice, value: object) -> object:
     if not isinstance(value, dict) or "name" in value:
         return value
     options = value.get("options", {})
-    merged = {**field.default.options, **options} if isinstance(options, dict) else options
-    return {**value, "name": field.default.name, "options": merged}
+    merged = {**default.options, **options} if isinstance(options, dict) else options
+    return {**value, "name": default.name, "options": merged}

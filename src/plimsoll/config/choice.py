@@ -95,7 +95,7 @@ class _Signature:
 def _signature(choice: Choice, package: str, function: str) -> _Signature:
     if ":" in choice.name:
         return _signature_of(_by_import_path(choice.name))
-    return _written_signature(_known(choice.name, package, function))
+    return _written_signature(choice.name, package, function)
 
 
 def _signature_of(function: Callable[..., Any]) -> _Signature:
@@ -108,8 +108,9 @@ def _signature_of(function: Callable[..., Any]) -> _Signature:
     )
 
 
-def _written_signature(function: ast.FunctionDef) -> _Signature:
-    found = function.args
+@functools.cache  # a search for what fits checks the same names hundreds of times
+def _written_signature(name: str, package: str, function: str) -> _Signature:
+    found = _known(name, package, function).args
     options = zip(found.kwonlyargs, found.kw_defaults, strict=True)
     return _Signature(
         tuple(argument.arg for argument in [*found.posonlyargs, *found.args]),

@@ -27,7 +27,13 @@ def read_shape(path: str) -> ModelShape:
     Raises ConfigError as `read_fields`, and for fields of which no shape can be made.
     """
     name, fields = read_fields(path)
-    return shape_from_config(fields, name)
+    shipped = fields is known_models().get(name)
+    return _known_shape(name) if shipped else shape_from_config(fields, name)
+
+
+@cache
+def _known_shape(name: str) -> ModelShape:
+    return shape_from_config(known_models()[name], name)
 
 
 def read_fields(path: str) -> tuple[str, Mapping[str, object]]:

@@ -92,11 +92,46 @@ def test_suggestions_come_after_the_plan_and_are_taken_as_flags(capsys: Captured
     unasked = json.loads(capsys.readouterr().out)
     assert (unasked["suggestions"], unasked["smallest_cluster"]) == ([], None)
     assert main([*hardware, "--suggest"]) == 3
-    assert "what would fit, the fastest first" in capsys.readouterr().out
+    assert "\n\nwhat fits on these machines" in capsys.readouterr().out
+    assert main([*hardware, "--suggest", "--all"]) == 3
+    assert "\n\nwhat would fit" in capsys.readouterr().out
     assert main([*hardware, "--suggest", "--json"]) == 3
-    first = json.loads(capsys.readouterr().out)["suggestions"][0]
+    asked = json.loads(capsys.readouterr().out)
+    first = asked["suggestions"][0]
+    assert asked["answers"][0] == 1 in [one["number"] for one in asked["suggestions"]]
     assert main([*hardware, *first["flags"].split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == first["verdict"]
+
+
+def test_all_items_are_shown_and_drawn_on_request(capsys: Captured) -> None:
+    words = ["plan", "plan.yaml", "--cluster", "cpu", "--host-memory", "64GB"]
+    assert main(words) == 0
+    short = capsys.readouterr().out
+    assert main([*words, "--all"]) == 0
+    whole = capsys.readouterr().out
+    assert "`plimsoll plan --all` shows every item" in short and "--all" not in whole
+    totals = [line for line in short.splitlines() if line.startswith("  in all")]
+    assert totals and all(line in whole.splitlines() for line in totals)
+    assert "+ optimizer states" in whole and "+ optimizer states" not in short
+
+
+def test_an_answer_is_printed_or_written_as_a_config(capsys: Captured) -> None:
+    words = ["plan", "plan.yaml", "--cluster", "8GB", "--host-memory", "64GB", "--apply", "1"]
+    words += ["--cluster.device=cuda"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(PLANNED.splitlines()[0]) and "hardware: 8GB" in text
+    assert main([*words, "-o", "new/one.yaml"]) == 0
+    assert capsys.readouterr().out == "new/one.yaml: plan.yaml with answer 1\n"
+    assert Path("new/one.yaml").read_text() == text
+    assert main(["plan", "new/one.yaml"]) == 0
+    assert "verdict: fits" in capsys.readouterr().out
+    Path("new/one.yaml").write_text("mine")
+    assert main([*words, "-o", "new/one.yaml"]) == 2
+    assert "-o new/one.yaml is there already" in capsys.readouterr().err
+    assert Path("new/one.yaml").read_text() == "mine"
+    assert main([*words, "-o", "new/one.yaml", "--force"]) == 0
+    assert Path("new/one.yaml").read_text() == text
 
 
 def test_the_picture_is_written_whole(capsys: Captured) -> None:
@@ -128,6 +163,13 @@ def test_the_picture_is_written_whole(capsys: Captured) -> None:
             "--nodes and --cluster.nodes set the same key",
         ),
         (["plan", "plan.yaml", "--jsn"], 2, "--jsn"),
+        (["plan", "plan.yaml", "--apply", "one"], 2, "--apply"),
+        (["plan", "plan.yaml", "--cluster", "cpu", "--apply", "99"], 2, "no such answer"),
+        (["plan", "plan.yaml", "--apply", "1", "--json"], 2, "not allowed with"),
+        (["plan", "plan.yaml", "--apply", "1", "--svg", "x.svg"], 2, "no plan"),
+        (["plan", "plan.yaml", "-o", "new.yaml"], 2, "--apply N"),
+        (["plan", "plan.yaml", "--force"], 2, "-o"),
+        (["plan", "plan.yaml", "--apply", "1", "--force", "-o", "model"], 2, "is a directory"),
     ],
 )
 def test_wrong_usage_is_one_block(words: list[str], code: int, part: str, capsys: Captured) -> None:

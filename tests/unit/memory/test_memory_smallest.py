@@ -13,8 +13,9 @@ from plimsoll.config.load import validate
 from plimsoll.config.yaml_tree import read_tree
 from plimsoll.jobs import JOBS
 from plimsoll.machine.hardware import Hardware, parse_cluster
-from plimsoll.memory.advise.advise import Advice, Suggestion, advise
+from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.advise.states import Site, Size, part_of
+from plimsoll.memory.advise.suggestion import Suggestion
 from plimsoll.memory.plan.plan import Ground, make_plan
 from plimsoll.memory.remedies.changes import changed, changes_between
 from plimsoll.spec.run_spec import RunSpec, resolve

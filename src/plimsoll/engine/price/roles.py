@@ -132,6 +132,7 @@ def _beside(
     )
 
 
+@lru_cache(_KEPT)
 def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Allocation, ...]:
     """What a role that only scores holds on one rank."""
     name, shape, device, moments = own.name, own.shape, own.device, own.moments

@@ -2,57 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from plimsoll.memory.advise.costs import costs_of, shorter_costs
-from plimsoll.memory.advise.effects import EFFECTS, ON_MORE_MACHINES, Effect
-from plimsoll.memory.advise.moves import filled, grown
+from plimsoll.memory.advise.clusters import (
+    Cluster,
+    nearest_fitting,
+    other_cards,
+    smallest_cluster,
+)
+from plimsoll.memory.advise.costs import shorter_costs
+from plimsoll.memory.advise.effects import EFFECTS, KINDS, ON_MORE_MACHINES, Kind, kind_of
 from plimsoll.memory.advise.search import faster_states, saving_states, smallest_state
-from plimsoll.memory.advise.states import Site, State, in_order
-from plimsoll.memory.contents.stores import VERDICTS, Verdict
+from plimsoll.memory.advise.states import Site, State
+from plimsoll.memory.advise.suggestion import Suggestion, suggestion_of
+from plimsoll.memory.contents.stores import VERDICTS
 from plimsoll.memory.plan.plan import Ground
-from plimsoll.memory.remedies.changes import Change, Value, value_at
+from plimsoll.memory.remedies.changes import Value, value_at
 from plimsoll.spec.run_spec import RunSpec
 
 _SHOWN = 8
-_MOST_NODES = 256
+_ANSWERS = 3
 _STEP = 64
 """Tokens: shorter lengths are multiples of it."""
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """Changes that make a config fit, or one that fits faster.
-
-    effect: on what is learned. device_bytes, host_bytes: of the fullest card (0 without cards) and
-    host at its peak. relative_seconds: of a step, over those of the config as written: estimated,
-    for ranking. costs: in words. smallest: no other one asks for less.
-    """
-
-    changes: tuple[Change, ...]
-    effect: Effect
-    verdict: Verdict
-    device_bytes: int
-    host_bytes: int
-    relative_seconds: float
-    costs: tuple[str, ...]
-    smallest: bool = False
-
-    @property
-    def flags(self) -> str:
-        """To put behind the config on a command line."""
-        return " ".join(change.flag for change in self.changes)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """So many nodes of the same hardware, and what changes with them."""
-
-    nodes: int
-    suggestion: Suggestion
 
 
 @dataclass(frozen=True)
@@ -60,14 +36,43 @@ class Advice:
     """suggestions: those on as many machines as given first, of these the fastest.
     smallest_cluster: on which the config as written fits; None where there is none. shorter: the
     longest sequences with which it fits as written otherwise; None where it fits, or with none.
-    fits: whether the config as written fits, so that suggestions are faster ones."""
+    fits: whether the config as written fits, so that suggestions are faster ones. answers: on the
+    machines given, what asks for least of each kind; risky ones where none fits. other_cards:
+    larger ones on which it fits as written, with fewer nodes; None where it fits, or with none."""
 
     suggestions: tuple[Suggestion, ...]
     smallest_cluster: Cluster | None
     shorter: Suggestion | None
     fits: bool
+    answers: tuple[Suggestion, ...] = ()
+    other_cards: Cluster | None = None
+
+    @property
+    def numbered(self) -> tuple[Suggestion, ...]:
+        """All that can be chosen, each once: the answers first, and other machines last."""
+        clusters = (self.smallest_cluster, self.other_cards)
+        moved = [one.suggestion for one in clusters if one is not None and one.suggestion.changes]
+        shorter = [] if self.shorter is None else [self.shorter]
+        return tuple(dict.fromkeys([*self.answers, *self.suggestions, *shorter, *moved]))
+
+    def number_of(self, one: Suggestion) -> int | None:
+        """By which it is chosen; None where it changes nothing."""
+        return self.numbered.index(one) + 1 if one.changes else None
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A search keeps all that it makes, so looking for garbage, a fifth of its time, finds none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@_uncollected()
 def advise(spec: RunSpec[Any], ground: Ground) -> Advice:
     """What would make a config fit, or where it does, what would make it faster and still fit.
 
@@ -77,17 +82,28 @@ def advise(spec: RunSpec[Any], ground: Ground) -> Advice:
     root = site.root
     found = faster_states(site, root) if root.fits else saving_states(site, root)
     by_size = sorted(found, key=lambda state: state.size(root))
-    made = [_suggestion(root, state) for state in by_size]
+    made = [suggestion_of(root, state) for state in by_size]
     if made and not root.fits:
         made[0] = replace(made[0], smallest=True)
 
     def rank(one: Suggestion) -> tuple[bool, float]:
         return one.effect in ON_MORE_MACHINES, one.relative_seconds
 
-    ranked = sorted(_of_each_effect(made), key=rank)
-    return Advice(tuple(ranked), _smallest_cluster(site, root), _shorter(site, root), root.fits)
+    shown, shorter = _of_each_effect(made), _shorter(site, root)
+    by_asked = [one for one in made if one in shown] + ([] if shorter is None else [shorter])
+    cluster, others = smallest_cluster(site, root), other_cards(site, root)
+    fewer = cluster is None or (others is not None and others.nodes < cluster.nodes)
+    return Advice(
+        tuple(sorted(shown, key=rank)),
+        cluster,
+        shorter,
+        root.fits,
+        one_of_each_kind(by_asked),
+        others if fewer else None,
+    )
 
 
+@_uncollected()
 def smallest_change(spec: RunSpec[Any], ground: Ground) -> Suggestion | None:
     """The suggestion that asks for least; None where the config fits or nothing would make it fit.
 
@@ -100,7 +116,21 @@ def smallest_change(spec: RunSpec[Any], ground: Ground) -> Suggestion | None:
     if root.fits:
         return None
     state = smallest_state(site, root)
-    return replace(_suggestion(root, state), smallest=True) if state else _shorter(site, root)
+    return replace(suggestion_of(root, state), smallest=True) if state else _shorter(site, root)
+
+
+def one_of_each_kind(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
+    """On the machines given, the first of each of at most three kinds, in the order of the kinds.
+    What is risky is left out where anything fits.
+
+    suggestions: what asks for less first.
+    """
+    here = [(kind, one) for one in suggestions if (kind := kind_of(one.changes)) is not None]
+    fitting = [(kind, one) for kind, one in here if one.verdict == "fits"]
+    found: dict[Kind, Suggestion] = {}
+    for kind, one in fitting or here:
+        found.setdefault(kind, one)
+    return tuple(found[kind] for kind in KINDS if kind in found)[:_ANSWERS]
 
 
 def _of_each_effect(suggestions: list[Suggestion]) -> list[Suggestion]:
@@ -120,59 +150,6 @@ def _fewest(one: Suggestion) -> tuple[bool, int, float]:
     return not one.smallest, more, one.relative_seconds
 
 
-def _suggestion(root: State, state: State) -> Suggestion:
-    relative = state.seconds / root.seconds
-    changes = in_order(state.changes)
-    return Suggestion(
-        changes,
-        state.effect,
-        state.plan.verdict,
-        max((store.peak.bytes for store in state.plan.devices), default=0),
-        max(store.peak.bytes for store in state.plan.hosts),
-        relative,
-        costs_of(state.spec, changes, relative),
-    )
-
-
-def _smallest_cluster(site: Site, root: State) -> Cluster | None:
-    """First ranks on cards that are free; then nodes are doubled until the config as written fits,
-    or has ranks without work, and then halved in."""
-    if site.spec.cluster.where == "local":
-        return None
-    hardware = site.ground.hardware
-
-    def at(steps: int) -> State | None:
-        nodes = {"cluster.nodes": site.spec.cluster.nodes + steps}
-        unplaced = root.has("more-ranks-than-gpus")  # new ranks would leave as many without a card
-        move = nodes if unplaced else grown(site.spec, hardware, steps)
-        if steps == 0 and not root.fits:
-            move = filled(site.spec, hardware)
-        return site.with_values(move)
-
-    def enough(steps: int) -> bool:
-        state = at(steps)
-        return state is not None and (state.fits or state.idles_beside(root))
-
-    fitting = 0
-    while not enough(fitting):
-        fitting = 2 * fitting or 1
-        if fitting > _MOST_NODES:
-            return None
-    lacking = fitting // 2 if fitting else -site.spec.cluster.nodes
-    found = at(_nearest_fitting(fitting, lacking, enough))
-    if found is None or not found.fits or found.idles_beside(root):
-        return None
-    return Cluster(found.spec.cluster.nodes, _suggestion(root, found))
-
-
-def _nearest_fitting(fitting: int, lacking: int, enough: Callable[[int], bool]) -> int:
-    """What fits and is nearest to what does not, by halving what is between."""
-    while abs(fitting - lacking) > 1:
-        middle = (fitting + lacking) // 2
-        fitting, lacking = (middle, lacking) if enough(middle) else (fitting, middle)
-    return fitting
-
-
 def _shorter(site: Site, root: State) -> Suggestion | None:
     """The config with the longest sequences with which it fits, in micro-batches of as many tokens
     as they need at least; None where it fits as it is, or with none.
@@ -190,11 +167,11 @@ def _shorter(site: Site, root: State) -> Suggestion | None:
 
     if at(written) is not None:
         return None
-    steps = _nearest_fitting(0, -(-written // _STEP), lambda steps: at(steps * _STEP) is not None)
+    steps = nearest_fitting(0, -(-written // _STEP), lambda steps: at(steps * _STEP) is not None)
     state = at(steps * _STEP) if steps else None
     if state is None:
         return None
-    found = _suggestion(root, state)
+    found = suggestion_of(root, state)
     return replace(found, costs=shorter_costs(found.changes))
 
 

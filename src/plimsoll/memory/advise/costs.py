@@ -79,9 +79,11 @@ def _cost(key: str) -> str | None:
 
 
 def _adapter_costs(changed: RunSpec[Any], changes: Sequence[Change]) -> Iterator[str]:
-    keys = {change.key for change in changes}
+    keys, shares = {change.key for change in changes}, dict[str, list[str]]()
     for name, role in changed.trained.items():
         if f"{name}.adapter.rank" in keys:
             shape = read_shape(role.model.path)
-            share = trained_parameters(role, shape) / shape.parameters
-            yield f"an adapter trains {share:.2%} of the {name}'s parameters, and may learn less"
+            share = f"{trained_parameters(role, shape) / shape.parameters:.2%}"
+            shares.setdefault(share, []).append(f"the {name}'s")
+    for share, names in shares.items():
+        yield f"an adapter trains {share} of {' and '.join(names)} parameters, and may learn less"

@@ -16,6 +16,11 @@ EFFECTS: tuple[Effect, ...] = get_args(Effect)
 """The least first: the order in which changes are advised."""
 ON_MORE_MACHINES: tuple[Effect, ...] = ("machines", "method and machines")
 
+Kind = Literal["same learning", "rounding", "adapters", "shorter sequences"]
+"""What an answer on the machines given is like: offload, placement, ranks and whatever else leaves
+what is learned as it is; coarser numbers; training of adapters alone; less of each sequence."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
 _TRAINED = ("actor.", "critic.")
 _ROUNDING = ("zero.state_dtype", "zero.gradient_dtype", "optimizer.kind")
 _METHOD = ("adapter.rank", "model.quantization")
@@ -29,6 +34,18 @@ def effect_of(changes: Iterable[Change]) -> Effect:
     if found >= {"method", "machines"}:
         return "method and machines"
     return max(found, key=EFFECTS.index, default="none")
+
+
+def kind_of(changes: Iterable[Change]) -> Kind | None:
+    """None for changes that take more machines."""
+    made = tuple(changes)
+    effect = effect_of(made)
+    if effect == "method":
+        shorter = any(change.key.endswith(_LENGTHS) for change in made)
+        return "shorter sequences" if shorter else "adapters"
+    if effect == "rounding":
+        return "rounding"
+    return None if effect in ON_MORE_MACHINES else "same learning"
 
 
 def learned_effect(changes: Iterable[Change]) -> Effect:

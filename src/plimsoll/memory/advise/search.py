@@ -110,13 +110,19 @@ def _others(search: Search) -> list[State]:
 
 def _first(search: Search) -> list[State]:
     """The single moves that do, and where the way down ends."""
-    down = _trimmed(search, _down(search, search.root))
-    return [*_singles(search), *([down] if search.better(down) else [])]
+    return [*_singles(search), *_reached(search, search.root)]
 
 
 def _singles(search: Search) -> list[State]:
     made = (search.after(search.root, move) for move in saving_moves(search.root.plan))
     return [_trimmed(search, one) for one in made if one is not None and search.better(one)]
+
+
+def _reached(search: Search, start: State, barred: frozenset[str] = frozenset()) -> Iterator[State]:
+    """Where the way down from a state ends, if it fits better, without what it does not need."""
+    down = _down(search, start, barred)
+    if search.better(down):
+        yield _trimmed(search, down)
 
 
 def _down(search: Search, state: State, barred: frozenset[str] = frozenset()) -> State:
@@ -146,8 +152,8 @@ def _lessened(search: Search, state: State) -> Iterator[State]:
     """States that ask for less and less: each one move from the one before."""
     while True:
         made = (search.after(state, move) for move in _near(search, state))
-        asking = (one for one in made if one is not None and search.better(one))
-        asking = (one for one in asking if _as_small(search, one, state))
+        hopeful = (one for one in made if one and one.may_be_as_small(state, search.root))
+        asking = (one for one in hopeful if search.better(one) and _as_small(search, one, state))
         trimmed = (_trimmed(search, one) for one in asking)
         less = next((one for one in trimmed if search.size(one) < search.size(state)), None)
         if less is None:
@@ -177,9 +183,7 @@ def _instead(search: Search, state: State) -> Iterator[State]:
         kept = frozenset(change for change in state.changes if part_of(change) != key)
         for start in (search.site.tried(kept), search.root):
             if start is not None:
-                other = _trimmed(search, _down(search, start, frozenset({key})))
-                if search.better(other):
-                    yield other
+                yield from _reached(search, start, frozenset({key}))
 
 
 def _elsewhere(search: Search, state: State) -> Iterator[State]:
@@ -187,9 +191,7 @@ def _elsewhere(search: Search, state: State) -> Iterator[State]:
     others = [one for one in made if one is not None and _placement(one) != _placement(state)]
     if others:
         start = min(others, key=lambda one: (one.lacking, search.size(one)))
-        other = _trimmed(search, _down(search, start))
-        if search.better(other):
-            yield other
+        yield from _reached(search, start)
 
 
 def _placement(state: State) -> str | None:

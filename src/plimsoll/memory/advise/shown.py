@@ -1,12 +1,14 @@
-"""Advice for a person, as diffs to paste in 80 columns; and for programs, as values of JSON."""
+"""All advice for a person, as diffs to paste in 80 columns; and for programs, as values of JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from plimsoll.memory.advise.advise import Advice, Cluster, Suggestion
+from plimsoll.memory.advise.advise import Advice
+from plimsoll.memory.advise.clusters import Cluster
 from plimsoll.memory.advise.effects import ON_MORE_MACHINES
+from plimsoll.memory.advise.suggestion import Suggestion
 from plimsoll.memory.plan.as_text import wrapped
 from plimsoll.run.counting import gigabytes
 
@@ -14,8 +16,8 @@ _RANKED = "estimates for ranking, not for timing"
 
 
 def advice_text(advice: Advice) -> str:
-    """Every suggestion, in their order; the smallest cluster; the longest sequences that fit."""
-    parts = (_heading, _suggestions, _cluster, _shorter)
+    """Every suggestion, by its number; the smallest clusters; the longest sequences that fit."""
+    parts = (_heading, _suggestions, _shorter, _cluster, _other_cards)
     return "\n".join(line for part in parts for line in part(advice))
 
 
@@ -24,7 +26,8 @@ def _heading(advice: Advice) -> Iterator[str]:
         what = "what is faster and fits too" if advice.fits else "what would fit"
         more = {one.effect in ON_MORE_MACHINES for one in advice.suggestions}
         where = ", on the machines given first" if len(more) > 1 else ""
-        yield wrapped(f"{what}{where}, the fastest first ({_RANKED}):", "  ")
+        first = "one answer of each kind, then the others"
+        yield wrapped(f"{what}{where}: {first}, the fastest first ({_RANKED}):", "  ")
     elif advice.fits:
         yield "nothing that was tried is faster and fits too"
     else:
@@ -32,10 +35,11 @@ def _heading(advice: Advice) -> Iterator[str]:
 
 
 def _suggestions(advice: Advice) -> Iterator[str]:
-    for number, suggestion in enumerate(advice.suggestions, 1):
-        smallest = ", the smallest change" if suggestion.smallest else ""
-        yield wrapped(f"{number}. {suggestion.verdict}{smallest}: {_sizes(suggestion)}", "   ")
-        yield from change_lines(suggestion)
+    for number, suggestion in enumerate(advice.numbered, 1):
+        if suggestion in advice.suggestions:
+            smallest = ", the smallest change" if suggestion.smallest else ""
+            yield wrapped(f"{number}. {suggestion.verdict}{smallest}: {_sizes(suggestion)}", "   ")
+            yield from change_lines(suggestion)
 
 
 def change_lines(suggestion: Suggestion) -> Iterator[str]:
@@ -44,22 +48,34 @@ def change_lines(suggestion: Suggestion) -> Iterator[str]:
     yield from (wrapped(f"     {cost}", "     ") for cost in suggestion.costs)
 
 
+def _shorter(advice: Advice) -> Iterator[str]:
+    one = advice.shorter
+    if one is not None:
+        what = "with shorter sequences it fits as written otherwise"
+        yield wrapped(f"{advice.number_of(one)}. {what}: {_sizes(one)}", "   ")
+        yield from change_lines(one)
+
+
 def _cluster(advice: Advice) -> Iterator[str]:
     """How many nodes the config as written needs."""
     cluster = advice.smallest_cluster
-    if cluster is None:
-        if advice.suggestions and not advice.fits:
-            yield "as written it fits on no number of these machines"
-        return
+    if cluster is not None:
+        what = "smallest cluster on which it fits as written"
+        yield from _cluster_lines(advice, cluster, what)
+    elif advice.suggestions and not advice.fits:
+        yield "as written it fits on no number of these machines"
+
+
+def _other_cards(advice: Advice) -> Iterator[str]:
+    if advice.other_cards is not None:
+        yield from _cluster_lines(advice, advice.other_cards, "with larger cards")
+
+
+def _cluster_lines(advice: Advice, cluster: Cluster, what: str) -> Iterator[str]:
+    number = advice.number_of(cluster.suggestion)
     nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)}"
-    yield f"smallest cluster on which it fits as written: {nodes}"
+    yield f"{what}: {nodes}" if number is None else f"{number}. {what}: {nodes}"
     yield from (f"   {line}" for c in cluster.suggestion.changes for line in c.lines)
-
-
-def _shorter(advice: Advice) -> Iterator[str]:
-    if advice.shorter is not None:
-        yield f"with shorter sequences it fits as written otherwise: {_sizes(advice.shorter)}"
-        yield from change_lines(advice.shorter)
 
 
 def _sizes(suggestion: Suggestion) -> str:
@@ -70,15 +86,21 @@ def _sizes(suggestion: Suggestion) -> str:
 
 def advice_values(advice: Advice | None) -> dict[str, Any]:
     """The same keys for None, where no advice was asked for."""
+    if advice is None:
+        advice = Advice((), None, None, fits=False)
+    shorter = advice.shorter
     return {
-        "suggestions": [_values(one) for one in advice.suggestions] if advice else [],
-        "smallest_cluster": _cluster_values(advice.smallest_cluster) if advice else None,
-        "shorter_sequences": _values(advice.shorter) if advice and advice.shorter else None,
+        "answers": [advice.number_of(one) for one in advice.answers],
+        "suggestions": [_values(advice, one) for one in advice.suggestions],
+        "smallest_cluster": _cluster_values(advice, advice.smallest_cluster),
+        "shorter_sequences": None if shorter is None else _values(advice, shorter),
+        "other_cards": _cluster_values(advice, advice.other_cards),
     }
 
 
-def _values(one: Suggestion) -> dict[str, Any]:
+def _values(advice: Advice, one: Suggestion) -> dict[str, Any]:
     return {
+        "number": advice.number_of(one),
         "changes": [{"key": c.key, "from": c.before, "to": c.after} for c in one.changes],
         "flags": one.flags,
         "effect": one.effect,
@@ -91,7 +113,7 @@ def _values(one: Suggestion) -> dict[str, Any]:
     }
 
 
-def _cluster_values(cluster: Cluster | None) -> dict[str, Any] | None:
+def _cluster_values(advice: Advice, cluster: Cluster | None) -> dict[str, Any] | None:
     if cluster is None:
         return None
-    return {"nodes": cluster.nodes, **_values(cluster.suggestion)}
+    return {"nodes": cluster.nodes, **_values(advice, cluster.suggestion)}

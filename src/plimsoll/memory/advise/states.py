@@ -13,10 +13,12 @@ from typing import Any
 from plimsoll.machine.hardware import Hardware
 from plimsoll.memory.advise.effects import EFFECTS, Effect, effect_of
 from plimsoll.memory.advise.speed import step_seconds
+from plimsoll.memory.contents.contents import Job, make_job
 from plimsoll.memory.contents.layout import lay_out
 from plimsoll.memory.contents.stores import VERDICTS, Band, Store, likely_worst
-from plimsoll.memory.plan.plan import Ground, Plan, weigh
+from plimsoll.memory.plan.plan import Ground, Plan, weigh_job
 from plimsoll.memory.remedies.changes import Change, Move, changed, changes_between
+from plimsoll.memory.rules.ranks import idle_ranks
 from plimsoll.spec.run_spec import RunSpec
 
 _ALIKE = 1.25
@@ -32,15 +34,27 @@ a base in 4 bits, the verdict, the speed (roughly), the number of parts changed,
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """A config on its way to fit; a `Site` has one for the same changes.
+    """A config on its way to fit; a `Site` has one for the same changes. It is planned when it is
+    first asked for what takes a plan.
 
-    changes: from the config as written. hardware: of the plan.
+    changes: from the config as written. ground: with as many machines as the config names.
     """
 
     changes: frozenset[Change]
-    spec: RunSpec[Any]
-    hardware: Hardware
-    plan: Plan
+    job: Job
+    ground: Ground
+
+    @property
+    def spec(self) -> RunSpec[Any]:
+        return self.job.spec
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.ground.hardware
+
+    @cached_property
+    def plan(self) -> Plan:
+        return weigh_job(self.job, self.ground)
 
     @cached_property
     def lacking(self) -> float:
@@ -52,7 +66,7 @@ class State:
     @cached_property
     def seconds(self) -> float:
         """Of a step, estimated."""
-        return step_seconds(self.plan.job)
+        return step_seconds(self.job)
 
     @property
     def rank(self) -> int:
@@ -75,12 +89,20 @@ class State:
 
     def size(self, root: State) -> Size:
         """What is compared where one asks for less than another. root: the config as written."""
+        return self._size(root, self.rank)
+
+    def may_be_as_small(self, other: State, root: State) -> bool:
+        """Whether it asks for no more than another, but for the number of changes, if it fits; so
+        it needs no plan where it does not."""
+        return self._size(root, 0)[:5] <= other.size(root)[:5]
+
+    def _size(self, root: State, rank: int) -> Size:
         relative = self.seconds / root.seconds
         return (
             max(0, self.spec.cluster.nodes - root.spec.cluster.nodes),
             EFFECTS.index(self.effect),
             "model.quantization" in self.parts,
-            self.rank,
+            rank,
             round(log(relative, _ALIKE)),
             len(self.parts),
             relative,
@@ -97,7 +119,7 @@ class State:
 
     def idles_beside(self, other: State) -> bool:
         """Whether it has ranks without work, and the other has none."""
-        return self.has("idle-ranks") and not other.has("idle-ranks")
+        return any(idle_ranks(self.job)) and not any(idle_ranks(other.job))
 
 
 @dataclass(frozen=True)
@@ -129,9 +151,8 @@ class Site:
         spec = changed(self.spec, in_order(changes))
         if spec is None:
             return None
-        hardware = on_nodes(self.ground.hardware, spec)
-        plan = weigh(spec, replace(self.ground, hardware=hardware))
-        return State(changes, spec, hardware, plan)
+        ground = replace(self.ground, hardware=on_nodes(self.ground.hardware, spec))
+        return State(changes, make_job(spec, ground.hardware, ground.constants), ground)
 
 
 def _lacking(store: Store, band: Band) -> float:

@@ -110,7 +110,8 @@ def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Jo
     cards = [len(node.cards) for node in hardware.nodes]
     device: Device = "cuda" if hardware.cards and spec.cluster.device != "cpu" else "cpu"
     layout = lay_out(spec, cards if device == "cuda" else [0] * len(cards))
-    shapes = {name: read_shape(model.path) for name, model in spec.models.items()}
+    read = {path: read_shape(path) for path in dict.fromkeys(m.path for m in spec.models.values())}
+    shapes = {name: read[model.path] for name, model in spec.models.items()}
     moments = job_moments(tuple(shapes), spec.phases)
     if spec.engines is not None:
         moments |= {STARTING}
@@ -230,7 +231,7 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
         moments=job.moments,
         scaled=sampling is not None and sampling.rollout.sampling.temperature != 1,
         capability=job.capability,
-        first=first,
+        first=first or name != "actor",  # else alike: only the actor's weights leave
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, own)

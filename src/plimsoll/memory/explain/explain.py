@@ -7,7 +7,8 @@ from typing import Any
 
 from plimsoll.machine.hardware import Hardware, Node
 from plimsoll.machine.incident import Incident
-from plimsoll.memory.advise.advise import Suggestion, smallest_change
+from plimsoll.memory.advise.advise import smallest_change
+from plimsoll.memory.advise.suggestion import Suggestion
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.layout import Process, Slot
 from plimsoll.memory.contents.overheads import Constants

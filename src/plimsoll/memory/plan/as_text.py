@@ -1,4 +1,6 @@
-"""A plan for a person to read: tables, bars, verdict, problems; 80 columns."""
+"""A plan for a person to read: tables, bars, verdict, problems; 80 columns. In short, on one
+screen: the rows that decide, of the stores that decide.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,12 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from plimsoll.config.problems import Problem
-from plimsoll.memory.contents.stores import Store, Use, verdict_of
+from plimsoll.memory.contents.stores import (
+    Store,
+    Use,
+    likely_worst,
+    verdict_of,
+)
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.run.counting import gigabytes
 from plimsoll.spec.run_spec import Phase
@@ -16,6 +23,8 @@ WIDTH = 80
 _COLUMN = 7
 _SMALL = 0.004
 """Items that are less than this share of the peak in every phase are shown together."""
+_ROWS = 8
+"""Of a table in short, for the largest items."""
 
 _SHORT: Mapping[Phase, str] = {
     "precompute": "before",
@@ -34,18 +43,35 @@ _ASCII = "#=+-%*o."
 
 def plan_text(plan: Plan, *, unicode: bool) -> str:
     """Everything: a table and bars for each kind of card and host, and what comes of it."""
-    parts = [f"{store_table(store)}\n{_store_verdict(store, plan)}" for store in plan.stores]
+    parts = [f"{store_table(store)}\n  {_store_verdict(store, plan)}" for store in plan.stores]
     parts += [draw_bars(store, unicode=unicode) for store in plan.stores]
-    return "\n\n".join([*parts, verdict_text(plan)])
+    return "\n\n".join([*parts, verdict_text(plan, sources=True)])
 
 
-def verdict_text(plan: Plan) -> str:
-    """The disk, the problems and the verdict."""
+def short_text(plan: Plan) -> str:
+    """On one screen: a table of each store that does not surely fit, or else of the fullest card
+    (host, where there are no cards), with the largest items; a line for each other store; and what
+    comes of it."""
+    unsure = [store for store in plan.stores if verdict_of(store, plan.band) != "fits"]
+    told = unsure or [max(plan.devices or plan.hosts, key=lambda one: _fullness(one, plan))]
+    parts = [f"{store_table(store, _ROWS)}\n  {_store_verdict(store, plan)}" for store in told]
+    others = [_store_line(store, plan) for store in plan.stores if store not in told]
+    more = "`plimsoll plan --all` shows every item, and draws them"
+    return "\n\n".join([*parts, "\n".join([*others, more, verdict_text(plan)])])
+
+
+def _fullness(store: Store, plan: Plan) -> float:
+    return likely_worst(store.peak, plan.band) / (store.capacity or 1)
+
+
+def verdict_text(plan: Plan, *, sources: bool = False) -> str:
+    """The disk, the problems and the verdict. sources: with that of the band."""
     disk = f"disk: {gigabytes(plan.disk_bytes)} GB of checkpoints and model"
     if plan.free_disk is not None:
         disk += f", {gigabytes(plan.free_disk)} GB free"
     problems = [problem_text(problem) for problem in plan.problems]
-    band = wrapped(f"band: {plan.band.share:.0%}, {plan.band.source}", "      ")
+    source = plan.band.source if sources else "which predictions may be off by"
+    band = wrapped(f"band: {plan.band.share:.0%}, {source}", "      ")
     measured = [
         wrapped(f"calibrated: {', '.join(names)}, {source}", "      ")
         for source, names in plan.constants.calibrations().items()
@@ -77,24 +103,35 @@ def _store_verdict(store: Store, plan: Plan) -> str:
     peak = store.peak
     words = f"peak {gigabytes(peak.bytes)} GB in {peak.moment}"
     if store.capacity is None:
-        return f"  {words}; capacity unknown"
-    return f"  {words}: {verdict_of(store, plan.band)}"
+        return f"{words}; capacity unknown"
+    return f"{words}: {verdict_of(store, plan.band)}"
 
 
-def wrapped(text: str, indent: str) -> str:
-    """Lines of 80 columns, indented from the second on."""
-    return textwrap.fill(text, WIDTH, subsequent_indent=indent, break_on_hyphens=False)
+def _store_line(store: Store, plan: Plan) -> str:
+    peak, room, verdict = store.peak, "", "capacity unknown"
+    if store.capacity is not None:
+        room, verdict = f" of {gigabytes(store.capacity)}", verdict_of(store, plan.band)
+    words = f"peak {gigabytes(peak.bytes)}{room} GB in {peak.moment.phase}; {verdict}"
+    return wrapped(f"{store.name}: {words}", "  ")
 
 
-def store_table(store: Store) -> str:
-    """Rows: items, the largest first. Columns: phases, each at its fullest instant; GB."""
+def wrapped(text: str, indent: str, width: int = WIDTH) -> str:
+    """Lines of at most so many columns, indented from the second on."""
+    return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def store_table(store: Store, most: int | None = None) -> str:
+    """Rows: items, the largest first. Columns: phases, each at its fullest instant; GB.
+
+    most: items with a row of their own; None: all but small ones.
+    """
     uses = store.phases
     phases = [use.moment.phase for use in uses]
     totals = {use.moment.phase: use.bytes for use in uses}
     label = min(44, WIDTH - _COLUMN * len(phases))
     head = "".join(f"{_SHORT.get(phase, phase):>{_COLUMN}}" for phase in phases)
     lines = [store.name, f"{'  GB, at its fullest':<{label}}{head}"]
-    lines += [_line(name, sizes, phases, label) for name, sizes in _rows(uses, store.peak.bytes)]
+    lines += [_line(name, sizes, phases, label) for name, sizes in _rows(store, most)]
     lines.append(" " * label + " ------" * len(phases))
     lines.append(_line("in all", totals, phases, label))
     if store.capacity is not None:
@@ -103,15 +140,17 @@ def store_table(store: Store) -> str:
     return "\n".join(lines)
 
 
-def _rows(uses: Sequence[Use], peak: int) -> Iterable[_Row]:
+def _rows(store: Store, most: int | None) -> Iterable[_Row]:
     sizes: dict[str, dict[Phase, int]] = {}
-    for use in uses:
+    for use in store.phases:
         for item in use.items:
             name = item.name if item.role == "process" else f"{item.role} {item.name}"
             of_item = sizes.setdefault(name, {})
             of_item[use.moment.phase] = of_item.get(use.moment.phase, 0) + item.bytes
-    large = {name: row for name, row in sizes.items() if max(row.values()) >= _SMALL * peak}
-    yield from sorted(large.items(), key=lambda row: -max(row[1].values()))
+    least = _SMALL * store.peak.bytes
+    large = {name: row for name, row in sizes.items() if max(row.values()) >= least}
+    large = dict(sorted(large.items(), key=lambda row: -max(row[1].values()))[:most])
+    yield from large.items()
     small = [row for name, row in sizes.items() if name not in large]
     if small:
         phases = dict.fromkeys(phase for row in small for phase in row)

@@ -99,7 +99,11 @@ def make_plan(spec: RunSpec[Any], ground: Ground) -> Plan:
 def weigh(spec: RunSpec[Any], ground: Ground) -> Plan:
     """A plan that does not say why a card or host is too small, which takes as long as all the
     rest; its verdict is the same. Raises as `make_plan`."""
-    job = make_job(spec, ground.hardware, ground.constants)
+    return weigh_job(make_job(spec, ground.hardware, ground.constants), ground)
+
+
+def weigh_job(job: Job, ground: Ground) -> Plan:
+    """The same, of a job that is made already. ground: with the job's hardware and constants."""
     kinds = {alike(job, process): process for process in job.layout.processes}
     contents = {kind: held_by(job, process) for kind, process in kinds.items()}
     devices = tuple(_stores(job, contents, "device"))

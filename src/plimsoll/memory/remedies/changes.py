@@ -78,12 +78,18 @@ def changes_between(spec: RunSpec[Any], values: Mapping[str, Value]) -> tuple[Ch
     return tuple(change for change in made if change.before != change.after)
 
 
+def flags_of(changes: Iterable[Change]) -> list[Flag]:
+    """To write the changes over values, or into a text."""
+    return [Flag(tuple(change.key.split(".")), change.after) for change in changes]
+
+
 def changed(spec: RunSpec[Any], changes: Sequence[Change]) -> RunSpec[Any] | None:
     """The run with the changes made in its config; None where its settings then contradict one
-    another."""
-    flags = [Flag(tuple(change.key.split(".")), change.after) for change in changes]
+    another. Sections without a change are checked already, and stay."""
+    flags = flags_of(changes)
+    sections = spec.config.model_dump(include={flag.path[0] for flag in flags})
     try:
-        tree = apply_flags(Tree(spec.config.model_dump(), {}), flags)
+        tree = apply_flags(Tree({**dict(spec.config), **sections}, {}), flags)
         made = resolve(spec.job, spec.job.config.model_validate(tree.values))
         check_agreement(made)
     except (ValidationError, ConfigError, SettingsConflict):

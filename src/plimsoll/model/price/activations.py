@@ -9,6 +9,7 @@ embedding's gradient at the very end.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, prod
 
 from plimsoll.model.price.form import (
@@ -144,10 +145,13 @@ def _width(layer: Layer, linear: Linear) -> int:
     return element * linear.outputs * (1 + again) + own
 
 
+_KEPT = 1024
+"""Of each: a search for what fits makes hundreds of plans, in which few micro-batches differ."""
 _INT64 = 8
 _TAUGHT_BLOCKS = 8  # fp32, of student, teacher and divergence: at most, by the heads' test
 
 
+@lru_cache(_KEPT)
 def activation_items(
     role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, phase: Phase
 ) -> tuple[Allocation, ...]:
@@ -160,6 +164,7 @@ def activation_items(
     return _held(role, moment, (heights.masks(), *heights.highest()))
 
 
+@lru_cache(_KEPT)
 def backward_items(
     role: str, shape: ModelShape, work: MicroBatch, form: ActivationForm, at: Moment, left: int
 ) -> tuple[Allocation, ...]:
