@@ -8,8 +8,11 @@ adds the traceback.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import io
 import os
+import re
 import signal
 import sys
 import traceback
@@ -20,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
 from plimsoll.cli.convert import from_openrlhf
+from plimsoll.cli.first import completion, init
 from plimsoll.cli.install import setup_verifiers, setup_vllm, verifiers_tasks
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.options import ReaderGone, show
@@ -55,6 +59,7 @@ _HELP = """\
 Plimsoll: RLHF that knows its load line.
 
   plimsoll demo                     the whole story on a CPU, in minutes
+  plimsoll init JOB                 a first config that fits on this machine
 {jobs}
   plimsoll eval CONFIG|RUN          how good a model is on held-out rows
   plimsoll export RUN --to DIR      a checkpoint as a model that others load
@@ -67,6 +72,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
   plimsoll from-openrlhf SCRIPT     a config of what OpenRLHF was started with
+  plimsoll completion SHELL         completion of keys and options by Tab
   plimsoll setup-vllm               install vLLM's build for this machine
   plimsoll setup-verifiers          a home for verifiers and its environments
   plimsoll verifiers-tasks NAME     their tasks as data
@@ -147,6 +153,8 @@ def _dispatch(words: list[str]) -> None:
         show(_HELP.format(jobs="\n".join(lines)))
     elif words[0] == "--version":
         show(f"plimsoll {__version__}")
+    elif words[0] == "complete":
+        _complete(words[1:])
     elif words[0] in _TOOLS:
         _TOOLS[words[0]](words[1:])
     elif words[0] in _jobs():
@@ -154,7 +162,7 @@ def _dispatch(words: list[str]) -> None:
     elif told := told_of(words[0]):
         raise ConfigError(told)
     else:
-        commands = list(dict.fromkeys(["demo", *_jobs(), *_TOOLS]))
+        commands = _commands()
         what = "option" if words[0].startswith("-") else "command"
         close = difflib.get_close_matches(words[0], [*commands, "--help", "--version"], n=1)
         near = f" Did you mean {close[0]!r}?" if close else ""
@@ -169,8 +177,28 @@ def _jobs() -> Mapping[str, Job[Any]]:
     return JOBS
 
 
+def _commands() -> list[str]:
+    return list(dict.fromkeys(["demo", "init", *_jobs(), *_TOOLS]))
+
+
+def _complete(words: list[str]) -> None:
+    """What the scripts of `plimsoll completion` ask: candidates for the last word, a line each."""
+    from plimsoll.commands.completion import candidates
+
+    print(*candidates(words, _commands(), _options), sep="\n")
+
+
+def _options(command: str) -> list[str]:
+    """Those that the help of a command shows."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit, PlimsollError):
+        _dispatch([command, "--help"])
+    return re.findall(r"(?<![\w-])--[a-z][a-z-]*(?![\w.-])", printed.getvalue())
+
+
 _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "demo": demo,
+    "init": init,
     "eval": evaluate,
     "plan": plan,
     "report": report,
@@ -185,9 +213,11 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "setup-verifiers": setup_verifiers,
     "verifiers-tasks": verifiers_tasks,
     "watch": watch,
+    "completion": completion,
 }
 _LIGHT = {
     *("plan", "report", "rollouts", "calibrate", "doctor", "from-openrlhf", "watch"),
+    *("init", "completion", "complete"),
     *("setup-vllm", "setup-verifiers", "verifiers-tasks"),
 }
 """Commands that compute nothing."""

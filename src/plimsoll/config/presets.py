@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -19,14 +19,19 @@ KEY = "preset"
 Values = Mapping[str, Any]
 """Of keys, nested as in a config file."""
 
+MODEL = "<model>"
+"""Stands for the path of the model in the values of a first config."""
+
 
 @dataclass(frozen=True)
 class Preset:
-    """name: also of its command. summary: its line in the help."""
+    """name: also of its command. summary: its line in the help. start: what a first config says
+    besides, by dotted key."""
 
     name: str
     summary: str
     values: Values
+    start: Mapping[str, object] = field(default_factory=dict)
 
 
 def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) -> Tree:

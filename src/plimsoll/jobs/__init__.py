@@ -17,7 +17,8 @@ from plimsoll.jobs.sft import JOB as SFT
 from plimsoll.spec.job import Job
 
 _PRESETS: list[Job[Any]] = [
-    replace(RL, name=p.name, summary=p.summary, preset=p.name) for p in RL.presets.values()
+    replace(RL, name=p.name, summary=p.summary, preset=p.name, start={**RL.start, **p.start})
+    for p in RL.presets.values()
 ]
 
 _ALL: list[Job[Any]] = [SFT, DISTILL, RM, PRM, DPO, KTO, RL, *_PRESETS, SAMPLE]

@@ -58,6 +58,7 @@ JOB = Job(
     ),
     loop="plimsoll.jobs.distill_loop",
     choices=lambda config: {"divergence": config.algorithm.divergence},
+    start={"actor.optimizer.learning_rate": 1e-5, "actor.optimizer.schedule": "cosine"},
     panels=(
         both("Loss", "nats per token", "loss"),
         both("Divergence from the teacher", "nats per token", "divergence"),

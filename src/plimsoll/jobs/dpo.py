@@ -78,6 +78,7 @@ JOB = Job(
     loop="plimsoll.jobs.dpo_loop",
     choices=lambda config: {"preference_loss": config.algorithm.loss},
     rules=_rules,
+    start={"actor.optimizer.learning_rate": 5e-7, "actor.optimizer.schedule": "linear"},
     panels=(
         both("Loss", "per pair", "loss"),
         both("Accuracy", "share of pairs", "accuracy"),

@@ -74,6 +74,7 @@ JOB = Job(
     loop="plimsoll.jobs.kto_loop",
     choices=lambda config: {"feedback_loss": config.algorithm.loss},
     rules=lambda config: stored_logprobs(config.reference_logprobs),
+    start={"actor.optimizer.learning_rate": 1e-6, "actor.optimizer.schedule": "linear"},
     panels=(
         both("Loss", "per response", "loss"),
         both("Accuracy", "share of pairings", "accuracy"),

@@ -45,6 +45,7 @@ JOB = Job(
     loop="plimsoll.jobs.prm_loop",
     has_steps=True,
     draws_calibration=True,
+    start={"actor.optimizer.learning_rate": 1e-6, "actor.optimizer.schedule": "cosine"},
     panels=(
         both("Loss", "nats per labelled step", "loss"),
         both("Accuracy on steps", "share of labelled steps", "accuracy"),

@@ -111,5 +111,6 @@ JOB = Job(
         alone("Policy loss", "per token", "policy_loss"),
         alone("Value loss", "per token", "value_loss"),
     ),
+    start={"actor.optimizer.learning_rate": 1e-6, "rollout.sampling.max_new_tokens": 512},
     presets=PRESETS,
 )

@@ -56,6 +56,7 @@ JOB = Job(
     loop="plimsoll.jobs.rm_loop",
     choices=lambda config: {"reward_loss": config.algorithm.loss},
     draws_calibration=True,
+    start={"actor.optimizer.learning_rate": 1e-5, "actor.optimizer.schedule": "linear"},
     panels=(
         both("Loss", "per pair", "loss"),
         both("Accuracy", "share of pairs", "accuracy"),

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from plimsoll.config.presets import Preset, Values
+from plimsoll.config.presets import MODEL, Preset, Values
+
+_CRITIC = {"critic.model.path": MODEL, "critic.optimizer.learning_rate": 5e-6}
 
 
 def _of_groups(advantage: str, **algorithm: Any) -> Values:
@@ -30,6 +32,7 @@ _ALL = (
         "ppo",
         "proximal policy optimisation, with a critic",
         {"algorithm": {"correction": None}},
+        _CRITIC,
     ),
     Preset("grpo", "group relative policy optimisation", _of_groups("grpo")),
     Preset(
@@ -66,6 +69,7 @@ _ALL = (
                 "critic_mini_batches": 4,
             },
         },
+        _CRITIC,
     ),
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from plimsoll.config.load import read_tree_of, validate
 from plimsoll.config.presets import with_preset
-from plimsoll.config.yaml_tree import Origins
+from plimsoll.config.yaml_tree import Origins, Tree
 from plimsoll.spec.job import ConfigT, Job
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec, resolve
@@ -22,7 +22,12 @@ def read_spec(
     Raises ConfigError (exit code 2) or SettingsConflict (4) with every problem, where it was
     written, and what to write instead.
     """
-    tree = with_preset(read_tree_of(path, flags), job.presets, job.preset)
+    return spec_of(job, read_tree_of(path, flags))
+
+
+def spec_of(job: Job[ConfigT], tree: Tree) -> tuple[RunSpec[ConfigT], Origins]:
+    """The same of a config that is read already, or was made."""
+    tree = with_preset(tree, job.presets, job.preset)
     spec = resolve(job, validate(job.config, tree))
     check_agreement(spec, tree.origins)
     return spec, tree.origins

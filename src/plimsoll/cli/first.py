@@ -1,0 +1,121 @@
+"""The commands for the first minutes: a config, and completion in the shell."""
+
+from __future__ import annotations
+
+import sys
+from os.path import expanduser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from plimsoll.cli.options import Parser, show
+from plimsoll.errors import ConfigError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from plimsoll.spec.job import Job
+
+_QUESTIONS = {
+    "model": ("Which model? A directory, or a name on the hub", "Qwen/Qwen2.5-0.5B-Instruct"),
+    "data": ("Which data to learn from? A file, a directory, or a name on the hub", None),
+    "eval": ("Which held-out data? Enter for none", ""),
+}
+
+
+def init(words: list[str]) -> None:
+    from plimsoll.config.flags import split_flags
+
+    rest, flags = split_flags(words)
+    options = _init_parser().parse_args(rest)
+    job = _job(options.job)
+    out = Path(options.out or f"{job.name}.yaml")
+    if out.exists():
+        raise ConfigError(f"{out} is there already. Give another file: -o FILE.")
+    _ask(options, job.name)
+
+    from plimsoll.commands.init import Asked, make_config
+    from plimsoll.run.files import write_whole
+
+    held_out = options.eval or None
+    asked = Asked(
+        options.model, options.data, held_out, options.cluster, options.host_memory, flags
+    )
+    made = make_config(job, asked)
+    write_whole(out, made.text)
+    show("\n".join(made.said))
+    show(
+        f"\n{out} is written. Look at it, and then:\n"
+        f"  plimsoll plan {out}             # its memory, by role, phase and item\n"
+        f"  plimsoll {job.name} {out} --dry-run    # checked with its files; starts nothing\n"
+        f"  plimsoll {job.name} {out}"
+    )
+
+
+def _init_parser() -> Parser:
+    parser = Parser(
+        "init",
+        usage="plimsoll init JOB [--model M] [--data FILE] [--section.key VALUE ...] [options]",
+        description="Write a first config of a job (sft, dpo, grpo, ...) that fits on this "
+        "machine, or on --cluster: the planner changes what would not fit, in what is learned "
+        "last. Columns are told by their names. What is not given is asked.",
+        epilog="Example: plimsoll init grpo --model Qwen/Qwen2.5-1.5B-Instruct --data train.jsonl",
+    )
+    parser.add_argument("job", help="the command that the config is for, such as sft")
+    parser.add_argument("--model", help="a directory in Hugging Face format, or a name on the hub")
+    parser.add_argument("--data", help="a file or directory, or a name on the hub")
+    parser.add_argument("--eval", help="held-out data, with the same columns")
+    parser.add_argument("--cluster", help="the cards of each machine, such as 8xA100-80GB, or cpu")
+    parser.add_argument("--host-memory", help="of each machine, such as 1TB")
+    parser.add_argument(
+        "-o", "--out", type=expanduser, metavar="FILE", help="the config; default: JOB.yaml"
+    )
+    return parser
+
+
+def _job(name: str) -> Job[Any]:
+    import difflib
+
+    from plimsoll.jobs import JOBS
+
+    if name in JOBS:
+        return JOBS[name]
+    close = difflib.get_close_matches(name, JOBS, n=1)
+    near = f" Did you mean {close[0]!r}?" if close else ""
+    raise ConfigError(f"There is no job {name!r}.{near} Jobs: {', '.join(JOBS)}.")
+
+
+def _ask(options: Namespace, job: str) -> None:
+    """Ask for what is not given; of held-out data only where something else is asked. Raises
+    ConfigError where nobody can answer."""
+    missing = [name for name in ("model", "data") if getattr(options, name) is None]
+    if not missing:
+        return
+    if not sys.stdin.isatty():
+        lacking = " and ".join(f"--{name}" for name in missing)
+        raise ConfigError(
+            f"{lacking} {'is' if len(missing) == 1 else 'are'} not given, and there is no terminal "
+            f"to ask at. Write `plimsoll init {job} --model MODEL --data FILE`."
+        )
+    from rich.prompt import Prompt
+
+    for name in (*missing, *(["eval"] if options.eval is None else [])):
+        question, default = _QUESTIONS[name]
+        answer = None
+        while answer is None or (default is None and not answer):
+            answer = Prompt.ask(question, default=default, show_default=bool(default))
+        setattr(options, name, answer.strip())
+
+
+def completion(words: list[str]) -> None:
+    parser = Parser(
+        "completion",
+        description="Print what makes a shell complete commands, options, keys and their values.",
+        epilog='bash: eval "$(plimsoll completion bash)" in ~/.bashrc; zsh: the same in '
+        "~/.zshrc, after compinit; fish: plimsoll completion fish | source in its config.fish",
+    )
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"])
+    shell = parser.parse_args(words).shell
+
+    from plimsoll.commands.completion import SCRIPTS
+
+    show(SCRIPTS[shell])

@@ -1,0 +1,94 @@
+"""Completion in shells: commands, options, keys of a config section by section, and their values.
+
+A shell's script asks `plimsoll complete WORDS...` at each Tab; where nothing is offered, the shell
+completes files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from plimsoll.config.keys import ANY, Key, below, find_key, keys_of
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import named_job
+from plimsoll.spec.job import Job
+
+SCRIPTS: Mapping[str, str] = {
+    "bash": """\
+_plimsoll() {
+  mapfile -t COMPREPLY < <(plimsoll complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+  if [[ ${COMPREPLY[0]} == *. ]]; then compopt -o nospace; fi
+}
+complete -o default -F _plimsoll plimsoll""",
+    "zsh": """\
+_plimsoll() {
+  local -a found
+  found=("${(@f)$(plimsoll complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+  if [[ -z $found ]]; then _files; return; fi
+  compadd -S '' -- ${(M)found:#*.}
+  compadd -- ${found:#*.}
+}
+compdef _plimsoll plimsoll""",
+    "fish": """\
+complete -c plimsoll -a '(plimsoll complete (commandline -opc)[2..] (commandline -ct) 2>/dev/null)'\
+""",
+}
+"""What each shell reads."""
+
+
+def candidates(
+    words: Sequence[str], commands: Iterable[str], options: Callable[[str], Iterable[str]]
+) -> list[str]:
+    """What the last word may become, in the order of the help.
+
+    words: without `plimsoll`; the last may be begun or empty. options: of a command.
+    """
+    *before, last = words or [""]
+    offered: Iterable[str]
+    if not before:
+        offered = commands
+    elif last.startswith("--"):
+        job = _job(before)
+        offered = [*options(before[0]), *(_flags(job, last) if job else [])]
+    else:
+        offered = _values(before)
+    return [one for one in dict.fromkeys(offered) if one.startswith(last)]
+
+
+def _job(before: Sequence[str]) -> Job[Any] | None:
+    """Which the keys are of: the command's, `init`'s, or that of the config that is given."""
+    for word in before[:2]:
+        if word in JOBS:
+            return JOBS[word]
+    for path in map(Path, before):
+        if path.suffix in (".yaml", ".yml") and path.is_file():
+            name = named_job(path.read_text(errors="replace"))
+            return None if name is None else JOBS[name]
+    return None
+
+
+def _flags(job: Job[Any], begun: str) -> Iterator[str]:
+    """The keys of the section that is begun; a section ends with a dot."""
+    *section, _ = begun[2:].split(".")
+    for key in below(tuple(keys_of(job.config)), tuple(section)):
+        if key.path[-1] != ANY:
+            dot = "." if key.section else ""
+            yield f"--{'.'.join([*section, key.path[-1]])}{dot}"
+
+
+def _values(before: Sequence[str]) -> Iterator[str]:
+    """Of the key before; of `init` the jobs."""
+    job = _job(before)
+    if before[-1].startswith("--") and job is not None:
+        key = find_key(tuple(keys_of(job.config)), tuple(before[-1][2:].split(".")))
+        yield from _choices(key)
+    elif list(before) == ["init"]:
+        yield from JOBS
+
+
+def _choices(key: Key | None) -> Iterator[str]:
+    if key is None:
+        return
+    yield from ("true", "false") if key.kind.startswith("true") else map(str, key.choices)

@@ -1,0 +1,138 @@
+"""`plimsoll init`: columns told by their names, a config that its job takes and that fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from plimsoll.cli import main
+from plimsoll.commands.init import Asked, guessed
+from plimsoll.commands.planning import plan_job
+from plimsoll.errors import ConfigError
+from plimsoll.jobs import JOBS
+from plimsoll.jobs.which import load_any
+
+ROWS: Mapping[str, Mapping[str, Any]] = {
+    "gsm8k": {"question": "1+1?", "answer": "#### 2"},
+    "chats": {"messages": [{"role": "user", "content": "a"}]},
+    "pairs": {"prompt": "a", "chosen": "b", "rejected": "c"},
+    "dialogues": {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a"},
+    "labelled": {"prompt": "a", "completion": "b", "label": True},
+    "steps": {"prompt": "a", "completions": ["b"], "labels": [True]},
+    "plain": {"text": "a"},
+}
+
+
+def write_rows(folder: Path, kind: str, row: Mapping[str, Any] | None = None) -> str:
+    path = folder / f"{kind}.jsonl"
+    path.write_text((json.dumps(row or ROWS[kind]) + "\n") * 3)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "job, kind, columns",
+    [
+        ("sft", "gsm8k", {"prompt": "question", "response": "answer"}),
+        ("grpo", "gsm8k", {"prompt": "question", "reference": "answer"}),
+        ("sft", "chats", {"messages": "messages"}),
+        ("rl", "chats", {"messages": "messages"}),
+        ("sft", "plain", {"text": "text"}),
+        ("dpo", "pairs", {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}),
+        ("rm", "dialogues", {"chosen": "chosen", "rejected": "rejected"}),
+        ("kto", "labelled", {"prompt": "prompt", "response": "completion", "label": "label"}),
+        ("prm", "steps", {"prompt": "prompt", "steps": "completions", "labels": "labels"}),
+        ("ppo", "pairs", {"prompt": "prompt"}),
+    ],
+)
+def test_columns_are_told_by_their_names(job: str, kind: str, columns: dict[str, str]) -> None:
+    assert guessed(JOBS[job], Asked("model", "data"), ROWS[kind]) == columns
+
+
+def test_columns_that_no_name_tells_are_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"x1, x2.*--data\.train\.prompt COLUMN"):
+        guessed(JOBS["sft"], Asked("model", "data.jsonl"), {"x1": "a", "x2": "b"})
+    flags = ["--data.train.prompt", "x1", "--data.train.response", "x2"]
+    assert guessed(JOBS["sft"], Asked("model", "data", flags=flags), {"x1": "", "x2": ""}) == {}
+
+
+KINDS = {"sft": "gsm8k", "dpo": "pairs", "rm": "pairs", "kto": "labelled", "prm": "steps"}
+FEW = ("distill", "sample", "rl")
+"""A teacher, a sampler and an algorithm are for the user to say."""
+
+
+@pytest.mark.parametrize("job", [name for name in JOBS if name not in FEW])
+def test_every_jobs_config_fits_on_the_cards_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = write_rows(tmp_path, KINDS.get(job, "gsm8k"))
+    words = ["--model", "Qwen/Qwen2.5-1.5B", "--data", data, "--eval", data]
+    cards = ["--cluster", "2xRTX4090", "--host-memory", "256GB"]
+    assert main(["init", job, *words, *cards]) == 0
+    spec = load_any(f"{job}.yaml")
+    assert plan_job(spec).verdict == "fits"
+    assert Path(f"{job}.yaml").read_text().startswith(f"# {job}:")
+
+
+def test_what_does_not_fit_is_changed_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "Qwen/Qwen2.5-7B", "--data", write_rows(tmp_path, "gsm8k")]
+    assert main(["init", "sft", *words, "--cluster", "2xRTX4090", "--host-memory", "1TB"]) == 0
+    told = capsys.readouterr().out
+    assert "actor.zero.stage: 3" in told
+    assert yaml.safe_load(Path("sft.yaml").read_text())["actor"]["zero"]["stage"] == 3
+
+
+def test_what_never_fits_is_refused_and_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "Qwen/Qwen2.5-72B", "--data", write_rows(tmp_path, "gsm8k")]
+    assert main(["init", "sft", *words, "--cluster", "1xRTX4090", "--host-memory", "32GB"]) == 3
+    assert "smaller model" in capsys.readouterr().err
+    assert not Path("sft.yaml").exists()
+
+
+def test_a_key_that_is_given_stays_and_a_wrong_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["--model", "Qwen/Qwen2.5-0.5B", "--data", write_rows(tmp_path, "gsm8k")]
+    given = ["--cluster", "cpu", "--host-memory", "64GB", "--run.steps", "7"]
+    assert main(["init", "sft", *words, *given]) == 0
+    assert yaml.safe_load(Path("sft.yaml").read_text())["run"]["steps"] == 7
+    assert main(["init", "sft", *words, *given]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert main(["init", "sft", *words, *given[:4], "--run.stepps", "7", "-o", "b.yaml"]) == 2
+    assert "stepps" in capsys.readouterr().err and not Path("b.yaml").exists()
+
+
+def test_nobody_is_asked_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "sfd"]) == 2
+    assert "Did you mean 'sft'?" in capsys.readouterr().err
+    assert main(["init", "sft", "--model", "m"]) == 2
+    assert "--data is not given" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text, said", [("", "has no rows"), ("{\n", "empty.jsonl:1:"), (None, "There is no")]
+)
+def test_data_without_a_row_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str | None,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("empty.jsonl").write_text(text)
+    assert main(["init", "sft", "--model", "m", "--data", "empty.jsonl"]) == 2
+    assert said in capsys.readouterr().err
