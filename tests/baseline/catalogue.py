@@ -109,6 +109,7 @@ PLANNED: Mapping[str, Sequence[str]] = {
         f"ppo {PLAYED} --environments.own.max_tokens=500",
         f"ppo {PLAYED} --environments.own.max_turns=2000",
     ),
+    "environment-memory": (f"ppo {PLAYED} --environments.own.memory_gib=2",),
     "environment-template": (f"ppo {PLAYED} --data.train.chat_template=none",),
     "four-bit-dora": (f"sft {RANK} {NF4} --actor.adapter.dora=true --actor.zero.stage=3",),
     "four-bit-offload": (

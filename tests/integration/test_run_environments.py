@@ -206,6 +206,7 @@ def test_beyond_the_bound_the_run_stops_and_says_what_failed(home: Path) -> None
         ({"name": "own_turns.py:Turn"}, "Did you mean 'Turns'?"),
         ({"options": {"hard": True}}, "has no option 'hard'"),
         ({"max_tokens": 5}, "[environment-length]"),
+        ({"memory_gib": 2.0}, "[environment-memory]"),
         ({"name": "calculator", "tool_format": "none"}, "no reply calls one"),
         ({"name": "calculator"}, "environments.turns.describe_tools: false"),
     ],

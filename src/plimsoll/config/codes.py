@@ -31,6 +31,7 @@ Code = Literal[
     "environment-cache",
     "environment-column",
     "environment-length",
+    "environment-memory",
     "environment-template",
     "four-bit-dora",
     "four-bit-offload",

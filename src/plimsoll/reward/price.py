@@ -48,5 +48,5 @@ def _asked(part: RewardConfig) -> Asked | None:
 
 def processes_item(name: str, count: int, each: int, source: str) -> Item:
     """So many processes of so many bytes each, beside the one that runs the loop."""
-    words = f"{each:,} bytes a process x {count} processes"
+    words = f"{each:,} bytes a process" + (f" x {count} processes" if count > 1 else "")
     return Item("process", "processes", name, "host", "process", count * each, words, source)

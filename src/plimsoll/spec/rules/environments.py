@@ -19,6 +19,7 @@ def played(config: RlConfig) -> Iterator[Problem]:
     yield from _templates(config)
     for name in config.environments:
         yield from _lengths(name, config)
+        yield from _memory(name, config)
     if ENVIRONMENT in config.rewards or ENVIRONMENT in config.scoring_models:
         why = "What an environment gives is shown under this name."
         fix = "another name for this part of the reward"
@@ -48,6 +49,14 @@ def _templates(config: RlConfig) -> Iterator[Problem]:
             why = "The turns of episodes are written by data.chat_template, whatever their source."
             fix = f"leave {key}.chat_template out, or set data.chat_template"
             yield Section(key, source).conflict("chat_template", why, fix, "environment-template")
+
+
+def _memory(name: str, config: RlConfig) -> Iterator[Problem]:
+    own, key = config.environments[name], f"environments.{name}"
+    if own.memory_gib is not None and not own.process:
+        why = "The memory of an environment is limited only in a process of its own."
+        fix = f"{key}.process: true, or leave {key}.memory_gib out"
+        yield Section(key, own).conflict("memory_gib", why, fix, "environment-memory")
 
 
 def _lengths(name: str, config: RlConfig) -> Iterator[Problem]:
