@@ -141,11 +141,16 @@ def write_tree(values: dict[str, Any]) -> str:
 
 
 def write_value(value: object) -> str:
-    """A value as one line of YAML."""
+    """A value as one line of YAML, in the order given."""
     text = yaml.dump(
-        value, Dumper=_Dumper, allow_unicode=True, default_flow_style=True, width=10**9
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=True,
+        width=10**9,
     )
-    return text.removesuffix("...\n").strip()
+    return str(text).removesuffix("...\n").strip()
 
 
 @dataclass(frozen=True)

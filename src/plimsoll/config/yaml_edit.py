@@ -1,0 +1,172 @@
+"""YAML text with some keys written anew: comments, order and layout of all else stay.
+
+Edits are made where PyYAML's nodes say that values are. An alias stays as long as its section has
+what the anchor's has; then its keys are written out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from plimsoll.config.flags import Flag, apply_flags
+from plimsoll.config.yaml_tree import read_tree, write_tree, write_value
+from plimsoll.errors import ConfigError
+
+_Pair = tuple[yaml.Node, yaml.Node]
+"""A key and its value."""
+_ANCHOR = re.compile(r"(&\S+\s+)?")
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """Put `text` in the place of what is from start to end."""
+
+    start: int
+    end: int
+    text: str
+
+
+def write_flags(text: str, name: str, flags: Sequence[Flag]) -> str:
+    """The text of one YAML document with the flags' values in it.
+
+    name: what messages call the text. Raises ConfigError as `read_tree` and `apply_flags`, and for
+    a layout that cannot be edited.
+    """
+    text = text if text.endswith("\n") else f"{text}\n"
+    tree = read_tree(text, name)
+    wanted = apply_flags(tree, flags).values
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if not isinstance(root, yaml.MappingNode):  # nothing is written, or comments alone
+        return f"{text}{write_tree(wanted)}".lstrip("\n")
+    made = sorted(_Editor.of(text).mapping(root, tree.values, wanted), key=lambda one: one.start)
+    edited = _applied(text, made)
+    if not _is_as_wanted(edited, name, wanted):
+        typed = " ".join(f"{flag.name} {write_value(flag.value)}" for flag in flags)
+        raise ConfigError(
+            f"{name}: its layout is one that cannot be edited. Give the keys as flags: {typed}"
+        )
+    return edited
+
+
+def _is_as_wanted(text: str, name: str, wanted: Mapping[str, object]) -> bool:
+    try:
+        return _exact(read_tree(text, name).values) == _exact(wanted)
+    except ConfigError:
+        return False
+
+
+def _applied(text: str, edits: Sequence[_Edit]) -> str:
+    parts, at = [], 0
+    for edit in edits:
+        parts += [text[at : edit.start], edit.text]
+        at = edit.end
+    return "".join([*parts, text[at:]])
+
+
+def _exact(value: object) -> str:
+    """What differs between `true` and 1, and between 1 and 1.0."""
+    return json.dumps(value, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class _Editor:
+    """Walks the nodes of a document beside what they hold and shall hold.
+
+    aliases: where each begins and ends. anchored: by the ids of nodes, what they shall hold.
+    """
+
+    text: str
+    aliases: Sequence[tuple[int, int]]
+    anchored: dict[int, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, text: str) -> _Editor:
+        tokens = yaml.scan(text, Loader=yaml.SafeLoader)
+        marks = [(one.start_mark, one.end_mark) for one in tokens if type(one) is yaml.AliasToken]
+        return cls(text, [(start.index, end.index) for start, end in marks])
+
+    def mapping(
+        self, node: yaml.MappingNode, held: Mapping[str, object], wanted: Mapping[str, object]
+    ) -> Iterator[_Edit]:
+        """What to do to a section; in the order of the text, but for what goes to the same place,
+        which is in its order there."""
+        for key, value in node.value:
+            yield from self._value(node, (key, value), held[key.value], wanted[key.value])
+        missing = {key: value for key, value in wanted.items() if key not in held}
+        if missing:
+            yield self._added(node, missing)
+
+    def _value(
+        self, within: yaml.MappingNode, pair: _Pair, held: Any, wanted: Any
+    ) -> Iterator[_Edit]:
+        key, node = pair
+        if node.start_mark.index < key.start_mark.index:  # of an alias, the node is the anchor's
+            if _exact(wanted) != _exact(self.anchored.get(id(node), held)):
+                yield from self._instead(within, key, *self._alias_after(key), wanted)
+            return
+        self.anchored[id(node)] = wanted
+        stays = isinstance(held, Mapping) and isinstance(wanted, Mapping) and {*held} <= {*wanted}
+        if isinstance(node, yaml.MappingNode) and stays:
+            yield from self.mapping(node, held, wanted)
+        elif _exact(wanted) != _exact(held):
+            yield from self._instead(within, key, self._start(key, node), self._end(node), wanted)
+
+    def _start(self, key: yaml.Node, node: yaml.Node) -> int:
+        """Of what is replaced: behind the anchor; of a block behind the key's colon."""
+        if isinstance(node, yaml.CollectionNode) and not node.flow_style:
+            return self.text.index(":", key.end_mark.index) + 1
+        anchor = _ANCHOR.match(self.text, node.start_mark.index)
+        assert anchor is not None
+        return anchor.end()
+
+    def _alias_after(self, key: yaml.Node) -> tuple[int, int]:
+        return next(one for one in self.aliases if one[0] >= key.end_mark.index)
+
+    def _instead(
+        self, within: yaml.MappingNode, key: yaml.Node, start: int, end: int, wanted: object
+    ) -> Iterator[_Edit]:
+        """Another value of a key. A section goes below the key's line, behind whose colon a comment
+        may stand."""
+        if within.flow_style or not isinstance(wanted, Mapping) or not wanted:
+            space = " " * (self.text[start - 1] == ":")
+            line = "\n" * self.text[start:end].endswith("\n")  # of a block of text
+            yield _Edit(start, end, f"{space}{write_value(wanted)}{line}")
+            return
+        yield _Edit(len(self.text[:start].rstrip(" ")), end, "")
+        yield self._below(end, key.start_mark.column + 2, wanted)
+
+    def _added(self, node: yaml.MappingNode, missing: Mapping[str, object]) -> _Edit:
+        """Keys that the section has not yet, behind those that it has."""
+        if node.flow_style:
+            pairs = write_value(missing)[1:-1]
+            at = self._end_of_last(node) if node.value else self._end(node) - 1
+            return _Edit(at, at, f", {pairs}" if node.value else pairs)
+        return self._below(self._end(node), node.value[0][0].start_mark.column, missing)
+
+    def _below(self, at: int, column: int, values: Mapping[str, object]) -> _Edit:
+        """Keys on lines of their own, after the line that holds what ends at `at`."""
+        written = textwrap.indent(write_tree(dict(values)), " " * column)
+        if self.text[at - 1] != "\n":
+            at = self.text.index("\n", at) + 1
+        return _Edit(at, at, written)
+
+    def _end(self, node: yaml.Node) -> int:
+        """Behind its last sign; a block's own mark is where the next one begins."""
+        if isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
+            return self._end_of_last(node)
+        return int(node.end_mark.index)
+
+    def _end_of_last(self, node: yaml.Node) -> int:
+        last = node.value[-1]
+        before, value = last if isinstance(last, tuple) else (node, last)
+        if value.start_mark.index < before.start_mark.index:
+            ends = [end for _, end in self.aliases if end <= node.end_mark.index]
+            return ends[-1]
+        return self._end(value)
