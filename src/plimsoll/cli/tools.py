@@ -5,11 +5,12 @@ calibrate, doctor, merge; and serve-reward and watch.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from os.path import expanduser
 from pathlib import Path
 
 from plimsoll.cli.options import REPLAY_FLAG, Parser, flags_of, show
-from plimsoll.errors import DoesNotFit
+from plimsoll.errors import ConfigError, DoesNotFit
 
 
 def demo(words: list[str]) -> None:
@@ -55,6 +56,13 @@ def _plan_parser() -> Parser:
         help="check the activations by a forward and backward on fake tensors; takes PyTorch "
         "and some seconds for each role",
     )
+    parser.add_argument(
+        "--open",
+        action="store_true",
+        help="serve the plan as a page instead, on which settings are tried; Ctrl-C ends it",
+    )
+    parser.add_argument("--host", help="of --open: who may ask (default: 127.0.0.1, this host)")
+    parser.add_argument("--port", type=int, help="of --open (default: a free one)")
     return parser
 
 
@@ -82,6 +90,9 @@ def plan(words: list[str]) -> None:
         "--replay": (REPLAY_FLAG, options.replay),
     }
     flags += flags_of(stand_for, flags)
+    if options.open or options.host or options.port is not None:
+        _open_plan(options, flags)
+        return
     spec = load_any(options.config, flags)
     plan = plan_job(spec)
     advice = advise_job(spec) if options.suggest else None
@@ -96,6 +107,19 @@ def plan(words: list[str]) -> None:
     refuse_conflicts(plan.problems)
     if plan.verdict == "does not fit":
         raise DoesNotFit(f"{options.config} does not fit")
+
+
+def _open_plan(options: Namespace, flags: list[str]) -> None:
+    """Serve the page. Raises ConfigError for options that it has no use for."""
+    if not options.open:
+        raise ConfigError("--host and --port are of the page that --open serves. Add --open.")
+    others = {"json", "svg", "suggest", "trace"}
+    if given := sorted(name for name in others if getattr(options, name)):
+        raise ConfigError(f"--open shows the plan as a page, without --{' and --'.join(given)}.")
+
+    from plimsoll.commands.plan_page import open_plan
+
+    open_plan(options.config, flags, options.host or "127.0.0.1", options.port or 0)
 
 
 def report(words: list[str]) -> None:
