@@ -24,6 +24,9 @@ from plimsoll.page.plan import peaks, plan_shown
 from plimsoll.page.serve import Query, require_server, serve
 from plimsoll.spec.run_spec import RunSpec
 
+_MOST_PROCESSES = 1_000_000
+"""That are planned for, in about a second; a slip of the finger asks for more."""
+
 
 def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
     """Serve the page until it is interrupted.
@@ -55,10 +58,22 @@ def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str
     }
     try:
         made = laid_over(parse_flags(flags), flags_from(spec, query))
-        plan = plan_job(load_any(path, _words(made)))
+        plan = plan_job(_of_some_size(load_any(path, _words(made))))
     except PlimsollError as error:
         return found | {"refusal": str(error), "plan": None, "copies": []}
     return found | {"refusal": None, "plan": plan_shown(plan), "copies": _copies(path, made)}
+
+
+def _of_some_size(spec: RunSpec[Any]) -> RunSpec[Any]:
+    """The run. Raises ConfigError where it has too many processes to be planned for at once."""
+    engines = spec.engines.engines * spec.engines.parts if spec.engines else 0
+    processes = spec.cluster.all_ranks + engines
+    if processes > _MOST_PROCESSES:
+        raise ConfigError(
+            f"cluster.ranks, and cards of engines, are {processes:,} in all. Give at most "
+            f"{_MOST_PROCESSES:,}."
+        )
+    return spec
 
 
 def _before(spec: RunSpec[Any]) -> dict[str, Any] | None:

@@ -88,8 +88,8 @@ def bound(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
-    except OSError as error:
+    except (OSError, OverflowError) as error:  # the latter of a port beyond 65535
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"{host}:{port} cannot be served at: {error.strerror}. Give another --port, or 0 for a "
-            f"free one."
+            f"{host}:{port} cannot be served at: {why}. Give another --port, or 0 for a free one."
         ) from error

@@ -100,6 +100,8 @@ def test_what_the_config_check_refuses_is_said_and_nothing_is_copied(config: str
     assert "[offload-stage]" in conflict and "-> actor.zero.stage: 3" in conflict
     unknown = answer(config, [], "plan", {"cluster.hardware": "4xH99"})["refusal"]
     assert "No card is called 'H99'" in unknown
+    many = answer(config, [], "plan", {"cluster.ranks": "9" * 12})["refusal"]
+    assert "1,000,000,000,003 in all. Give at most 1,000,000." in many
     assert len(found["controls"]) > 30 and found["before"] is not None
 
 
@@ -116,11 +118,11 @@ def test_a_file_that_was_edited_is_planned_as_it_is(config: str) -> None:
 
 def test_a_layout_that_cannot_be_edited_has_the_command_alone(config: str) -> None:
     path = Path(config)
-    path.write_text(path.read_text().replace("memory_share: 0.9", "? memory_share\n  : 0.9"))
-    found = answer(config, [], "plan", HALF)
-    assert found["plan"]["verdict"] == "fits"
+    path.write_text(path.read_text().replace("  engines: 4", "  ? engines\n  : 4"))
+    found = answer(config, [], "plan", {"rollout.sleep_level": "2"})
+    assert found["refusal"] is None
     (command,) = found["copies"]
-    assert command["text"] == f"plimsoll plan {config} --rollout.memory_share=0.5"
+    assert command["text"] == f"plimsoll plan {config} --rollout.sleep_level=2"
 
 
 def test_only_who_knows_the_token_is_answered(config: str) -> None:
@@ -143,6 +145,7 @@ def test_only_who_knows_the_token_is_answered(config: str) -> None:
         (["--open", "--json", "--suggest"], "without --json and --suggest"),
         (["--open", "--actor.zero.stage", "7"], "actor.zero.stage: 7"),
         (["--open", "--host", "192.0.2.1", "--port", "9"], "192.0.2.1:9 cannot be served at"),
+        (["--open", "--port", "70000"], "port must be 0-65535"),
     ],
 )
 def test_what_cannot_be_opened_is_refused(
