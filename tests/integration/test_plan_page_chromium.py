@@ -111,5 +111,8 @@ def test_the_page_fits_its_window(address: str, chromium: Any, width: int, schem
         expect(found.locator("#settings fieldset")).to_have_count(7)
         assert found.evaluate("document.documentElement.scrollWidth") <= width
         found.get_by_label("max_new_tokens", exact=True).focus()
+        expect(found.locator("#about")).to_contain_text(
+            "max_new_tokens (integer >= 1): The longest"
+        )
         found.mouse.wheel(0, 300)
         expect(found.get_by_role("status")).to_be_in_viewport()

@@ -113,9 +113,10 @@ def _open_plan(options: Namespace, flags: list[str]) -> None:
     """Serve the page. Raises ConfigError for options that it has no use for."""
     if not options.open:
         raise ConfigError("--host and --port are of the page that --open serves. Add --open.")
-    others = {"json", "svg", "suggest", "trace"}
-    if given := sorted(name for name in others if getattr(options, name)):
-        raise ConfigError(f"--open shows the plan as a page, without --{' and --'.join(given)}.")
+    used = {"config", "cluster", "nodes", "host_memory", "replay", "open", "host", "port"}
+    others = [name for name, value in vars(options).items() if value and name not in used]
+    if others:
+        raise ConfigError(f"--open shows the plan as a page, without --{' and --'.join(others)}.")
 
     from plimsoll.commands.plan_page import open_plan
 

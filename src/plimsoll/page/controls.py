@@ -139,7 +139,7 @@ def _choices(key: Key) -> tuple[str, ...]:
 
 
 def _proposals(spec: _Spec, key: str) -> tuple[str, ...]:
-    """ "" unsets the key."""
+    """Texts that may be chosen; an empty one unsets the key."""
     if key == "cluster.hardware":
         given = re.match(r"\d+", spec.cluster.hardware or "")
         count = given[0] if given else str(min(spec.cluster.ranks, 8))
@@ -160,13 +160,12 @@ def flags_from(spec: _Spec, texts: Mapping[str, str]) -> tuple[Flag, ...]:
     words = [f"--{name}={text}" for name, text in map(_named, texts.items())]
     found = {flag.path: flag for flag in parse_flags(words)}
     for name, role in spec.roles.items():
-        own = {
+        own: dict[str, Any] = {
             ".".join(path[1:]): flag.value for path, flag in found.items() if path[0] == role.key
         }
         if own and not role.given:
-            beside = of_frozen(spec, name, own)
-            made = [Flag(tuple(key.split(".")), value) for key, value in beside.items()]
-            found |= {flag.path: flag for flag in made}
+            beside = [(tuple(k.split(".")), v) for k, v in of_frozen(spec, name, own).items()]
+            found |= {path: Flag(path, value) for path, value in beside}
     return tuple(found.values())
 
 

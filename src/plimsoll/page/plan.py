@@ -47,7 +47,8 @@ def _says(store: Store, plan: Plan) -> str:
     """By how much it fits, or does not, and when."""
     peak, verdict = store.peak, verdict_of(store, plan.band)
     if store.capacity is None:
-        return f"{gigabytes_text(peak.bytes)} in {peak.moment}; how much it has is not known"
+        held = f"{gigabytes_text(peak.bytes)} in {peak.moment}"
+        return f"{held}; how much it has is not known: set cluster.host_memory"
     held = f"{gigabytes_text(peak.bytes)} of {gigabytes_text(store.capacity)} in {peak.moment}"
     room = gigabytes_text(abs(store.capacity - peak.bytes))
     said: dict[Verdict, str] = {

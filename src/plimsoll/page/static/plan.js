@@ -11,6 +11,7 @@ const [header, nav] = [document.getElementById("header"), document.getElementByI
 const verdict = element("strong", { role: "status" });
 const undo = element("button", { type: "button", onclick: () => { changes.clear(); drawn = ""; look(); } }, "undo all");
 const fields = element("form", { autocomplete: "off" });
+const about = element("p", { id: "about", class: "quiet", hidden: true });
 const [told, memory, problems, copies] = [element("div", { id: "told" }), element("div"), element("div"), element("div")];
 let [asked, timer, drawn] = [0, 0, ""];
 
@@ -33,11 +34,11 @@ function draw(found) {
   if (known !== drawn) fill(fields, ...makeControls(found.controls, changes, () => { clearTimeout(timer); timer = setTimeout(look, PAUSE); }));
   drawn = known;
   const before = changes.size && found.before ? `; as written: ${found.before.verdict}` : "";
-  const about = [element("h1", {}, found.config), element("div", { class: "quiet" }, `plimsoll ${found.job}${before}`)];
+  const title = [element("h1", {}, found.config), element("div", { class: "quiet" }, `plimsoll ${found.job}${before}`)];
   if (found.plan) {
-    state(`${found.plan.verdict}: ${bytes(Object.values(found.plan.peaks)[0])}`, null, ...about, element("p", {}, found.plan.says), peaksOf(found.plan.peaks, found.before?.peaks));
+    state(`${found.plan.verdict}: ${bytes(Object.values(found.plan.peaks)[0])}`, null, ...title, element("p", {}, found.plan.says), peaksOf(found.plan.peaks, found.before?.peaks));
     drawPlan(found.plan);
-  } else state("refused", found.refusal, ...about);
+  } else state("refused", found.refusal, ...title);
   fill(copies, ...found.copies.map(copyOf), found.plan ? null : element("p", { class: "quiet" }, "Nothing to copy: these settings are refused."));
 }
 
@@ -77,8 +78,12 @@ function copyOf({ title, text }) {
 
 const main = document.getElementById("main");
 nav.append(verdict, undo);
-fill(main, told, part("settings", "Settings", fields),
+fill(main, told, part("settings", "Settings", fields, about),
   element("div", { id: "planned" }, part("memory", "Memory", element("p", { class: "quiet" }, "Hatched: by how much the prediction may be too low."), memory),
     part("problems", "Problems", problems), part("config", "Config", copies)));
+fields.addEventListener("focusin", (event) => {
+  about.textContent = event.target.closest(".field").title;
+  about.hidden = false;
+});
 fields.addEventListener("submit", (event) => event.preventDefault());
 look();
