@@ -10,7 +10,7 @@ from os.path import expanduser
 from pathlib import Path
 
 from plimsoll.cli.options import REPLAY_FLAG, Parser, flags_of, show
-from plimsoll.errors import ConfigError, DoesNotFit
+from plimsoll.errors import DoesNotFit
 
 
 def demo(words: list[str]) -> None:
@@ -30,6 +30,21 @@ def demo(words: list[str]) -> None:
     from plimsoll.commands.demo import run_demo
 
     run_demo(options.directory, options.seed)
+
+
+def _open_plan(options: Namespace, flags: list[str]) -> None:
+    """Serve the page. Raises ConfigError for options that it has no use for."""
+    parser = _plan_parser()
+    if not options.open:
+        parser.error("--host and --port are of the page that --open serves")
+    used = {"config", "cluster", "nodes", "host_memory", "replay", "open", "host", "port"}
+    others = [name for name, value in vars(options).items() if value and name not in used]
+    if others:
+        parser.error(f"--open shows the plan as a page, without --{' and --'.join(others)}")
+
+    from plimsoll.commands.plan_page import open_plan
+
+    open_plan(options.config, flags, options.host or "127.0.0.1", options.port or 0)
 
 
 def _plan_parser() -> Parser:
@@ -107,20 +122,6 @@ def plan(words: list[str]) -> None:
     refuse_conflicts(plan.problems)
     if plan.verdict == "does not fit":
         raise DoesNotFit(f"{options.config} does not fit")
-
-
-def _open_plan(options: Namespace, flags: list[str]) -> None:
-    """Serve the page. Raises ConfigError for options that it has no use for."""
-    if not options.open:
-        raise ConfigError("--host and --port are of the page that --open serves. Add --open.")
-    used = {"config", "cluster", "nodes", "host_memory", "replay", "open", "host", "port"}
-    others = [name for name, value in vars(options).items() if value and name not in used]
-    if others:
-        raise ConfigError(f"--open shows the plan as a page, without --{' and --'.join(others)}.")
-
-    from plimsoll.commands.plan_page import open_plan
-
-    open_plan(options.config, flags, options.host or "127.0.0.1", options.port or 0)
 
 
 def report(words: list[str]) -> None:

@@ -140,8 +140,8 @@ def test_only_who_knows_the_token_is_answered(config: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--port", "0"], "Add --open"),
-        (["--host", "127.0.0.1"], "Add --open"),
+        (["--port", "0"], "of the page that --open serves"),
+        (["--host", "127.0.0.1"], "of the page that --open serves"),
         (["--open", "--json", "--suggest"], "without --json and --suggest"),
         (["--open", "--actor.zero.stage", "7"], "actor.zero.stage: 7"),
         (["--open", "--host", "192.0.2.1", "--port", "9"], "192.0.2.1:9 cannot be served at"),
