@@ -77,8 +77,11 @@ def test_the_address_keeps_what_was_changed_and_a_copy_plans_the_same(
         assert stage.input_value() == "2"
         expect(found.locator(".field.changed")).to_have_count(2)
         shown = found.get_by_role("status").inner_text()
+        found.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        found.locator("#config button").first.click()
+        found.get_by_text("copied").wait_for()
         copy = tmp_path / "copy.yaml"
-        copy.write_text(found.get_by_label("The config with these settings").inner_text())
+        copy.write_text(found.evaluate("navigator.clipboard.readText()"))
     main(["plan", str(copy), "--json"])
     again = json.loads(capsys.readouterr().out)
     peak = max(one["peak"]["device_bytes"] for one in again["devices"])
