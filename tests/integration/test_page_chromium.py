@@ -1,20 +1,21 @@
-"""The page in a real Chromium: it loads, keeps up with its run, filters, zooms, and shows what a
-run wrote as text. Needs the package playwright, and a Chromium of the system."""
+"""The page of runs in a real Chromium: it loads, keeps up with its run, filters, zooms, and shows
+what a run wrote as text."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import numpy as np
+import pages
 import pytest
+from pages import Page, expect
 
 from plimsoll.commands.report.report import report_run
-from plimsoll.commands.watch import Reader, app, bound
+from plimsoll.commands.watch import Reader, answers
+from plimsoll.page.html import RUNS, page
 from plimsoll.page.watched import watched
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
@@ -24,52 +25,29 @@ from plimsoll.run.now import Now, write_now
 from plimsoll.run.readings import Footprint, Line
 from plimsoll.run.trajectories import TokenScores, write_trajectories
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-uvicorn = pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no chromium: `apt-get install chromium`")
-
-expect = playwright.expect
+pytestmark = pages.needs_chromium
 ATTACK = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-Page = Any
 
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with pages.started() as browser:
         yield browser
-        browser.close()
 
 
 @contextmanager
 def opened(chromium: Any, address: str, **settings: Any) -> Iterator[Page]:
-    """A page, which must have no error, complaint or question when it is closed."""
-    said: list[str] = []
-    page = chromium.new_context(viewport={"width": 1280, "height": 900}, **settings).new_page()
-    page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("dialog", lambda dialog: said.append(f"dialog {dialog.message}"))
-    page.goto(address)
-    page.locator("#config table").wait_for()
-    yield page
-    page.close()
-    assert said == []
+    with pages.opened(chromium, address, "#config table", **settings) as found:
+        yield found
 
 
 @contextmanager
 def served(*paths: Path) -> Iterator[str]:
     """The address of these runs' live page."""
-    with bound("127.0.0.1", 0) as place, Reader(watched(paths)) as reader:
-        settings = uvicorn.Config(app(lambda: reader.runs, "word"), log_level="warning")
-        server = uvicorn.Server(settings)
-        thread = Thread(target=server.run, kwargs={"sockets": [place]}, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{place.getsockname()[1]}/word/"
-        server.should_exit = True
-        thread.join()
+    with Reader(watched(paths)) as reader:
+        text = page(", ".join(run.name for run in reader.runs), None, RUNS)
+        with pages.served(text, answers(lambda: reader.runs)) as address:
+            yield address
 
 
 def sampled(number: int, sample: int) -> Trajectory:

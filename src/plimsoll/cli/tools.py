@@ -45,6 +45,21 @@ def demo(words: list[str]) -> None:
         run_demo(options.directory, options.seed)
 
 
+def _open_plan(options: Namespace, flags: list[str]) -> None:
+    """Serve the page. Raises ConfigError for options that it has no use for."""
+    parser = _plan_parser()
+    if not options.open:
+        parser.error("--host and --port are of the page that --open serves")
+    used = {"config", "cluster", "nodes", "host_memory", "replay", "open", "host", "port"}
+    others = [name for name, value in vars(options).items() if value and name not in used]
+    if others:
+        parser.error(f"--open shows the plan as a page, without --{' and --'.join(others)}")
+
+    from plimsoll.commands.plan_page import open_plan
+
+    open_plan(options.config, flags, options.host or "127.0.0.1", options.port or 0)
+
+
 def _plan_parser() -> Parser:
     parser = Parser(
         "plan",
@@ -81,6 +96,13 @@ def _plan_parser() -> Parser:
         help="check the activations by a forward and backward on fake tensors; takes PyTorch "
         "and some seconds for each role",
     )
+    parser.add_argument(
+        "--open",
+        action="store_true",
+        help="serve the plan as a page instead, on which settings are tried; Ctrl-C ends it",
+    )
+    parser.add_argument("--host", help="of --open: who may ask (default: 127.0.0.1, this host)")
+    parser.add_argument("--port", type=int, help="of --open (default: a free one)")
     return parser
 
 
@@ -110,6 +132,9 @@ def plan(words: list[str]) -> None:
         "--replay": (REPLAY_FLAG, options.replay),
     }
     flags += flags_of(stand_for, flags)
+    if options.open or options.host or options.port is not None:
+        _open_plan(options, flags)
+        return
     spec = load_any(options.config, flags)
     if options.apply is not None:
         _apply(options, flags, spec)

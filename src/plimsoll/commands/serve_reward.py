@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from plimsoll.commands.served_models import open_models
-from plimsoll.commands.watch import bound
 from plimsoll.config.problems import refuse
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs.which import load_any
+from plimsoll.page.serve import bound
 from plimsoll.records import Trajectory
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards

@@ -14,11 +14,11 @@ from plimsoll.page.curves import BUCKETS, SECTIONS, curves
 from plimsoll.page.memory import memory
 from plimsoll.page.progress import held_out, progress, seconds
 from plimsoll.page.samples import group, groups
+from plimsoll.page.serve import Query
 from plimsoll.page.settings import settings
 from plimsoll.page.watched import Watched
 from plimsoll.run.responses import evenly
 
-Query = Mapping[str, str]
 _FROZEN_GROUPS = 8
 """That a frozen page has of the last step."""
 

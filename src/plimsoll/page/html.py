@@ -8,40 +8,57 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-_STYLES = ("uplot/uPlot.min.css", "page.css")
-_MODULES = (
-    *("dom", "source", "palette", "chart_data", "charts", "progress", "tables", "memory"),
-    *("tokens", "samples", "main"),
+_UPLOT = "uplot/uPlot.iife.min.js"
+
+
+@dataclass(frozen=True)
+class View:
+    """What a page is made of, by the names of its files. modules: in the order in which they need
+    one another. libraries: scripts of others."""
+
+    modules: tuple[str, ...]
+    styles: tuple[str, ...] = ("page.css",)
+    libraries: tuple[str, ...] = ()
+
+
+RUNS = View(
+    (
+        *("dom", "source", "palette", "chart_data", "charts", "progress", "tables", "memory"),
+        *("tokens", "samples", "main"),
+    ),
+    ("uplot/uPlot.min.css", "page.css"),
+    (_UPLOT,),
 )
-"""In the order in which they need one another."""
+PLAN = View(("dom", "source", "palette", "memory", "controls", "plan"), ("page.css", "plan.css"))
 
 
-def page(title: str, data: Mapping[str, Any] | None) -> str:
+def page(title: str, data: Mapping[str, Any] | None, view: View) -> str:
     """The whole file. title: of the window. data: the answers of a frozen page, by what it asks
     for; None for one that asks its server."""
-    style = "\n".join(map(_asset, _STYLES))
-    chart, own = _asset("uplot/uPlot.iife.min.js"), script()
+    style = "\n".join(map(_asset, view.styles))
+    libraries, own = [*map(_asset, view.libraries)], script(view)
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     text: str = environment.from_string(_asset("index.html.j2")).render(
         title=title,
-        policy=policy(style, [chart, own], live=data is None),
+        policy=policy(style, [*libraries, own], live=data is None),
         style=style,
-        chart=chart,
+        libraries=libraries,
         script=own,
         data=None if data is None else _embedded(data),
     )
     return text
 
 
-def script() -> str:
+def script(view: View) -> str:
     """Our modules as one: what they import of one another is in the same scope."""
-    return "\n".join(_alone(_asset(f"{name}.js")) for name in _MODULES)
+    return "\n".join(_alone(_asset(f"{name}.js")) for name in view.modules)
 
 
 def _alone(module: str) -> str:

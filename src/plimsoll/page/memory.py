@@ -55,10 +55,10 @@ def _cards(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
         totals = _totals(predicted)
         here = own if len(kinds) == 1 else [row for row in own if _agrees(row, totals)]
         title = name if len(cards) == 1 else f"{name}, and {len(cards) - 1} like it"
-        places.append(_place(title, capacity, predicted, _fullest(here, "device")))
+        places.append(place(title, capacity, predicted, _fullest(here, "device")))
     if not kinds and own:
         capacity = max(row.line.capacity for row in own)
-        places.append(_place("cards", capacity, (), _fullest(own, "device")))
+        places.append(place("cards", capacity, (), _fullest(own, "device")))
     return places
 
 
@@ -67,7 +67,7 @@ def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
     planned = {f"node {host['node']}": host["capacity_bytes"] for host in plan.get("hosts", ())}
     lines = {row.process: row.line.capacity for row in rows if is_node(row)}
     return [
-        _place(
+        place(
             name,
             lines.get(name) or planned.get(name),
             items.get(name, ()),
@@ -77,13 +77,14 @@ def _hosts(plan: Mapping[str, Any], rows: Sequence[LedgerRow]) -> list[dict[str,
     ]
 
 
-def _place(
+def place(
     name: str,
     capacity: int | None,
     predicted: Iterable[Item],
-    measured: Iterable[tuple[LedgerRow, int]],
+    measured: Iterable[tuple[LedgerRow, int]] = (),
 ) -> dict[str, Any]:
-    """capacity: None where it is not known. phases: in the order in which they come."""
+    """A card or host. capacity: None where it is not known. phases: in the order in which they
+    come."""
     phases: dict[str, dict[str, Any]] = {}
 
     def phase(name: str) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from plimsoll.cli import main
-from plimsoll.commands.watch import Reader, app
+from plimsoll.commands.watch import Reader, answers
+from plimsoll.page.html import RUNS, page
+from plimsoll.page.serve import app
 from plimsoll.page.watched import watched
 from plimsoll.run.directory import RunDirectory
 from plimsoll.run.json_lines import append_row
@@ -26,10 +28,10 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_only_who_knows_the_token_is_answered(run: RunDirectory) -> None:
     runs = [one.look() for one in watched([run.path])]
-    client = testclient.TestClient(app(lambda: runs, "word"))
-    page = client.get("/word/")
-    assert page.status_code == 200 and "connect-src &#39;self&#39;" in page.text
-    assert page.headers["cache-control"] == "no-store"
+    client = testclient.TestClient(app(page("a", None, RUNS), answers(lambda: runs), "word"))
+    shown = client.get("/word/")
+    assert shown.status_code == 200 and "connect-src &#39;self&#39;" in shown.text
+    assert shown.headers["cache-control"] == "no-store"
     assert client.get("/word/data/progress").json()[0]["step"] == 1
     curves = client.get("/word/data/curves", params={"section": "learning"}).json()
     assert curves[0]["tables"][0]["y"] == [[0.5], [None]]

@@ -16,7 +16,7 @@ from plimsoll.page.comparison import (
     nearest,
     without_lone_nodes,
 )
-from plimsoll.page.html import page
+from plimsoll.page.html import RUNS, page
 from plimsoll.page.watched import watched, whole
 from plimsoll.run.counting import gigabytes_text
 from plimsoll.run.directory import existing_run
@@ -41,7 +41,7 @@ def report_run(path: Path) -> str:
     remarks = [*_several(every), nearest_text(*nearest(rows))]
     remarks += [f"Leak: {leak.text}." for leak in find_leaks(rows)]
     seen = [whole(one) for one in watched([path])]
-    write_whole(run.report_path, page(str(path), frozen(seen, remarks)))
+    write_whole(run.report_path, page(str(path), frozen(seen, remarks), RUNS))
     return "\n".join([table_text(comparisons), "", *remarks, f"Written to {run.report_path}."])
 
 

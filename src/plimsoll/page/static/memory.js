@@ -7,22 +7,28 @@ import { colourOf } from "./palette.js";
 const MEASURES = { device: "card", host: "host", allocated: "allocated", reserved: "reserved" };
 
 export function drawMemory(box, found) {
-  const open = new Set([...box.querySelectorAll("details[open]")].map((one) => one.dataset.key));
+  const open = opened(box);
   fill(box,
     ...found.remarks.map((text) => element("p", {}, text)),
     ...found.places.map((place) => placeOf(place, open)),
     found.table.length ? comparison(found.table) : element("p", { class: "quiet" }, "Nothing was measured yet."));
 }
 
+export function opened(box) {
+  // The phases whose items are shown, by their keys.
+  return new Set([...box.querySelectorAll("details[open]")].map((one) => one.dataset.key));
+}
+
 const sum = (parts) => parts.reduce((total, part) => total + part.bytes, 0);
 
-function placeOf(place, open) {
-  const most = Math.max(...place.phases.map((phase) => Math.max(sum(phase.predicted), sum(phase.measured))), 1);
+export function placeOf(place, open) {
+  const most = Math.max(...place.phases.map((phase) => Math.max(phase.likely ?? 0, sum(phase.predicted), sum(phase.measured))), 1);
   const scale = Math.max(most, place.capacity ?? 0) * 1.02;
   const names = (key, what) => [...new Set(place.phases.flatMap((phase) => phase[what].map((part) => part[key])))];
   const line = place.capacity ? `the load line is at ${bytes(place.capacity)}` : "its size is not known";
   return element("div", { class: "place" },
     element("h3", {}, `${place.name}: ${line}`),
+    place.says ? element("p", { class: `says ${place.verdict.split(" ")[0]}` }, place.says) : null,
     keysOf("predicted by role:", names("role", "predicted")),
     keysOf("measured by process:", names("process", "measured")),
     ...place.phases.map((phase) => phaseOf(place, phase, scale, open)));
@@ -43,7 +49,10 @@ function phaseOf(place, phase, scale, open) {
   line.style.left = `${100 * place.capacity / scale}%`;
   const said = [phase.predicted.length ? `${bytes(sum(phase.predicted))} predicted` : "", phase.measured.length ? `${bytes(sum(phase.measured))} measured` : ""];
   const summary = element("summary", { class: "phase" }, element("span", {}, phase.name),
-    element("div", { class: "bars" }, bar("predicted", merged(phase.predicted), scale), bar("measured", phase.measured.map((part) => ({ name: part.process, bytes: part.bytes })), scale), place.capacity ? line : null),
+    element("div", { class: "bars" },
+      bar("predicted", merged(phase.predicted), scale, phase.likely - sum(phase.predicted)),
+      phase.likely ? null : bar("measured", phase.measured.map((part) => ({ name: part.process, bytes: part.bytes })), scale),
+      place.capacity ? line : null),
     element("small", { class: "number" }, said[0], element("br"), said[1]));
   const rows = phase.predicted.map((item) => ({ cells: [{ text: item.role }, { text: item.item },
     { text: bytes(item.bytes), numeric: true }, { text: item.formula }] }));
@@ -58,13 +67,19 @@ function merged(items) {
   return [...roles].map(([name, size]) => ({ name, bytes: size }));
 }
 
-function bar(kind, parts, scale) {
-  return element("div", { class: `bar ${kind}` }, ...parts.map((part) => {
+function bar(kind, parts, scale, unsure = 0) {
+  // unsure: bytes by which the prediction may be too low.
+  const made = element("div", { class: `bar ${kind}` }, ...parts.map((part) => {
     const piece = element("i", { title: `${part.name}: ${bytes(part.bytes)} ${kind}` });
     piece.style.width = `${100 * part.bytes / scale}%`;
     piece.style.background = colourOf(part.name);
     return piece;
   }));
+  if (unsure > 0) {
+    made.append(element("i", { class: "unsure", title: `may be ${bytes(unsure)} more` }));
+    made.lastChild.style.width = `${100 * unsure / scale}%`;
+  }
+  return made;
 }
 
 function comparison(rows) {

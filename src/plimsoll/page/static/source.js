@@ -11,7 +11,7 @@ export async function load(name, query = {}) {
   const asked = text ? `${name}?${text}` : name;
   if (!live) return answers[asked] ?? null;
   const reply = await fetch(`data/${asked}`).catch(() => {
-    throw new Error("plimsoll watch does not answer any more: what is shown is of before.");
+    throw new Error("The server does not answer any more: what is shown is of before.");
   });
   if (!reply.ok) throw new Error((await reply.json()).detail);
   return reply.json();

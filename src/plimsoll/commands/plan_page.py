@@ -1,0 +1,100 @@
+"""`plimsoll plan CONFIG --open`: the plan as a page, on which settings can be tried.
+
+Whatever is changed there is a query; what it is answered is planned anew, from the file as it is
+then. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from plimsoll.commands.planning import plan_job
+from plimsoll.config.flags import Flag, parse_flags
+from plimsoll.config.load import read_config_text
+from plimsoll.config.yaml_edit import write_flags
+from plimsoll.config.yaml_tree import write_value
+from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.jobs.which import load_any
+from plimsoll.page.controls import controls, flags_from, laid_over
+from plimsoll.page.html import PLAN, page
+from plimsoll.page.plan import peaks, plan_shown
+from plimsoll.page.serve import Query, require_server, serve
+from plimsoll.spec.run_spec import RunSpec
+
+_MOST_PROCESSES = 1_000_000
+"""That are planned for, in about a second; a slip of the finger asks for more."""
+
+
+def open_plan(path: str, flags: Sequence[str], host: str, port: int) -> None:
+    """Serve the page until it is interrupted.
+
+    Raises ConfigError or SettingsConflict for a config that cannot be loaded as it is, and
+    ConfigError where the address cannot be had.
+    """
+    require_server()
+    load_any(path, flags)
+    text = page(f"plan of {path}", None, PLAN)
+    serve(text, lambda name, query: answer(path, flags, name, query), host, port)
+
+
+def answer(path: str, flags: Sequence[str], name: str, query: Query) -> dict[str, Any]:
+    """The plan with some keys changed.
+
+    flags: of the command. query: the text of each key that is changed; what is wrong with one is
+    the answer's `refusal`. before: of the plan as written, None where there is none.
+    Raises as `load_any` for the config as written, and ConfigError for another name than `plan`.
+    """
+    if name != "plan":
+        raise ConfigError(f"There is no {name!r}. There is: plan.")
+    spec = load_any(path, flags)
+    found = {
+        "config": path,
+        "job": spec.job.name,
+        "controls": [asdict(control) for control in controls(spec)],
+        "before": _before(spec),
+    }
+    try:
+        made = laid_over(parse_flags(flags), flags_from(spec, query))
+        plan = plan_job(_of_some_size(load_any(path, _words(made))))
+    except PlimsollError as error:
+        return found | {"refusal": str(error), "plan": None, "copies": []}
+    return found | {"refusal": None, "plan": plan_shown(plan), "copies": _copies(path, made)}
+
+
+def _of_some_size(spec: RunSpec[Any]) -> RunSpec[Any]:
+    """The run. Raises ConfigError where it has too many processes to be planned for at once."""
+    engines = spec.engines.engines * spec.engines.parts if spec.engines else 0
+    processes = spec.cluster.all_ranks + engines
+    if processes > _MOST_PROCESSES:
+        raise ConfigError(
+            f"cluster.ranks, and cards of engines, are {processes:,} in all. Give at most "
+            f"{_MOST_PROCESSES:,}."
+        )
+    return spec
+
+
+def _before(spec: RunSpec[Any]) -> dict[str, Any] | None:
+    try:
+        plan = plan_job(spec)
+    except PlimsollError:
+        return None
+    return {"verdict": plan.verdict, "peaks": peaks(plan)}
+
+
+def _words(flags: Sequence[Flag]) -> list[str]:
+    return [f"{flag.name}={write_value(flag.value)}" for flag in flags]
+
+
+def _copies(path: str, flags: Sequence[Flag]) -> list[dict[str, str]]:
+    """The config with the flags in it, and the command with them; of a config whose layout cannot
+    be edited, the command alone."""
+    command = shlex.join(["plimsoll", "plan", path, *_words(flags)])
+    copies = [{"title": "The command with these settings", "text": command}]
+    try:
+        text = write_flags(read_config_text(path), path, flags)
+    except ConfigError:
+        return copies
+    return [{"title": "The config with these settings", "text": text}, *copies]

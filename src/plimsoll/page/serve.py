@@ -1,0 +1,95 @@
+"""The server of a page. Its address has a random word in it: who does not know it is told
+nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from plimsoll.errors import ConfigError, PlimsollError
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+Query = Mapping[str, str]
+Answer = Callable[[str, Query], Any]
+"""From a name that the page asks for, and its query, to JSON. Raises PlimsollError for what there
+is none of."""
+
+_PACKAGES = ("starlette", "uvicorn")
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+def require_server() -> None:
+    """Raises ConfigError where what serves is not installed."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"A page is served by {' and '.join(missing)}, which is not installed. Install "
+            f"plimsoll-rl with its extra `serve`, `cpu` or `gpu`. `plimsoll report`, and "
+            f"`plimsoll plan` with --svg, write files without it."
+        )
+
+
+def serve(text: str, answer: Answer, host: str, port: int) -> None:
+    """Serve a page until it is interrupted. text: its HTML. Raises ConfigError where the address
+    cannot be had."""
+    import uvicorn
+
+    token = secrets.token_urlsafe(16)
+    with bound(host, port) as place:
+        shown = f"[{host}]" if ":" in host else host
+        print(f"http://{shown}:{place.getsockname()[1]}/{token}/  (Ctrl-C ends it)", flush=True)
+        settings = uvicorn.Config(app(text, answer, token), log_level="warning")
+        uvicorn.Server(settings).run(sockets=[place])
+
+
+def app(text: str, answer: Answer, token: str) -> Starlette:
+    """The page at /TOKEN/, and what it asks for at /TOKEN/data/NAME."""
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.middleware import Middleware
+    from starlette.middleware.gzip import GZipMiddleware
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, JSONResponse
+    from starlette.routing import Route
+
+    def check(request: Request) -> None:
+        if not secrets.compare_digest(request.path_params["token"].encode(), token.encode()):
+            raise HTTPException(404)
+
+    def shown(request: Request) -> HTMLResponse:
+        check(request)
+        return HTMLResponse(text, headers=_HEADERS)
+
+    def data(request: Request) -> JSONResponse:
+        check(request)
+        try:
+            found = answer(request.path_params["name"], request.query_params)
+        except (PlimsollError, OSError) as error:
+            return JSONResponse({"detail": str(error)}, 404, headers=_HEADERS)
+        return JSONResponse(found, headers=_HEADERS)
+
+    routes = [Route("/{token}/", shown), Route("/{token}/data/{name}", data)]
+    return Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, compresslevel=3)])
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens there. Raises ConfigError where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:  # the latter of a port beyond 65535
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{host}:{port} cannot be served at: {why}. Give another --port, or 0 for a free one."
+        ) from error
