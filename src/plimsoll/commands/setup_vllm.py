@@ -4,7 +4,7 @@ Its CPU build asks for a torch of another index, and for torchvision, torchaudio
 whose builds on the public index are for CUDA: text models need none of these three, and beside a
 CPU torch transformers cannot be imported with them. So vLLM is installed without what it asks for,
 and then that without these. triton, which xgrammar asks for, goes again where torch is a build for
-CPUs: it compiles for GPUs, and each process that finds it holds 90 MB more, which plans do not know.
+CPUs: it compiles for GPUs, and each process that finds it holds 90 MB more, which no plan knows.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def test_the_compiler_for_gpus_goes_again_beside_a_cpu_torch(
     assert said[-1] == ("uninstall", "--yes", "triton")
     versions["torch"] = "2.13.0"  # for CUDA, which asks for it itself
     setup_vllm.setup_vllm("cpu")
-    assert said[-1][0] == "install"
+    assert len(said) == 5 and ("uninstall", "--yes", "triton") not in said[3:]
 
 
 def test_the_other_build_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
