@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
-from plimsoll.cli.convert import from_openrlhf
+from plimsoll.cli.convert import from_openrlhf, from_trl, from_verl
 from plimsoll.cli.install import setup_verifiers, setup_vllm, verifiers_tasks
 from plimsoll.cli.jobs import run_job
 from plimsoll.cli.options import ReaderGone, show
@@ -67,6 +67,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
   plimsoll from-openrlhf SCRIPT     a config of what OpenRLHF was started with
+  plimsoll from-trl, from-verl      the same of TRL's and verl's commands
   plimsoll setup-vllm               install vLLM's build for this machine
   plimsoll setup-verifiers          a home for verifiers and its environments
   plimsoll verifiers-tasks NAME     their tasks as data
@@ -181,13 +182,16 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "export": export,
     "serve-reward": serve_reward,
     "from-openrlhf": from_openrlhf,
+    "from-trl": from_trl,
+    "from-verl": from_verl,
     "setup-vllm": setup_vllm,
     "setup-verifiers": setup_verifiers,
     "verifiers-tasks": verifiers_tasks,
     "watch": watch,
 }
 _LIGHT = {
-    *("plan", "report", "rollouts", "calibrate", "doctor", "from-openrlhf", "watch"),
+    *("plan", "report", "rollouts", "calibrate", "doctor", "watch"),
+    *("from-openrlhf", "from-trl", "from-verl"),
     *("setup-vllm", "setup-verifiers", "verifiers-tasks"),
 }
 """Commands that compute nothing."""

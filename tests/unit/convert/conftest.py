@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from plimsoll.convert.launch import find_launches
+from plimsoll.convert.launch import find_launches, of_package
 from plimsoll.convert.openrlhf.convert import convert
 from plimsoll.convert.openrlhf.version import given_version
 from plimsoll.convert.result import Converted
@@ -30,7 +30,7 @@ def converted() -> Convert:
 
     def run(words: str, version: str | None = None, of: str | None = None) -> Converted:
         text = words if of is None else f"openrlhf.cli.{BASES[of]} {words}"
-        [launch] = find_launches(shlex.split(text), "openrlhf.cli")
+        [launch] = find_launches(shlex.split(text), of_package("openrlhf.cli"))
         return convert(launch, None if version is None else given_version(version))
 
     return run

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plimsoll.convert.expand import script_commands
-from plimsoll.convert.launch import find_launches, script_launches
+from plimsoll.convert.launch import find_launches, of_package, script_launches
 from plimsoll.errors import ConfigError
 
-PACKAGE = "openrlhf.cli"
+PACKAGE = of_package("openrlhf.cli")
 
 
 def words(script: str, **given: str) -> list[tuple[str, ...]]:

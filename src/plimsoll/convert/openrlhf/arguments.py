@@ -11,15 +11,18 @@ from functools import cache
 
 from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.convert.launch import Launch
-from plimsoll.convert.openrlhf.flag import COMMANDS, Flag, is_option, read_value
+from plimsoll.convert.openrlhf.flag import COMMANDS, Flag
 from plimsoll.convert.openrlhf.flags_common import COMMON
 from plimsoll.convert.openrlhf.flags_jobs import JOBS
-from plimsoll.convert.openrlhf.options import Options
 from plimsoll.convert.openrlhf.version import LAST, RELEASES, Version, written
+from plimsoll.convert.options import Options
+from plimsoll.convert.setting import is_option, read_value
 from plimsoll.errors import ConfigError
 
 FLAGS: tuple[Flag, ...] = (*COMMON, *JOBS)
 _HIDDEN = "..."
+_OF_RL = ("ppo", "local")
+_OF_PAIRS = ("rm", "dpo")
 _ELSEWHERE = {
     "serve_rm": "`plimsoll serve-reward CONFIG` serves a reward model",
     "batch_inference": "`plimsoll sample CONFIG` samples and scores, `plimsoll eval` measures",
@@ -76,7 +79,20 @@ def read_options(
     values, shown = _values(command, told.last, typed, problems)
     refuse(problems)
     names = {flag.id: f"--{name}" for name, flag in flags.items()}
-    return Options(command, told.last, launch, values, shown, names, cards), told
+    rl = command in _OF_RL
+    options = Options(
+        command,
+        launch,
+        values,
+        shown,
+        names,
+        cards,
+        version=told.last,
+        rl=rl,
+        pairs=command in _OF_PAIRS,
+        has_critic=rl and values.get("advantage_estimator") == "gae",
+    )
+    return options, told
 
 
 @cache
