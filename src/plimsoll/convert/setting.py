@@ -34,6 +34,7 @@ class Read:
 
 
 SWITCH = Read(bool, 0, 0)
+BOOL = Read(bool, 0, 1)
 OFF = Read(bool, 0, 0, off=True)
 WHOLE = Read(int)
 COUNT = Read(int, lowest=1)
@@ -104,12 +105,21 @@ def is_option(word: str) -> bool:
 def read_value(read: Read, words: list[str]) -> object:
     """From the words after a flag, as many as it takes. Raises ValueError, saying what is wrong."""
     if read.kind is bool:
-        return not read.off
+        return _truth(words[0]) if words else not read.off
     if len(words) < read.least:
         wanted = "a value" if read.least == 1 else f"{read.least} values"
         raise ValueError(f"It takes {wanted}, and {len(words) or 'none'} follows.")
     values = [_one(read, word) for word in words]
     return values[0] if read.one else tuple(values)
+
+
+_TRUE, _FALSE = ("true", "yes", "on", "1", "y", "t"), ("false", "no", "off", "0", "n", "f")
+
+
+def _truth(word: str) -> bool:
+    if word.lower() not in _TRUE + _FALSE:
+        raise ValueError("It must be true or false.")
+    return word.lower() in _TRUE
 
 
 _KINDS: Mapping[type, str] = {int: "a whole number", float: "a number"}
@@ -128,3 +138,39 @@ def _one(read: Read, word: str) -> object:
     if read.among and value not in read.among:
         raise ValueError(f"It must be one of {', '.join(read.among)}.")
     return value
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a trainer of which one version is read.
+
+    of: the commands that have it. read: how its words become a value. default: the trainer's own,
+    by command. older: names that it had. secret: its value is never shown.
+    """
+
+    name: str
+    of: tuple[str, ...]
+    read: Read
+    becomes: Becomes
+    default: Callable[[str], object] = field(default=lambda command: None)
+    older: tuple[str, ...] = ()
+    secret: bool = False
+
+    @property
+    def id(self) -> str:
+        """What the rules call it."""
+        return self.name
+
+
+def of_each(otherwise: object = None, **commands: object) -> Callable[[str], object]:
+    """A default, of some commands another one."""
+    return lambda command: commands.get(command, otherwise)
+
+
+def several(
+    names: str, of: str, read: Read, becomes: Becomes, default: object = None
+) -> tuple[Setting, ...]:
+    """Settings that are alike. names, of: with blanks between them."""
+    return tuple(
+        Setting(name, tuple(of.split()), read, becomes, of_each(default)) for name in names.split()
+    )
