@@ -41,8 +41,8 @@ def advantage(o: Options) -> Iterator[Outcome]:
     scale = str(o["scale_rewards"]).lower()
     if scale not in _SCALES:
         raise ConfigError(
-            f"{o.shown('scale_rewards')}: not supported: rewards are scaled by their group, or not: "
-            "group or none. Leave it out, or train it with TRL."
+            f"{o.shown('scale_rewards')}: not supported: rewards are scaled by their group, or "
+            "not: group or none. Leave it out, or train it with TRL."
         )
     name, flags = _SCALES[scale], ["scale_rewards"]
     if o["multi_objective_aggregation"] == "normalize_then_sum":

@@ -13,8 +13,8 @@ COMMANDS = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "orpo", "cpo", "gkd")
 _SCRIPTS: Mapping[str, str] = {"reward_modeling": "reward", "gspo": "grpo"}
 """Scripts with other names."""
 _REFUSED: Mapping[str, str] = {
-    "distillation": "it has the student sample what the teacher corrects; `plimsoll distill` learns "
-    "on the rows' responses: docs/distill.md",
+    "distillation": "the student samples what the teacher corrects; `plimsoll distill` learns on "
+    "the rows' responses: docs/distill.md",
     "ppo": "TRL 1.16 has no PPO any more; begin with the config in docs/ppo.md",
     "prm": "`plimsoll prm` reads lists of steps and of labels: begin with the config in docs/rm.md",
     "vllm-serve": "it trains nothing: Plimsoll starts its engines itself",

@@ -17,6 +17,7 @@ _SCHEDULES = {
     "constant": "constant",
     "constant_with_warmup": "constant",
 }
+_DIVIDED = ("zero_stage", "use_fsdp", "fsdp")
 _EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 _PEFT_TARGETS = ("q_proj", "v_proj")
 """PEFT's own for Llama, Qwen and most others."""
@@ -65,9 +66,7 @@ def stage(o: Options) -> int:
 def zero(o: Options) -> Iterator[Outcome]:
     note = "" if o["zero_stage"] is not None else "neither DeepSpeed nor FSDP: all of it on each"
     note = "FSDP divides weights, gradients and states" if _sharded(o) else note
-    yield o.entry(
-        "actor.zero.stage", stage(o), *o.given("zero_stage", "use_fsdp", "fsdp"), note=note
-    )
+    yield o.entry("actor.zero.stage", stage(o), *o.given(*_DIVIDED), note=note)
     offload = o["fsdp_offload_params"] or "offload" in (o["fsdp"] or ())
     for kind, key in (("optimizer", "optimizer_offload"), ("param", "parameter_offload")):
         flag = f"offload_{kind}_device"
@@ -88,7 +87,7 @@ def reference(o: Options) -> Iterator[Outcome]:
     if stage(o) == 3 and not adapter:
         path = o["model_name_or_path"]
         yield o.entry("reference.model.path", path, "model_name_or_path")
-        yield o.entry("reference.stage", 3, *o.given("zero_stage", "use_fsdp", "fsdp"), note="ZeRO")
+        yield o.entry("reference.stage", 3, *o.given(*_DIVIDED), note="ZeRO")
 
 
 def precision(o: Options) -> Iterator[Outcome]:
