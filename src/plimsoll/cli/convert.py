@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os.path import expanduser
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,8 @@ class _Trainer:
     """Whose commands are read. reads: which of them, with the versions. example: of a command.
     programs: how they are found among a command's words. convert: of a command, a version that was
     given, and the cards of a machine. missing: why a command is none of them. versions: an example
-    of `--version`; None where one version is read."""
+    of `--version`; None where one version is read. beside: programs that a script may call beside
+    the one that trains. variables: of its scripts, where --set does not say them."""
 
     name: str
     reads: str
@@ -31,6 +32,8 @@ class _Trainer:
     convert: Callable[[Launch, str | None, int | None], Converted]
     missing: str
     versions: str | None = None
+    beside: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
@@ -82,6 +85,7 @@ _OPENRLHF = _Trainer(
     _openrlhf,
     "none of its words is openrlhf.cli.train_..., such as openrlhf.cli.train_ppo_ray",
     "0.8.2",
+    ("serve_rm", "batch_inference", "lora_combiner", "interactive_chat"),
 )
 _TRL = _Trainer(
     "TRL",
@@ -99,6 +103,8 @@ _VERL = _Trainer(
     _verl_programs,
     _verl,
     "none of its words is a program of verl's, such as verl.trainer.main_ppo",
+    beside=("main_generation", "main_generation_server", "main_eval"),
+    variables={"DEVICE": "gpu"},  # which its own scripts ask the machine for
 )
 
 
@@ -200,21 +206,18 @@ def _launch(
     if script is None:
         found, where = find_launches(command, trainer.programs()), "The command"
     else:
-        found, where = script_launches(script, _variables(given), trainer.programs()), script
+        variables = {**trainer.variables, **_variables(given)}
+        found, where = script_launches(script, variables, trainer.programs()), script
     if not found:
         raise ConfigError(
             f"{where} starts no program of {trainer.name}'s: {trainer.missing}. What it sources or "
             "calls is not read: give that."
         )
-    return _chosen(found, where, number)
+    return _chosen(trainer, found, where, number)
 
 
-_NO_TRAINING = ("serve_rm", "batch_inference", "lora_combiner", "interactive_chat")
-"""Programs that a script may call beside the one that trains."""
-
-
-def _chosen(found: Sequence[Launch], where: str, number: int | None) -> Launch:
-    training = [one for one in found if one.program not in _NO_TRAINING] or [*found]
+def _chosen(trainer: _Trainer, found: Sequence[Launch], where: str, number: int | None) -> Launch:
+    training = [one for one in found if one.program not in trainer.beside] or [*found]
     if number is not None and not 1 <= number <= len(training):
         raise ConfigError(f"--command {number}: {where} has 1 to {len(training)}.")
     if number is None and len(training) > 1:

@@ -43,9 +43,10 @@ def config_of(
     refuse(_refused(options, settings, about.partition(" ")[0]))
     outcomes = [*_outcomes(options, settings, always), *further, *_of_launch(options.launch)]
     outcomes += _forgotten(options, outcomes)
+    written = {flag for one in outcomes if isinstance(one, Entry) for flag in one.flags}
     return converted(
         job,
-        [one for one in outcomes if _is_there(one, options)],
+        [one for one in outcomes if _is_there(one, options) and not _is_more(one, written)],
         {flag: options.shown(flag) for flag in options.values},
         frozenset(options.typed),
         about,
@@ -128,3 +129,8 @@ def _is_there(one: Outcome, o: Options) -> bool:
 def _of_launch(launch: Launch) -> Iterator[Outcome]:
     for why in launch.unknown:
         yield Remark("check", "the script", f"{why}; give it by --set NAME=VALUE")
+
+
+def _is_more(one: Outcome, written: set[str]) -> bool:
+    """Whether it says of a flag that a key was made of that it is so without one."""
+    return isinstance(one, Remark) and one.kind == "same" and one.about in written

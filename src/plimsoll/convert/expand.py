@@ -247,8 +247,10 @@ def _fields(word: Word, scope: _Scope, depth: int, split: bool = True) -> list[s
     for part in word:
         texts = _texts(part, scope, depth)
         if part.quoted or part.kind == "text" or not split:
-            several = part.kind == "variable" and "@" in part.text
-            pieces = texts if several and split else [" ".join(texts)]
+            several = part.kind == "variable" and "@" in part.text and split
+            pieces = texts if several else [" ".join(texts)]
+            if not pieces and len(word) <= 2 and not current:
+                return []  # "$@" of nothing, and no empty word
         else:
             pieces = [piece for text in texts for piece in _split(text)]
             if not pieces:
@@ -295,7 +297,7 @@ def _variable(text: str, scope: _Scope, depth: int) -> list[str]:
         values = tuple(map(_Unread, values))
     if name in scope.again:
         scope.unknown[f"${name}: it is set more than once, and the last value counts"] = None
-    if at in ("@", "*"):
+    if "@" in (at, name) or "*" in (at, name):
         return [*values]
     index = int(at) if at is not None and at.isdigit() else 0
     return [values[index]] if index < len(values) else [""]
