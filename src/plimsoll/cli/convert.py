@@ -235,7 +235,7 @@ def _variables(given: Sequence[str]) -> Mapping[str, str]:
     found = {}
     for one in given:
         name, equals, value = one.partition("=")
-        if not equals or not name.isidentifier():
+        if not equals or not (name.isidentifier() or name.isdigit()):
             raise ConfigError(f"--set {one!r} is no NAME=VALUE.")
         found[name] = value
     return found

@@ -27,6 +27,8 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
 }
+_REST = re.compile(r"[@*](:\d+)+")
+"""The script's arguments from some on: there are none."""
 _DEEPEST = 20
 """Of expansions within expansions."""
 
@@ -280,6 +282,8 @@ def _texts(part: Part, scope: _Scope, depth: int) -> list[str]:
 
 def _variable(text: str, scope: _Scope, depth: int) -> list[str]:
     written = "$" + (text if re.fullmatch(_NUMBER, text) else f"{{{text}}}")
+    if _REST.fullmatch(text):
+        return []
     found = _VARIABLE.fullmatch(text)
     if found is None or depth > _DEEPEST:
         return [_left(written, scope, "an expansion of this kind is not read")]

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from typing import Any, cast
 
@@ -18,18 +20,24 @@ from plimsoll.records import Trajectory
 def reward(trajectory: Trajectory, *, path: ExistingFile, function: str = "compute_score") -> Any:
     """What the file's function gives of a response; of a dict its `score`. The source of the row
     is its `data_source`, the reference its `ground_truth` ("" of a row without one), and the column
-    `extra_info` goes along.
+    `extra_info` goes along. It may be an `async def`.
 
     Raises ConfigError where the file cannot be loaded or has no such function.
     """
     row = trajectory.prompt
     given = _function(path, function)(
         data_source=row.source,
-        solution_str=trajectory.response,
+        solution_str=trajectory.response_text,
         ground_truth=row.reference or "",
         extra_info=row.columns.get("extra_info"),
     )
+    if inspect.isawaitable(given):
+        given = asyncio.run(_awaited(given))
     return given.get("score") if isinstance(given, Mapping) else given
+
+
+async def _awaited(given: Awaitable[Any]) -> Any:
+    return await given
 
 
 @cache

@@ -10,7 +10,12 @@ from plimsoll.errors import ConfigError
 
 COMMANDS = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "orpo", "cpo", "gkd")
 """What is read; the last three are TRL's experimental ones."""
-_SCRIPTS: Mapping[str, str] = {"reward_modeling": "reward", "gspo": "grpo"}
+_SCRIPTS: Mapping[str, str] = {
+    "reward_modeling": "reward",
+    "gspo": "grpo",
+    "ppo_tldr": "ppo",
+    "dpo_online": "online_dpo",
+}
 """Scripts with other names."""
 _REFUSED: Mapping[str, str] = {
     "distillation": "the student samples what the teacher corrects; `plimsoll distill` learns on "

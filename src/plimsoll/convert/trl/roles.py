@@ -47,6 +47,7 @@ def ranks(o: Options) -> Iterator[Outcome]:
         why = "accelerate takes all cards, and nothing says how many they are: batches are "
         why += f"reckoned with {number}. --num_processes N of the command, or --cluster, says it"
         yield Remark("check", "cluster.ranks", why)
+    yield from o.same("one machine", "num_machines") if machines == 1 else ()
     if machines > 1:
         yield o.entry("cluster.nodes", machines, *o.given("num_machines"), note="machines")
         yield Remark("check", "cluster.address", "give HOST:PORT of Ray's head")

@@ -119,16 +119,24 @@ def policy_loss(o: Options) -> Iterator[Outcome]:
         yield from o.idle("sapo does not clip", both, low, high, dual)
         return
     yield from o.idle("it is of sapo", *taus)
+    if o[low] is not None and o[high] is not None:
+        yield from o.idle(
+            "clip_ratio_low and clip_ratio_high count, which are 0.2 by default", both
+        )
     if name == "dppo_tv":
-        yield o.entry(f"{_LOSS}.options.threshold", _bound(o, high, both), high, both)
+        yield o.entry(f"{_LOSS}.options.threshold", _bound(o, high, both), *_of(o, high, both))
         yield from o.idle("dppo_tv has one threshold", low, dual)
         return
-    yield o.entry(f"{_LOSS}.options.clip_low", _bound(o, low, both), low, both)
-    yield o.entry(f"{_LOSS}.options.clip_high", _bound(o, high, both), high, both)
+    yield o.entry(f"{_LOSS}.options.clip_low", _bound(o, low, both), *_of(o, low, both))
+    yield o.entry(f"{_LOSS}.options.clip_high", _bound(o, high, both), *_of(o, high, both))
     if name == "clip" and o[dual] is not None:
         yield o.entry(f"{_LOSS}.options.dual_clip", o[dual], dual)
     else:
         yield from o.idle(f"{name} has no dual clip", dual)
+
+
+def _of(o: Options, own: str, both: str) -> tuple[str, ...]:
+    return (own, both) if o[own] is None else (own,)
 
 
 def _bound(o: Options, own: str, both: str) -> object:

@@ -42,6 +42,9 @@ def ranks(o: Options) -> Iterator[Outcome]:
         yield from o.idle(f"{o.launch.started_by} says it", *flags)
     else:
         yield o.entry("cluster.ranks", cards(o), *flags)
+        if not o.given(flags[0]):
+            why = f"nothing says how many cards a machine has: {o[flags[0]]} is verl's default"
+            yield Remark("check", "cluster.ranks", why)
     number = machines or o["trainer.nnodes"]
     if number > 1:
         yield o.entry("cluster.nodes", number, flags[1])

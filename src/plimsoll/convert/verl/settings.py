@@ -82,7 +82,7 @@ def _model(of: str, there: str, role: str) -> tuple[Setting, ...]:
         *several(_under(there, "lora_adapter_path exclude_modules"), of, WORDS, Lacking("an adapter begins anew, on actor.adapter.targets")),
         *several(_under(there, "use_remove_padding"), of, BOOL, _PACKED),
         *several(_under(there, "use_fused_kernels use_liger"), of, BOOL, _HEAD),
-        *several(_under(there, "use_shm strategy tokenizer_path hf_config_path external_lib"), of, TEXT, Idle("a model is loaded from its directory, with its tokenizer")),
+        *several(_under(there, "use_shm strategy torch_dtype tokenizer_path hf_config_path external_lib"), of, TEXT, Idle("a model is loaded from its directory, with its tokenizer")),
         *several(_under(there, "custom_chat_template"), of, TEXT, Key(("data.chat_template",)) if role == "actor" else Idle("the template is the actor's")),
     )
 
@@ -174,8 +174,8 @@ _ALGORITHM = (
     _one(f"{_ACTOR}.kl_loss_type", _PPO, TEXT, Part(algorithm.kl), "low_var_kl"),
     _one(f"{_ACTOR}.entropy_coeff", _PPO, NUMBER, Key(("algorithm.entropy_bonus",)), 0.0),
     _one(f"{_ACTOR}.clip_ratio", _PPO, NUMBER, Part(algorithm.policy_loss), 0.2),
-    _one(f"{_ACTOR}.clip_ratio_low", _PPO, NUMBER, Part(algorithm.policy_loss)),
-    _one(f"{_ACTOR}.clip_ratio_high", _PPO, NUMBER, Part(algorithm.policy_loss)),
+    _one(f"{_ACTOR}.clip_ratio_low", _PPO, NUMBER, Part(algorithm.policy_loss), 0.2),
+    _one(f"{_ACTOR}.clip_ratio_high", _PPO, NUMBER, Part(algorithm.policy_loss), 0.2),
     _one(f"{_ACTOR}.clip_ratio_c", _PPO, NUMBER, Part(algorithm.policy_loss), 3.0),
     _one(f"{_ACTOR}.tau_pos", _PPO, NUMBER, Part(algorithm.policy_loss), 1.0, older=f"{_ACTOR}.policy_loss.tau_pos"),
     _one(f"{_ACTOR}.tau_neg", _PPO, NUMBER, Part(algorithm.policy_loss), 1.05, older=f"{_ACTOR}.policy_loss.tau_neg"),
@@ -278,8 +278,8 @@ _TRAINER = (
     _one("trainer.nnodes", _ALL, COUNT, Part(roles.ranks), 1),
     _one("trainer.total_epochs", _ALL, COUNT, Part(batches.length), 30, sft=4),
     _one("trainer.total_training_steps", _ALL, COUNT, Part(batches.length)),
-    _one("trainer.save_freq", _ALL, TEXT, Part(batches.saving), "-1"),
-    _one("trainer.test_freq", _ALL, TEXT, Part(rows.held_out), "-1"),
+    _one("trainer.save_freq", _ALL, TEXT, Part(batches.saving), -1),
+    _one("trainer.test_freq", _ALL, TEXT, Part(rows.held_out), -1),
     _one("trainer.project_name", _ALL, TEXT, Part(batches.saving), "verl_examples", sft="gsm8k-sft"),
     _one("trainer.experiment_name", _ALL, TEXT, Part(batches.saving), "gsm8k", sft="test"),
     _one("trainer.default_local_dir", _ALL, TEXT, Part(batches.saving)),
@@ -335,6 +335,7 @@ FAMILIES: tuple[Setting, ...] = (
     _family(f"{_ACTOR}.qat.", Lacking("weights are trained in 16 bits")),
     _family("algorithm.pf_ppo.", Idle("it is of PF-PPO")),
     _family("data.apply_chat_template_kwargs.", Lacking("a template has no options: write them into data.chat_template"), "data.mm_processor_kwargs."),
+    _family(f"{_ROLLOUT}.prometheus.", Idle("what engines do is in the run directory")),
     _family("hydra.", Idle("a run's files are in run.directory")),
     _family("reward.reward_kwargs.", Lacking("options of a reward function go under rewards.<name>.options"), "reward_model.reward_kwargs.", "custom_reward_function.reward_kwargs.", "reward.custom_reward_function.reward_kwargs."),
 )
