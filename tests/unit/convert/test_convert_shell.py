@@ -121,13 +121,12 @@ def test_what_is_not_closed_is_named_by_its_line(script: str) -> None:
         script_commands(f"x\ny\n{script}", "run.sh", {})
 
 
-SHELL = st.lists(
-    st.sampled_from(
-        [*"aA=(){}[]$'\"`\\<>|&;#:-+@*! \n\t0E", "if ", "then ", "else ", "fi\n", "case ", " in "]
-        + ["esac\n", ";; ", "do ", "done\n", "[ a = a ]; "]
-    ),
-    max_size=40,
-).map("".join)
+PIECES = [
+    *"aA=(){}[]$'\"`\\<>|&;#:-+@*! \n\t0E",
+    *("if ", "then ", "else ", "elif ", "fi\n", "case ", " in ", "esac\n", ";; ", "do ", "done\n"),
+    "[ a = a ]; ",
+]
+SHELL = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
 
 @given(SHELL)

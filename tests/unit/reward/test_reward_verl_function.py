@@ -58,5 +58,5 @@ def test_a_file_without_it_and_no_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no function compute_score\(data_source"):
         rewards_of(file, trajectory("a", None))
     config = RewardConfig(name="verl_function", options={"path": str(tmp_path / "gone.py")})
-    with pytest.raises(ConfigError, match="gone.py"):
+    with pytest.raises(ConfigError, match=r"gone\.py"):
         reward_function(config)

@@ -141,7 +141,12 @@ def adapters(o: Options) -> Iterator[Outcome]:
     key = "actor.adapter"
     yield o.entry(f"{key}.rank", o["lora_r"], "lora_r", "use_peft")
     yield o.entry(f"{key}.alpha", float(o["lora_alpha"]), "lora_alpha")
-    yield o.entry(f"{key}.dropout", o["lora_dropout"], "lora_dropout")
+    if o.rl and o["lora_dropout"]:
+        why = f"0 here: each pass would drop other inputs, so that with {o.shown('lora_dropout')} "
+        yield Remark("check", f"{key}.dropout", f"{why}ratios of probabilities are noise")
+        yield from o.lacking("ratios of probabilities would be noise", "lora_dropout")
+    else:
+        yield o.entry(f"{key}.dropout", o["lora_dropout"], "lora_dropout")
     targets = o["lora_target_modules"]
     note = "" if targets else "PEFT's own for Llama and Qwen"
     yield o.entry(f"{key}.targets", targets or _PEFT_TARGETS, "lora_target_modules", note=note)
