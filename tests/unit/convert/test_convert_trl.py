@@ -301,7 +301,7 @@ def test_corrections(mode: str, expected: dict[str, object], trl: Trl) -> None:
     [
         ("dpo", "--loss_type ipo", {"name": "ipo", "options": {"beta": 0.1, "length_normalised": True}}),  # noqa: E501
         ("dpo", "--loss_type robust", {"name": "robust", "options": {"beta": 0.1, "flip_rate": 0.0}}),  # noqa: E501
-        ("dpo", "--label_smoothing 0.1", {"options": {"beta": 0.1, "label_smoothing": 0.1}}),
+        ("dpo", "--label_smoothing 0.1", {"options": {"label_smoothing": 0.1}}),
         ("orpo", "--beta 0.2", {"name": "orpo", "options": {"beta": 0.2}}),
         ("cpo", "--loss_type simpo", {"name": "simpo", "options": {"beta": 0.1, "gamma": 0.5}}),
     ],
