@@ -50,8 +50,9 @@ GROUPS = (
 )
 RECIPES = {
     "ppo": f"{GROUPS} algorithm.adv_estimator=gae critic.model.path=Qwen/Qwen3-8B "
-    "critic.optim.lr=1e-5 critic.ppo_max_token_len_per_gpu=24576 critic.fsdp.optimizer_offload=True "
-    "trainer.critic_warmup=10 algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.002",
+    "critic.optim.lr=1e-5 critic.ppo_max_token_len_per_gpu=24576 "
+    "critic.fsdp.optimizer_offload=True trainer.critic_warmup=10 "
+    "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.002",
     "grpo": f"{GROUPS} algorithm.adv_estimator=grpo {R}.n=5 {A}.use_kl_loss=True "
     f"{A}.kl_loss_coef=0.001 {A}.kl_loss_type=low_var_kl {A}.entropy_coeff=0 "
     "actor_rollout_ref.ref.fsdp_config.param_offload=True",
@@ -174,7 +175,7 @@ def test_a_recipe_has_every_key_accounted_for_and_loads(
             "dr_grpo",
             "dr_grpo",
             {"algorithm.aggregation_tokens": 2048, "algorithm.kl.place": "none"},
-        ),  # noqa: E501
+        ),
         (
             "gspo",
             "gspo",
@@ -223,8 +224,9 @@ def test_what_recipes_become(name: str, job: str, expected: dict[str, object], v
 def test_sft(verl: Verl) -> None:
     found = verl(
         "data.train_files=d/train.parquet data.micro_batch_size_per_gpu=4 optim.lr=1e-4 "
-        "engine=fsdp data.use_dynamic_bsz=False model.path=Qwen/Qwen2.5-0.5B-Instruct model.lora_rank=32 "
-        "trainer.default_local_dir=out trainer.total_training_steps=100 trainer.logger=console",
+        "engine=fsdp data.use_dynamic_bsz=False model.path=Qwen/Qwen2.5-0.5B-Instruct "
+        "model.lora_rank=32 trainer.default_local_dir=out "
+        "trainer.total_training_steps=100 trainer.logger=console",
         SFT,
     )
     assert found.job == "sft" and at(found, "cluster.ranks") == 4
@@ -232,7 +234,8 @@ def test_sft(verl: Verl) -> None:
     assert at(found, "actor.optimizer.learning_rate") == 1e-4
     assert at(found, "run.steps") == 100 and at(found, "run.directory") == "out"
     old = "data.prompt_key=extra_info data.response_key=extra_info "
-    old += "data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] model.partial_pretrain=m data.train_files=d.parquet"
+    old += "data.prompt_dict_keys=['question'] +data.response_dict_keys=['answer'] "
+    old += "model.partial_pretrain=m data.train_files=d.parquet"
     found = verl(old, "torchrun -m verl.trainer.fsdp_sft_trainer")
     assert at(found, "data.train") == {
         "path": "d.parquet",
