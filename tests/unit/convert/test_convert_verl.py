@@ -342,7 +342,7 @@ def test_every_name_is_of_one_setting_and_leads_to_keys_that_there_are() -> None
     assert [path for path in paths if find_key(keys, tuple(path.split("."))) is None] == []
 
 
-VALUES = (
+VALUES: tuple[str, ...] = (
     "-1",
     "0",
     "1",

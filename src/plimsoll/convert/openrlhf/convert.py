@@ -9,7 +9,7 @@ from plimsoll.config.yaml_tree import write_value
 from plimsoll.convert.apply import config_of
 from plimsoll.convert.launch import Launch
 from plimsoll.convert.openrlhf import algorithm, roles, rows
-from plimsoll.convert.openrlhf.arguments import known_flags, read_options
+from plimsoll.convert.openrlhf.arguments import Told, known_flags, read_options
 from plimsoll.convert.openrlhf.flag import COMMANDS
 from plimsoll.convert.openrlhf.version import Version, written
 from plimsoll.convert.options import Options
@@ -39,7 +39,7 @@ def convert(launch: Launch, version: Version | None = None, cards: int | None = 
     job does that is given such a config.
     """
     options, told = read_options(launch, version, cards)
-    found = _converted(options)
+    found = _converted(options, told)
     if told.first == told.last:
         return found
     which = f"The flags are those of {written(told.first)} to {written(told.last)}."
@@ -49,7 +49,7 @@ def convert(launch: Launch, version: Version | None = None, cards: int | None = 
 def _moved(found: Converted, launch: Launch, version: Version, cards: int | None) -> str:
     """What the first of the versions that it may be makes of it."""
     try:
-        first = _converted(read_options(launch, version, cards)[0])
+        first = _converted(*read_options(launch, version, cards))
     except PlimsollError:
         return f"As one of {written(version)} it is refused: --version says which it is."
     other = [f"{k}: {write_value(v)}" for k, v in differences(found, first).items()]
@@ -58,11 +58,11 @@ def _moved(found: Converted, launch: Launch, version: Version, cards: int | None
     return f"--version {written(version)} would mean {', '.join(other)}."
 
 
-def _converted(options: Options) -> Converted:
+def _converted(options: Options, told: Told) -> Converted:
     if options.command not in _JOBS:
         raise ConfigError(_PRM)
     if options["pretrain"] is None:
         raise ConfigError(f"{options.names['pretrain']} is needed: the model to train.")
-    about = f"OpenRLHF {written(options.version)}, {COMMANDS[options.command]}"
+    about = f"OpenRLHF {written(told.last)}, {COMMANDS[options.command]}"
     job = _JOBS[options.command](options)
     return config_of(job, options, known_flags(options.command), _ALWAYS, about)

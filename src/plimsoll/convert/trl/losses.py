@@ -94,8 +94,7 @@ def cpo(o: Options) -> Iterator[Outcome]:
     elif name == "simpo":
         yield o.entry(f"{_KEY}.name", "simpo", "loss_type")
         yield o.entry(f"{_KEY}.options.beta", o["beta"], "beta")
-        note = "the margin itself there, a factor of beta's here"
-        yield o.entry(f"{_KEY}.options.gamma", o["simpo_gamma"], "simpo_gamma", note=note)
+        yield o.entry(f"{_KEY}.options.gamma", o["simpo_gamma"], "simpo_gamma")
         yield o.entry("algorithm.nll_weight", o["cpo_alpha"], "cpo_alpha")
     else:
         known = "sigmoid (CPO) and simpo"

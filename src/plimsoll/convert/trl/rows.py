@@ -176,10 +176,10 @@ def held_out(o: Options) -> Iterator[Outcome]:
         yield o.entry("data.eval.responses", number, "num_generations_eval", "num_generations")
         yield from _as_sampled(o)
     yield from o.same("--eval_strategy says it", "do_eval")
-    flag = "eval_steps" if o["eval_steps"] else "logging_steps"
-    number = every(o, flag)
+    after = "eval_steps" if o["eval_steps"] else "logging_steps"
+    number = every(o, after)
     if o["eval_strategy"] == "steps" and number is not None:
-        yield o.entry("run.eval_every", number, flag, "eval_strategy")
+        yield o.entry("run.eval_every", number, after, "eval_strategy")
     else:
         why = f"{o.shown('eval_strategy')}: in how many steps that is, the rows say"
         yield Remark("check", "run.eval_every", why)

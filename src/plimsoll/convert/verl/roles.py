@@ -17,14 +17,11 @@ def sections(o: Options) -> Mapping[str, tuple[str, str, str]]:
     """Of every role that learns verl's sections of its model, its optimizer and its engine."""
     if o.command == "sft":
         return {"actor": ("model", "optim", "engine")}
-    actor = ("actor_rollout_ref.model", *(f"actor_rollout_ref.actor.{n}" for n in _PARTS))
-    found = {"actor": actor}
+    own = "actor_rollout_ref.actor"
+    found = {"actor": ("actor_rollout_ref.model", f"{own}.optim", f"{own}.fsdp_config")}
     if o.has_critic:
         found["critic"] = ("critic.model", "critic.optim", "critic.fsdp")
     return found
-
-
-_PARTS = ("optim", "fsdp_config")
 
 
 def cards(o: Options) -> int:

@@ -83,7 +83,8 @@ def _chosen(o: Options) -> Mapping[str, tuple[str, tuple[str, ...]]]:
     """The settings of a source with verl's columns, and the settings that name them."""
     if o.command == "sft":
         return _of_sft(o)
-    found = {"messages": (str(o["data.prompt_key"]), ("data.prompt_key",))}
+    asked = (str(o["data.prompt_key"]), ("data.prompt_key",))
+    found: dict[str, tuple[str, tuple[str, ...]]] = {"messages": asked}
     if not o["reward.reward_model.enable"]:
         found["reference"] = (_ANSWER, ())
         found["source"] = (str(o["data.reward_fn_key"]), ("data.reward_fn_key",))
