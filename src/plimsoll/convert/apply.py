@@ -41,12 +41,12 @@ def config_of(
     `converted`.
     """
     refuse(_refused(options, settings, about.partition(" ")[0]))
-    outcomes = [*_outcomes(options, settings, always), *further, *_of_launch(options.launch)]
+    outcomes = [*_outcomes(options, settings, always), *_of_launch(options.launch)]
     outcomes += _forgotten(options, outcomes)
     written = {flag for one in outcomes if isinstance(one, Entry) for flag in one.flags}
     return converted(
         job,
-        [one for one in outcomes if _is_there(one, options) and not _is_more(one, written)],
+        [*(one for one in outcomes if _is_there(one, options, written)), *further],
         {flag: options.shown(flag) for flag in options.values},
         frozenset(options.typed),
         about,
@@ -121,16 +121,14 @@ def _forgotten(o: Options, outcomes: Sequence[Outcome]) -> Iterator[Outcome]:
             yield Remark("check", flag, FORGOTTEN)
 
 
-def _is_there(one: Outcome, o: Options) -> bool:
-    """Remarks on flags that the version has not, and that were not given, are none."""
-    return isinstance(one, Entry) or one.kind in ("check", "unknown") or one.about in o.values
+def _is_there(one: Outcome, o: Options, written: set[str]) -> bool:
+    """Remarks on flags that the version has not, and that were not given, are none; nor are those
+    that a flag of which a key was made is so without one."""
+    if isinstance(one, Entry) or one.kind == "check":
+        return True
+    return one.about in o.values and not (one.kind == "same" and one.about in written)
 
 
 def _of_launch(launch: Launch) -> Iterator[Outcome]:
     for why in launch.unknown:
         yield Remark("check", "the script", f"{why}; give it by --set NAME=VALUE")
-
-
-def _is_more(one: Outcome, written: set[str]) -> bool:
-    """Whether it says of a flag that a key was made of that it is so without one."""
-    return isinstance(one, Remark) and one.kind == "same" and one.about in written

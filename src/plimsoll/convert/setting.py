@@ -145,7 +145,8 @@ class Setting:
     """A setting of a trainer of which one version is read.
 
     of: the commands that have it. read: how its words become a value. default: the trainer's own,
-    by command. older: names that it had. secret: its value is never shown.
+    by command. older: names that it had. secret: its value is never shown. empty: it may be null,
+    though it is not by default.
     """
 
     name: str
@@ -155,11 +156,22 @@ class Setting:
     default: Callable[[str], object] = field(default=lambda command: None)
     older: tuple[str, ...] = ()
     secret: bool = False
+    empty: bool = False
 
     @property
     def id(self) -> str:
         """What the rules call it."""
         return self.name
+
+
+def value_of(setting: Setting, command: str, words: list[str] | None) -> object:
+    """From the words that were given; None of null. Raises ValueError, saying what is wrong."""
+    if words is not None:
+        return read_value(setting.read, words)
+    numeric = setting.read.kind in (int, float) and isinstance(setting.becomes, Part)
+    if numeric and setting.default(command) is not None and not setting.empty:
+        raise ValueError("It must be a number.")
+    return None
 
 
 def of_each(otherwise: object = None, **commands: object) -> Callable[[str], object]:

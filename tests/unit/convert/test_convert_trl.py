@@ -436,6 +436,8 @@ def test_every_name_is_of_one_setting_and_leads_to_keys_that_there_are() -> None
 
 
 VALUES = (
+    "None",
+    "None",
     "-1",
     "0",
     "1",

@@ -14,7 +14,7 @@ from plimsoll.config.yaml_tree import read_tree
 from plimsoll.convert.launch import Launch
 from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Outcome, Remark
-from plimsoll.convert.setting import Setting, read_value
+from plimsoll.convert.setting import Setting, value_of
 from plimsoll.convert.trl.programs import COMMANDS, command_named
 from plimsoll.convert.trl.settings import SETTINGS
 from plimsoll.convert.typed import Typed, shown_words, split_flags
@@ -60,12 +60,14 @@ def read_options(launch: Launch, cards: int | None) -> tuple[Options, list[Outco
         if setting is None:
             notes.append(_unknown(command, one))
             continue
+        if setting.id in shown:
+            notes.append(Remark("idle", shown[setting.id], f"--{one.name} is the same, and counts"))
         shown[setting.id] = shown_words(f"--{one.name}", ["..."] if setting.secret else one.words)
         if value is not None:
             values[setting.id] = value
             continue
         try:
-            values[setting.id] = _read(setting, one.words)
+            values[setting.id] = _read(command, setting, one.words)
         except ValueError as error:
             fix = "give another value, or leave the flag out"
             text = " ".join(one.words) or None
@@ -108,13 +110,13 @@ def _unknown(command: str, one: Typed) -> Outcome:
     return Remark("unknown", shown_words(f"--{one.name}", one.words), why)
 
 
-def _read(setting: Setting, words: Sequence[str]) -> object:
+def _read(command: str, setting: Setting, words: Sequence[str]) -> object:
     if len(words) == 1 and words[0] in _NOTHING:
-        return None
+        return value_of(setting, command, None)
     most = setting.read.most
     if most is not None and len(words) > most:
         raise ValueError(f"It takes {most or 'no'} word{'s' if most > 1 else ''}: quote the value.")
-    return read_value(setting.read, list(words))
+    return value_of(setting, command, list(words))
 
 
 def _files(command: str, given: Sequence[Typed], notes: list[Outcome]) -> Iterator[Typed]:

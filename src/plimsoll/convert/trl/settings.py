@@ -33,8 +33,8 @@ _WITH_REFERENCE = "dpo kto grpo rloo"
 _PAIRS = "dpo reward orpo cpo"
 
 
-def _one(name: str, of: str, read: Read, becomes: Key | Same | Idle | Lacking | Part, default: object = None, *, older: str = "", **each: object) -> Setting:
-    return Setting(name, tuple(of.split()), read, becomes, of_each(default, **each), tuple(older.split()))
+def _one(name: str, of: str, read: Read, becomes: Key | Same | Idle | Lacking | Part, default: object = None, *, older: str = "", empty: bool = False, **each: object) -> Setting:
+    return Setting(name, tuple(of.split()), read, becomes, of_each(default, **each), tuple(older.split()), empty=empty)
 
 
 _NOT_ASKED = Idle("Plimsoll does not ask for it")
@@ -124,7 +124,7 @@ _BATCHES = (
     _one("gradient_accumulation_steps", _ALL, COUNT, Part(batches.batches), 1),
     _one("num_train_epochs", _ALL, NUMBER, Part(batches.length), 3.0),
     _one("max_steps", _ALL, WHOLE, Part(batches.length), -1),
-    _one("max_length", _OFF, COUNT, Part(batches.lengths), 1024, older="max_seq_length"),
+    _one("max_length", _OFF, COUNT, Part(batches.lengths), 1024, older="max_seq_length", empty=True),
     _one("max_prompt_length", "grpo rloo dpo orpo cpo kto", COUNT, Part(batches.prompts)),
     _one("max_completion_length", "grpo rloo", COUNT, Key(("rollout.sampling.max_new_tokens",)), 512),
     _one("max_completion_length", "orpo cpo", COUNT, Idle("max_length is of prompt and response together")),
@@ -277,7 +277,7 @@ _ALGORITHM = (
     *several("entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target", "grpo", NUMBER, Idle("algorithm.entropy_bonus is fixed")),
     _one("vllm_importance_sampling_correction", "grpo", BOOL, Part(algorithm.correction), True),
     _one("vllm_importance_sampling_mode", "grpo", one_of("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"), Part(algorithm.correction), "sequence_mask"),
-    _one("vllm_importance_sampling_clip_max", "grpo", NUMBER, Part(algorithm.correction), 3.0, older="vllm_importance_sampling_cap"),
+    _one("vllm_importance_sampling_clip_max", "grpo", NUMBER, Part(algorithm.correction), 3.0, older="vllm_importance_sampling_cap", empty=True),
     _one("vllm_importance_sampling_clip_min", "grpo", NUMBER, Part(algorithm.correction)),
     _one("reward_funcs", _RL, WORDS, Part(rewards.rewards)),
     _one("reward_model_name_or_path", _RL, TEXT, Part(rewards.rewards)),

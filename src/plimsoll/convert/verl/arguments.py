@@ -14,7 +14,7 @@ from plimsoll.config.yaml_tree import write_value
 from plimsoll.convert.launch import Launch
 from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Outcome, Remark
-from plimsoll.convert.setting import Setting, read_value
+from plimsoll.convert.setting import Setting, value_of
 from plimsoll.convert.typed import Typed, shown_words
 from plimsoll.convert.verl.programs import command_named
 from plimsoll.convert.verl.settings import FAMILIES, SETTINGS
@@ -54,11 +54,13 @@ def read_options(
         if setting is None:
             notes.append(_unknown(command, one))
             continue
+        if setting.id in shown:
+            notes.append(Remark("idle", shown[setting.id], f"{one.name} is the same, and counts"))
         if setting.id not in values:
             further.append(setting)
         shown[setting.id] = text if text.isprintable() else repr(text)
         try:
-            values[setting.id] = _read(setting, one.words[0])
+            values[setting.id] = _read(command, setting, one.words[0])
         except ValueError as error:
             fix = "give another value, or leave it out"
             fix += "; one of the script's variables is given by --set" if "$" in text else ""
@@ -130,14 +132,12 @@ def _unknown(command: str, one: Typed) -> Outcome:
     return Remark("unknown", shown_words("", [f"{one.name}={one.words[0]}"]).strip(), why)
 
 
-def _read(setting: Setting, text: str) -> object:
+def _read(command: str, setting: Setting, text: str) -> object:
     words = _words(text)
-    if words is None:
-        return None
     most = setting.read.most
-    if most is not None and len(words) > most:
+    if words is not None and most is not None and len(words) > most:
         raise ValueError("It must be one value, not a list.")
-    return read_value(setting.read, words)
+    return value_of(setting, command, words)
 
 
 def _words(text: str) -> list[str] | None:

@@ -32,8 +32,8 @@ from plimsoll.convert.verl import algorithm, batches, rewards, roles, rollout, r
 _BETAS = Read(float, 2, 2)
 
 
-def _one(name: str, of: str, read: Read, becomes: Becomes, default: object = None, *, older: str = "", **each: object) -> Setting:
-    return Setting(name, tuple(of.split()), read, becomes, of_each(default, **each), tuple(older.split()))
+def _one(name: str, of: str, read: Read, becomes: Becomes, default: object = None, *, older: str = "", empty: bool = False, **each: object) -> Setting:
+    return Setting(name, tuple(of.split()), read, becomes, of_each(default, **each), tuple(older.split()), empty=empty)
 
 
 def _under(prefix: str, names: str) -> str:
@@ -58,7 +58,7 @@ def _optimizer(of: str, there: str, role: str, rate: float) -> tuple[Setting, ..
         _one(f"{there}.lr", of, NUMBER, Key((f"{key}.learning_rate",)), rate),
         _one(f"{there}.weight_decay", of, NUMBER, Key((f"{key}.weight_decay",)), 0.01),
         _one(f"{there}.betas", of, _BETAS, Key((f"{key}.beta1", f"{key}.beta2")), (0.9, 0.999)),
-        _one(f"{there}.clip_grad", of, NUMBER, Key((f"{key}.max_grad_norm",)), 1.0),
+        _one(f"{there}.clip_grad", of, NUMBER, Key((f"{key}.max_grad_norm",)), 1.0, older=there.replace("optim", "grad_clip")),
         *several(_under(there, "lr_scheduler_type lr_scheduler lr_decay_style"), of, TEXT, Part(roles.schedules)),
         _one(f"{there}.warmup_style", of, TEXT, Part(roles.schedules)),
         _one(f"{there}.lr_warmup_steps", of, WHOLE, Part(roles.schedules), -1),
@@ -174,9 +174,9 @@ _ALGORITHM = (
     _one(f"{_ACTOR}.kl_loss_type", _PPO, TEXT, Part(algorithm.kl), "low_var_kl"),
     _one(f"{_ACTOR}.entropy_coeff", _PPO, NUMBER, Key(("algorithm.entropy_bonus",)), 0.0),
     _one(f"{_ACTOR}.clip_ratio", _PPO, NUMBER, Part(algorithm.policy_loss), 0.2),
-    _one(f"{_ACTOR}.clip_ratio_low", _PPO, NUMBER, Part(algorithm.policy_loss), 0.2),
-    _one(f"{_ACTOR}.clip_ratio_high", _PPO, NUMBER, Part(algorithm.policy_loss), 0.2),
-    _one(f"{_ACTOR}.clip_ratio_c", _PPO, NUMBER, Part(algorithm.policy_loss), 3.0),
+    _one(f"{_ACTOR}.clip_ratio_low", _PPO, NUMBER, Part(algorithm.policy_loss), 0.2, empty=True),
+    _one(f"{_ACTOR}.clip_ratio_high", _PPO, NUMBER, Part(algorithm.policy_loss), 0.2, empty=True),
+    _one(f"{_ACTOR}.clip_ratio_c", _PPO, NUMBER, Part(algorithm.policy_loss), 3.0, empty=True),
     _one(f"{_ACTOR}.tau_pos", _PPO, NUMBER, Part(algorithm.policy_loss), 1.0, older=f"{_ACTOR}.policy_loss.tau_pos"),
     _one(f"{_ACTOR}.tau_neg", _PPO, NUMBER, Part(algorithm.policy_loss), 1.05, older=f"{_ACTOR}.policy_loss.tau_neg"),
     _one(f"{_ACTOR}.policy_loss.loss_mode", _PPO, TEXT, Part(algorithm.policy_loss), "vanilla"),
@@ -190,7 +190,7 @@ _ALGORITHM = (
     _one("distillation.enabled", _PPO, BOOL, Lacking("a teacher beside rewards is not learned from; `plimsoll distill` learns on rows", refused=True), False),
     _one("algorithm.gdpo_reward_keys", _PPO, WORDS, Lacking("parts of the reward are those of `rewards`, each with a name")),
     _one("algorithm.use_pf_ppo", _PPO, BOOL, Lacking("responses are not drawn again by their rewards", refused=True), False),
-    _one("critic.cliprange_value", _PPO, NUMBER, Part(algorithm.critic), 0.5),
+    _one("critic.cliprange_value", _PPO, NUMBER, Part(algorithm.critic), 0.5, empty=True),
     _one("critic.enable", _PPO, BOOL, Part(algorithm.critic)),
     _one("critic.loss_agg_mode", _PPO, TEXT, Part(algorithm.critic)),
     _one("trainer.critic_warmup", _PPO, WHOLE, Part(algorithm.critic), 0),
@@ -220,12 +220,10 @@ _REWARDS = (
 _MODELS = (
     *_model(_PPO, _MODEL, "actor"),
     *_optimizer(_PPO, f"{_ACTOR}.optim", "actor", 1e-6),
-    _one(f"{_ACTOR}.grad_clip", _PPO, NUMBER, Key(("actor.optimizer.max_grad_norm",)), 1.0),
     *_engine(_PPO, f"{_ACTOR}.fsdp_config"),
     *_engine(_PPO, f"{_REF}.fsdp_config"),
     *_model(_PPO, "critic.model", "critic"),
     *_optimizer(_PPO, "critic.optim", "critic", 1e-5),
-    _one("critic.grad_clip", _PPO, NUMBER, Key(("critic.optimizer.max_grad_norm",)), 1.0),
     *(replace(one, older=(one.name.replace("critic.fsdp", "critic.model.fsdp_config"),)) for one in _engine(_PPO, "critic.fsdp")),
     *_model(_SFT, "model", "actor"),
     *_optimizer(_SFT, "optim", "actor", 1e-3),
