@@ -421,6 +421,15 @@ def test_flags_that_there_are_not_are_named_with_what_is_near(trl: Trl) -> None:
     assert "Not known, and left out\n  --pakcing:" in table_text(found)
 
 
+def test_programs_are_found_where_they_are_started() -> None:
+    assert find_launches("pip install trl peft".split(), program) == []
+    assert find_launches("accelerate launch train_grpo.py --beta 0".split(), program) == []
+    starts = ("uv run trl sft", "python -m trl.scripts.sft", "torchrun a/trl/scripts/sft.py")
+    for words in (f"{start} --x" for start in starts):
+        [found] = find_launches(words.split(), program)
+        assert (found.program, found.arguments) == ("sft", ("--x",))
+
+
 def test_a_token_is_never_shown(trl: Trl) -> None:
     found = trl(f"trl sft {BASES['sft']} --hub_token SECRET")
     assert "SECRET" not in f"{found.shown}{config_text(found)}{table_text(found)}"

@@ -314,6 +314,13 @@ def test_keys_that_there_are_not_are_named_with_what_is_near(verl: Verl) -> None
     assert "# left out: trainer.foo=1: no such key" in config_text(found)
 
 
+def test_of_two_names_of_a_key_the_last_one_counts(verl: Verl) -> None:
+    name = "custom_reward_function.path"
+    found = verl(f"{BASES['ppo']} {name}=a.py reward.{name}=b.py")
+    assert at(found, "rewards.score.options.path") == "b.py"
+    assert "is the same, and counts" in why(found, "idle", "custom_reward_function.path=a.py")
+
+
 def test_scripts_of_verls_form(tmp_path: Path) -> None:
     file = tmp_path / "run.sh"
     file.write_text(

@@ -38,10 +38,18 @@ _FOLDERS = re.compile(
 
 def program(words: Sequence[str]) -> tuple[str, int] | None:
     """Of `trl sft`, of `trl/scripts/sft.py`, of `-m trl.scripts.sft`."""
-    if os.path.basename(words[0]) == "trl" and len(words) > 1:
+    if os.path.basename(words[0]) == "trl" and len(words) > 1 and _is_command(words):
         return words[1], 2
     found = _FOLDERS.fullmatch(words[0].removesuffix(".py"))
     return (_SCRIPTS.get(found[1], found[1]), 1) if found else None
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    """Whether the word after `trl` is a program, or may be a wrong one: in `pip install trl peft`
+    it is not."""
+    if words[1] in COMMANDS or words[1] in _REFUSED:
+        return True
+    return not words[1].startswith("-") and any(word.startswith("--") for word in words[2:])
 
 
 def command_named(name: str) -> str:
