@@ -422,8 +422,8 @@ def test_flags_that_there_are_not_are_named_with_what_is_near(trl: Trl) -> None:
 
 
 def test_programs_are_found_where_they_are_started() -> None:
-    assert find_launches("pip install trl peft".split(), program) == []
-    assert find_launches("accelerate launch train_grpo.py --beta 0".split(), program) == []
+    assert find_launches(["pip", "install", "trl", "peft"], program) == []
+    assert find_launches(["accelerate", "launch", "train_grpo.py", "--beta", "0"], program) == []
     starts = ("uv run trl sft", "python -m trl.scripts.sft", "torchrun a/trl/scripts/sft.py")
     for words in (f"{start} --x" for start in starts):
         [found] = find_launches(words.split(), program)
