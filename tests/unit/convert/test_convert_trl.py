@@ -361,6 +361,44 @@ def test_yaml_is_read_and_flags_win(tmp_path: Path, trl: Trl) -> None:
         trl("trl sft --config gone.yaml")
 
 
+@pytest.mark.parametrize(
+    ("command", "row", "expected"),
+    [
+        ("sft", {"messages": []}, {"messages": "messages"}),
+        ("sft", {"prompt": "x", "completion": "y"}, {"prompt": "prompt", "response": "completion"}),
+        ("sft", {"text": "x"}, {"text": "text"}),
+        ("sft", {"conversations": []}, {"messages": "conversations"}),
+        (
+            "dpo",
+            {"prompt": "x", "chosen": "y", "rejected": "z"},
+            {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+        ),
+        ("reward", {"chosen": [], "rejected": []}, {"chosen": "chosen", "rejected": "rejected"}),
+        ("grpo", {"prompt": "x"}, {"prompt": "prompt", "reference": "solution"}),
+        ("grpo", {"prompt": []}, {"messages": "prompt", "reference": "solution"}),
+    ],
+)
+def test_columns_of_a_file_here(
+    command: str, row: dict[str, object], expected: dict[str, str], trl: Trl, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    found = trl(f"trl {command} {BASES[command]} --dataset_name {file}")
+    assert at(found, "data.train") == {"path": str(file), "split": "train", **expected}
+    assert not any(one.about.startswith("data.train") for one in found.remarks)
+
+
+def test_turns_in_two_columns_are_to_be_joined(trl: Trl, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": [], "chosen": [], "rejected": []}) + "\n")
+    found = trl(f"trl dpo {BASES['dpo']} --dataset_name {file}")
+    assert "whole conversations" in why(found, "check", "data.train")
+    file = tmp_path / "gone.parquet"
+    file.write_text("no Parquet")
+    found = trl(f"trl sft {BASES['sft']} --dataset_name {file}")
+    assert at(found, "data.train.messages") == "messages"
+
+
 def test_configs_of_accelerate_and_of_deepspeed(tmp_path: Path, trl: Trl) -> None:
     accelerate, deepspeed = tmp_path / "a.yaml", tmp_path / "ds.json"
     accelerate.write_text(

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Outcome, Remark
 from plimsoll.convert.trl.batches import every
+from plimsoll.convert.trl.columns import columns, first_row, to_check
 from plimsoll.errors import ConfigError
-
-_SOLVED = ("accuracy_reward", "reasoning_accuracy_reward")
-"""Reward functions that read the column `solution`."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,7 @@ def rows(o: Options) -> Iterator[Outcome]:
             yield o.entry(f"{source.key}.name", source.name, source.flag, flags[1])
         if source.split is not None:
             yield o.entry(f"{source.key}.split", source.split, source.flag, flags[2])
-        for column, (name, flag) in columns(o).items():
+        for column, (name, flag) in columns(o, first_row(source.path)).items():
             yield o.entry(f"{source.key}.{column}", name, *flag, note="TRL's name")
         if source.weight is not None:
             yield o.entry(f"{source.key}.weight", source.weight, source.flag)
@@ -46,7 +44,7 @@ def rows(o: Options) -> Iterator[Outcome]:
     if len(sources) > 1 and sources[0].weight is None:
         why = "sources are concatenated there; here rows are drawn equally from each: give weights "
         yield Remark("check", "data.train", f"{why}as their numbers of rows are")
-    yield from _to_check(o, sources[0].key)
+    yield from to_check(o, sources[0].key, first_row(sources[0].path))
 
 
 def _sources(o: Options) -> Sequence[_Source]:
@@ -90,43 +88,10 @@ def _file(one: Mapping[str, object]) -> str | None:
     return files if isinstance(files, str) else None
 
 
-def columns(o: Options) -> Mapping[str, tuple[str, tuple[str, ...]]]:
-    """The settings of a source, the columns' names in TRL's formats, and the flags that say so."""
-    if o.pairs:
-        return {name: (name, ()) for name in ("chosen", "rejected")}
-    if o.command == "kto":
-        return {"prompt": ("prompt", ()), "response": ("completion", ()), "label": ("label", ())}
-    if o.rl:
-        solved = [one for one in o["reward_funcs"] or () if one in _SOLVED]
-        found: dict[str, tuple[str, tuple[str, ...]]] = {"messages": ("prompt", ())}
-        return found | ({"reference": ("solution", ("reward_funcs",))} if solved else {})
-    if o.given("dataset_text_field"):
-        return {"text": (o["dataset_text_field"], ("dataset_text_field",))}
-    if o["completion_only_loss"]:
-        flag = ("completion_only_loss",)
-        return {"prompt": ("prompt", flag), "response": ("completion", flag)}
-    return {"messages": ("messages", ())}
-
-
-def _to_check(o: Options, key: str) -> Iterator[Outcome]:
-    if o.pairs:
-        why = (
-            "with a column `prompt` of text write prompt: prompt; lists of turns are read without "
-        )
-        yield Remark("check", f"{key}.chosen", f"{why}it, with the whole conversation in both")
-    elif o.rl:
-        why = "if the column holds text, write prompt: prompt"
-        yield Remark("check", f"{key}.messages", why)
-    elif "messages" in columns(o):
-        why = "if the rows have `prompt` and `completion`, write prompt: prompt and response: "
-        why += "completion; if they have plain text, write text: text"
-        yield Remark("check", f"{key}.messages", why)
-
-
 def learned(o: Options) -> Iterator[Outcome]:
     """TRL learns whole conversations, but of prompts and completions the completions."""
     flags = ("assistant_only_loss", "completion_only_loss")
-    if "text" in columns(o):
+    if "text" in columns(o, first_row(_sources(o)[0].path)):
         yield from o.idle("a document is learned whole", *flags)
         return
     own = o["assistant_only_loss"] or o["completion_only_loss"]
@@ -169,7 +134,7 @@ def held_out(o: Options) -> Iterator[Outcome]:
         yield o.entry("data.eval.name", source.name, source.flag)
     if source.split is not None:
         yield o.entry("data.eval.split", o[asked[0]], asked[0])
-    for column, (name, flag) in columns(o).items():
+    for column, (name, flag) in columns(o, first_row(source.path)).items():
         yield o.entry(f"data.eval.{column}", name, *flag, note="TRL's name")
     if o.rl:
         number = o["num_generations_eval"] or o["num_generations"]
