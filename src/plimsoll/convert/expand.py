@@ -228,7 +228,7 @@ def _assign(one: Assignment, scope: _Scope) -> str:
     before = scope.values.get(one.name)
     if one.added and before is not None:
         values = before + values if one.array else ("".join(before + values),)
-    elif before not in (None, values) and not scope.certain:
+    if before not in (None, values) and not scope.certain:
         scope.again.add(one.name)
     scope.values[one.name] = values
     return text

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.convert.expand import script_commands
+from plimsoll.convert.expand import Expanded, script_commands
 from plimsoll.convert.launch import find_launches, of_package, script_launches
 from plimsoll.errors import ConfigError
 
@@ -96,6 +96,15 @@ def test_a_value_of_a_known_branch_is_certain() -> None:
     assert script_commands(script, "run.sh", {})[-1].unknown == ()
     [*_, found] = script_commands(f"for x in 1 2; do {script}; done", "run.sh", {})
     assert found.unknown == ("$A: it is set more than once, and the last value counts",)
+
+
+def test_what_an_unknown_branch_adds_is_named() -> None:
+    script = 'A=(1)\nif [ "$NODES" = 2 ]; then A+=(2); fi\na "${A[@]}"'
+    [*_, found] = script_commands(script, "run.sh", {})
+    assert found.words == ("a", "1", "2")
+    assert found.unknown == ("$A: it is set more than once, and the last value counts",)
+    [*_, found] = script_commands(script, "run.sh", {"NODES": "1"})
+    assert found == Expanded(3, ("a", "1"))
 
 
 def test_home_is_known() -> None:

@@ -85,7 +85,6 @@ def beta(o: Options) -> Iterator[Outcome]:
 
 
 def cpo(o: Options) -> Iterator[Outcome]:
-    flags = ("cpo_alpha", "simpo_gamma")
     name = o["loss_type"]
     if name == "sigmoid":
         yield o.entry(f"{_KEY}.name", "cpo", "loss_type")
@@ -99,7 +98,6 @@ def cpo(o: Options) -> Iterator[Outcome]:
     else:
         known = "sigmoid (CPO) and simpo"
         raise ConfigError(f"{o.shown('loss_type')}: not supported: known are {known}.")
-    yield from o.same("it is of another loss", *flags)
 
 
 def teacher(o: Options) -> Iterator[Outcome]:
