@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from plimsoll import __version__
-from plimsoll.cli.convert import from_openrlhf
+from plimsoll.cli.convert import from_openrlhf, from_trl, from_verl
 from plimsoll.cli.first import completion, init
 from plimsoll.cli.install import setup_verifiers, setup_vllm, verifiers_tasks
 from plimsoll.cli.jobs import run_job
@@ -72,6 +72,7 @@ Plimsoll: RLHF that knows its load line.
   plimsoll calibrate RUN...         fit the plan's constants to this machine
   plimsoll doctor                   what is wrong here, and how to mend it
   plimsoll from-openrlhf SCRIPT     a config of what OpenRLHF was started with
+  plimsoll from-trl, from-verl      the same of TRL's and verl's commands
   plimsoll completion SHELL         completion of keys and options by Tab
   plimsoll setup-vllm               install vLLM's build for this machine
   plimsoll setup-verifiers          a home for verifiers and its environments
@@ -209,6 +210,8 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "export": export,
     "serve-reward": serve_reward,
     "from-openrlhf": from_openrlhf,
+    "from-trl": from_trl,
+    "from-verl": from_verl,
     "setup-vllm": setup_vllm,
     "setup-verifiers": setup_verifiers,
     "verifiers-tasks": verifiers_tasks,
@@ -216,8 +219,8 @@ _TOOLS: Mapping[str, Callable[[list[str]], None]] = {
     "completion": completion,
 }
 _LIGHT = {
-    *("plan", "report", "rollouts", "calibrate", "doctor", "from-openrlhf", "watch"),
-    *("init", "completion", "complete"),
+    *("plan", "report", "rollouts", "calibrate", "doctor", "watch"),
+    *("from-openrlhf", "from-trl", "from-verl", "init", "completion", "complete"),
     *("setup-vllm", "setup-verifiers", "verifiers-tasks"),
 }
 """Commands that compute nothing."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,18 +44,33 @@ class Launch:
         return os.path.basename(words[0]) if words else ""
 
 
-def find_launches(words: Sequence[str], package: str) -> list[Launch]:
-    """Of a command line, whose shell has expanded it. package: of the programs, such as
-    `openrlhf.cli`. Nothing where it starts none."""
-    return [*_launches([Expanded(0, tuple(words))], package)]
+Programs = Callable[[Sequence[str]], tuple[str, int] | None]
+"""Of the words from some word on: the program that they name and how many words do so; None where
+they name none."""
 
 
-def script_launches(path: str, given: Mapping[str, str], package: str) -> list[Launch]:
+def of_package(package: str) -> Programs:
+    """Programs such as `openrlhf.cli.train_sft`, or as a path `openrlhf/cli/train_sft.py`."""
+
+    def named(words: Sequence[str]) -> tuple[str, int] | None:
+        dotted = words[0].removesuffix(".py").replace("/", ".")
+        found = re.fullmatch(rf"(?:.*\.)?{re.escape(package)}\.(\w+)", dotted)
+        return (found[1], 1) if found else None
+
+    return named
+
+
+def find_launches(words: Sequence[str], programs: Programs) -> list[Launch]:
+    """Of a command line, whose shell has expanded it. Nothing where it starts no program."""
+    return [*_launches([Expanded(0, tuple(words))], programs)]
+
+
+def script_launches(path: str, given: Mapping[str, str], programs: Programs) -> list[Launch]:
     """Of a script, in its order. given: values of variables.
 
     Raises ConfigError where the file cannot be read as a script.
     """
-    return [*_launches(script_commands(_script_text(path), path, given), package)]
+    return [*_launches(script_commands(_script_text(path), path, given), programs)]
 
 
 def _script_text(path: str) -> str:
@@ -75,17 +90,17 @@ def _script_text(path: str) -> str:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def _launches(commands: Sequence[Expanded], package: str) -> Iterator[Launch]:
+def _launches(commands: Sequence[Expanded], programs: Programs) -> Iterator[Launch]:
     for command in commands:
         words = command.words
         if os.path.basename(words[0]) in _SHOWING:
             continue
-        for i, word in enumerate(words):
-            if program := _program(word, package):
+        for i in range(len(words)):
+            if found := programs(words[i:]):
                 before = words[:i]
                 yield Launch(
-                    program,
-                    words[i + 1 :],
+                    found[0],
+                    words[i + found[1] :],
                     before,
                     command.line,
                     command.unknown,
@@ -94,13 +109,6 @@ def _launches(commands: Sequence[Expanded], package: str) -> Iterator[Launch]:
                     _address(before),
                 )
                 break
-
-
-def _program(word: str, package: str) -> str | None:
-    """Of `openrlhf.cli.train_sft`, or of a path such as `openrlhf/cli/train_sft.py`."""
-    dotted = word.removesuffix(".py").replace("/", ".")
-    found = re.fullmatch(rf"(?:.*\.)?{re.escape(package)}\.(\w+)", dotted)
-    return found[1] if found else None
 
 
 def _number(words: Sequence[str], names: Sequence[str]) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["same", "idle", "lacking", "check"]
+Kind = Literal["same", "idle", "lacking", "unknown", "check"]
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Entry:
 @dataclass(frozen=True)
 class Remark:
     """On a setting that no key stands for. kind: `same`, it is so without a key; `idle`, it has no
-    effect here; `lacking`, there is nothing like it, and it is left out; `check`, it is for the
-    user to see to. about: a flag's id;
-    of `check` also a key of the config."""
+    effect here; `lacking`, there is nothing like it, and it is left out; `unknown`, the trainer has
+    no such setting, and it is left out; `check`, it is for the user to see to. about: a flag's id;
+    of `check` also a key of the config; of `unknown` what was typed."""
 
     kind: Kind
     about: str

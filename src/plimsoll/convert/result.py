@@ -36,6 +36,11 @@ class Converted:
     told: str = ""
 
     @property
+    def trainer(self) -> str:
+        """Whose command it was."""
+        return self.about.partition(" ")[0]
+
+    @property
     def values(self) -> dict[str, Any]:
         """Nested, as in a config file."""
         return nested(self.entries)

@@ -3,7 +3,8 @@ be expanded told apart. Nothing is executed; expand.py puts in what is known.
 
 Of bash's grammar: words and quotes, comments, line continuations, `NAME=value`, `NAME+=value`,
 arrays, here-documents, `$NAME`, `${...}`, `$(...)`, backticks, `$((...))`. Control flow is read
-through: commands within `if`, loops and functions stand in the order of the text.
+through: commands within `if`, `case`, loops and functions stand in the order of the text, with
+marks where branches begin and end.
 """
 
 from __future__ import annotations
@@ -52,17 +53,28 @@ class Simple:
     here: Word | None = None
 
 
+@dataclass(frozen=True)
+class Mark:
+    """Where a branch begins or ends. kind: a reserved word; `not` is `!`; `arm` is a pattern list
+    of `case`. words: of `case` what is compared, of `arm` the patterns."""
+
+    kind: str
+    words: tuple[Word, ...] = ()
+
+
 _SEPARATORS = ";|&()\n"
 _BLANK = " \t\r"
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?$!-]")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': '"', "e": "\x1b", "0": "\0"}
-_LEADING = {"if", "then", "else", "elif", "do", "while", "until", "!", "{", "time", "exec"}
+_LEADING = {"do", "while", "until", "{", "time", "exec"}
+_MARKS = {"if": "if", "then": "then", "elif": "elif", "else": "else", "fi": "fi", "!": "not"}
+_LOOPS = {"do", "done"}
 _DECLARING = {"export", "readonly", "local", "declare", "typeset"}
 
 
-def read_script(text: str, name: str) -> list[Simple]:
-    """The simple commands of a script. name: what messages call it.
+def read_script(text: str, name: str) -> list[Simple | Mark]:
+    """The simple commands of a script, and the marks between them. name: what messages call it.
 
     Raises ConfigError with name and line where a quote or bracket is not closed.
     """
@@ -82,13 +94,14 @@ class _Pending:
     assignments: list[Assignment] = field(default_factory=list)
     words: list[Word] = field(default_factory=list)
     heres: list[Word] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
 
-    def done(self) -> Simple | None:
-        """None of nothing."""
+    def done(self) -> list[Simple | Mark]:
+        """With the marks before it; of nothing, nothing."""
         if not (self.words or self.assignments):
-            return None
+            return [*self.marks]
         here = self.heres[-1] if self.heres else None
-        return Simple(self.line, tuple(self.assignments), tuple(self.words), here)
+        return [*self.marks, Simple(self.line, tuple(self.assignments), tuple(self.words), here)]
 
 
 @dataclass
@@ -100,8 +113,9 @@ class _Reader:
     name: str
     at: int = 0
     heres: list[tuple[str, bool, bool, int, _Pending]] = field(default_factory=list)
+    cases: int = 0
 
-    def commands(self) -> Iterator[Simple]:
+    def commands(self) -> Iterator[Simple | Mark]:
         """All of the text. A command waits for the here-documents that begin after its line."""
         waiting: list[_Pending] = []
         current = _Pending(self._line())
@@ -109,12 +123,15 @@ class _Reader:
             self._skip_blank()
             here = self._peek()
             if here in _SEPARATORS:
+                arm = self.cases > 0 and self.text.startswith(";;", self.at)
                 self._separate()
                 waiting.append(current)
                 current = _Pending(self._line())
                 if here == "\n":
                     yield from self._ended(waiting)
                     waiting, current = [], _Pending(self._line())
+                if arm:
+                    self._arm(current)
             elif here == "#":
                 self._to_line_end()
             elif here in "<>":
@@ -123,11 +140,11 @@ class _Reader:
                 self._word_or_assignment(current)
         yield from self._ended([*waiting, current])
 
-    def _ended(self, waiting: list[_Pending]) -> Iterator[Simple]:
+    def _ended(self, waiting: list[_Pending]) -> Iterator[Simple | Mark]:
         for delimiter, tabs, expanded, begun, owner in self.heres:
             owner.heres.append(self._here_document(delimiter, tabs, expanded, begun))
         self.heres.clear()
-        yield from (done for one in waiting if (done := one.done()))
+        yield from (done for one in waiting for done in one.done())
 
     def _separate(self) -> None:
         """Over one or more of `;`, `&&`, `(`, ...; of `((...))` all of it."""
@@ -150,8 +167,49 @@ class _Reader:
         redirects = self._peek() in ("<", ">") and all(part.kind == "text" for part in word)
         if redirects and _plain(word).isdigit():
             return  # of a redirection, such as 2>&1
-        if current.words or _plain(word) not in _LEADING:
+        self._take(word, current)
+
+    def _take(self, word: Word, current: _Pending) -> None:
+        """A word of a command; or one that is reserved where a command begins."""
+        name = _plain(word) if not current.words and not any(p.quoted for p in word) else ""
+        if name in _MARKS:
+            current.marks.append(Mark(_MARKS[name]))
+        elif name == "case":
+            self._case(current)
+        elif name == "esac" and self.cases:
+            self.cases -= 1
+            current.marks.append(Mark("esac"))
+        elif name in _LOOPS:
+            current.marks.append(Mark(name))
+        elif name not in _LEADING:
             current.words.append(word)
+
+    def _case(self, current: _Pending) -> None:
+        """`case WORD in`, up to the end of the first patterns."""
+        self._skip_blank()
+        current.marks.append(Mark("case", (self._word(),)))
+        self._skip_blank()
+        self._word()
+        self.cases += 1
+        self._arm(current)
+
+    def _arm(self, current: _Pending) -> None:
+        """Patterns up to `)`, or `esac`."""
+        self.at += self.text.startswith(";", self.at)
+        patterns: list[Word] = []
+        while self.at < len(self.text) and self._peek() != ")":
+            if self._peek() in _BLANK + "\n|(;":
+                self.at += 1
+            elif self._peek() == "#":
+                self._to_line_end()
+            elif (word := self._word()) and _plain(word) == "esac" and not patterns:
+                self.cases -= 1
+                current.marks.append(Mark("esac"))
+                return
+            else:
+                patterns.append(word)
+        self.at += 1
+        current.marks.append(Mark("arm", tuple(patterns)))
 
     def _assigned(self, name: str, added: bool) -> Assignment:
         if self._peek() != "(":

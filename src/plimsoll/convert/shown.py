@@ -15,29 +15,27 @@ _KINDS: Mapping[Kind, str] = {
     "same": "So without a key",
     "idle": "No effect here",
     "lacking": "Not supported, and left out",
+    "unknown": "Not known, and left out",
     "check": "To check",
 }
 
 
 def config_text(found: Converted) -> str:
     """The config file. Every line says where it comes from; what is left out is told at the end."""
-    sources = {tuple(entry.key.split(".")): found.source(entry) for entry in found.entries}
-    given = {path for path, entry in _by_path(found).items() if found.is_given(entry)}
-    comments = {
-        path: source if path in given or not source.startswith("--") else f"default: {source}"
-        for path, source in sources.items()
-    }
+    comments = {tuple(entry.key.split(".")): _comment(found, entry) for entry in found.entries}
     left = [
         f"# left out: {_about(found, one.about)}: {one.why}"
         for one in found.remarks
-        if one.kind == "lacking"
+        if one.kind in ("lacking", "unknown")
     ]
     head = f"# {found.job}: from {found.about}"
     return "\n".join([head, *_lines(found.values, comments, ()), *left, ""])
 
 
-def _by_path(found: Converted) -> dict[Path, Entry]:
-    return {tuple(entry.key.split(".")): entry for entry in found.entries}
+def _comment(found: Converted, entry: Entry) -> str:
+    source = found.source(entry)
+    plain = found.is_given(entry) or not entry.flags or source.startswith("no ")
+    return source if plain else f"default: {source}"
 
 
 def _lines(values: Mapping[str, Any], comments: Mapping[Path, str], above: Path) -> Iterator[str]:
@@ -60,7 +58,7 @@ def table_text(found: Converted, width: int = 100) -> str:
     head = f"{found.about} -> plimsoll {found.job}"
     parts = [_wrapped(f"{head}. {found.told}" if found.told else f"{head}.", "", width)]
     parts += _section("Mapped", found, given, width)
-    parts += _section("OpenRLHF's defaults that are other ones here", found, others, width)
+    parts += _section(f"{found.trainer}'s defaults that are other ones here", found, others, width)
     for kind, title in _KINDS.items():
         rows = [one for one in found.remarks if one.kind == kind]
         if rows:

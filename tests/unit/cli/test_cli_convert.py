@@ -1,5 +1,5 @@
-"""`plimsoll from-openrlhf` as a user meets it: streams, files, exit codes, and a dry run of what it
-writes."""
+"""`plimsoll from-openrlhf`, `from-trl` and `from-verl` as a user meets them: streams, files,
+exit codes, and a dry run of what they write."""
 
 from __future__ import annotations
 
@@ -151,3 +151,108 @@ def test_what_cannot_work_together_ends_with_the_flags_that_say_it(capsys: Captu
     err = capsys.readouterr().err
     assert "algorithm.kl.estimator: k1   (--kl_estimator k1)" in err
     assert not Path("c.yaml").exists()
+
+
+TURNS = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+OTHERS = [TURNS[0], {"role": "assistant", "content": "z"}]
+TRL = "--model_name_or_path model --dataset_name turns.jsonl --max_length 32 --output_dir out"
+RL = "--model_name_or_path model --dataset_name turns.jsonl --output_dir out --max_prompt_length 32"
+VERL = (
+    "actor_rollout_ref.model.path=model data.train_files=turns.jsonl data.train_batch_size=8 "
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.name=hf "
+    "data.max_prompt_length=32 data.max_response_length=16 trainer.n_gpus_per_node=1 "
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 trainer.total_training_steps=2 "
+    "trainer.logger=console trainer.default_local_dir=out "
+    "custom_reward_function.path=reward.py"
+)
+
+
+@pytest.fixture
+def turns(folder: Path) -> None:
+    """Rows as TRL's and verl's data hold them, and a reward function of verl's."""
+    row = {
+        "messages": TURNS,
+        "chosen": TURNS,
+        "rejected": OTHERS,
+        "prompt": TURNS[:1],
+        "solution": "y",
+        "reward_model": {"style": "rule", "ground_truth": "y"},
+        "data_source": "openai/gsm8k",
+    }
+    (folder / "turns.jsonl").write_text(json.dumps(row) + "\n")
+    text = {"prompt": "x", "completion": "y", "label": True}
+    (folder / "text.jsonl").write_text(json.dumps(text) + "\n")
+    score = "def compute_score(data_source, solution_str, ground_truth, extra_info): return 0.0\n"
+    (folder / "reward.py").write_text(score)
+    template = "{% for m in messages %}{{ m.role }}{{ m.content }}{{ eos_token }}{% endfor %}"
+    (folder / "model" / "chat_template.jinja").write_text(template)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words"),
+    [
+        ("trl", f"trl sft {TRL}"),
+        ("trl", f"trl dpo {TRL} --beta 0.2"),
+        ("trl", f"trl reward {TRL}"),
+        ("trl", f"trl kto {TRL} --dataset_name text.jsonl --per_device_train_batch_size 2"),
+        ("trl", f"trl grpo {RL} --reward_funcs accuracy_reward --max_completion_length 16"),
+        ("trl", f"trl rloo {RL} --reward_funcs accuracy_reward --max_completion_length 16"),
+        ("verl", f"python3 -m verl.trainer.main_ppo {VERL} critic.model.path=model"),
+        (
+            "verl",
+            f"python3 -m verl.trainer.main_ppo {VERL} algorithm.adv_estimator=grpo "
+            "actor_rollout_ref.rollout.n=4 actor_rollout_ref.actor.use_kl_loss=True",
+        ),
+        (
+            "verl",
+            "torchrun --nproc_per_node=1 -m verl.trainer.sft_trainer data.max_length=32 "
+            "model.path=model data.train_files=turns.jsonl trainer.default_local_dir=out "
+            "trainer.logger=console",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("turns")
+def test_what_others_commands_become_passes_a_dry_run(
+    trainer: str, words: str, capsys: Captured
+) -> None:
+    assert main([f"from-{trainer}", "-o", "c.yaml", "--", *words.split()]) == 0
+    job = Path("c.yaml").read_text().split(":")[0].removeprefix("# ")
+    capsys.readouterr()
+    code = main([job, "c.yaml", "--dry-run", "--cluster.device", "cpu"])
+    printed = capsys.readouterr()
+    assert code == 0, printed.err
+    assert "Dry run: nothing was started." in printed.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["from-trl"], "or `plimsoll from-trl -- trl sft --config sft.yaml`"),
+        (["from-trl", "sft.yaml"], "sft.yaml is no shell script. Give the command that reads it"),
+        (["from-trl", "--", "accelerate", "launch", "mine.py"], "What a script of your own sets"),
+        (["from-verl", "--", "python", "x.py"], "starts no program of verl's: none of its words"),
+        (["from-verl", "--version", "0.9", "x.sh"], "unrecognized arguments: --version"),
+    ],
+)
+def test_wrong_usage_of_the_others(words: list[str], message: str, capsys: Captured) -> None:
+    assert main(words) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err and printed.out == ""
+
+
+def test_plans_of_others_commands(capsys: Captured) -> None:
+    options = ["--plan", "--cluster", "8xA100-80GB", "--host-memory", "1TB"]
+    words = "trl sft --model_name_or_path Qwen/Qwen2.5-7B --dataset_name d --num_processes 8"
+    assert main(["from-trl", *options, "--", *words.split(), "--accelerate_config", "zero3"]) == 0
+    assert "verdict: fits" in capsys.readouterr().out
+    words = "verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-7B "
+    words += "data.train_files=d.parquet algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
+    assert main(["from-verl", *options, "--", *words.split()]) in (0, 3)
+    assert "verdict: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("trainer", ["trl", "verl"])
+def test_the_help_has_an_example(trainer: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([f"from-{trainer}", "--help"])
+    assert f"plimsoll from-{trainer} [options] -- " in capsys.readouterr().out

@@ -9,8 +9,9 @@ import pytest
 
 from plimsoll.config.keys import find_key, keys_of
 from plimsoll.convert.openrlhf.arguments import FLAGS
-from plimsoll.convert.openrlhf.flag import COMMANDS, Flag, Key
+from plimsoll.convert.openrlhf.flag import COMMANDS, Flag
 from plimsoll.convert.openrlhf.version import RELEASES, given_version, parse_version
+from plimsoll.convert.setting import Key
 from plimsoll.errors import ConfigError
 from plimsoll.jobs import JOBS
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from plimsoll.cli import main
 from plimsoll.config.yaml_tree import read_tree, value_at
-from plimsoll.convert.launch import Launch, find_launches
+from plimsoll.convert.apply import FORGOTTEN
+from plimsoll.convert.launch import Launch, find_launches, of_package
 from plimsoll.convert.openrlhf.arguments import known_flags
-from plimsoll.convert.openrlhf.convert import FORGOTTEN, convert
+from plimsoll.convert.openrlhf.convert import convert
 from plimsoll.convert.openrlhf.flag import COMMANDS, Flag
 from plimsoll.convert.openrlhf.version import RELEASES, given_version
 from plimsoll.convert.outcome import Entry
@@ -45,7 +46,7 @@ REFUSED = {
 
 
 def launch_of(name: str) -> Launch:
-    [launch] = find_launches(shlex.split(RECIPES[name]), "openrlhf.cli")
+    [launch] = find_launches(shlex.split(RECIPES[name]), of_package("openrlhf.cli"))
     return launch
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plimsoll.convert.expand import script_commands
-from plimsoll.convert.launch import find_launches, script_launches
+from plimsoll.convert.expand import Expanded, script_commands
+from plimsoll.convert.launch import find_launches, of_package, script_launches
 from plimsoll.errors import ConfigError
 
-PACKAGE = "openrlhf.cli"
+PACKAGE = of_package("openrlhf.cli")
 
 
 def words(script: str, **given: str) -> list[tuple[str, ...]]:
@@ -72,6 +72,45 @@ def test_a_variable_with_two_values_is_named() -> None:
     assert found.unknown == ("$A: it is set more than once, and the last value counts",)
 
 
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ('D=gpu\ncase "$D" in\n gpu) A=1 ;;\n npu) A=2 ;;\nesac\na $A', "1"),
+        ("D=npu\ncase $D in gpu | npu) ;; *) exit 1 ;; esac\nA=1\na $A", "1"),
+        ("D=x\ncase $D in\n # which\n (g*) A=1;;\n *) A=3\nesac\na $A", "3"),
+        ('A=1\nif [ "$A" = 2 ]; then A=3; elif [ $A -eq 1 ]; then A=4; else A=5; fi\na $A', "4"),
+        ('if [[ -z "${B:-}" && x = x ]]; then A=1; fi\na $A', "1"),  # not worked out: read through
+        ('B=\nif [ -z "$B" ]; then B=1; A=2; else A=3; fi\na $A', "2"),
+        ("B=v2\nif [[ $B != v* ]]; then A=1; else A=2; fi\na $A", "2"),
+        ("A=1\nif ! [ $A = 1 ]; then A=2; fi\na $A", "2"),
+        ("A=1\nif [ $A = 2 ]; then\n if x; then A=3; fi\n A=4\nfi\na $A", "1"),
+        ('A=()\nif [ "$#" -lt 1 ]; then A+=(1); fi\na "${A[@]}" "$@" ${@:2}', "1"),
+    ],
+)
+def test_branches_that_are_known_are_taken_or_left(script: str, expected: str) -> None:
+    assert words(script)[-1] == ("a", expected)
+
+
+def test_a_value_of_a_known_branch_is_certain() -> None:
+    script = "A=\ncase gpu in gpu) A=${A:-8} ;; esac\na $A"
+    assert script_commands(script, "run.sh", {})[-1].unknown == ()
+    [*_, found] = script_commands(f"for x in 1 2; do {script}; done", "run.sh", {})
+    assert found.unknown == ("$A: it is set more than once, and the last value counts",)
+
+
+def test_what_an_unknown_branch_adds_is_named() -> None:
+    script = 'A=(1)\nif [ "$NODES" = 2 ]; then A+=(2); fi\na "${A[@]}"'
+    [*_, found] = script_commands(script, "run.sh", {})
+    assert found.words == ("a", "1", "2")
+    assert found.unknown == ("$A: it is set more than once, and the last value counts",)
+    [*_, found] = script_commands(script, "run.sh", {"NODES": "1"})
+    assert found == Expanded(3, ("a", "1"))
+
+
+def test_home_is_known() -> None:
+    assert words("a $HOME/x") == [("a", str(Path.home() / "x"))]
+
+
 def test_a_folder_of_a_command_is_reckoned(tmp_path: Path) -> None:
     script = 'S="$(dirname "$0")"\nW=$(cd "$S/../.." && pwd)\na ${W}/exp'
     [found] = script_commands(script, f"{tmp_path}/examples/scripts/x.sh", {})
@@ -91,7 +130,12 @@ def test_what_is_not_closed_is_named_by_its_line(script: str) -> None:
         script_commands(f"x\ny\n{script}", "run.sh", {})
 
 
-SHELL = st.text(st.sampled_from(list("aA=(){}[]$'\"`\\<>|&;#:-+@*! \n\t0E")), max_size=40)
+PIECES = [
+    *"aA=(){}[]$'\"`\\<>|&;#:-+@*! \n\t0E",
+    *("if ", "then ", "else ", "elif ", "fi\n", "case ", " in ", "esac\n", ";; ", "do ", "done\n"),
+    "[ a = a ]; ",
+]
+SHELL = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
 
 @given(SHELL)

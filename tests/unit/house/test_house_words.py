@@ -11,6 +11,7 @@ import pytest
 
 from plimsoll.config.keys import find_key, keys_of
 from plimsoll.convert.openrlhf.arguments import FLAGS
+from plimsoll.convert.verl.settings import FAMILIES, SETTINGS
 from plimsoll.jobs import JOBS
 from plimsoll.spec.load import load_spec
 
@@ -26,8 +27,12 @@ KEY = re.compile(rf"(?<![\w./{{-])((?:{'|'.join(SECTIONS)})(?:\.[a-z_0-9]+)+)(?!
 FILES = re.compile(r"\.(py|yaml|yml|json|jsonl|parquet|md|html|txt|csv|svg|png|lock|log)$")
 PLACEHOLDERS = {"a.b.c", "section.key", "reward_model.ground_truth", "taskset.difficulty"}
 """Of commands in general, of verl's columns, and of the config of a verifiers environment."""
-OF_OTHERS = {word.rpartition(":")[2] for flag in FLAGS for word in [*flag.dotted.split(), flag.id]}
-"""Flags of other trainers, which the table that reads them names."""
+OF_OPENRLHF = {
+    word.rpartition(":")[2] for flag in FLAGS for word in [*flag.dotted.split(), flag.id]
+}
+OF_VERL = {name for one in (*SETTINGS, *FAMILIES) for name in (one.name, *one.older)}
+OF_OTHERS = OF_OPENRLHF | {".".join(name.split(".")[:n]) for name in OF_VERL for n in range(2, 9)}
+"""Flags and keys of other trainers, which the tables that read them name, and verl's sections."""
 YAML_BLOCK = re.compile(rf"```ya?ml\n(# ({NAMES})\b.*?)```", re.DOTALL)
 
 

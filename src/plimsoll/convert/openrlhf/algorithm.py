@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from plimsoll.convert.openrlhf.options import Options
+from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Entry, Outcome, Remark
 
 ESTIMATORS = {

@@ -11,29 +11,25 @@ from functools import cache
 
 from plimsoll.config.problems import Problem, invalid, refuse
 from plimsoll.convert.launch import Launch
-from plimsoll.convert.openrlhf.flag import COMMANDS, Flag, is_option, read_value
+from plimsoll.convert.openrlhf.flag import COMMANDS, Flag
 from plimsoll.convert.openrlhf.flags_common import COMMON
 from plimsoll.convert.openrlhf.flags_jobs import JOBS
-from plimsoll.convert.openrlhf.options import Options
 from plimsoll.convert.openrlhf.version import LAST, RELEASES, Version, written
+from plimsoll.convert.options import Options
+from plimsoll.convert.setting import read_value
+from plimsoll.convert.typed import Typed, shown_words, split_flags
 from plimsoll.errors import ConfigError
 
 FLAGS: tuple[Flag, ...] = (*COMMON, *JOBS)
 _HIDDEN = "..."
+_OF_RL = ("ppo", "local")
+_OF_PAIRS = ("rm", "dpo")
 _ELSEWHERE = {
     "serve_rm": "`plimsoll serve-reward CONFIG` serves a reward model",
     "batch_inference": "`plimsoll sample CONFIG` samples and scores, `plimsoll eval` measures",
     "lora_combiner": "`plimsoll merge ADAPTER --out DIRECTORY` merges an adapter",
     "interactive_chat": "`vllm serve` or transformers chat with the model that a run leaves",
 }
-
-
-@dataclass(frozen=True)
-class _Typed:
-    """An option and the words that follow it. name: without dashes."""
-
-    name: str
-    words: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -69,14 +65,27 @@ def read_options(
     every value that cannot be read.
     """
     command = command_named(launch.program)
-    typed, stray = _split(launch.arguments)
+    typed, stray = split_flags(launch.arguments)
     told = _told(command, typed, version)
     flags = _flags(command, told.last)
     problems = [*stray, *_unknown(command, typed, told)]
     values, shown = _values(command, told.last, typed, problems)
     refuse(problems)
     names = {flag.id: f"--{name}" for name, flag in flags.items()}
-    return Options(command, told.last, launch, values, shown, names, cards), told
+    rl = command in _OF_RL
+    options = Options(
+        command,
+        launch,
+        values,
+        shown,
+        names,
+        cards,
+        version=told.last,
+        rl=rl,
+        pairs=command in _OF_PAIRS,
+        has_critic=rl and values.get("advantage_estimator") == "gae",
+    )
+    return options, told
 
 
 @cache
@@ -92,22 +101,6 @@ def known_flags(command: str) -> tuple[Flag, ...]:
     return tuple(flag for flag in FLAGS if flag.id in ids)
 
 
-def _split(words: Sequence[str]) -> tuple[list[_Typed], list[Problem]]:
-    """The options, each with what follows it; and words that follow none."""
-    found: list[tuple[str, list[str]]] = []
-    stray: list[Problem] = []
-    for word in words:
-        if is_option(word):
-            name, equals, after = word.partition("=")
-            found.append((name.lstrip("-"), [after] if equals else []))
-        elif found:
-            found[-1][1].append(word)
-        else:
-            why = "It follows no flag."
-            stray.append(invalid(shlex.quote(word), None, why, "leave it out, or quote the value"))
-    return [_Typed(name, tuple(values)) for name, values in found], stray
-
-
 def _named(command: str, version: Version, name: str) -> tuple[Flag | None, list[str]]:
     """The flag of a name, or of a beginning that only one has; and what it may be."""
     flags = _flags(command, version)
@@ -117,7 +110,7 @@ def _named(command: str, version: Version, name: str) -> tuple[Flag | None, list
     return (flags[begun[0]] if len(begun) == 1 else None), begun
 
 
-def _unknown(command: str, typed: Sequence[_Typed], told: Told) -> Iterator[Problem]:
+def _unknown(command: str, typed: Sequence[Typed], told: Told) -> Iterator[Problem]:
     """Flags that the version has not."""
     for one in typed:
         flag, possible = _named(command, told.last, one.name)
@@ -145,7 +138,7 @@ def _meant(command: str, told: Told, name: str, possible: Sequence[str]) -> tupl
     return (f"{why}; {' and '.join(also)} has." if also else f"{why}."), fix
 
 
-def _told(command: str, typed: Sequence[_Typed], version: Version | None) -> Told:
+def _told(command: str, typed: Sequence[Typed], version: Version | None) -> Told:
     """The versions that have the most of the flags; of these the last."""
     exist = [v for v in RELEASES if _flags(command, v)]
     if version is not None:
@@ -161,7 +154,7 @@ def _told(command: str, typed: Sequence[_Typed], version: Version | None) -> Tol
 
 
 def _values(
-    command: str, version: Version, typed: Sequence[_Typed], problems: list[Problem]
+    command: str, version: Version, typed: Sequence[Typed], problems: list[Problem]
 ) -> tuple[dict[str, object], dict[str, str]]:
     """Of every flag of the version; and how those that were given were typed."""
     values = {f.id: _default(f, command, version) for f in _flags(command, version).values()}
@@ -181,16 +174,10 @@ def _values(
             given = " ".join(map(shlex.quote, taken)) or None
             fix = "give another value, or leave the flag out"
             problems.append(invalid(f"--{one.name}", given, str(error), fix))
-        shown[flag.id] = _shown(one.name, [_HIDDEN] if flag.secret else taken)
+        shown[flag.id] = shown_words(f"--{one.name}", [_HIDDEN] if flag.secret else taken)
     return values, shown
 
 
 def _default(flag: Flag, command: str, version: Version) -> object:
     value = flag.default(command, version)
     return bool(value) if flag.read.kind is bool else value
-
-
-def _shown(name: str, words: Sequence[str]) -> str:
-    """On one line, whatever is in it."""
-    quoted = (shlex.quote(word) if word.isprintable() else repr(word) for word in words)
-    return " ".join([f"--{name}", *quoted])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from plimsoll.convert.openrlhf.options import Options
+from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Outcome, Remark
 from plimsoll.errors import ConfigError
 

@@ -1,20 +1,16 @@
 """The record of a flag of OpenRLHF's, over the versions from 0.6.0 to 0.11.2 and over its commands;
-what it becomes; and values as argparse reads them.
+what it becomes.
 
 Names and defaults are those of `openrlhf/cli/train_*.py` at each of its releases.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any
 
-from plimsoll.convert.openrlhf.options import Options
 from plimsoll.convert.openrlhf.version import FIRST, LAST, Version, parse_version
-from plimsoll.convert.outcome import Outcome
+from plimsoll.convert.setting import Becomes, Read
 
 COMMANDS = {
     "ppo": "train_ppo_ray",
@@ -32,87 +28,7 @@ DOTTED = (0, 10, 2)
 _UNTIL = {"local": (0, 6, 1), "kto": (0, 9, 5), "kd": (0, 9, 5), "prm": (0, 9, 5)}
 """The last version with a command."""
 
-Rule = Callable[[Options], Iterator[Outcome]]
 Default = Callable[[str, Version], object]
-
-
-@dataclass(frozen=True)
-class Read:
-    """How words become a value. kind: of each word; of `bool` there is none. least, most: how many;
-    None: any number. lowest: the smallest value. among: the only ones. off: of a switch that turns
-    off."""
-
-    kind: type
-    least: int = 1
-    most: int | None = 1
-    lowest: int | None = None
-    among: tuple[str, ...] = ()
-    off: bool = False
-
-    @property
-    def one(self) -> bool:
-        """Whether the value is that of a single word."""
-        return self.most == 1
-
-
-SWITCH = Read(bool, 0, 0)
-OFF = Read(bool, 0, 0, off=True)
-WHOLE = Read(int)
-COUNT = Read(int, lowest=1)
-NUMBER = Read(float)
-TEXT = Read(str)
-PAIR = Read(float, 2, 2)
-BOUNDS = Read(float, 1, 2)
-WORDS = Read(str, 0, None)
-
-
-def one_of(*values: str) -> Read:
-    return Read(str, among=values)
-
-
-@dataclass(frozen=True)
-class Key:
-    """The value stands for keys of the config. paths: dotted; one of a role that there is not is
-    left out. how: from the flag's value to the key's, None: nothing is written. note: how that was
-    converted."""
-
-    paths: tuple[str, ...]
-    how: Callable[[Any], object] = field(default=lambda value: value)
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Idle:
-    """It has no effect here. why: what stands in its place."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Same:
-    """It is so here, without a key. why: how."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class Lacking:
-    """There is nothing like it here, so that it is left out. refused: without it the run would be
-    another one, and nothing is written. harmless: values that ask for nothing."""
-
-    why: str
-    refused: bool = False
-    harmless: tuple[object, ...] = (None, False)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A rule reads it, with others."""
-
-    rule: Rule
-
-
-Becomes = Key | Same | Idle | Lacking | Part
 
 
 @dataclass(frozen=True)
@@ -187,40 +103,3 @@ def each(otherwise: object = None, **commands: object) -> Default:
         return found(command, version) if callable(found) else found
 
     return default
-
-
-_NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
-"""What argparse takes for a number, not for an option."""
-
-
-def is_option(word: str) -> bool:
-    return word.startswith("-") and word != "-" and not _NEGATIVE.match(word)
-
-
-def read_value(read: Read, words: list[str]) -> object:
-    """From the words after a flag, as many as it takes. Raises ValueError, saying what is wrong."""
-    if read.kind is bool:
-        return not read.off
-    if len(words) < read.least:
-        wanted = "a value" if read.least == 1 else f"{read.least} values"
-        raise ValueError(f"It takes {wanted}, and {len(words) or 'none'} follows.")
-    values = [_one(read, word) for word in words]
-    return values[0] if read.one else tuple(values)
-
-
-_KINDS: Mapping[type, str] = {int: "a whole number", float: "a number"}
-
-
-def _one(read: Read, word: str) -> object:
-    kind = read.kind
-    try:
-        value = kind(word)
-    except ValueError as error:
-        raise ValueError(f"It must be {_KINDS[kind]}.") from error
-    if kind is float and not isfinite(value):
-        raise ValueError("It must be a finite number.")
-    if read.lowest is not None and value < read.lowest:
-        raise ValueError(f"It must be {read.lowest} or more.")
-    if read.among and value not in read.among:
-        raise ValueError(f"It must be one of {', '.join(read.among)}.")
-    return value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plimsoll.convert.openrlhf import batches, roles, rows
-from plimsoll.convert.openrlhf.flag import (
+from plimsoll.convert.openrlhf.flag import Flag, always, each, moved
+from plimsoll.convert.setting import (
     COUNT,
     NUMBER,
     OFF,
@@ -12,15 +13,11 @@ from plimsoll.convert.openrlhf.flag import (
     TEXT,
     WHOLE,
     WORDS,
-    Flag,
     Idle,
     Key,
     Lacking,
     Part,
     Same,
-    always,
-    each,
-    moved,
     one_of,
 )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plimsoll.convert.openrlhf import algorithm, batches, pairs, rewards, roles, rows
-from plimsoll.convert.openrlhf.flag import (
+from plimsoll.convert.openrlhf.flag import Flag, always, each, moved
+from plimsoll.convert.setting import (
     BOUNDS,
     COUNT,
     NUMBER,
@@ -12,15 +13,11 @@ from plimsoll.convert.openrlhf.flag import (
     TEXT,
     WHOLE,
     WORDS,
-    Flag,
     Idle,
     Key,
     Lacking,
     Part,
     Same,
-    always,
-    each,
-    moved,
     one_of,
 )
 

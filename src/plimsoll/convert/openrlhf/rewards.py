@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from plimsoll.convert.openrlhf.algorithm import advantage_of
 from plimsoll.convert.openrlhf.batches import rollout_lengths
-from plimsoll.convert.openrlhf.options import Options
+from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Outcome, Remark
 from plimsoll.errors import ConfigError
 

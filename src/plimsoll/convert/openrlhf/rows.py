@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from plimsoll.config.data import COLUMNS, EvalSource, WeightedSource
 from plimsoll.convert.openrlhf.batches import rollout_lengths
-from plimsoll.convert.openrlhf.options import Options
+from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Outcome, Remark
 from plimsoll.errors import ConfigError
 

@@ -1,32 +1,41 @@
-"""A command of OpenRLHF's as it was read: the value of every flag that it has in its version."""
+"""A command of another trainer's as it was read: the value of every setting that it has."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from plimsoll.convert.launch import Launch
-from plimsoll.convert.openrlhf.version import Version
 from plimsoll.convert.outcome import Entry, Remark
 
-OF_RL = ("ppo", "local")
-OF_PAIRS = ("rm", "dpo")
+
+def as_flag(name: str, value: object) -> str:
+    """A default, as a flag says it."""
+    if value is None or value is False:
+        return f"no {name}"
+    return name if value is True else f"{name} {spelled(value)}"
 
 
 @dataclass(frozen=True)
 class Options:
-    """values: of every flag, given or default, by the flags' ids. typed: those that were given, as
-    they were typed. names: how the version spells them, with dashes. cards: of a machine, where
-    the user says it."""
+    """command: as the trainer's table calls it. values: of every flag, given or default, by the
+    flags' ids. typed: those that were given, as they were typed. names: how the version spells
+    them, with dashes. cards: of a machine, where the user says it. version: of the trainer. rl: it
+    samples and learns. pairs: it learns from pairs. has_critic: of `rl`. default: how a default is
+    told."""
 
     command: str
-    version: Version
     launch: Launch
     values: Mapping[str, Any]
     typed: Mapping[str, str]
     names: Mapping[str, str]
     cards: int | None = None
+    version: tuple[int, ...] = ()
+    rl: bool = False
+    pairs: bool = False
+    has_critic: bool = False
+    default: Callable[[str, object], str] = as_flag
 
     def __getitem__(self, flag: str) -> Any:
         """None where the version has no such flag."""
@@ -60,22 +69,7 @@ class Options:
         """As it was typed, or with its default."""
         if flag in self.typed:
             return self.typed[flag]
-        name, value = self.names[flag], self.values[flag]
-        if value is None or value is False:
-            return f"no {name}"
-        return name if value is True else f"{name} {spelled(value)}"
-
-    @property
-    def rl(self) -> bool:
-        return self.command in OF_RL
-
-    @property
-    def pairs(self) -> bool:
-        return self.command in OF_PAIRS
-
-    @property
-    def has_critic(self) -> bool:
-        return self.rl and self["advantage_estimator"] == "gae"
+        return self.default(self.names[flag], self.values[flag])
 
     @property
     def learners(self) -> tuple[str, ...]:

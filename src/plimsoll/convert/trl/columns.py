@@ -1,0 +1,98 @@
+"""Which columns are read. TRL knows formats by the names of the columns: they are looked at where
+the data is a file here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from plimsoll.convert.options import Options
+from plimsoll.convert.outcome import Outcome, Remark
+from plimsoll.errors import ConfigError
+
+Columns = Mapping[str, tuple[str, tuple[str, ...]]]
+"""The settings of a source, with the columns' names and the flags that say so."""
+_SOLVED = ("accuracy_reward", "reasoning_accuracy_reward")
+"""Reward functions that read the column `solution`."""
+
+
+@cache
+def first_row(path: str) -> Mapping[str, object] | None:
+    """Of a file or folder here; None of a name on the hub, and of what cannot be read, which the
+    dry run tells."""
+    if not Path(path).exists():
+        return None
+    from plimsoll.config.data import SourceConfig
+    from plimsoll.data.report import Row
+    from plimsoll.data.sources import read_rows
+
+    try:
+        row = next(iter(read_rows(SourceConfig(path=path, limit=1), whole=True)), None)
+    except (ConfigError, OSError):
+        return None
+    return row.values if isinstance(row, Row) else None
+
+
+def columns(o: Options, row: Mapping[str, object] | None) -> Columns:
+    """Of a data set with such rows."""
+    if o.pairs:
+        return (
+            _plain("prompt", "chosen", "rejected") if _asked(row) else _plain("chosen", "rejected")
+        )
+    if o.command == "kto":
+        return {**_plain("prompt", "label"), "response": ("completion", ())}
+    if o.rl:
+        asked = "prompt" if _asked(row) else "messages"
+        solved = [one for one in o["reward_funcs"] or () if one in _SOLVED]
+        reference: Columns = {"reference": ("solution", ("reward_funcs",))} if solved else {}
+        return {asked: ("prompt", ()), **reference}
+    return _of_sft(o, row)
+
+
+def _of_sft(o: Options, row: Mapping[str, object] | None) -> Columns:
+    """In the order in which TRL looks for them."""
+    field, flag = str(o["dataset_text_field"]), tuple(o.given("dataset_text_field"))
+    if row is None:
+        if flag:
+            return {"text": (field, flag)}
+        pair = o["completion_only_loss"]
+        return _answered(o) if pair else _plain("messages")
+    if "messages" in row:
+        return _plain("messages")
+    if "conversations" in row:
+        return {"messages": ("conversations", ())}
+    return _answered(o) if "prompt" in row and "completion" in row else {"text": (field, flag)}
+
+
+def _answered(o: Options) -> Columns:
+    flag = tuple(o.given("completion_only_loss"))
+    return {"prompt": ("prompt", flag), "response": ("completion", flag)}
+
+
+def _plain(*names: str) -> Columns:
+    return {name: (name, ()) for name in names}
+
+
+def _asked(row: Mapping[str, object] | None) -> bool:
+    """Whether there is a prompt of text."""
+    return row is not None and isinstance(row.get("prompt"), str)
+
+
+def to_check(o: Options, key: str, row: Mapping[str, object] | None) -> Iterator[Outcome]:
+    """What is not known of them."""
+    if row is not None:
+        if isinstance(row.get("prompt"), list) and not o.rl:
+            why = "its prompts are lists of turns in a column of their own: join them with the "
+            yield Remark("check", key, f"{why}responses, to whole conversations")
+    elif o.pairs:
+        why = "with a column `prompt` of text write prompt: prompt; lists of turns are read "
+        why += "without it, with the whole conversation in both"
+        yield Remark("check", f"{key}.chosen", why)
+    elif o.rl:
+        why = "if the column holds text, write prompt: prompt"
+        yield Remark("check", f"{key}.messages", why)
+    elif "messages" in columns(o, row):
+        why = "if the rows have `prompt` and `completion`, write prompt: prompt and response: "
+        why += "completion; if they have plain text, write text: text"
+        yield Remark("check", f"{key}.messages", why)

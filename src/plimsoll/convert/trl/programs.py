@@ -1,0 +1,66 @@
+"""TRL's programs: `trl sft`, and its scripts."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+from plimsoll.errors import ConfigError
+
+COMMANDS = ("sft", "dpo", "kto", "reward", "grpo", "rloo", "orpo", "cpo", "gkd")
+"""What is read; the last three are TRL's experimental ones."""
+_SCRIPTS: Mapping[str, str] = {
+    "reward_modeling": "reward",
+    "gspo": "grpo",
+    "ppo_tldr": "ppo",
+    "dpo_online": "online_dpo",
+}
+"""Scripts with other names."""
+_REFUSED: Mapping[str, str] = {
+    "distillation": "the student samples what the teacher corrects; `plimsoll distill` learns on "
+    "the rows' responses: docs/distill.md",
+    "ppo": "TRL 1.16 has no PPO any more; begin with the config in docs/ppo.md",
+    "prm": "`plimsoll prm` reads lists of steps and of labels: begin with the config in docs/rm.md",
+    "vllm-serve": "it trains nothing: Plimsoll starts its engines itself",
+    "env": "it trains nothing: `plimsoll doctor` says what is here",
+    **dict.fromkeys(
+        ("online_dpo", "nash_md", "xpo"),
+        "pairs are read, not sampled: docs/dpo.md; or `plimsoll rl`",
+    ),
+    **dict.fromkeys(("bco", "tpo", "gold", "sdft", "sdpo", "ssd"), "there is no such method here"),
+    "async_grpo": "a step samples, then learns: write it as `trl grpo`",
+}
+_FOLDERS = re.compile(
+    r"(?:.*[/.])?(?:trl|examples)[/.](?:scripts|experimental)[/.](?:\w+[/.])?(\w+)"
+)
+
+
+def program(words: Sequence[str]) -> tuple[str, int] | None:
+    """Of `trl sft`, of `trl/scripts/sft.py`, of `-m trl.scripts.sft`."""
+    if os.path.basename(words[0]) == "trl" and len(words) > 1 and _is_command(words):
+        return words[1], 2
+    found = _FOLDERS.fullmatch(words[0].removesuffix(".py"))
+    return (_SCRIPTS.get(found[1], found[1]), 1) if found else None
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    """Whether the word after `trl` is a program, or may be a wrong one: in `pip install trl peft`
+    it is not."""
+    if words[1] in COMMANDS or words[1] in _REFUSED:
+        return True
+    return not words[1].startswith("-") and any(word.startswith("--") for word in words[2:])
+
+
+def command_named(name: str) -> str:
+    """Raises ConfigError for what is not read, with the reason."""
+    if name in COMMANDS:
+        return name
+    if name.endswith("_vlm") or "vlm" in name:
+        raise ConfigError(f"{name}: not supported: images cannot be read.")
+    if name in _REFUSED:
+        raise ConfigError(f"trl {name}: not supported: {_REFUSED[name]}.")
+    raise ConfigError(
+        f"{name!r} is no program of TRL's that is read: {', '.join(COMMANDS)}. A script that sets "
+        "its own arguments in Python is not read: give the command of `trl` that means the same."
+    )
