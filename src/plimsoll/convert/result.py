@@ -11,14 +11,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from plimsoll.config.keys import Key, keys_of
-from plimsoll.config.load import validate
 from plimsoll.config.presets import leaves, with_preset
 from plimsoll.config.run import JobConfig
 from plimsoll.config.yaml_tree import Path, Tree
 from plimsoll.convert.outcome import Entry, Outcome, Remark
 from plimsoll.jobs import JOBS
-from plimsoll.spec.rules.settings import check_agreement
-from plimsoll.spec.run_spec import resolve
+from plimsoll.spec.load import spec_of
 
 
 @dataclass(frozen=True)
@@ -109,10 +107,7 @@ def _check(found: Converted) -> None:
     origins: dict[Path, str] = {
         tuple(entry.key.split(".")): found.source(entry) for entry in found.entries
     }
-    job = JOBS[found.job]
-    tree = with_preset(Tree(found.values, origins), job.presets, job.preset)
-    spec = resolve(job, validate(job.config, tree))
-    check_agreement(spec, tree.origins)
+    spec_of(JOBS[found.job], Tree(found.values, origins))
 
 
 def _without_defaults(found: Converted) -> Converted:
