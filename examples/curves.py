@@ -1,4 +1,4 @@
-"""Curves and figures of one metric, before and after, of runs that are compared with each other.
+"""Curves and figures of metrics, before and after, of runs that are compared with each other.
 
     python examples/curves.py curves.png eval/right "with a tool=runs/a" "without=runs/b"
 
@@ -30,14 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code. arguments: default sys.argv[1:]."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("picture", type=Path, help="the PNG that is written")
-    parser.add_argument("metric", help="of held-out rows, such as eval/reward")
+    parser.add_argument("metrics", help="of held-out rows, such as eval/reward, or METRIC,...")
     parser.add_argument("runs", nargs="+", help="LABEL=DIRECTORY, or with several DIRECTORY,...")
     options = parser.parse_args(arguments)
     try:
         labelled = dict(map(_labelled, options.runs))
+        metrics = options.metrics.split(",")
         for label, runs in labelled.items():
-            print(told(label, runs, options.metric))
-        draw_curves(*together(labelled, options.picture, options.metric))
+            for metric in metrics:
+                print(told(label, runs, metric))
+        draw_curves(*together(labelled, options.picture, metrics))
     except PlimsollError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -60,7 +62,7 @@ def told(label: str, runs: Runs, metric: str) -> str:
     interval = mean_interval(differences, range(len(ends)))
     each = ", ".join(f"{before:.3f} -> {after:.3f}" for before, after in ends)
     band = "" if interval is None else f", 95 % interval {interval[0]:+.3f} to {interval[1]:+.3f}"
-    return f"{label}: {each}; difference {fmean(differences):+.3f}{band}"
+    return f"{label}, {metric}: {each}; difference {fmean(differences):+.3f}{band}"
 
 
 def _values(run: Sequence[Row], metric: str) -> list[float]:
@@ -68,7 +70,7 @@ def _values(run: Sequence[Row], metric: str) -> list[float]:
 
 
 def together(
-    labelled: Mapping[str, Runs], picture: Path, metric: str
+    labelled: Mapping[str, Runs], picture: Path, metrics: Sequence[str]
 ) -> tuple[Sequence[Row], Path, Sequence[Panel]]:
     """What `draw_curves` takes: rows by step, where metrics have their label before their name."""
     rows: dict[int, dict[str, float]] = {}
@@ -76,9 +78,9 @@ def together(
         for step in sorted({row["step"] for run in runs for row in run}):
             own = [row for run in runs for row in run if row["step"] == step]
             found = rows.setdefault(step, {"step": step})
-            for name in ("reward", metric):
+            for name in ("reward", *metrics):
                 found |= {f"{label}/{key}": value for key, value in _mean(own, name).items()}
-    titles = {"reward": "Reward in training", metric: f"{metric} on held-out rows"}
+    titles = {"reward": "Reward in training"} | {m: f"{m} on held-out rows" for m in metrics}
     panels = [
         Panel(title, "mean", {f"{label}/{name}": label for label in labelled})
         for name, title in titles.items()
