@@ -84,9 +84,9 @@ def demonstration(game: Game, rng: np.random.Generator) -> list[dict[str, Any]]:
     messages, low, high = [{"role": "user", "content": game.prompt}], LOW, HIGH
     while True:
         guess = int(rng.integers(low, high + 1))
-        said = {"role": "assistant", "content": str(guess)}
-        step = environment.step(Reply(str(guess), Message(**said), (), None))
-        messages.append(said)
+        said = Message("assistant", str(guess))
+        step = environment.step(Reply(said.content, said, (), None))
+        messages.append({"role": said.role, "content": said.content})
         if step.done:
             return messages
         messages.append({"role": "user", "content": str(step.observation)})
