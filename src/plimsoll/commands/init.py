@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from plimsoll.commands.planning import fitted, hardware_of, plan_job
+from plimsoll.commands.planning import fitted, hardware_of
 from plimsoll.config.cluster import ClusterConfig
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.flags import Flag, apply_flags, parse_flags
@@ -29,6 +29,7 @@ from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, DoesNotFit
 from plimsoll.spec.job import Job
 from plimsoll.spec.load import spec_of
+from plimsoll.spec.model_files import has_template, has_tokenizer
 
 Row = Mapping[str, Any]
 Dotted = dict[str, object]
@@ -107,11 +108,10 @@ def make_config(job: Job[Any], asked: Asked) -> Made:
     said = [f"{key} is the column {column!r}" for key, column in columns.items()]
     spec, _ = spec_of(job, Tree(values, {}))
     try:
-        plan_job(spec)
+        fitting = fitted(spec, values)
     except ConfigError as error:
         why, *_ = str(error).splitlines()
         return Made(_text(job, values), (*said, f"it has no plan of memory: {why}"))
-    fitting = fitted(spec, values)
     where = asked.cluster or "this machine"
     if fitting is None:
         raise DoesNotFit(
@@ -171,7 +171,7 @@ def _first(job: Job[Any], asked: Asked, columns: Mapping[str, str], rows: Sequen
     if asked.held_out is not None:
         found |= {"run.eval_every": 50, "data.eval.path": asked.held_out}
         found |= {key.replace("train", "eval", 1): column for key, column in train.items()}
-    if _lacks_template(Path(asked.model)):
+    if has_tokenizer(asked.model) and not has_template(Path(asked.model)):
         found["data.chat_template"] = "none"
     found |= {"data.max_tokens": tokens, "batch.micro_batch_tokens": max(4096, 2 * tokens)}
     start = {key: asked.model if value == MODEL else value for key, value in job.start.items()}
@@ -198,14 +198,6 @@ def _tokens(rows: Sequence[Row]) -> int:
     sizes = sorted(len(json.dumps(row, ensure_ascii=False, default=str)) for row in rows)
     most = max(1, sizes[int(0.99 * (len(sizes) - 1))] / CHARACTERS)
     return int(min(LONGEST, max(SHORTEST, 2 ** math.ceil(math.log2(most)))))
-
-
-def _lacks_template(model: Path) -> bool:
-    """Is it here, and without a chat template?"""
-    config = model / "tokenizer_config.json"
-    if not config.is_file() or (model / "chat_template.jinja").exists():
-        return False
-    return "chat_template" not in json.loads(config.read_text())
 
 
 def _text(job: Job[Any], values: dict[str, Any]) -> str:

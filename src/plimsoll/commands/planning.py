@@ -219,10 +219,9 @@ def fitted(spec: RunSpec[Any], values: dict[str, object]) -> dict[str, object] |
 
     spec: of these values. Raises as `plan_job`.
     """
-    advice = advise_job(spec)
-    if advice.fits:
+    if plan_job(spec).verdict == "fits":  # what would be faster is not looked for
         return values
-    answer = next((one for one in advice.answers if one.verdict == "fits"), None)
+    answer = next((one for one in advise_job(spec).answers if one.verdict == "fits"), None)
     return (
         None if answer is None else apply_flags(Tree(values, {}), flags_of(answer.changes)).values
     )

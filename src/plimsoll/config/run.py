@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from plimsoll.config.base import (
     NonNegativeFloat,
@@ -20,6 +20,7 @@ Goal = Literal["lowest", "highest"]
 
 LoggerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 """A package that keeps metrics."""
+LOGGERS: tuple[LoggerName, ...] = get_args(LoggerName)
 
 
 class BestConfig(Settings):

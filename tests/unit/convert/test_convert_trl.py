@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from accounts import accounted, at, check_told_and_loaded, plain, why
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.config.yaml_tree import read_tree, value_at
-from plimsoll.convert.apply import FORGOTTEN
+from plimsoll.config.yaml_tree import read_tree
 from plimsoll.convert.launch import find_launches
 from plimsoll.convert.outcome import Entry
 from plimsoll.convert.result import Converted
@@ -26,7 +26,6 @@ from plimsoll.convert.trl.programs import COMMANDS, program
 from plimsoll.convert.trl.settings import SETTINGS
 from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs import JOBS
-from plimsoll.spec.load import load_spec
 
 Trl = Callable[..., Converted]
 BASES = {
@@ -95,41 +94,13 @@ RECIPES = {
 }
 
 
-def at(found: Converted, key: str) -> object:
-    return value_at(found.values, key.split("."))
-
-
-def why(found: Converted, kind: str, about: str) -> str:
-    return next(one.why for one in found.remarks if (one.kind, one.about) == (kind, about))
-
-
-def plain(value: object) -> object:
-    """With 1 and 1.0 alike, and lists as tuples."""
-    if isinstance(value, dict):
-        return {key: plain(held) for key, held in value.items()}
-    return tuple(map(plain, value)) if isinstance(value, list | tuple) else value
-
-
-def accounted(found: Converted) -> set[str]:
-    """The settings that something is told of."""
-    entries = {flag for entry in found.entries for flag in entry.flags}
-    return entries | {one.about for one in found.remarks if one.why != FORGOTTEN}
-
-
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_has_every_flag_accounted_for_and_loads(
     name: str, trl: Trl, tmp_path: Path
 ) -> None:
     found = trl(RECIPES[name])
-    assert found.typed - accounted(found) == set()
     assert not any(one.kind == "unknown" for one in found.remarks)
-    text, table = config_text(found), table_text(found, width=10**6)
-    for flag in found.typed:
-        assert found.shown[flag] in table
-    assert plain(read_tree(text, name).values) == plain(found.values)
-    file = tmp_path / "config.yaml"
-    file.write_text(text)
-    assert load_spec(JOBS[found.job], str(file)).job.name == found.job
+    check_told_and_loaded(found, name, tmp_path)
 
 
 @pytest.mark.parametrize(

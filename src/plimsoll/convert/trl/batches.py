@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
+from plimsoll.config.run import LOGGERS
 from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Outcome, Remark
 from plimsoll.convert.trl.roles import processes
@@ -16,7 +17,6 @@ _LONGEST = 1024
 """TRL's longest sequence, where null leaves it open."""
 _PROMPT = 2048
 """Plimsoll's own longest prompt: TRL bounds none."""
-_LOGGERS = ("wandb", "mlflow", "trackio", "tensorboard")
 _SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _SAMPLED = (*_SIZES, "generation_batch_size", "steps_per_generation", "num_generations")
 
@@ -185,14 +185,14 @@ def best(o: Options) -> Iterator[Outcome]:
 
 def logged(o: Options) -> Iterator[Outcome]:
     names = [n.strip() for word in o["report_to"] or () for n in word.split(",") if n.strip()]
-    loggers = tuple(name for name in names if name in _LOGGERS)
+    loggers = tuple(name for name in names if name in LOGGERS)
     if loggers:
         yield o.entry("run.loggers", loggers, "report_to")
         yield from (o.entry("run.logger_project", o[f], f) for f in o.given("project"))
     else:
         yield from o.idle("no logger is asked for", "project")
     for name in names:
-        if name not in (*_LOGGERS, "none"):
-            yield Remark("lacking", "report_to", f"{name}: loggers are {', '.join(_LOGGERS)}")
+        if name not in (*LOGGERS, "none"):
+            yield Remark("lacking", "report_to", f"{name}: loggers are {', '.join(LOGGERS)}")
     if names == ["none"] or not names:
         yield from o.same("metrics are in metrics.jsonl and TensorBoard's files", "report_to")

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from plimsoll.config.run import LOGGERS
 from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Outcome, Remark
 from plimsoll.errors import ConfigError
 
-_LOGGERS = {
-    "wandb": "wandb",
-    "mlflow": "mlflow",
-    "trackio": "trackio",
-    "tensorboard": "tensorboard",
-}
-_HERE = ("console", "file", *_LOGGERS)
+_HERE = ("console", "file", *LOGGERS)
 _ACTOR = "actor_rollout_ref.actor"
 _METRICS = (None, "reward", "seq_reward", "score", "acc", "seq_final_reward")
 """Of a group, by which verl leaves it out: all are alike where rewards are."""
@@ -118,14 +113,7 @@ def dynamic_sampling(o: Options) -> Iterator[Outcome]:
     key = "batch.dynamic_sampling"
     limit = float(o[most]) if (o[most] or 0) > 0 else 4.0
     yield o.entry(f"{key}.max_drawn", limit, f"{start}.enable", most)
-    if o[f"{start}.metric"] not in (
-        None,
-        "reward",
-        "seq_reward",
-        "score",
-        "acc",
-        "seq_final_reward",
-    ):
+    if o[f"{start}.metric"] not in _METRICS:
         yield from o.lacking("groups are looked at by their rewards", f"{start}.metric")
     yield from o.same("groups whose rewards are all equal are replaced", f"{start}.metric", flying)
 
@@ -175,7 +163,7 @@ def saving(o: Options) -> Iterator[Outcome]:
 
 def logged(o: Options) -> Iterator[Outcome]:
     names = [str(one) for one in o["trainer.logger"] or ()]
-    loggers = tuple(name for name in names if name in _LOGGERS)
+    loggers = tuple(name for name in names if name in LOGGERS)
     if loggers:
         yield o.entry("run.loggers", loggers, "trainer.logger")
         yield o.entry("run.logger_project", o["trainer.project_name"], "trainer.project_name")
@@ -184,5 +172,5 @@ def logged(o: Options) -> Iterator[Outcome]:
     yield from o.same("metrics are in metrics.jsonl", "trainer.logger")
     for name in names:
         if name not in _HERE:
-            why = f"{name}: loggers are {', '.join(_LOGGERS)}"
+            why = f"{name}: loggers are {', '.join(LOGGERS)}"
             yield Remark("lacking", "trainer.logger", why)

@@ -10,7 +10,7 @@ from plimsoll.memory.advise.clusters import Cluster
 from plimsoll.memory.advise.effects import ON_MORE_MACHINES
 from plimsoll.memory.advise.suggestion import Suggestion
 from plimsoll.memory.plan.as_text import wrapped
-from plimsoll.run.counting import gigabytes
+from plimsoll.run.counting import counted, gigabytes
 
 _RANKED = "estimates for ranking, not for timing"
 
@@ -73,7 +73,7 @@ def _other_cards(advice: Advice) -> Iterator[str]:
 
 def _cluster_lines(advice: Advice, cluster: Cluster, what: str) -> Iterator[str]:
     number = advice.number_of(cluster.suggestion)
-    nodes = f"{cluster.nodes} node{'s' * (cluster.nodes > 1)}"
+    nodes = counted(cluster.nodes, "node")
     yield f"{what}: {nodes}" if number is None else f"{number}. {what}: {nodes}"
     yield from (f"   {line}" for c in cluster.suggestion.changes for line in c.lines)
 
