@@ -196,6 +196,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         calls = [own for own in CALLS if any(f'"{tool}"' in own for tool in tools.split())]
         liked = tokenizer.convert_tokens_to_ids([*qwen.ends, *calls])
         write_random_model(home / f"calling {tools}", tokenizer, 320, liked)
+    # One that ends nearly all of its turns itself.
+    liked = tokenizer.convert_tokens_to_ids([*qwen.ends, CALLS[0]])
+    write_random_model(home / "calling one word", tokenizer, 320, liked, how_much=8.0)
     shutil.copy(TEMPLATES / "qwen2.5.jinja", home)
     (home / "trls.py").write_text(TRL)
     (home / "agent_func.py").write_text(AGENT)
@@ -336,7 +339,7 @@ def test_functions_as_tools_in_a_process(home: Path) -> None:
 
 def test_an_agent_file_of_openrlhf(home: Path) -> None:
     environments = {"agent": {"name": "agent_func.py", "tool_format": "none"}}
-    train(home, "agent", environments, {}, calling="guess", reference="secret")
+    train(home, "agent", environments, {}, calling="one word", reference="secret")
     found = episodes(home, "agent")
     ended = [t for t in found if t.finish_reason == "stop"]
     for t in ended:
