@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from plimsoll.commands.planning import fitted, hardware_of
@@ -29,7 +28,7 @@ from plimsoll.data.sources import read_rows
 from plimsoll.errors import ConfigError, DoesNotFit
 from plimsoll.spec.job import Job
 from plimsoll.spec.load import spec_of
-from plimsoll.spec.model_files import has_template, has_tokenizer
+from plimsoll.spec.model_files import lacks_template
 
 Row = Mapping[str, Any]
 Dotted = dict[str, object]
@@ -171,7 +170,7 @@ def _first(job: Job[Any], asked: Asked, columns: Mapping[str, str], rows: Sequen
     if asked.held_out is not None:
         found |= {"run.eval_every": 50, "data.eval.path": asked.held_out}
         found |= {key.replace("train", "eval", 1): column for key, column in train.items()}
-    if has_tokenizer(asked.model) and not has_template(Path(asked.model)):
+    if lacks_template(asked.model):
         found["data.chat_template"] = "none"
     found |= {"data.max_tokens": tokens, "batch.micro_batch_tokens": max(4096, 2 * tokens)}
     start = {key: asked.model if value == MODEL else value for key, value in job.start.items()}

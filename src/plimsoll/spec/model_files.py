@@ -62,12 +62,11 @@ def check_template(spec: RunSpec[Any]) -> Iterator[Problem]:
     yield from _template_file("data.chat_template", data.chat_template)
     for key, source in data.sources().items():
         yield from _template_file(f"{key}.chat_template", source.chat_template)
-    if any(data.template_of(source) is None for source in data.sources().values()):
-        path = Path(model.path)
-        if path.is_dir() and has_tokenizer(model.path) and not has_template(path):
-            why = f"The tokenizer of {model.path} brings no chat template."
-            instead = "a Jinja template, the path of one, or `none` to join prompt and response"
-            yield invalid("data.chat_template", None, why, f"{instead} as plain text")
+    takes_its_own = any(data.template_of(source) is None for source in data.sources().values())
+    if takes_its_own and lacks_template(model.path):
+        why = f"The tokenizer of {model.path} brings no chat template."
+        instead = "a Jinja template, the path of one, or `none` to join prompt and response"
+        yield invalid("data.chat_template", None, why, f"{instead} as plain text")
 
 
 def _template_file(key: str, given: str | None) -> Iterator[Problem]:
@@ -78,7 +77,13 @@ def _template_file(key: str, given: str | None) -> Iterator[Problem]:
         yield invalid(key, show(given), why, "correct the path")
 
 
-def has_template(path: Path) -> bool:
+def lacks_template(path: str) -> bool:
+    """Whether a local directory holds a tokenizer, and no chat template of it."""
+    model = Path(path)
+    return model.is_dir() and has_tokenizer(path) and not _has_template(model)
+
+
+def _has_template(path: Path) -> bool:
     """Whether a tokenizer's files hold a chat template, wherever transformers looks for one."""
     if any((path / name).exists() for name in _TEMPLATES):
         return True

@@ -15,7 +15,7 @@ from plimsoll.memory.contents.stores import (
     verdict_of,
 )
 from plimsoll.memory.plan.plan import Plan
-from plimsoll.run.counting import gigabytes
+from plimsoll.run.counting import counted, gigabytes
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import KINDS, Kind
 
@@ -155,7 +155,7 @@ def _rows(store: Store, most: int | None) -> Iterable[_Row]:
     if small:
         phases = dict.fromkeys(phase for row in small for phase in row)
         rest = {phase: sum(row.get(phase, 0) for row in small) for phase in phases}
-        yield f"{len(small)} smaller item{'s' * (len(small) > 1)}", rest
+        yield counted(len(small), "smaller item"), rest
 
 
 def _line(name: str, sizes: Mapping[Phase, int], phases: Sequence[Phase], label: int) -> str:
