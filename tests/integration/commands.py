@@ -132,6 +132,9 @@ class Command:
                 cwd=home,
                 env=os.environ
                 | {MARK: self.mark, "PYTHONPATH": str(home), "OMP_NUM_THREADS": "1"}
+                # Titles of Ray's and vLLM's processes are written over their environments, and the
+                # mark with them if it comes early there (setproctitle).
+                | {"SPT_NOENV": "1"}
                 | (environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
