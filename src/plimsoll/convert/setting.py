@@ -60,6 +60,11 @@ class Key:
     note: str = ""
 
 
+def positive(value: float) -> float | None:
+    """The value; None of 0 and less, which turn a setting off."""
+    return value if value > 0 else None
+
+
 @dataclass(frozen=True)
 class Idle:
     """It has no effect here. why: what stands in its place."""

@@ -155,6 +155,23 @@ def test_the_penalty_of_dppo_is_of_every_token() -> None:
     assert gradient(given_inputs, output)[0] == pytest.approx(0.2 * math.log(2))
 
 
+def test_a_probability_of_dppo_may_rise_further_than_fall() -> None:
+    """0.3 up passes 0.31, and 0.3 down does not pass 0.29."""
+    given_inputs, sampler_L = moved([1.0, -1.0, -1.0, 1.0, 1.0])
+    output = dppo_tv.loss(given_inputs, sampler_L, threshold=0.31, threshold_low=0.29)
+    assert output.metrics["clip_fraction"].tolist() == [0, 0, 1, 0, 0]
+    output = dppo_tv.loss(given_inputs, sampler_L, threshold=0.29, threshold_low=0.31)
+    assert output.metrics["clip_fraction"].tolist() == [1, 0, 0, 0, 0]
+
+
+def test_the_cap_of_dppo_bounds_weights_and_keeps_gradients() -> None:
+    """Ratios are 2, 2, 0.5, 0.5 and 1.2, the gradient -A min(ratio, 1.5), of those left out 0."""
+    given_inputs, sampler_L = moved([1.0, -1.0, -1.0, 1.0, 1.0])
+    output = dppo_tv.loss(given_inputs, sampler_L, cap=1.5, penalty=0.0)
+    assert gradient(given_inputs, output) == pytest.approx([0, 1.5, 0, -0.5, -1.2])
+    assert output.loss_L.tolist() == pytest.approx([0, 1.5, 0, -0.5, -1.2])
+
+
 # GSPO: two sequences of 2 and 1 tokens with the log-ratios 0.3, -0.1 and -0.2, so s = e^0.1 =
 # 1.105171 and e^-0.2 = 0.818731. Within 0.85 and 1.15 the second is clipped.
 #   A   s         clipped   min(s A, clipped A)

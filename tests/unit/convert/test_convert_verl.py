@@ -227,6 +227,7 @@ def test_sft(verl: Verl) -> None:
         (f"{A}.optim.betas=[0.9,0.95]", "actor.optimizer.beta2", 0.95),
         (f"{A}.optim.lr_scheduler_type=cosine {A}.optim.min_lr_ratio=0.1", "actor.optimizer.final_ratio", 0.1),  # noqa: E501
         (f"{R}.top_k=-1", "rollout.sampling.top_k", 0),
+        ("trainer.max_actor_ckpt_to_keep=0", "run.keep_checkpoints", None),  # all of them
         (f"{R}.val_kwargs.do_sample=True {R}.val_kwargs.temperature=1.0 trainer.test_freq=5", "eval_sampling.temperature", 1.0),  # noqa: E501
         ("reward_model.enable=True reward_model.model.path=org/rm", "reward_model.role.model.path", "org/rm"),  # noqa: E501
         ("algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=0.5_5.0", "algorithm.correction.options.low", 0.5),  # noqa: E501
@@ -235,6 +236,78 @@ def test_sft(verl: Verl) -> None:
 )  # fmt: skip
 def test_values(words: str, key: str, expected: object, verl: Verl) -> None:
     assert at(verl(f"{BASES['ppo']} {words}"), key) == expected
+
+
+DPPO = f"{A}.policy_loss.loss_mode=dppo_tv"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [  # threshold, threshold_low and cap; by default 0.2, 0.2 and 3
+        ("", (0.2, 0.2, 3.0)),
+        (f"{A}.clip_ratio_low=0.15 {A}.clip_ratio_high=0.25 {A}.clip_ratio_c=20", (0.25, 0.15, 20)),
+        (f"{A}.clip_ratio=0.3 {A}.clip_ratio_low=null", (0.2, 0.3, 3.0)),
+    ],
+)
+def test_dppo_has_both_thresholds_and_the_cap_and_no_penalty(
+    words: str, expected: tuple[float, ...], verl: Verl
+) -> None:
+    found = verl(f"{BASES['ppo']} {DPPO} {words}")
+    names = ("threshold", "threshold_low", "cap")
+    options = dict(zip(names, expected, strict=True)) | {"penalty": 0.0}
+    assert at(found, "algorithm.policy_loss") == {"name": "dppo_tv", "options": options}
+    idle = {one.about for one in found.remarks if one.kind == "idle"}
+    assert not idle & {f"{A}.clip_ratio_low", f"{A}.clip_ratio_high", f"{A}.clip_ratio_c"}
+
+
+def test_the_ratio_of_dppo_is_against_the_sampler(verl: Verl) -> None:
+    start = "algorithm.rollout_correction"
+    found = verl(f"{BASES['ppo']} {DPPO} {start}.rollout_is=token")
+    assert at(found, "algorithm.correction") is None
+    assert "with the sampler's itself" in why(found, "idle", f"{start}.rollout_is")
+    assert f"unless {start}.bypass_mode=True" in why(found, "check", "algorithm.policy_loss.name")
+    found = verl(f"{BASES['ppo']} {DPPO} {start}.bypass_mode=True")
+    assert "with the sampler's itself" in why(found, "same", f"{start}.bypass_mode")
+    assert not any(one.about == "algorithm.policy_loss.name" for one in found.remarks)
+    found = verl(f"{BASES['ppo']} {start}.bypass_mode=True")
+    assert "against the trainer's log-probs" in why(found, "lacking", f"{start}.bypass_mode")
+
+
+@pytest.mark.parametrize(
+    ("estimator", "taken_off"),
+    [
+        ("grpo", "the group's mean and deviation"),
+        ("grpo algorithm.norm_adv_by_std_in_grpo=False", "the group's mean is"),
+        ("rloo", "the mean of the group's others"),
+        ("reinforce_plus_plus_baseline", "the group's mean is"),
+        ("gae", None),
+        ("reinforce_plus_plus", None),
+        ("remax", None),
+    ],
+)
+def test_a_kl_in_the_reward_of_a_group_is_told_to_count_otherwise(
+    estimator: str, taken_off: str | None, verl: Verl
+) -> None:
+    words = f"{BASES['ppo']} algorithm.adv_estimator={estimator} algorithm.use_kl_in_reward=True"
+    found = verl(f"{words} {R}.n=4")
+    assert at(found, "algorithm.kl.place") in ("reward", None)  # None: the preset has it so
+    told = [one.why for one in found.remarks if one.about == "algorithm.kl.place"]
+    if taken_off is None:
+        assert told == []
+    else:
+        [said] = told
+        assert f"off its reward, before {taken_off}" in said and "each token loses" in said
+    assert not any(one.about == "algorithm.kl.place" for one in verl(f"{BASES['ppo']}").remarks)
+
+
+def test_gdpo_of_verl_passes_over_a_kl_in_the_reward(verl: Verl) -> None:
+    words = f"{BASES['ppo']} algorithm.adv_estimator=gdpo {R}.n=4 algorithm.use_kl_in_reward=True"
+    found = verl(words)
+    assert at(found, "algorithm.kl") == {"place": "none"} and "reference" not in found.values
+    [entry] = [one for one in found.entries if one.key == "algorithm.kl.place"]
+    assert "the KL is none of them" in entry.note
+    found = verl(f"{words} {A}.use_kl_loss=True")
+    assert at(found, "algorithm.kl.place") == "loss" and "reference" in found.values
 
 
 @pytest.mark.parametrize(

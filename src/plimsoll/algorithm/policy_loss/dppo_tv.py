@@ -3,11 +3,13 @@ Qi et al. 2026, https://arxiv.org/abs/2602.04879, with the form that prime-rl tr
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
 from plimsoll.algorithm.ratios import ratio_metrics
-from plimsoll.config.base import NonNegativeFloat, Probability
+from plimsoll.config.base import NonNegativeFloat, PositiveFloat, Probability
 
 
 def loss(
@@ -15,20 +17,31 @@ def loss(
     sampler_logprobs_L: Tensor,
     *,
     threshold: Probability = 0.2,
+    threshold_low: Probability | None = None,
+    cap: PositiveFloat | None = None,
     penalty: NonNegativeFloat = 1e-3,
 ) -> TokenLoss:
     """-A * ratio + penalty * (log ratio)^2 of each token, where ratio is the probability under the
     policy that learns over the sampler's. The first term is left out where the probability has
-    moved from the sampler's by more than `threshold`, in the direction in which A would move it on.
+    moved from the sampler's by more than a threshold, in the direction in which A would move it on.
 
     It takes the sampler's log-probs itself, so no correction goes with it.
 
+    Args:
+        threshold: how far the probability of a token may rise; and fall, without threshold_low.
+        threshold_low: how far it may fall.
+        cap: the largest weight of a token: the gradient of the first term is
+            -A * min(ratio, cap) * grad log-prob (section 5.4). None: the ratio itself.
+
     Metrics: `clip_fraction`, the share of tokens left out, and those of `ratio_metrics`.
     """
+    low = threshold if threshold_low is None else threshold_low
     log_ratio_L = inputs.logprobs_L - sampler_logprobs_L
     moved_L = (inputs.logprobs_L.exp() - sampler_logprobs_L.exp()).detach()
     up_L = inputs.advantages_L > 0
-    left_out_L = (up_L & (moved_L > threshold)) | (~up_L & (moved_L < -threshold))
+    left_out_L = (up_L & (moved_L > threshold)) | (~up_L & (moved_L < -low))
     kept_L = (~left_out_L).float()
-    loss_L = -kept_L * inputs.advantages_L * log_ratio_L.exp() + penalty * log_ratio_L.square()
+    largest = math.inf if cap is None else math.log(cap)
+    weight_L = (log_ratio_L - (log_ratio_L.detach() - largest).clamp(min=0)).exp()
+    loss_L = -kept_L * inputs.advantages_L * weight_L + penalty * log_ratio_L.square()
     return TokenLoss(loss_L, {"clip_fraction": left_out_L.float()} | ratio_metrics(inputs))

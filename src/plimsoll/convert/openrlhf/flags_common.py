@@ -19,6 +19,7 @@ from plimsoll.convert.setting import (
     Part,
     Same,
     one_of,
+    positive,
 )
 
 # fmt: off
@@ -32,10 +33,6 @@ _DATA = "sft rm dpo kto kd prm"
 def _learn(*names: str) -> tuple[str, ...]:
     """Of both roles that may learn."""
     return tuple(f"{role}.{name}" for role in ("actor", "critic") for name in names)
-
-
-def _positive(value: float) -> float | None:
-    return value if value > 0 else None
 
 
 def _betas(pair: tuple[float, float]) -> tuple[float, ...]:
@@ -149,7 +146,7 @@ _BATCHES = (
 
 _SAVING = (
     Flag("save_path", "ckpt.output_dir", _ALL, TEXT, Key(("run.directory",)), always("./ckpt")),
-    Flag("save_steps", "ckpt.save_steps", _ALL, WHOLE, Key(("run.save_every",), _positive), always(-1)),
+    Flag("save_steps", "ckpt.save_steps", _ALL, WHOLE, Key(("run.save_every",), positive), always(-1)),
     Flag("ckpt_path", "ckpt.path", _ALL, TEXT, Idle("checkpoints are in run.directory"), each(**{c: f"./ckpt/checkpoints_{n}" for c, n in (("ppo", "ppo_ray"), ("local", "ppo"), *((x, x) for x in ("sft", "rm", "dpo", "kto", "kd", "prm")))})),
     Flag("max_ckpt_num", "ckpt.max_num", _ALL, COUNT, Key(("run.keep_checkpoints",), note="the last ones"), always(3)),
     Flag("max_ckpt_mem", "ckpt.max_mem", _ALL, NUMBER, Idle("checkpoints are bounded by their number"), each(10**8, ppo=moved(10**8, ("0.9.9", float("inf"))))),

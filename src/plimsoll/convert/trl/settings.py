@@ -19,6 +19,7 @@ from plimsoll.convert.setting import (
     Setting,
     of_each,
     one_of,
+    positive,
     several,
 )
 from plimsoll.convert.trl import algorithm, batches, losses, rewards, roles, rollout, rows
@@ -169,7 +170,7 @@ _RUN = (
     _one("overwrite_output_dir", _ALL, BOOL, Idle("a directory that holds a run is never overwritten")),
     _one("save_strategy", _ALL, one_of("no", "steps", "epoch", "best"), Part(batches.saving), "steps"),
     _one("save_steps", _ALL, NUMBER, Part(batches.saving), 500.0),
-    _one("save_total_limit", _ALL, COUNT, Key(("run.keep_checkpoints",), note="the last ones")),
+    _one("save_total_limit", _ALL, WHOLE, Key(("run.keep_checkpoints",), positive, note="the last ones")),
     *several("save_only_model save_on_each_node enable_jit_checkpoint restore_callback_states_from_checkpoint", _ALL, BOOL, Idle("a run can be resumed from every checkpoint"), False),
     _one("resume_from_checkpoint", _ALL, TEXT, Part(batches.saving)),
     _one("eval_strategy", _ALL, one_of("no", "steps", "epoch"), Part(rows.held_out), "no", older="evaluation_strategy"),

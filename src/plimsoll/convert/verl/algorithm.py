@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Entry, Outcome, Remark
 from plimsoll.convert.verl.batches import RESPONSE
+from plimsoll.convert.verl.roles import kl_in_reward
 from plimsoll.errors import ConfigError
 
 ESTIMATORS = {
@@ -45,8 +46,10 @@ _AGGREGATIONS = {
 _KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _ACTOR = "actor_rollout_ref.actor"
 _LOSS = "algorithm.policy_loss"
+_MODE = f"{_ACTOR}.policy_loss.loss_mode"
 _ESTIMATOR = "algorithm.adv_estimator"
 _SCALED = "algorithm.norm_adv_by_std_in_grpo"
+_BYPASS = "algorithm.rollout_correction.bypass_mode"
 
 
 def estimator(o: Options) -> str:
@@ -63,7 +66,7 @@ def estimator(o: Options) -> str:
 def command_of(o: Options) -> str:
     """The command of Plimsoll's."""
     name = estimator(o)
-    loss = o[f"{_ACTOR}.policy_loss.loss_mode"]
+    loss = o[_MODE]
     if name == "grpo" and loss in ("gspo", "cispo"):
         return str(loss)
     if name == "grpo" and o["algorithm.filter_groups.enable"] and loss == "vanilla":
@@ -101,14 +104,13 @@ def critic(o: Options) -> Iterator[Outcome]:
 
 
 def policy_loss(o: Options) -> Iterator[Outcome]:
-    flag = f"{_ACTOR}.policy_loss.loss_mode"
-    name = _LOSSES.get(str(o[flag]))
+    name = _LOSSES.get(str(o[_MODE]))
     if name is None:
         raise ConfigError(
-            f"{o.shown(flag)}: not supported: known are {', '.join(_LOSSES)}. Take one of them, or "
-            "train it with verl."
+            f"{o.shown(_MODE)}: not supported: known are {', '.join(_LOSSES)}. Take one of them, "
+            "or train it with verl."
         )
-    yield o.entry(f"{_LOSS}.name", name, flag)
+    yield o.entry(f"{_LOSS}.name", name, _MODE)
     taus = (f"{_ACTOR}.tau_pos", f"{_ACTOR}.tau_neg")
     clips = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
     both, low, high = (f"{_ACTOR}.{clip}" for clip in clips)
@@ -124,8 +126,7 @@ def policy_loss(o: Options) -> Iterator[Outcome]:
             "clip_ratio_low and clip_ratio_high count, which are 0.2 by default", both
         )
     if name == "dppo_tv":
-        yield o.entry(f"{_LOSS}.options.threshold", _bound(o, high, both), *_of(o, high, both))
-        yield from o.idle("dppo_tv has one threshold", low, dual)
+        yield from _divergence(o, (both, low, high), dual)
         return
     yield o.entry(f"{_LOSS}.options.clip_low", _bound(o, low, both), *_of(o, low, both))
     yield o.entry(f"{_LOSS}.options.clip_high", _bound(o, high, both), *_of(o, high, both))
@@ -133,6 +134,20 @@ def policy_loss(o: Options) -> Iterator[Outcome]:
         yield o.entry(f"{_LOSS}.options.dual_clip", o[dual], dual)
     else:
         yield from o.idle(f"{name} has no dual clip", dual)
+
+
+def _divergence(o: Options, thresholds: tuple[str, str, str], cap: str) -> Iterator[Outcome]:
+    """Of dppo_tv, whose thresholds have the names of PPO's clips there."""
+    (both, low, high), options = thresholds, f"{_LOSS}.options"
+    yield o.entry(f"{options}.threshold", _bound(o, high, both), *_of(o, high, both))
+    yield o.entry(f"{options}.threshold_low", _bound(o, low, both), *_of(o, low, both))
+    if o[cap] is not None:
+        yield o.entry(f"{options}.cap", o[cap], cap)
+    yield Entry(f"{options}.penalty", 0.0, note="verl has none")
+    if not o[_BYPASS]:
+        why = "probabilities are compared with the sampler's; verl compares them with those of its "
+        why += f"trainer when the step began, unless {_BYPASS}=True"
+        yield Remark("check", f"{_LOSS}.name", why)
 
 
 def _of(o: Options, own: str, both: str) -> tuple[str, ...]:
@@ -170,18 +185,32 @@ _REJECTED = (
     "rollout_rs_threshold_lower",
     "rollout_token_veto_threshold",
     "rollout_is_batch_normalize",
-    "bypass_mode",
     "loss_type",
 )
 
 
 def correction(o: Options) -> Iterator[Outcome]:
-    key, level = "algorithm.correction", o[_WEIGHED]
     rejected = tuple(f"algorithm.rollout_correction.{name}" for name in _REJECTED)
     others = [one for one in rejected if one in o.typed and o[one] not in (None, False)]
     why = "responses are left out by algorithm.correction's `mask` or `icepop` alone: docs/rl.md"
     yield from o.lacking(why, *others)
     yield from o.same("it is off", *(one for one in rejected if one not in others))
+    if o[_MODE] == "dppo_tv":
+        why = "dppo_tv compares probabilities with the sampler's itself"
+        yield Entry("algorithm.correction", None, note=why)
+        yield from o.idle(why, _WEIGHED, _BOUND, _CAP)
+        yield from o.same(why, _BYPASS)
+        return
+    if o[_BYPASS]:
+        why = "ratios are against the trainer's log-probs, and algorithm.correction weighs these "
+        yield from o.lacking(f"{why}against the sampler's", _BYPASS)
+    else:
+        yield from o.same("it is off", _BYPASS)
+    yield from _corrected(o)
+
+
+def _corrected(o: Options) -> Iterator[Outcome]:
+    key, level = "algorithm.correction", o[_WEIGHED]
     if (o[_CAP] or 0) > 0 and level is None:
         yield from _truncated(o, "token", float(o[_CAP]), _CAP)
         return
@@ -230,16 +259,19 @@ def kl(o: Options) -> Iterator[Outcome]:
         yield o.entry(f"{key}.place", "loss", loss)
         yield o.entry(f"{key}.coefficient", o[coefficient], coefficient)
         yield from _estimated(o, kind, loss=True)
-        if o[reward]:
+        if kl_in_reward(o):
             yield from o.lacking("the KL is in one place, here in the loss", reward)
         yield from o.idle("the KL is in the loss", reward, penalty, *control)
         return
     yield from o.idle("the KL is not in the loss", loss, coefficient, kind)
-    if not o[reward]:
-        yield Entry(f"{key}.place", "none", tuple(o.given(loss, reward)), note="no KL is asked for")
+    if not kl_in_reward(o):
+        why = "verl's gdpo scales the parts of the reward, and the KL is none of them"
+        note = why if o[reward] else "no KL is asked for"
+        yield Entry(f"{key}.place", "none", tuple(o.given(loss, reward)), note=note)
         yield from o.idle("there is no KL", penalty, *control)
         return
     yield o.entry(f"{key}.place", "reward", reward)
+    yield from _of_responses(o)
     yield o.entry(f"{key}.coefficient", o[control[0]], control[0])
     yield from _estimated(o, penalty, loss=False)
     if o[control[1]] == "adaptive":
@@ -249,6 +281,24 @@ def kl(o: Options) -> Iterator[Outcome]:
         yield Remark("check", f"{key}.target", why)
     else:
         yield from o.idle("the coefficient is fixed", *control[1:])
+
+
+_TAKEN_OFF = {
+    "grpo": "the group's mean and deviation are",
+    "dr_grpo": "the group's mean is",
+    "rloo": "the mean of the group's others is",
+    "reinforce_pp_baseline": "the group's mean is",
+}
+"""What estimators of whole responses scale by. The others take the KL token by token, as here."""
+
+
+def _of_responses(o: Options) -> Iterator[Outcome]:
+    """On a KL that counts otherwise among the rewards of a group."""
+    if taken_off := _TAKEN_OFF.get(estimator(o)):
+        why = "verl takes the KL of the whole response off its reward, before "
+        why += f"{taken_off} taken; here each token loses the KL from there to the end of its "
+        why += "response, after that"
+        yield Remark("check", "algorithm.kl.place", why)
 
 
 def _estimated(o: Options, flag: str, *, loss: bool) -> Iterator[Outcome]:

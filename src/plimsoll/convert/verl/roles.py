@@ -101,8 +101,13 @@ def _dtype(o: Options, role: str, flag: str) -> Iterator[Outcome]:
         yield Remark("check", f"{role}.zero.state_dtype", f"{why}in float32")
 
 
+def kl_in_reward(o: Options) -> bool:
+    """Whether the KL is taken off rewards that count: gdpo looks at their parts alone."""
+    return bool(o["algorithm.use_kl_in_reward"]) and o["algorithm.adv_estimator"] != "gdpo"
+
+
 def has_reference(o: Options) -> bool:
-    return bool(o["algorithm.use_kl_in_reward"] or o["actor_rollout_ref.actor.use_kl_loss"])
+    return bool(kl_in_reward(o) or o["actor_rollout_ref.actor.use_kl_loss"])
 
 
 def _reference(o: Options) -> Iterator[Outcome]:

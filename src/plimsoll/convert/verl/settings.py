@@ -22,6 +22,7 @@ from plimsoll.convert.setting import (
     Setting,
     of_each,
     one_of,
+    positive,
     several,
 )
 from plimsoll.convert.verl import algorithm, batches, rewards, roles, rollout, rows
@@ -281,7 +282,7 @@ _TRAINER = (
     _one("trainer.project_name", _ALL, TEXT, Part(batches.saving), "verl_examples", sft="gsm8k-sft"),
     _one("trainer.experiment_name", _ALL, TEXT, Part(batches.saving), "gsm8k", sft="test"),
     _one("trainer.default_local_dir", _ALL, TEXT, Part(batches.saving)),
-    _one("trainer.max_actor_ckpt_to_keep", _ALL, COUNT, Key(("run.keep_checkpoints",), note="the last ones"), older="trainer.max_ckpt_to_keep"),
+    _one("trainer.max_actor_ckpt_to_keep", _ALL, WHOLE, Key(("run.keep_checkpoints",), positive, note="the last ones"), older="trainer.max_ckpt_to_keep"),
     *several("trainer.max_critic_ckpt_to_keep", _PPO, WHOLE, Idle("a checkpoint holds actor and critic")),
     _one("trainer.resume_mode", _ALL, one_of("auto", "disable", "resume_path"), Part(batches.saving), "auto"),
     _one("trainer.resume_from_path", _ALL, TEXT, Part(batches.saving)),
