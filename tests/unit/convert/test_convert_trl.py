@@ -272,13 +272,60 @@ def test_corrections(mode: str, expected: dict[str, object], trl: Trl) -> None:
     [
         ("dpo", "--loss_type ipo", {"name": "ipo", "options": {"beta": 0.1, "length_normalised": True}}),  # noqa: E501
         ("dpo", "--loss_type robust", {"name": "robust", "options": {"beta": 0.1, "flip_rate": 0.0}}),  # noqa: E501
-        ("dpo", "--label_smoothing 0.1", {"options": {"label_smoothing": 0.1}}),
+        ("dpo", "--loss_type robust --label_smoothing 0.1", {"name": "robust", "options": {"beta": 0.1, "flip_rate": 0.1}}),  # noqa: E501
         ("orpo", "--beta 0.2", {"name": "orpo", "options": {"beta": 0.2}}),
         ("cpo", "--loss_type simpo", {"name": "simpo", "options": {"beta": 0.1, "gamma": 0.5}}),
     ],
 )  # fmt: skip
 def test_losses_of_pairs(command: str, words: str, expected: dict[str, object], trl: Trl) -> None:
     assert at(trl(f"trl {command} {BASES[command]} {words}"), "algorithm.loss") == expected
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "sigmoid_norm", "hinge", "ipo", "sigmoid sft"])
+def test_label_smoothing_is_left_out_where_trl_passes_over_it(loss: str, trl: Trl) -> None:
+    words = f"trl dpo {BASES['dpo']} --loss_type {loss}"
+    found = trl(f"{words} --label_smoothing 0.1")
+    assert at(found, "algorithm.loss") == at(trl(words), "algorithm.loss")
+    said = why(found, "idle", "label_smoothing")
+    assert f"alone, and trains {loss.split()[0]} without it" in said
+    assert "No effect here\n  --label_smoothing 0.1: " in table_text(found)
+
+
+def test_label_smoothing_of_cpo_is_lacking(trl: Trl) -> None:
+    found = trl(f"trl cpo {BASES['cpo']} --label_smoothing 0.1")
+    assert "TRL's sigmoid does it" in why(found, "lacking", "label_smoothing")
+    found = trl(f"trl cpo {BASES['cpo']} --label_smoothing 0")
+    assert not any(one.kind == "lacking" for one in found.remarks)
+
+
+def test_the_kl_of_rloo_is_in_the_reward_of_each_token(trl: Trl) -> None:
+    found = trl(f"trl rloo {BASES['rloo']}")  # beta is 0.05 by default
+    assert at(found, "algorithm.kl") == {"place": "reward", "coefficient": 0.05}  # by k1
+    said = why(found, "check", "algorithm.kl.place")
+    assert "whole response off its reward" in said and "each token loses" in said
+    found = trl(f"trl rloo {BASES['rloo']} --beta 0")
+    assert not any(one.about == "algorithm.kl.place" for one in found.remarks)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--importance_sampling_level sequence --beta 0.04", True),
+        ("--importance_sampling_level sequence --beta 0.04 --use_bias_correction_kl false", False),
+        ("--importance_sampling_level sequence", False),  # there is no KL
+        ("--beta 0.04", False),
+    ],
+)
+def test_ratios_of_sequences_beside_a_kl_are_told(words: str, told: bool, trl: Trl) -> None:
+    found = trl(f"trl grpo {BASES['grpo']} {words}")
+    said = [one.why for one in found.remarks if one.about == "algorithm.kl.ratio_corrected"]
+    assert len(said) == told and all("ratio of its whole response" in one for one in said)
+
+
+def test_a_limit_of_0_keeps_all_checkpoints(trl: Trl) -> None:
+    found = trl(f"trl sft {BASES['sft']} --save_total_limit 0")
+    assert at(found, "run.keep_checkpoints") is None
+    assert why(found, "same", "save_total_limit") == "it is off"
 
 
 def test_losses_that_are_added(trl: Trl) -> None:

@@ -173,7 +173,22 @@ def kl(o: Options) -> Iterator[Outcome]:
     yield o.entry(f"{key}.place", "loss" if loss else "reward", "beta")
     yield o.entry(f"{key}.coefficient", coefficient, "beta")
     yield o.entry(f"{key}.estimator", "k3" if loss else "k1", "beta", note="TRL's")
-    if loss:
-        flag = "use_bias_correction_kl"
-        yield o.entry(f"{key}.ratio_corrected", bool(o[flag]), flag)
+    yield from _kl_in_loss(o, key) if loss else _kl_in_reward(key)
     yield from reference(o)
+
+
+def _kl_in_loss(o: Options, key: str) -> Iterator[Outcome]:
+    flag, level = "use_bias_correction_kl", "importance_sampling_level"
+    yield o.entry(f"{key}.ratio_corrected", bool(o[flag]), flag)
+    if o[flag] and o[level] == "sequence":
+        why = f"with {o.shown(level)} TRL weighs the KL of each token by the ratio of its whole "
+        why += f"response, here by the token's own: {key}.ratio_corrected: false and "
+        why += "--use_bias_correction_kl false are the same"
+        yield Remark("check", f"{key}.ratio_corrected", why)
+
+
+def _kl_in_reward(key: str) -> Iterator[Outcome]:
+    why = "TRL takes the KL of the whole response off its reward, before the others' mean is; here "
+    why += "each token loses the KL from there to the end of its response, after that. Expected "
+    why += "gradients are the same"
+    yield Remark("check", f"{key}.place", why)

@@ -18,6 +18,8 @@ _DPO = {
 }
 """Of TRL's losses of pairs those that there are."""
 _NORMALISED = ("sigmoid_norm", "ipo")
+_SMOOTHED = ("exo_pair", "robust", "aot", "aot_unpaired")
+"""The losses of pairs in which TRL reads `label_smoothing`; it passes over it in all others."""
 _KEY = "algorithm.loss"
 
 
@@ -65,7 +67,7 @@ def dpo(o: Options) -> Iterator[Outcome]:
 
 def beta(o: Options) -> Iterator[Outcome]:
     if o.command == "cpo":
-        yield from o.idle("cpo has no label smoothing", "label_smoothing")
+        yield from _unsmoothed(o)
         if o["loss_type"] != "simpo":
             yield o.entry(f"{_KEY}.options.beta", o["beta"], "beta")
         return
@@ -77,11 +79,22 @@ def beta(o: Options) -> Iterator[Outcome]:
     if o.command != "dpo":
         return
     [name] = [one for one in o["loss_type"] if one != "sft"][:1] or ["sigmoid"]
-    rate = {"sigmoid": "label_smoothing", "sigmoid_norm": "label_smoothing", "robust": "flip_rate"}
-    if name in rate and (o["label_smoothing"] or name == "robust"):
-        yield o.entry(f"{_KEY}.options.{rate[name]}", o["label_smoothing"], "label_smoothing")
+    if name == "robust":
+        yield o.entry(f"{_KEY}.options.flip_rate", o["label_smoothing"], "label_smoothing")
+        return
+    why = f"TRL reads it in {', '.join(_SMOOTHED)} alone, and trains {name} without it"
+    if name in ("sigmoid", "sigmoid_norm") and o["label_smoothing"]:
+        why += f"; {_KEY}.options.label_smoothing would smooth the labels here"
+    yield from o.idle(why, "label_smoothing")
+
+
+def _unsmoothed(o: Options) -> Iterator[Outcome]:
+    """Of CPO and SimPO, which TRL smooths."""
+    if o["label_smoothing"]:
+        why = f"the labels of cpo and simpo are not smoothed; TRL's {o['loss_type']} does it"
+        yield from o.lacking(why, "label_smoothing")
     else:
-        yield from o.idle(f"{name} has no label smoothing, or there is none", "label_smoothing")
+        yield from o.same("labels are not smoothed", "label_smoothing")
 
 
 def cpo(o: Options) -> Iterator[Outcome]:
