@@ -4,15 +4,19 @@ and that each leads to keys that there are."""
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 import pytest
 
 from plimsoll.config.keys import find_key, keys_of
-from plimsoll.convert.openrlhf.arguments import FLAGS
+from plimsoll.convert.launch import Launch
+from plimsoll.convert.openrlhf.arguments import FLAGS, known_flags
+from plimsoll.convert.openrlhf.convert import convert
 from plimsoll.convert.openrlhf.flag import COMMANDS, Flag
-from plimsoll.convert.openrlhf.version import RELEASES, given_version, parse_version
+from plimsoll.convert.openrlhf.version import RELEASES, Version, given_version, parse_version
+from plimsoll.convert.result import Converted, differences
 from plimsoll.convert.setting import Key
-from plimsoll.errors import ConfigError
+from plimsoll.errors import ConfigError, PlimsollError
 from plimsoll.jobs import JOBS
 
 KEYS = tuple(key for job in JOBS.values() for key in keys_of(job.config))
@@ -26,6 +30,7 @@ def named(command: str, version: str) -> dict[str, Flag]:
 @pytest.mark.parametrize(
     ("version", "counts"),
     [  # add_argument calls of openrlhf/cli/train_*.py at these tags
+        ("0.6.0", {"ppo": 109, "sft": 61, "rm": 61, "dpo": 64, "local": 85}),
         ("0.6.1", {"ppo": 110, "sft": 61, "rm": 61, "dpo": 64, "kto": 57, "kd": 57, "prm": 53}),
         ("0.6.4", {"ppo": 115, "sft": 65, "rm": 64, "dpo": 68, "kto": 61, "kd": 61, "prm": 57}),
         ("0.7.5", {"ppo": 120, "sft": 68, "rm": 66, "dpo": 70, "kto": 62, "kd": 62, "prm": 58}),
@@ -41,6 +46,80 @@ def test_every_version_has_as_many_flags_as_its_parsers(
     version: str, counts: dict[str, int]
 ) -> None:
     assert {command: len(named(command, version)) for command in counts} == counts
+
+
+RENAMED = (
+    ("use_kl_estimator_k3", "kl_estimator"),
+    ("universal_ckpt", "use_ds_universal_ckpt"),
+    ("torch_compile", "deepcompile"),
+    ("flash_attn", "attn_implementation"),
+    ("bf16", "param_dtype"),
+    ("use_icepop", "vllm_is_correction_type"),
+    ("prompt_max_len", "max_new_tokens"),
+    ("generate_max_len", "max_new_tokens"),
+    ("ref_reward_offload", "reward.offload"),
+    ("adam_betas", "actor.adam.betas"),
+    ("l2", "actor.adam.weight_decay"),
+    ("max_norm", "actor.max_norm"),
+    ("lr_scheduler", "actor.lr_scheduler"),
+    ("lr_warmup_ratio", "actor.lr_warmup_ratio"),
+    ("enable_vllm_is_correction", "is_correction_level"),
+    ("vllm_is_correction_type", "is_correction_mode"),
+)
+"""Ids of flags, and of what came in their place: until 0.10.1, at 0.10.2 and at 0.11.2."""
+
+
+@pytest.mark.parametrize(("older", "newer"), RENAMED)
+def test_no_version_has_a_flag_beside_its_newer_spelling(older: str, newer: str) -> None:
+    """Whose default would count in place of the flag that was given."""
+    flags = {flag.id: flag for flag in FLAGS}
+    there = {
+        name: {(c, v) for c in COMMANDS for v in RELEASES if flags[name].name(c, v)}
+        for name in (older, newer)
+    }
+    assert there[older] and there[newer] and not there[older] & there[newer]
+
+
+OF_EACH = {
+    "ppo": {"pretrain": "m", "prompt_data": "p", "reward_pretrain": "r"},
+    "local": {"pretrain": "m", "prompt_data": "p", "reward_pretrain": "r"},
+    "sft": {"pretrain": "m", "dataset": "d", "output_key": "o"},
+    "rm": {"pretrain": "m", "dataset": "d"},
+    "dpo": {"pretrain": "m", "dataset": "d"},
+}
+
+
+@cache
+def made_of(command: str, version: Version, *more: str) -> Converted | None:
+    """A command with what it needs, and further words; None if it is refused."""
+    given = OF_EACH[command].items()
+    names = {flag.id: flag.name(command, version) for flag in known_flags(command)}
+    words = [word for flag, value in given for word in (f"--{names[flag]}", value)]
+    try:
+        return convert(Launch(COMMANDS[command], (*words, *more)), version)
+    except PlimsollError:
+        return None
+
+
+@pytest.mark.parametrize("command", OF_EACH)
+def test_every_switch_changes_the_config_or_is_told_to_change_nothing(command: str) -> None:
+    """In the first version that has it; or it is refused."""
+    silent, changing = [], 0
+    for flag in known_flags(command):
+        if flag.read.kind is not bool:
+            continue
+        first = next(v for v in RELEASES if flag.name(command, v))
+        plain, found = (
+            made_of(command, first),
+            made_of(command, first, f"--{flag.name(command, first)}"),
+        )
+        assert plain is not None
+        if found is not None and differences(plain, found):
+            changing += 1
+        elif found is not None and flag.id not in {one.about for one in found.remarks}:
+            silent.append(flag.id)
+    assert silent == ["bf16"]  # which is written, and the default here
+    assert changing > 2
 
 
 def test_ids_and_names_are_of_one_flag() -> None:

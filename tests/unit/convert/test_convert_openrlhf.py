@@ -197,6 +197,65 @@ def test_the_kl(converted: Convert) -> None:
     }
 
 
+def test_the_kl_estimator_of_0_6_0(converted: Convert) -> None:
+    """Which is a switch, and nothing then said `--kl_estimator`, whose default is k1."""
+    words = "--use_kl_estimator_k3 --use_kl_loss"
+    found = converted(words, of="ppo")
+    assert found.about.startswith("OpenRLHF 0.6.0,")
+    assert at(found, "algorithm.kl") == {"place": "loss", "estimator": "k3"}
+    [entry] = [one for one in found.entries if one.key == "algorithm.kl.estimator"]
+    assert found.source(entry) == "--use_kl_estimator_k3"
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "expected"),
+    [
+        (
+            ("0.6.0", "--use_kl_estimator_k3"),
+            ("0.6.1", "--kl_estimator k3"),
+            {"algorithm.kl.estimator": "k3"},
+        ),
+        (
+            ("0.9.1", "--bf16"),
+            ("0.9.2", "--param_dtype bf16"),
+            {"actor.model.dtype": "bfloat16"},
+        ),
+        (
+            ("0.9.1", "--enable_vllm_is_correction --use_icepop"),
+            ("0.9.3", "--enable_vllm_is_correction --vllm_is_correction_type icepop"),
+            {"algorithm.correction.name": "icepop"},
+        ),
+        (
+            ("0.9.7", "--prompt_max_len 300 --generate_max_len 700"),
+            ("0.9.8", "--max_len 1000 --max_new_tokens 700"),
+            {"data.max_tokens": 300, "rollout.sampling.max_new_tokens": 700},
+        ),
+    ],
+)
+def test_a_flag_means_what_its_newer_spelling_does(
+    older: tuple[str, str], newer: tuple[str, str], expected: dict[str, object], converted: Convert
+) -> None:
+    for version, words in (older, newer):
+        found = converted(words, version, of="ppo")
+        assert {key: at(found, key) for key in expected} == expected
+
+
+def test_groups_of_no_cards_are_none(converted: Convert) -> None:
+    none = "_num_nodes 0 --{0}_num_gpus_per_node 0"
+    reward, ref, critic = (f"--{one}{none.format(one)}" for one in ("reward", "ref", "critic"))
+    found = converted(f"--remote_rm_url http://h/r {reward}", "0.8.0", of="ppo")
+    assert why(found, "idle", "reward_num_nodes") == "no reward model is loaded"
+    assert at(found, "cluster") == {"ranks": 8, "critic_ranks": 8, "nodes": 2}
+    words = f"--advantage_estimator reinforce --init_kl_coef 0 {ref} {critic}"
+    found = converted(words, "0.8.0", of="ppo")
+    assert why(found, "idle", "ref_num_nodes") == "no reference is loaded"
+    assert at(found, "cluster") == {"ranks": 8}
+    with pytest.raises(ConfigError, match=r"critic_ranks: 0 .*--critic_num_nodes 0"):
+        converted(critic, "0.8.0", of="ppo")
+    with pytest.raises(ConfigError, match="It must be 0 or more"):
+        converted("--reward_num_nodes -1", "0.8.0", of="ppo")
+
+
 def test_defaults_that_differ_are_written_and_others_left_out(converted: Convert) -> None:
     found = converted("", "0.6.1", of="ppo")
     assert at(found, "critic.optimizer.learning_rate") == 9e-6

@@ -17,6 +17,7 @@ from plimsoll.convert.setting import (
     Key,
     Lacking,
     Part,
+    Read,
     Same,
     one_of,
 )
@@ -28,10 +29,14 @@ _RL = "ppo local"
 _SAME_PACKS = Idle("what is scored is packed as what is learned")
 
 
+_CARDS = Read(int, lowest=0)
+"""Of a group of cards; 0: the command has no such group."""
+
+
 def _groups(role: str, rule: Part) -> tuple[Flag, ...]:
     names = ("num_nodes", "num_gpus_per_node")
     return tuple(
-        Flag(f"{role}_{name}", f"{role}.{name}", "ppo", COUNT, rule, always(default))
+        Flag(f"{role}_{name}", f"{role}.{name}", "ppo", _CARDS, rule, always(default))
         for name, default in zip(names, (1, 8), strict=True)
     )
 
@@ -49,7 +54,7 @@ _PLACES = (
     Flag("enable_prefix_caching", "vllm.enable_prefix_caching", "ppo", SWITCH, Same("vLLM's prefix cache is on, and emptied at each weight sync")),
     Flag("vllm_sync_backend", "vllm.sync_backend", "ppo", TEXT, Idle("weights go to the engines in buckets (rollout.sync)"), always("nccl")),
     Flag("vllm_sync_with_ray", "vllm.sync_with_ray", "ppo", SWITCH, Idle("weights go to the engines in buckets (rollout.sync)")),
-    Flag("deepspeed_enable_sleep", "ds.enable_sleep", "ppo", SWITCH, Lacking("states of trained roles stay on the cards while engines sample: the plan counts them; actor.zero.optimizer_offload: cpu makes room")),
+    Flag("deepspeed_enable_sleep", "ds.enable_sleep", "ppo@0.6.1", SWITCH, Lacking("states of trained roles stay on the cards while engines sample: the plan counts them; actor.zero.optimizer_offload: cpu makes room")),
     Flag("actor_init_on_gpu", "", "ppo@-0.10.1 local", SWITCH, Idle("weights are loaded one by one")),
     Flag("perf", "", "ppo@-0.10.1", SWITCH, Idle("seconds of each phase are in metrics.jsonl")),
     Flag("async_train", "train.async_enable", "ppo@0.8.0", SWITCH, Lacking("a step samples, then learns; nothing is sampled by older weights")),
@@ -110,7 +115,7 @@ _ALGORITHM = (
     Flag("vllm_is_truncated_threshold", "algo.advantage.is_correction_threshold", "ppo@0.8.9", BOUNDS, Part(algorithm.correction), moved((2.0,), ("0.9.1", (0.5, 5.0)))),
     Flag("init_kl_coef", "algo.kl.init_coef", _RL, NUMBER, Part(algorithm.kl), always(0.01)),
     Flag("use_kl_loss", "algo.kl.use_loss", _RL, SWITCH, Part(algorithm.kl)),
-    Flag("kl_estimator", "algo.kl.estimator", _RL, one_of("k1", "k2", "k3"), Part(algorithm.kl), always("k1")),
+    Flag("kl_estimator", "algo.kl.estimator", "ppo,local@0.6.1", one_of("k1", "k2", "k3"), Part(algorithm.kl), always("k1")),
     Flag("use_kl_estimator_k3", "", "ppo,local@-0.6.0", SWITCH, Part(algorithm.kl)),
     Flag("kl_target", "algo.kl.target", _RL, NUMBER, Part(algorithm.kl)),
     Flag("kl_horizon", "algo.kl.horizon", "ppo@0.7.1", WHOLE, Part(algorithm.kl), always(10000)),

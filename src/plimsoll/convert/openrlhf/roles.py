@@ -3,7 +3,7 @@ schedule of learning rates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from plimsoll.convert.options import Options
 from plimsoll.convert.outcome import Entry, Outcome, Remark
@@ -24,7 +24,6 @@ _SCHEDULES = {
     "constant": ("constant", False),
 }
 """Of transformers' schedules what is the same here, and whether it ends at a share of the peak."""
-_OWN_GROUPS = ("ref", "reward")
 
 
 def ranks(o: Options) -> Iterator[Outcome]:
@@ -124,10 +123,7 @@ def _engines(o: Options) -> Iterator[Outcome]:
 
 
 def _colocated(o: Options) -> Iterator[Outcome]:
-    for role in _OWN_GROUPS:
-        why = "the reference is on the actor's ranks"
-        if role == "reward":
-            why = "reward models are on the actor's ranks"
+    for role, why in _why_no_group(o).items():
         yield from o.idle(why, f"{role}_num_nodes", f"{role}_num_gpus_per_node")
     yield from o.idle("the reference is on the actor's ranks", "colocate_actor_ref")
     why = "reward models are on the actor's ranks, the critic on its own"
@@ -135,6 +131,16 @@ def _colocated(o: Options) -> Iterator[Outcome]:
     if o["async_train"]:
         why = "critic and reference share the actor's ranks; engines have their own"
         yield from o.idle(why, "colocate_all_models")
+
+
+def _why_no_group(o: Options) -> Mapping[str, str]:
+    """Why roles that OpenRLHF gives cards of their own have none here."""
+    ref, reward = "the reference is on the actor's ranks", "reward models are on the actor's ranks"
+    if not o["init_kl_coef"]:
+        ref = "no reference is loaded"
+    if o["agent_func_path"] or o["remote_rm_url"]:
+        reward = "no reward model is loaded"
+    return {"ref": ref, "reward": reward}
 
 
 def precision(o: Options) -> Iterator[Outcome]:
@@ -202,7 +208,7 @@ def reference(o: Options) -> Iterator[Outcome]:
         yield from o.idle("the reference is the actor without its adapter", offload, "ref_pretrain")
         return
     divided = o["zero_stage"] == 3
-    if divided or o[offload] or path != o["pretrain"]:
+    if divided or o[offload] or o["load_in_4bit"] or path != o["pretrain"]:
         own = "ref_pretrain" if o["ref_pretrain"] else "pretrain"
         yield o.entry("reference.model.path", path, own)
     else:
