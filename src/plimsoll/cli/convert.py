@@ -140,7 +140,9 @@ def _parser(trainer: _Trainer) -> Parser:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="a variable of the script"
     )
-    parser.add_argument("--plan", action="store_true", help="go on to the plan")
+    parser.add_argument(
+        "--plan", action="store_true", help="go on to the plan, on the cards of --cluster"
+    )
     parser.add_argument("--suggest", action="store_true", help="with what would fit, or be faster")
     parser.add_argument("--cluster", help="the cards of each machine, such as 8xA100-80GB")
     parser.add_argument("--host-memory", help="of each machine, such as 1TB")
@@ -157,13 +159,16 @@ def _from(trainer: _Trainer, words: list[str]) -> None:
     from plimsoll.run.files import write_whole
 
     found = trainer.convert(launch, options.version, _cards(options.cluster))
+    planned = options.plan or options.suggest
+    if planned and options.cluster is None:
+        _check_cards_here(found)
     text = config_text(found)
     if options.out is not None:
         write_whole(Path(options.out), text)
     else:
         show(text.removesuffix("\n"))
     print(f"{table_text(found)}\n\n{_written(options.out, found.job)}", file=sys.stderr)
-    if options.plan or options.suggest:
+    if planned:
         flags = {"--cluster": options.cluster, "--host-memory": options.host_memory}
         _plan(text, options.out, flags, options.suggest)
 
@@ -173,6 +178,22 @@ def _cards(cluster: str | None) -> int | None:
     from plimsoll.machine.hardware import parse_cluster
 
     return None if cluster is None else len(parse_cluster(cluster, 1, None).nodes[0].cards) or None
+
+
+def _check_cards_here(found: Converted) -> None:
+    """Raise ConfigError if this machine has fewer cards than the command takes: it is another one
+    that the command is for."""
+    from plimsoll.convert.result import cards_of_machine
+    from plimsoll.machine.hardware import found_here
+    from plimsoll.run.counting import counted
+
+    needed, here = cards_of_machine(found), len(found_here().cards)
+    if here < needed:
+        raise ConfigError(
+            f"A plan is asked for without --cluster. The command takes {counted(needed, 'card')} "
+            f"of each machine, and this machine has {here or 'none'}: a plan for it says nothing "
+            f"of the command. Say what cards they are, such as --cluster {needed}xA100-80GB."
+        )
 
 
 def _written(out: str | None, job: str) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import ceil
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from plimsoll.config.yaml_tree import Path, Tree
 from plimsoll.convert.outcome import Entry, Outcome, Remark
 from plimsoll.jobs import JOBS
 from plimsoll.spec.load import spec_of
+from plimsoll.spec.run_spec import RunSpec
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def converted(
     entries = {one.key: one for one in outcomes if isinstance(one, Entry)}
     remarks = tuple(dict.fromkeys(one for one in outcomes if isinstance(one, Remark)))
     found = Converted(job, _ordered(job, list(entries.values())), remarks, shown, typed, about)
-    _check(found)
+    _spec(found)
     return _without_defaults(found)
 
 
@@ -103,11 +105,23 @@ def _keys(job: str) -> tuple[Key, ...]:
     return tuple(keys_of(JOBS[job].config))
 
 
-def _check(found: Converted) -> None:
+def cards_of_machine(found: Converted) -> int:
+    """Return how many cards the run takes of each machine: the most, if the machines differ; 0 if
+    it runs on CPUs."""
+    spec = _spec(found)
+    if spec.cluster.device == "cpu":
+        return 0
+    engines = spec.vllm
+    own = engines.engines * engines.parts if engines and engines.placement == "own" else 0
+    return ceil((spec.cluster.all_ranks + own) / spec.cluster.nodes)
+
+
+def _spec(found: Converted) -> RunSpec[Any]:
+    """Raises ConfigError or SettingsConflict with the flags that say what is wrong."""
     origins: dict[Path, str] = {
         tuple(entry.key.split(".")): found.source(entry) for entry in found.entries
     }
-    spec_of(JOBS[found.job], Tree(found.values, origins))
+    return spec_of(JOBS[found.job], Tree(found.values, origins))[0]
 
 
 def _without_defaults(found: Converted) -> Converted:

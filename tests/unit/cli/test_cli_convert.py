@@ -251,6 +251,42 @@ def test_plans_of_others_commands(capsys: Captured) -> None:
     assert "verdict: " in capsys.readouterr().out
 
 
+QWEN = "Qwen/Qwen2.5-0.5B"
+OF_VERL = f"verl.trainer.main_ppo actor_rollout_ref.model.path={QWEN} critic.model.path={QWEN} "
+OF_VERL += "data.train_files=d.parquet trainer.nnodes=2"
+OF_OPENRLHF = f"openrlhf.cli.train_ppo_ray --pretrain {QWEN} --prompt_data d --remote_rm_url f.py "
+OF_OPENRLHF += "--actor_num_gpus_per_node 32 --critic_num_gpus_per_node 16 --vllm_num_engines 16"
+OF_TRL = f"trl sft --model_name_or_path {QWEN} --dataset_name d"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words", "cards"),
+    [
+        ("verl", f"{OF_VERL} trainer.n_gpus_per_node=64", 64),
+        # 32 of the actor's, 16 of the critic's, 16 of the engines', on 2 machines of 32
+        ("openrlhf", OF_OPENRLHF, 32),
+        ("trl", f"{OF_TRL} --num_processes 128 --num_machines 2", 64),
+    ],
+)
+@pytest.mark.parametrize("option", ["--plan", "--suggest"])
+def test_a_plan_is_refused_for_a_machine_with_fewer_cards_than_the_command(
+    option: str, trainer: str, words: str, cards: int, capsys: Captured
+) -> None:
+    assert main([f"from-{trainer}", option, "-o", "c.yaml", "--", *words.split()]) == 2
+    printed = capsys.readouterr()
+    assert f"The command takes {cards} cards of each machine, and this" in printed.err
+    assert f"such as --cluster {cards}xA100-80GB." in printed.err
+    assert printed.out == "" and not Path("c.yaml").exists()
+    hardware = ["--cluster", f"{cards}xA100-80GB"]
+    assert main([f"from-{trainer}", "--plan", *hardware, "--", *words.split()]) in (0, 3)
+    assert "verdict: " in capsys.readouterr().out
+
+
+def test_a_command_for_cpus_is_planned_for_this_machine(capsys: Captured) -> None:
+    assert main(["from-trl", "--plan", "--", *OF_TRL.split(), "--use_cpu"]) in (0, 3, 4)
+    assert "verdict: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("trainer", ["trl", "verl"])
 def test_the_help_has_an_example(trainer: str, capsys: Captured) -> None:
     with pytest.raises(SystemExit, match="0"):
