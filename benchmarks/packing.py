@@ -79,7 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model")
         write_tiny_model(path, config, 0, make_tokenizer())
-        ours = load_policy(ModelConfig(path=str(path)), torch.device("cpu"))
+        ours = load_policy(ModelConfig(path=str(path), dtype="bfloat16"), torch.device("cpu"))
         plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     times: dict[str, list[float]] = {"packed": [], "padded": []}
     for _ in range(ROUNDS + 1):

@@ -102,7 +102,7 @@ def load(device: torch.device) -> PolicyModel:
         path = Path(folder, "model")
         config = tiny_config("qwen2", True, kv_heads=4, **shape)
         write_tiny_model(path, config, 0, make_tokenizer())
-        return load_policy(ModelConfig(path=str(path)), device).to(device)
+        return load_policy(ModelConfig(path=str(path), dtype="bfloat16"), device).to(device)
 
 
 def main() -> None:

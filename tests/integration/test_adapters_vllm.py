@@ -65,14 +65,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def engine_on(model: Path, adapter_rank: int | None = None) -> Iterator[tuple[VllmEngine, Runner]]:
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25)
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="bfloat16")
     spec = EngineSpec(0, str(model), 64, 1, "cpu", rollout, adapter_rank=adapter_rank)
     with started(spec) as both:
         yield both
 
 
 def trainer(model: Path, adapter: AdapterConfig, quantization: str = "none") -> Worker:
-    settings = {"path": str(model), "quantization": quantization}
+    settings = {"path": str(model), "dtype": "bfloat16", "quantization": quantization}
     role = TrainedRole(
         model=ModelConfig.model_validate(settings),
         adapter=adapter,

@@ -29,7 +29,9 @@ def place() -> Iterator[Place]:
 
 def engine(place: Place, stage: int, offload: str, states: str) -> ZeroEngine:
     zero = {"stage": stage, "optimizer_offload": offload, "state_dtype": states}
-    role = TrainedRole.model_validate({"model": {"path": "none"}, "zero": zero})
+    role = TrainedRole.model_validate(
+        {"model": {"path": "none", "dtype": "bfloat16"}, "zero": zero}
+    )
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64))
     return ZeroEngine(module.bfloat16(), role, place)

@@ -39,19 +39,19 @@ MODELS = (
 
 
 def _form(path: str, head: HeadKind = "policy", trained: bool = True, **model: Any) -> TraceForm:
-    settings = ModelConfig(path=path, **{"head_chunk": 24, **model})
+    settings = ModelConfig(path=path, **{"dtype": "bfloat16", "head_chunk": 24, **model})
     return TraceForm(settings, None, head, trained)
 
 
 def _with_dora(path: str, dropout: float, **model: Any) -> TraceForm:
     adapter = AdapterConfig(dora=True, dropout=dropout)
-    settings = ModelConfig(path=path, head_chunk=24, **model)
+    settings = ModelConfig(path=path, **{"dtype": "bfloat16", "head_chunk": 24, **model})
     return TraceForm(settings, adapter, "policy", trained=True)
 
 
 def _with_adapter(path: str, **model: Any) -> TraceForm:
     adapter = AdapterConfig(targets=("q_proj", "v_proj", "down_proj"), dropout=0.1)
-    settings = ModelConfig(path=path, head_chunk=24, **model)
+    settings = ModelConfig(path=path, **{"dtype": "bfloat16", "head_chunk": 24, **model})
     return TraceForm(settings, adapter, "policy", trained=True)
 
 
@@ -160,7 +160,13 @@ def test_training_an_adapter_with_magnitudes(
 def test_scoring_with_an_adapter(path: str, dora: bool) -> None:
     adapter = AdapterConfig(dora=dora)
     found = trace_form(
-        TraceForm(ModelConfig(path=path, head_chunk=24), adapter, "policy", trained=False), WORK
+        TraceForm(
+            ModelConfig(path=path, head_chunk=24, dtype="bfloat16"),
+            adapter,
+            "policy",
+            trained=False,
+        ),
+        WORK,
     )
     assert abs(found.error) < WITHIN, found
 
@@ -200,7 +206,7 @@ def test_sequences_that_share_almost_all(path: str, checkpointed: bool) -> None:
 
 @pytest.mark.parametrize("path", [slow("meta-llama/Llama-2-7b-hf"), "google/gemma-2-2b"])
 def test_entropy_and_temperature_at_the_head(path: str) -> None:
-    model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True)
+    model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True, dtype="bfloat16")
     form = TraceForm(model, None, "policy", trained=True, entropy=True, temperature=0.7)
     found = trace_form(form, WORK)
     assert abs(found.error) < WITHIN, found
@@ -208,7 +214,7 @@ def test_entropy_and_temperature_at_the_head(path: str) -> None:
 
 @pytest.mark.parametrize("path", [slow("meta-llama/Llama-2-7b-hf"), "google/gemma-2-2b"])
 def test_imitating_tokens_whose_gradients_are_made_with_their_logits(path: str) -> None:
-    model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True)
+    model = ModelConfig(path=path, head_chunk=24, gradient_checkpointing=True, dtype="bfloat16")
     found = trace_form(TraceForm(model, None, "policy", trained=True, imitates=True), WORK)
     assert abs(found.error) < WITHIN, found
 

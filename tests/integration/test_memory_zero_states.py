@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Literal
 
 import pytest
 import torch
@@ -140,7 +139,7 @@ def _role(case: tuple[int, str, str, str, str], states: str) -> TrainedRole:
     )
 
 
-def _module(dtype: Literal["bfloat16", "float32"], adapted: bool) -> nn.Module:
+def _module(dtype: str, adapted: bool) -> nn.Module:
     layers = [nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)]
     for layer in layers[:_FROZEN] if adapted else []:
         layer.requires_grad_(False)

@@ -87,7 +87,7 @@ def test_engines_see_the_cards_of_the_ranks_that_they_share(
     groups: tuple[list[Member], list[Member]],
 ) -> None:
     ranks, critics = groups
-    rollout = RolloutConfig(tensor_parallel=2, placement="shared")
+    rollout = RolloutConfig(tensor_parallel=2, placement="shared", dtype="bfloat16")
     specs = [EngineSpec(i, "none", 8, 1, "cuda", rollout) for i in range(3)]
     actors = share_cards(specs, "cuda", [*ranks, *critics])
     found = members("rollout engine", actors, timeout=120)

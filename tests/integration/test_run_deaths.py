@@ -296,7 +296,7 @@ def test_who_is_named_is_where_a_failure_began(
     """Of a bucket that an engine is to take, it is the rank."""
     monkeypatch.setattr("plimsoll.cluster.ray._CULPRIT_SECONDS", 0.5)
     write_task(tmp_path)
-    rollout = RolloutConfig(engine="transformers")
+    rollout = RolloutConfig(engine="transformers", dtype="bfloat16")
     spec = EngineSpec(0, str(tmp_path / "model"), 16, 1, "cpu", rollout)
     cluster = RayCluster(ClusterConfig(), [spec], threads=1)
     bucket = [("actor", (), True)]
@@ -309,7 +309,7 @@ def test_who_is_named_is_where_a_failure_began(
             rf"{name} failed\n  Why: KeyError: 'actor'\n{LOG}", f"{failed.value}\n"
         )
         assert found, str(failed.value)
-        absent = FrozenRole(model=ModelConfig(path="./absent"))
+        absent = FrozenRole(model=ModelConfig(path="./absent", dtype="bfloat16"))
         with pytest.raises(ConfigError, match=rf"(?s)absent.*\n  Told by: {name}$"):
             cluster.all(Worker.load_policy, "actor", absent, 1.0)
         os.kill(int(found[1]), signal.SIGKILL)

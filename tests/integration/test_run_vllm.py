@@ -75,7 +75,7 @@ def in_transformers(model: Any, probe: Probe) -> list[float]:
 @contextmanager
 def vllm_engine(model: Path, **settings: Any) -> Iterator[Any]:
     """vLLM as its own documents start it, in this process."""
-    spec = EngineSpec(0, str(model), 64, 1, "cpu", RolloutConfig())
+    spec = EngineSpec(0, str(model), 64, 1, "cpu", RolloutConfig(dtype="bfloat16"))
     with patch.dict(os.environ, environment(spec)):
         from vllm import LLM
 

@@ -106,8 +106,10 @@ def write_model(path: Path, config: PreTrainedConfig) -> None:
 def test_unchanged_weights_change_nothing(name: str, tmp_path: Path) -> None:
     write_model(tmp_path, MODELS[name]())
     worker = Worker(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu", 1))
-    worker.load_policy("actor", TrainedRole(model=ModelConfig(path=str(tmp_path))), 1.0)
-    rollout = RolloutConfig(cpu_kv_cache_gib=0.25)
+    worker.load_policy(
+        "actor", TrainedRole(model=ModelConfig(path=str(tmp_path), dtype="bfloat16")), 1.0
+    )
+    rollout = RolloutConfig(cpu_kv_cache_gib=0.25, dtype="bfloat16")
     with started(EngineSpec(0, str(tmp_path), 64, 1, "cpu", rollout)) as (engine, loop):
         pair = Pair(worker, engine, loop)
         [before] = loop.run(engine._llm.collective_rpc(states))

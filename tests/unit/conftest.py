@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import constants
 
 from plimsoll.shapes import hub as looking
+from plimsoll.spec import dtypes
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -37,6 +38,14 @@ class Hub(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Nothing."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cpu_with_bfloat16() -> Iterator[None]:
+    """Plans and figures of these tests are of a CPU that multiplies bfloat16, on every machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dtypes, "multiplies_bfloat16", lambda: True)
+        yield
 
 
 @pytest.fixture

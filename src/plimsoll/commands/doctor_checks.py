@@ -13,10 +13,10 @@ from plimsoll.commands import doctor_limits as limits
 from plimsoll.commands.doctor_machine import Machine
 from plimsoll.config.problems import Problem, Severity, checked
 from plimsoll.environment.verifiers.venv import SETUP, VERSIONS
+from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
 from plimsoll.machine.versions import check_version
-from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import bytes_text, counted
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)

@@ -48,10 +48,12 @@ def swap(machine: Machine) -> Iterator[Problem]:
 
 
 def cores(machine: Machine) -> Iterator[Problem]:
-    """Those that threads can be on: their number is what cluster.threads is by default."""
+    """Report the cores for threads, which `cluster.threads` divides by default, and whether they
+    multiply bfloat16, on which `dtype: auto` hangs."""
     what = f"{machine.cores:,}"
     if machine.cores < machine.cores_in_all:
         what += f" of {machine.cores_in_all:,} (affinity, or a cgroup's quota)"
+    what += ", which multiply bfloat16" if machine.bfloat16 else ", without bfloat16: float32 there"
     yield checked("cores", "ok", what)
 
 

@@ -23,6 +23,7 @@ from plimsoll.cluster.address import check_reachable
 from plimsoll.environment.verifiers.venv import Found, look, place
 from plimsoll.errors import PlimsollError
 from plimsoll.machine.cgroup import process_limit
+from plimsoll.machine.cpu import multiplies_bfloat16
 from plimsoll.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
 from plimsoll.machine.tools import system_tools
@@ -96,6 +97,7 @@ class Machine:
     memory: HostMemory
     cores: int
     cores_in_all: int
+    bfloat16: bool
     locked_bytes: int | None
     address_bytes: int | None
     open_files: int
@@ -135,6 +137,7 @@ def observe(directory: str, address: str | None) -> Machine:
         memory=live_host(),
         cores=usable_cores(),
         cores_in_all=os.cpu_count() or 1,
+        bfloat16=multiplies_bfloat16(),
         locked_bytes=_limit(resource.RLIMIT_MEMLOCK),
         address_bytes=_limit(resource.RLIMIT_AS),
         open_files=_limit(resource.RLIMIT_NOFILE) or sys.maxsize,

@@ -17,6 +17,7 @@ Code = Literal[
     "best-metric",
     "best-without-eval",
     "bfloat16-card",
+    "bfloat16-cpu",
     "checkpointing-off",
     "corrected-twice",
     "critic-ema",

@@ -8,8 +8,10 @@ from typing import Literal
 
 from plimsoll.config.base import PositiveInt, Settings, WrittenPath
 
-Dtype = Literal["bfloat16", "float32"]
-ELEMENT_BYTES: Mapping[Dtype, int] = MappingProxyType({"bfloat16": 2, "float32": 4})
+DecidedDtype = Literal["bfloat16", "float32"]
+Dtype = Literal["auto", DecidedDtype]
+ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"bfloat16": 2, "float32": 4})
+"""Bytes of one number, by decided dtype."""
 
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -21,9 +23,10 @@ class ModelConfig(Settings):
 
     path: WrittenPath
     """A directory in Hugging Face format, or a name on the model hub."""
-    dtype: Dtype = "bfloat16"
-    """The dtype of weights and activations; the optimizer keeps fp32 masters of bfloat16
-    weights."""
+    dtype: Dtype = "auto"
+    """The dtype of weights and activations; the optimizer keeps fp32 masters of bfloat16 weights.
+    auto: bfloat16 on GPUs from compute capability 8.0 on and on CPUs with instructions for it
+    (AMX, AVX-512 BF16, ARM's BF16), float32 elsewhere, where bfloat16 is much slower."""
     quantization: Literal["none", "nf4"] = "none"
     """`nf4` keeps the linear layers' weights in 4 bits (QLoRA); such a model can only be frozen, or
     trained through an adapter."""
@@ -46,5 +49,5 @@ class ModelConfig(Settings):
 
     @property
     def element(self) -> int:
-        """Bytes of a weight that is not in 4 bits, and of an activation."""
+        """Bytes of a weight that is not in 4 bits, and of an activation; of a decided dtype."""
         return ELEMENT_BYTES[self.dtype]

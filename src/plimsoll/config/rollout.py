@@ -102,8 +102,8 @@ class RolloutConfig(Settings):
     """Size of the KV cache on CPU, GiB per engine, or per process of it."""
     max_sequences: PositiveInt = 256
     """Sequences that one engine works on at once."""
-    dtype: Dtype = "bfloat16"
-    """The dtype of the engine's weights."""
+    dtype: Dtype = "auto"
+    """The dtype of the engine's weights and activations. auto: the actor's."""
     vllm: Annotated[dict[str, EngineValue], BeforeValidator(_with_lists)] = Field(default={})
     """vLLM's own settings: arguments of its AsyncEngineArgs by their names, such as enforce_eager,
     max_num_batched_tokens or kv_cache_dtype."""

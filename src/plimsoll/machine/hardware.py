@@ -27,6 +27,10 @@ _CARD_BYTES = range(10**9, 2**40)  # outside, a unit is forgotten or wrong
 _MOST_CARDS, _MOST_NODES = 64, 100_000
 
 _MIB, _GIB = 2**20, 2**30
+
+BFLOAT16_UNITS = (8, 0)
+"""The lowest compute capability of cards that multiply bfloat16 and run flash attention."""
+
 # Words of a card's name that choose nothing. (The PCIe forms of A100 and H100 are slower.)
 _NOISE = re.compile(
     r"(nvidia|geforce|tesla|rtx|sxm\d?|pcie|hbm\d?e?|gb?|gib|generation|edition"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plimsoll.machine.cpu import multiplies_bfloat16
 from plimsoll.machine.heap import is_chosen, library
 from plimsoll.machine.host import live_host
 from plimsoll.machine.nvidia import own_cards
@@ -21,13 +22,14 @@ class LocalHost:
     PYTORCH_ALLOC_CONF=expandable_segments:True; "" where none are set. versions: of the installed
     packages among `versions.PACKAGES`. free_bytes: of each GPU that a run would see; of one that
     shares the host's memory, of that. jemalloc: whether a process here can begin with it, or with
-    another heap that LD_PRELOAD names.
+    another heap that LD_PRELOAD names. bfloat16: whether the CPU multiplies bfloat16.
     """
 
     allocator: str
     versions: Mapping[str, str]
     free_bytes: tuple[int, ...]
     jemalloc: bool
+    bfloat16: bool
 
 
 def read_local_host() -> LocalHost:
@@ -39,6 +41,7 @@ def read_local_host() -> LocalHost:
         {name: version for name, version in found.items() if version is not None},
         tuple(c.free_bytes if c.total_bytes else live_host().free_bytes for c in cards),
         jemalloc=library() is not None or is_chosen(),
+        bfloat16=multiplies_bfloat16(),
     )
 
 

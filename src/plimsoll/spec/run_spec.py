@@ -14,6 +14,7 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.config.run import RunConfig
+from plimsoll.spec.dtypes import decide_dtypes
 from plimsoll.spec.eval_sets import EvalSet
 from plimsoll.spec.job import ConfigT, Evaluation, Job, Sampling
 from plimsoll.spec.roles import Role, RoleName, load_order
@@ -166,10 +167,12 @@ class RunSpec(Generic[ConfigT]):
 
 
 def resolve(job: Job[ConfigT], config: ConfigT) -> RunSpec[ConfigT]:
-    """What a config of a job means.
+    """Return what a config of a job means.
 
-    Raises ConfigError for a loss whose name cannot be used, where it decides which roles there are.
+    Raises ConfigError for a loss whose name cannot be used, where it decides which roles there are,
+    and as `decide_dtypes`.
     """
+    config = decide_dtypes(config)
     roles = {role.name: role for role in job.roles(config)}
     ordered = {name: roles[name] for name in sorted(roles, key=load_order)}
     return RunSpec(

@@ -106,7 +106,7 @@ def test_the_error_crosses_processes_as_it_is() -> None:
 def test_vllm_lacks_memory_to_start_where_it_says_so_or_the_kernel_killed(
     said: str, killed: bool, where: str | None
 ) -> None:
-    spec = EngineSpec(1, "model", 64, 1, "cuda", RolloutConfig(memory_share=0.3))
+    spec = EngineSpec(1, "model", 64, 1, "cuda", RolloutConfig(memory_share=0.3, dtype="bfloat16"))
     error = not_started(spec, said, killed, "/tmp/worker-1")
     told = error.incident.why if isinstance(error, OutOfMemory) else str(error)
     assert str(error).startswith("rollout engine 1: vLLM could not start")

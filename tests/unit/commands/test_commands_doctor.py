@@ -45,6 +45,7 @@ SOUND = Machine(
     memory=HostMemory(512 * GIB, 480 * GIB, None, 0, 0),
     cores=64,
     cores_in_all=64,
+    bfloat16=True,
     locked_bytes=None,
     address_bytes=None,
     processes=None,
@@ -236,7 +237,8 @@ def test_only_what_is_wrong_changes_the_other_findings_not() -> None:
 
 
 def test_cores_that_a_quota_or_the_affinity_leaves_are_told() -> None:
-    assert found("cores", SOUND).what == "64"
+    assert found("cores", SOUND).what == "64, which multiply bfloat16"
+    assert "float32" in found("cores", replace(SOUND, bfloat16=False)).what
     assert found("cores", replace(SOUND, cores=2)).what.startswith("2 of 64 (")
 
 

@@ -46,7 +46,9 @@ def test_every_value_is_written_out(stage: int) -> None:
     offload = {"optimizer_offload": "cpu"} if stage else {}
     for settings in (
         settings_of(stage, "bfloat16", **offload),
-        frozen_settings(FrozenRole(model=ModelConfig(path="none"), stage=3), "cpu", 2),
+        frozen_settings(
+            FrozenRole(model=ModelConfig(path="none", dtype="bfloat16"), stage=3), "cpu", 2
+        ),
     ):
         assert "auto" not in values_of(settings) and None not in values_of(settings)
 
@@ -61,7 +63,9 @@ def test_gradients_are_added_in_fp32_except_at_stage_0_in_bf16(stage: int) -> No
 def test_deepspeeds_clock_does_not_wait_for_the_card() -> None:
     from deepspeed.utils.config import get_timers_config
 
-    frozen = frozen_settings(FrozenRole(model=ModelConfig(path="none"), stage=3), "cuda", 2)
+    frozen = frozen_settings(
+        FrozenRole(model=ModelConfig(path="none", dtype="bfloat16"), stage=3), "cuda", 2
+    )
     for settings in (settings_of(2, "bfloat16", "cuda"), frozen):
         assert not get_timers_config(settings).enabled
 

@@ -12,7 +12,10 @@ from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, checked, conflict, find, invalid, refuse
 from plimsoll.errors import ConfigError, SettingsConflict
 
-ROLE = Section("actor", TrainedRole(model=ModelConfig(path="m: n"), ema=EmaConfig(decay=1e-5)))
+ROLE = Section(
+    "actor",
+    TrainedRole(model=ModelConfig(path="m: n", dtype="bfloat16"), ema=EmaConfig(decay=1e-5)),
+)
 
 
 @pytest.mark.parametrize(

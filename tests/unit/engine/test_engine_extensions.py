@@ -120,7 +120,8 @@ from plimsoll.errors import PlimsollError
 
 zero = ZeroConfig(stage=2, optimizer_offload="cpu")
 try:
-    make_optimizer(torch.nn.Linear(2, 2), TrainedRole(model=ModelConfig(path="any"), zero=zero))
+    model = ModelConfig(path="any", dtype="bfloat16")
+    make_optimizer(torch.nn.Linear(2, 2), TrainedRole(model=model, zero=zero))
 except PlimsollError as error:
     print(error)
 """

@@ -37,7 +37,7 @@ from plimsoll.engine.protocol import Steps
 from plimsoll.errors import ConfigError
 
 Weights = dict[str, Tensor]
-ROLE = TrainedRole(model=ModelConfig(path="m"))
+ROLE = TrainedRole(model=ModelConfig(path="m", dtype="bfloat16"))
 
 
 def joined(weights: Weights, ranks: int, rank: int) -> tuple[Tensor, list[Part]]:
@@ -152,7 +152,7 @@ OTHERS = {
     "ema: none -> given": ROLE.model_copy(update={"ema": EmaConfig()}),
     "adapter: none -> given": ROLE.model_copy(update={"adapter": AdapterConfig(rank=4)}),
     "model.quantization: none -> nf4": ROLE.model_copy(
-        update={"model": ModelConfig(path="m", quantization="nf4")}
+        update={"model": ModelConfig(path="m", quantization="nf4", dtype="bfloat16")}
     ),
 }
 

@@ -79,7 +79,7 @@ def test_a_quantised_model_is_read_in_16_bits_on_cpu() -> None:
 
 
 def role(**settings: object) -> tuple[Allocation, ...]:
-    model = {"path": "Qwen/Qwen2.5-7B"} | settings.pop("model", {})  # type: ignore[operator]
+    model = {"path": "Qwen/Qwen2.5-7B", "dtype": "bfloat16"} | settings.pop("model", {})  # type: ignore[operator]
     trained = TrainedRole.model_validate({"model": model, **settings})
     work = MicroBatch(tokens=512, sequences=2, longest=256, loss_tokens=512)
     own = RoleWork("actor", SHAPE, "policy", work, 1, "cpu", MOMENTS)

@@ -33,7 +33,7 @@ CARD = 80_000_000_000
 
 
 def sampler(**settings: object) -> Sampler:
-    rollout = RolloutConfig.model_validate({"memory_share": 0.5, **settings})
+    rollout = RolloutConfig.model_validate({"memory_share": 0.5, "dtype": "bfloat16", **settings})
     return Sampler(rollout, QWEN, longest=1024, sequences=64)
 
 

@@ -164,7 +164,7 @@ def test_the_experts_of_a_layer_are_held_until_they_are_whole() -> None:
     """Mixtral: 8 experts of three matrices of 4096 x 14336, in 2 bytes; half of them is made."""
     shape = read_shape("mistralai/Mixtral-8x7B-v0.1")
     moments = frozenset({Moment("sync", "gather"), Moment("rollout", "generate")})
-    rollout = RolloutConfig(tensor_parallel=2, max_sequences=8)
+    rollout = RolloutConfig(tensor_parallel=2, max_sequences=8, dtype="bfloat16")
     sampler = Sampler(rollout, shape, 1024, 8)
     layer = 2 * 8 * 3 * 4096 * 14336
     [held] = reload_items(sampler, "device", 2**28, moments)

@@ -84,6 +84,7 @@ def test_an_adapter_on_weights_of_4_bits(
     config = AdapterConfig.model_validate({"rank": 8, **adapter})
     model = ModelConfig(
         path=str(dense),
+        dtype="bfloat16",
         quantization="nf4",
         head_chunk=16,
         gradient_checkpointing=checkpointed,
@@ -107,7 +108,9 @@ def _all_tokens_choose_alike(gate: Tensor) -> None:
 def test_experts_cost_the_same_whichever_are_chosen(
     routing: Callable[[Tensor], None], checkpointed: bool, routed: Path
 ) -> None:
-    model = ModelConfig(path=str(routed), head_chunk=16, gradient_checkpointing=checkpointed)
+    model = ModelConfig(
+        path=str(routed), head_chunk=16, gradient_checkpointing=checkpointed, dtype="bfloat16"
+    )
     register_packed_attention()
     config = MixtralConfig.from_pretrained(routed)
     lm = AutoModelForCausalLM.from_config(

@@ -28,7 +28,9 @@ REFERENCE = RoleWork("reference", read_shape(MODEL), "policy", WORK, 8, "cuda", 
 
 
 def actor(ranks: int = 8, device: Device = "cuda", **settings: Any) -> dict[str, Allocation]:
-    model = {"path": MODEL, "gradient_checkpointing": True} | settings.pop("model", {})
+    model = {"path": MODEL, "dtype": "bfloat16", "gradient_checkpointing": True} | settings.pop(
+        "model", {}
+    )
     role = TrainedRole.model_validate({"model": model, **settings})
     own = RoleWork("actor", read_shape(MODEL), "policy", WORK, ranks, device, MOMENTS)
     held = trained_role(role, own, "train_actor", sync_bucket=2**28)
@@ -169,7 +171,9 @@ def test_one_weight_at_a_time_is_copied_while_loading() -> None:
 def test_the_reference_stays_or_visits() -> None:
     sizes: dict[str, Counter[str]] = {}
     for offload in ("none", "cpu"):
-        role = FrozenRole.model_validate({"model": {"path": MODEL}, "offload": offload})
+        role = FrozenRole.model_validate(
+            {"model": {"path": MODEL, "dtype": "bfloat16"}, "offload": offload}
+        )
         held = frozen_role(role, REFERENCE)
         step = Moment("train_actor", "step")
         sizes[offload] = Counter()
@@ -183,7 +187,7 @@ def test_the_reference_stays_or_visits() -> None:
 
 
 def test_a_divided_reference_is_gathered_while_it_scores() -> None:
-    role = FrozenRole.model_validate({"model": {"path": MODEL}, "stage": 3})
+    role = FrozenRole.model_validate({"model": {"path": MODEL, "dtype": "bfloat16"}, "stage": 3})
     held = {one.item.name: one for one in frozen_role(role, REFERENCE)}
     assert size(held, "frozen weights") == 2 * PARAMETERS // 8
     assert held["live parameters"].moments == {Moment("score", "forward")}

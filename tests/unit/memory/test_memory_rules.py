@@ -17,7 +17,7 @@ from plimsoll.model.price.form import against_varlen
 from plimsoll.shapes.known_models import known_models, read_shape
 
 GEMMA, MIXTRAL = "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1"
-HERE = LocalHost("", {}, (), jemalloc=True)
+HERE = LocalHost("", {}, (), jemalloc=True, bfloat16=True)
 
 
 def test_plain_settings_meet_no_rule() -> None:
@@ -137,7 +137,8 @@ CASES = [
     ),
     (
         "ppo",
-        {"actor.model.dtype": "float32", "critic.model.dtype": "float32"},
+        dict.fromkeys(("actor.model.dtype", "critic.model.dtype"), "float32")
+        | {"rollout.dtype": "bfloat16"},
         "2xV100-32GB",
         "bfloat16-card",
         "error",

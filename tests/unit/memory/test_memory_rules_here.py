@@ -11,7 +11,7 @@ from rule_cases import conflicts
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.machine.local_host import LocalHost, allocator_settings
 
-HERE = LocalHost("", {}, (), jemalloc=True)
+HERE = LocalHost("", {}, (), jemalloc=True, bfloat16=True)
 VERSIONS = {"torch": "2.13.0", "transformers": "5.19.0", "deepspeed": "0.19.8"}
 
 

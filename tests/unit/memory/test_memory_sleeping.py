@@ -16,7 +16,7 @@ MOMENTS = frozenset({STARTING, ASLEEP})
 
 
 def sampler(model: str, **settings: object) -> Sampler:
-    rollout = RolloutConfig.model_validate({"memory_share": 0.5, **settings})
+    rollout = RolloutConfig.model_validate({"memory_share": 0.5, "dtype": "bfloat16", **settings})
     return Sampler(rollout, read_shape(model), longest=1024, sequences=64)
 
 

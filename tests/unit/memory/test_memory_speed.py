@@ -53,7 +53,8 @@ WORK = Pass(QWEN, tokens=1000, longest=100, micro_batches=5, updates=2, ranks=4,
 
 def role(**zero: object) -> TrainedRole:
     return TrainedRole(
-        model=ModelConfig(path="Qwen/Qwen2-7B"), zero=ZeroConfig.model_validate(zero)
+        model=ModelConfig(path="Qwen/Qwen2-7B", dtype="bfloat16"),
+        zero=ZeroConfig.model_validate(zero),
     )
 
 
@@ -132,7 +133,7 @@ def test_four_bits_are_unpacked_at_each_visit_and_gathered_in_four() -> None:
     assert dequantise_seconds(WORK, 2, ONE) == pytest.approx(5 * 2 * 4.52 * linear)
     quantised = role(stage=3).model_copy(
         update={
-            "model": ModelConfig(path="Qwen/Qwen2-7B", quantization="nf4"),
+            "model": ModelConfig(path="Qwen/Qwen2-7B", quantization="nf4", dtype="bfloat16"),
             "adapter": AdapterConfig(rank=8, targets=("o_proj",)),
         }
     )
@@ -143,7 +144,7 @@ def test_four_bits_are_unpacked_at_each_visit_and_gathered_in_four() -> None:
 
 
 def test_a_frozen_model_is_fetched_whole_or_in_shares() -> None:
-    model = ModelConfig(path="Qwen/Qwen2-7B")
+    model = ModelConfig(path="Qwen/Qwen2-7B", dtype="bfloat16")
     forward = forward_seconds(WORK, ONE)
 
     def extra(stage: int, offload: str) -> float:
@@ -157,7 +158,9 @@ def test_a_frozen_model_is_fetched_whole_or_in_shares() -> None:
 
 
 def test_sampling_reads_weights_and_cache_for_each_token() -> None:
-    rollout = RolloutConfig(sampling=SamplingConfig(max_new_tokens=100), max_sequences=8)
+    rollout = RolloutConfig(
+        sampling=SamplingConfig(max_new_tokens=100), max_sequences=8, dtype="bfloat16"
+    )
     sampler = Sampler(rollout, QWEN, longest=300, sequences=8)
     kv_token = 2 * L * KV * 2
     rates = replace(ONE, flops=1e30)

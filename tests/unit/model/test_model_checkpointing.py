@@ -213,7 +213,9 @@ class Stack(PreTrainedModel):  # type: ignore[misc] # transformers is untyped
 
 def test_layers_that_cannot_be_set_one_by_one_are_refused() -> None:
     lm = Stack(Qwen2Config(hidden_size=4))
-    config = ModelConfig(path="stack", gradient_checkpointing=True, checkpoint_every=2)
+    config = ModelConfig(
+        path="stack", gradient_checkpointing=True, checkpoint_every=2, dtype="bfloat16"
+    )
     with pytest.raises(ConfigError, match=r"stack: model.checkpoint_every is 2 .* Stack are not"):
         checkpoint_layers(lm, config)
 

@@ -216,7 +216,10 @@ def test_auto_takes_varlen_on_a_card_where_its_kernel_has_the_heads(
     config: PreTrainedConfig, name: str
 ) -> None:
     with patch("torch.cuda.get_device_capability", lambda device: (9, 0)):
-        assert attention_name(ModelConfig(path="m"), config, torch.device("cuda")) == name
+        assert (
+            attention_name(ModelConfig(path="m", dtype="bfloat16"), config, torch.device("cuda"))
+            == name
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])

@@ -165,7 +165,7 @@ def test_layer_norms_stay_as_they_are() -> None:
 def test_every_role_is_loaded_so(quantization: str, tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "model", tiny_config("qwen2", True), seed=0, tokenizer=None)
     config = ModelConfig.model_validate(
-        {"path": str(tmp_path / "model"), "quantization": quantization}
+        {"path": str(tmp_path / "model"), "dtype": "bfloat16", "quantization": quantization}
     )
     models = [load_policy(config, CPU), load_value(config, CPU, seed=0), load_teacher(config, CPU)]
     for model in models:

@@ -25,7 +25,7 @@ PROFILED = 256 * VOCABULARY * (2 + 3 * 4)
 
 def rollout(speculative: Mapping[str, object] | None = None, **settings: object) -> RolloutConfig:
     own = {} if speculative is None else {"speculative_config": speculative}
-    return RolloutConfig.model_validate({"vllm": own, **settings})
+    return RolloutConfig.model_validate({"vllm": own, "dtype": "bfloat16", **settings})
 
 
 def sampler(speculative: Mapping[str, object] | None = None, **settings: object) -> Sampler:

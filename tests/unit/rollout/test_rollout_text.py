@@ -38,7 +38,9 @@ def model(tmp_path: Path) -> Path:
 
 def check(model: Path, tokenizer: PreTrainedTokenizerFast, *stop: str) -> None:
     template = make_template(tokenizer, TURNS, None)
-    check_turn_end(template, ModelConfig(path=str(model)), SamplingConfig(stop=stop))
+    check_turn_end(
+        template, ModelConfig(path=str(model), dtype="bfloat16"), SamplingConfig(stop=stop)
+    )
 
 
 def known(model: Path, tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from plimsoll.machine.hardware import CARDS, Card, Hardware
+from plimsoll.machine.hardware import BFLOAT16_UNITS, CARDS, Card, Hardware
 from plimsoll.memory.advise.moves import filled, grown
 from plimsoll.memory.advise.states import Site, State
 from plimsoll.memory.advise.suggestion import Suggestion, suggestion_of
 from plimsoll.memory.remedies.changes import Move, changes_between
-from plimsoll.model.price.form import BFLOAT16_UNITS
 
 _MOST_NODES = 256
 

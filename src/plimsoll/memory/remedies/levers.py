@@ -9,6 +9,7 @@ from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.memory.remedies.changes import Move, Value, changes_between
+from plimsoll.spec.dtypes import fast_dtype
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
 
@@ -60,5 +61,7 @@ def _written_reference(spec: RunSpec[Any]) -> Mapping[str, Value]:
     if spec.roles["reference"].given:
         return {}
     own = {"gradient_checkpointing", "checkpoint_every", "activation_offload"}  # of what learns
+    if spec.actor.model.dtype == fast_dtype(spec.cluster)[0]:  # as its own auto is
+        own.add("dtype")
     fields = spec.actor.model.model_dump(exclude_defaults=True, exclude=own)
     return {f"reference.model.{key}": value for key, value in fields.items()}

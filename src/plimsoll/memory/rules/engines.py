@@ -7,11 +7,11 @@ from math import ceil, floor
 
 from plimsoll.config.problems import Problem
 from plimsoll.environment.price import episodes_at_once
+from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.engines import smaller_shares
-from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.rollout.price import KEPT_ASLEEP, unpriced
 from plimsoll.rollout.speculation import FROM_TEXT, proposer
 from plimsoll.run.counting import counted, gigabytes

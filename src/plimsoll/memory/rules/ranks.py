@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from plimsoll.config.engine import ZeroConfig
 from plimsoll.config.problems import Problem
+from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.memory.contents.contents import Job
-from plimsoll.model.price.form import BFLOAT16_UNITS
 from plimsoll.run.counting import counted
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 from plimsoll.config.cluster import Device
 from plimsoll.config.engine import AdapterConfig
 from plimsoll.config.model import ModelConfig
+from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.roles import HeadKind
 
@@ -21,8 +22,6 @@ BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 """In fp32 at once: of softmaxes and of fused norms, as in model/logit_chunks.py."""
 
 Capability = tuple[int, int]
-BFLOAT16_UNITS: Capability = (8, 0)
-"""The compute capability from which on cards have units for bfloat16, and flash attention runs."""
 WIDEST_HEAD = 256
 """FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
 _HEAD_STEP = 8

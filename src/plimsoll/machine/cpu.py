@@ -1,0 +1,40 @@
+"""The instructions of this machine's CPU that decide which dtype it computes fast in."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+_BFLOAT16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16", "svebf16"}
+"""Flags in /proc/cpuinfo of instructions that multiply bfloat16: two on x86, two on ARM."""
+
+_LIMIT = "ONEDNN_MAX_CPU_ISA"
+"""The variable that keeps oneDNN, which computes matrix products, from newer instructions."""
+
+_LIMITS_WITH_BFLOAT16 = {"ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512"}
+"""Values of that variable that leave the instructions of `_BFLOAT16_FLAGS` in use, beside all that
+name AMX (oneDNN's documentation, "CPU Dispatcher Control")."""
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether matrix products in bfloat16 run on instructions of their own here.
+
+    Without them a product in bfloat16 takes six to twelve times as long as one in float32
+    (docs/performance.md). False also where `ONEDNN_MAX_CPU_ISA` rules the instructions out.
+    """
+    limit = os.environ.get(_LIMIT, "ALL").upper()
+    allowed = limit in _LIMITS_WITH_BFLOAT16 or "AMX" in limit
+    return allowed and bool(_BFLOAT16_FLAGS & cpu_flags())
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Return the flags of the first CPU in /proc/cpuinfo; none where there is no such file."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    found = (line.partition(":") for line in lines)
+    flags = next((text for key, _, text in found if key.strip() in ("flags", "Features")), "")
+    return frozenset(flags.split())
