@@ -193,7 +193,8 @@ def suit_cards() -> None:
     # cuDNN's attention, which PyTorch prefers on H100, builds a graph for each new length.
     torch.backends.cuda.enable_cudnn_sdp(False)
     # DeepSpeed's groups are new ones, for which it gives no time (comm/torch.py, new_group).
-    dist.distributed_c10d.default_pg_nccl_timeout = _PATIENCE
+    groups: Any = dist.distributed_c10d  # whose types leave this out
+    groups.default_pg_nccl_timeout = _PATIENCE
 
 
 def leave() -> None:

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
@@ -106,7 +108,7 @@ class PackTensors:
     @classmethod
     def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
         """Copy the pack's arrays (which may be read-only views of Ray's store) to the device."""
-        own = {
+        own: dict[str, NDArray[Any]] = {
             "tokens_T": pack.tokens_T,
             "positions_T": pack.positions_T,
             "predictor_L": pack.predictor_L,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from packed_cases import CPU
 from test_model_shared_prompts import GROUPS, samples_in
 
@@ -41,7 +43,7 @@ def test_what_is_not_there_is_left_out() -> None:
 
 def test_one_buffer_holds_arrays_of_every_kind() -> None:
     """Sizes that leave the next array at an odd place, were places not rounded up."""
-    arrays = {
+    arrays: dict[str, NDArray[Any]] = {
         "ints": np.arange(5, dtype=np.int64) - 2**40,
         "borders": np.array([0, 3, 7], np.int32),
         "flags": np.array([True, False, True]),
