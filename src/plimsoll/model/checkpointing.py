@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError, PlimsollError
-from plimsoll.model.inputs_on_host import InputsOnHost
+from plimsoll.model.inputs_on_host import InputsOnHost, inputs_on_host
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default)
@@ -53,13 +53,12 @@ def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
             f"{type(lm).__name__} are not transformers' GradientCheckpointingLayer, which can be "
             "set one by one. Leave both keys out."
         )
-    inputs = InputsOnHost()
     for index, layer in enumerate(layers):
         layer.gradient_checkpointing = index % config.checkpoint_every == 0
         if config.activation_offload == "cpu":
             # As the class's docstring has it, this attribute is the function that checkpoints.
             layer._gradient_checkpointing_func = partial(
-                _with_inputs_on_host, inputs, layer._gradient_checkpointing_func
+                _with_inputs_on_host, inputs_on_host(), layer._gradient_checkpointing_func
             )
 
 

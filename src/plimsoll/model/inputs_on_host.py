@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class OnHost:
 
 
 class InputsOnHost:
-    """Moves what autograd saves of one model's layers from the card to the host, and back.
+    """Moves what autograd saves of layers from the card to the host, and back.
 
     An input leaves on a stream of its own, while its layer computes. The host never waits. The
     card waits until the input before is gone, so at most two are on it: the one that a layer reads
@@ -72,6 +72,12 @@ class InputsOnHost:
     @cached_property
     def _stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream()
+
+
+@cache
+def inputs_on_host() -> InputsOnHost:
+    """Return the process's own: its roles learn one after the other, and use the same blocks."""
+    return InputsOnHost()
 
 
 class HostBlocks:
