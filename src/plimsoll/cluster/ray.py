@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from math import gcd
 from typing import Any, TypeVar
 
 import ray
@@ -143,7 +145,7 @@ class RayCluster:
         actors = create_ranks(config.ranks, device, threads, nodes)
         critics = create_ranks(config.critic_ranks or 0, device, threads, nodes)
         shared = device == "cuda" and any(s.rollout.placement == "shared" for s in specs)
-        engines = [] if shared else create_engines(specs, device, nodes)
+        engines = create_engines(specs, device, nodes) if device == "cpu" else []
         groups = [
             rank_members("training rank", actors, patience),
             rank_members("critic rank", critics, patience),
@@ -153,6 +155,8 @@ class RayCluster:
         self._before = self._look_around(patience)
         if shared:
             engines = share_cards(specs, device, self._ranks)
+        elif device == "cuda":  # only now: the ranks are to have cards side by side
+            engines = create_engines(specs, device, nodes)
         self._engines = members("rollout engine", engines, patience)
         starting = {
             member.actor.start.remote(place): member
@@ -415,9 +419,12 @@ def _calls(
 
 def _places(group: Sequence[Member], device: Device, threads: int) -> Iterator[Place]:
     """Each rank's place in a process group of their own, which the first of them leads."""
+    on_nodes = Counter(member.host.node_id for member in group)
+    # Ranks are numbered node by node: of nodes with unlike numbers, parts of one size are alike.
+    per_node = gcd(*on_nodes.values())
     for rank in range(len(group)):
         first = group[0].host
-        yield Place(rank, len(group), 0, first.node, first.port, device, threads)
+        yield Place(rank, len(group), 0, first.node, first.port, device, threads, per_node)
 
 
 def _why(member: Member, error: RayError) -> str:

@@ -95,7 +95,8 @@ class RolloutConfig(Settings):
     side by side."""
     sleep_level: Literal[0, 1, 2] = 0
     """What shared engines give up while the ranks train: 0 nothing, 1 the KV cache, with weights
-    moved to host memory, 2 both dropped."""
+    moved to host memory, 2 both dropped. A sync brings all weights, but for
+    `rollout.sync.adapter: separate`: 2 spares two copies of them in each step."""
     memory_share: Share = 0.5
     """The share of the whole card that vLLM takes (its gpu_memory_utilization)."""
     cpu_kv_cache_gib: PositiveFloat = 0.5

@@ -24,10 +24,12 @@ def score(
     forward: Callable[[PackTensors], Tensor],
     device: torch.device,
 ) -> list[Floats]:
-    """What `forward`, which calls the engine's, gives for each pack, without gradients; fp32, in
-    host memory."""
+    """Return what `forward`, which calls the engine's, gives for each pack: in fp32, in host
+    memory, without gradients."""
     with engine.scoring():
-        return [forward(PackTensors.from_pack(p, device)).float().cpu().numpy() for p in packs]
+        found = [forward(PackTensors.from_pack(pack, device)).float() for pack in packs]
+    # Only after the last: see `_totals`.
+    return [scores.cpu().numpy() for scores in found]
 
 
 def losses(

@@ -45,10 +45,10 @@ from plimsoll.algorithm.value_loss import value_loss
 from plimsoll.config.base import Choice
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.teacher_forward import TeacherForward
-from plimsoll.model.attention import sent
 from plimsoll.model.distillation import Distilled, Lesson
 from plimsoll.model.noise import EmbeddingNoise
 from plimsoll.model.policy import PackTensors
+from plimsoll.model.sending import send, send_one
 from plimsoll.model.token_logprobs import Imitation
 from plimsoll.model.value import at_ends, at_marks
 from plimsoll.records import BatchCounts, Bools, Floats
@@ -114,7 +114,7 @@ class PreferenceObjective:
         )
         return preference_objective(
             inputs,
-            None if stream is None else in_pairs(sent(stream, logprobs_L.device)),
+            None if stream is None else in_pairs(send_one(stream, logprobs_L.device)),
             preference_loss(self.preference_loss).compute,
             self.nll_weight,
         )
@@ -133,7 +133,7 @@ class RewardObjective:
         self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
     ) -> LossOutput:
         scores = in_pairs(engine.forward(at_ends(pack)))
-        margins_P = sent(stream, scores.chosen_P.device)
+        margins_P = send_one(stream, scores.chosen_P.device)
         inputs = RewardLossInputs(scores, margins_P, counts.sequences // 2)
         return reward_objective(inputs, reward_loss(self.reward_loss), self.centring)
 
@@ -147,7 +147,7 @@ class ProcessObjective:
         self, engine: Engine, pack: PackTensors, stream: Floats, counts: BatchCounts
     ) -> LossOutput:
         scores_L = engine.forward(at_marks(pack))
-        return process_loss(scores_L, sent(stream, scores_L.device), counts)
+        return process_loss(scores_L, send_one(stream, scores_L.device), counts)
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,10 @@ class FeedbackObjective:
         self, engine: Engine, pack: PackTensors, stream: FeedbackStream, counts: BatchCounts
     ) -> LossOutput:
         logprobs_S = sums(engine.forward(pack)[0], pack.cu_loss_tokens)
-        reference_S = sent(stream.reference_logprobs_S, logprobs_S.device)
+        sent = send(vars(stream), logprobs_S.device)
+        reference_S = sent["reference_logprobs_S"]
         logratios_S = logprobs_S[: len(reference_S)] - reference_S  # a filler stands alone
-        desirable_S = sent(stream.desirable_S, logprobs_S.device)
-        inputs = FeedbackLossInputs(logratios_S, desirable_S, self.kl, self.labels)
+        inputs = FeedbackLossInputs(logratios_S, sent["desirable_S"], self.kl, self.labels)
         return feedback_loss(self.feedback_loss)(inputs)
 
 
@@ -208,19 +208,16 @@ class PolicyObjective:
         logprobs_L, entropy_L = engine.forward(
             pack, entropy="loss" if self.terms.entropy_bonus > 0 else "metric"
         )
-        device, old_L = logprobs_L.device, stream.old_logprobs_L
-        reference_L = stream.reference_logprobs_L
+        sent = send(vars(stream), logprobs_L.device)
+        old_L = sent.get("old_logprobs_L")
         policy = PolicyLossInputs(
             logprobs_L=logprobs_L,
-            old_logprobs_L=logprobs_L.detach() if old_L is None else sent(old_L, device),
-            advantages_L=sent(stream.advantages_L, device),
+            old_logprobs_L=logprobs_L.detach() if old_L is None else old_L,
+            advantages_L=sent["advantages_L"],
             cu_loss_tokens=pack.cu_loss_tokens,
         )
         inputs = PolicyObjectiveInputs(
-            policy,
-            sent(stream.sampler_logprobs_L, device),
-            entropy_L,
-            None if reference_L is None else sent(reference_L, device),
+            policy, sent["sampler_logprobs_L"], entropy_L, sent.get("reference_logprobs_L")
         )
         return policy_objective(inputs, counts, self.terms, self._loss, self._correction)
 
@@ -254,11 +251,7 @@ class ValueObjective:
         self, engine: Engine, pack: PackTensors, stream: ValueStream, counts: BatchCounts
     ) -> LossOutput:
         values_L = engine.forward(pack)
-        device = values_L.device
         inputs = ValueLossInputs(
-            values_L=values_L,
-            old_values_L=sent(stream.old_values_L, device),
-            returns_L=sent(stream.returns_L, device),
-            counts=counts,
+            values_L=values_L, **send(vars(stream), values_L.device), counts=counts
         )
         return value_loss(inputs, self.clip)

@@ -23,6 +23,10 @@ _KERNEL_LIMITS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY"
 1 MB each. Packs hardly ever have the same shape twice, and either would keep 1,024; the layers and
 sequences of one pack have about a hundred."""
 
+_PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others in a collective. NCCL's own 10 minutes are short where one
+of them reads a large model from a slow disk."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -30,6 +34,7 @@ class Place:
 
     address, port: the rendezvous of rank 0. local_rank: the GPU of its node.
     threads: CPU threads of the process.
+    ranks_per_node: how many consecutive ranks share a node, the same number everywhere; None: all.
     """
 
     rank: int
@@ -39,6 +44,7 @@ class Place:
     port: int
     device: Device
     threads: int
+    ranks_per_node: int | None = None
 
     @property
     def torch_device(self) -> torch.device:
@@ -115,10 +121,27 @@ def prepare_environment(place: Place) -> None:
     os.environ |= kernel_limits()
     if place.device == "cpu":
         keep_large_blocks()
-        if reached := interface_to(place.address, place.port):
-            # gloo would take what the machine's own name stands for: often 127.0.1.1, or nothing.
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", reached)
+    for name, value in interface_settings(place).items():
+        os.environ.setdefault(name, value)
     torch.set_num_threads(place.threads)
+
+
+def interface_settings(place: Place) -> dict[str, str]:
+    """Return the variables that name the network interface over which a rank reaches rank 0.
+
+    gloo would take what the machine's own name stands for: often 127.0.1.1, or nothing. NCCL takes
+    the first interface of its list, on nodes with bridges perhaps one that others do not reach;
+    within a node it needs none.
+    """
+    several = place.ranks_per_node is not None and place.ranks_per_node < place.ranks
+    if place.device == "cuda" and not several:
+        return {}
+    reached = interface_to(place.address, place.port)
+    if reached is None:
+        return {}
+    if place.device == "cpu":
+        return {"GLOO_SOCKET_IFNAME": reached}
+    return {"NCCL_SOCKET_IFNAME": f"={reached}"}  # without the sign, any whose name begins so
 
 
 def join(place: Place) -> torch.device:
@@ -126,12 +149,13 @@ def join(place: Place) -> torch.device:
     prepare_environment(place)
     if place.device == "cuda":
         torch.cuda.set_device(place.torch_device)
+        suit_cards()
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if place.device == "cuda" else "gloo",
             rank=place.rank,
             world_size=place.ranks,
-            timeout=timedelta(minutes=30),
+            timeout=_PATIENCE,
         )
     # DeepSpeed 0.19.8 calls what torch 2.13 says is deprecated.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
@@ -141,7 +165,9 @@ def join(place: Place) -> torch.device:
     # inference; gloo serves training.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if place.device == "cuda":
-        ask_cuda_for_free_memory(deepspeed.accelerator.get_accelerator())
+        accelerator = deepspeed.accelerator.get_accelerator()
+        ask_cuda_for_free_memory(accelerator)
+        count_ranks_as_cards(accelerator, place.ranks_per_node or place.ranks)
     deepspeed.init_distributed(dist_init_required=False)
     return place.torch_device
 
@@ -150,6 +176,25 @@ def ask_cuda_for_free_memory(accelerator: Any) -> None:
     """DeepSpeed 0.19.8 asks NVML, by the numbers in CUDA_VISIBLE_DEVICES: with UUIDs there, ZeRO 1
     and 2 end with a ValueError (accelerator/cuda_accelerator.py, zero/stage_1_and_2.py)."""
     accelerator.available_memory = lambda device=None: torch.cuda.mem_get_info(device)[0]
+
+
+def count_ranks_as_cards(accelerator: Any, ranks_per_node: int) -> None:
+    """Have DeepSpeed know how many ranks share a node.
+
+    DeepSpeed 0.19.8 takes the cards that a process sees for those of its node (utils/groups.py,
+    coalesced_collectives.py, zero/stage3.py), and a rank sees one: each would be a node of its own,
+    and gradients that are quantised between nodes would be quantised within them.
+    """
+    accelerator.device_count = lambda: ranks_per_node
+
+
+def suit_cards() -> None:
+    """Set what PyTorch keeps for a whole process, in one that computes on a card."""
+    # cuDNN's attention, which PyTorch prefers on H100, builds a graph for each new length.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # DeepSpeed's groups are new ones, for which it gives no time (comm/torch.py, new_group).
+    groups: Any = dist.distributed_c10d  # whose types leave this out
+    groups.default_pg_nccl_timeout = _PATIENCE
 
 
 def leave() -> None:

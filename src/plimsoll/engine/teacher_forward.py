@@ -37,7 +37,7 @@ class TeacherForward:
         """Within: the head's weight and bias, whole, on the device."""
         names = self.model.head_names()
         with self.teacher.gathered(names) as tensors:
-            weight, *bias = (tensors[name].to(device) for name in names)
+            weight, *bias = (tensors[name].to(device, non_blocking=True) for name in names)
             yield weight, bias[0] if bias else None
 
 

@@ -15,7 +15,7 @@ of its keys. No mask is ever built for the whole pack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from inspect import signature
@@ -31,6 +31,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from plimsoll.errors import ConfigError
+from plimsoll.model.sending import Arrays, send
 from plimsoll.records import Ints, leaders
 
 SDPA = "plimsoll_sdpa"
@@ -67,18 +68,6 @@ def spans(own: Sequence[int], shared: Sequence[int]) -> Iterator[Span]:
         start += tokens
 
 
-def sent(array: NDArray[Any], device: torch.device) -> Tensor:
-    """A copy of an array (which may be a read-only view of Ray's store) on a device.
-
-    On its way to a card it lies in pinned memory, so that the host does not wait until the card has
-    done all that it was given before: it prepares the next micro-batch meanwhile. PyTorch keeps
-    such memory until the copy is there.
-    """
-    if device.type != "cuda":
-        return torch.tensor(array, device=device)
-    return torch.tensor(array, pin_memory=True).to(device, non_blocking=True)
-
-
 @dataclass(frozen=True, eq=False)
 class Layout:
     """Where the sequences of a pack lie, for all layers of a forward.
@@ -99,16 +88,20 @@ class Layout:
 
     @classmethod
     def of(cls, cu_seqlens: NDArray[np.int32], shared_S: Ints, device: torch.device) -> Layout:
-        """The layout of a pack, on a device; parameters as of `records.Pack`."""
-        own_S = np.diff(cu_seqlens)
-        cu_keys = np.cumsum([0, *(own_S + shared_S)], dtype=np.int32)
-        keys_K = _keys(cu_seqlens, shared_S) if shared_S.any() else None
+        """Return the layout of a pack on a device; parameters as of `records.Pack`."""
+        return cls.over(cu_seqlens, shared_S, send(layout_arrays(cu_seqlens, shared_S), device))
+
+    @classmethod
+    def over(
+        cls, cu_seqlens: NDArray[np.int32], shared_S: Ints, sent: Mapping[str, Tensor]
+    ) -> Layout:
+        """Return the layout of a pack whose `layout_arrays` were sent to a device already."""
         return cls(
-            own=tuple(own_S.tolist()),
+            own=tuple(np.diff(cu_seqlens).tolist()),
             shared=tuple(shared_S.tolist()),
-            cu_queries=sent(cu_seqlens, device),
-            cu_keys=sent(cu_keys, device),
-            keys_K=None if keys_K is None else sent(keys_K, device),
+            cu_queries=sent["cu_queries"],
+            cu_keys=sent["cu_keys"],
+            keys_K=sent.get("keys_K"),
         )
 
     @cached_property
@@ -125,6 +118,15 @@ class Layout:
     def most_keys(self) -> int:
         """Of a sequence."""
         return max(own + shared for own, shared in zip(self.own, self.shared, strict=True))
+
+
+def layout_arrays(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Arrays:
+    """Return what a `Layout` has on the device, by its fields; parameters as of `records.Pack`."""
+    return {
+        "cu_queries": cu_seqlens,
+        "cu_keys": np.cumsum([0, *(np.diff(cu_seqlens) + shared_S)], dtype=np.int32),
+        "keys_K": _keys(cu_seqlens, shared_S) if shared_S.any() else None,
+    }
 
 
 def _keys(cu_seqlens: NDArray[np.int32], shared_S: Ints) -> Ints:

@@ -12,7 +12,6 @@ import torch
 import torch.nn.attention.varlen  # makes its operation known
 from torch import Tensor, UntypedStorage
 from torch._ops import OpOverload
-from torch.autograd.graph import save_on_cpu
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import PreTrainedModel
@@ -20,6 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.errors import ConfigError, PlimsollError
+from plimsoll.model.inputs_on_host import InputsOnHost, inputs_on_host
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten.addmm.default)
@@ -58,7 +58,7 @@ def checkpoint_layers(lm: PreTrainedModel, config: ModelConfig) -> None:
         if config.activation_offload == "cpu":
             # As the class's docstring has it, this attribute is the function that checkpoints.
             layer._gradient_checkpointing_func = partial(
-                _with_inputs_on_host, layer._gradient_checkpointing_func
+                _with_inputs_on_host, inputs_on_host(), layer._gradient_checkpointing_func
             )
 
 
@@ -137,8 +137,11 @@ def _storage(found: object) -> UntypedStorage | None:
 
 
 def _with_inputs_on_host(
-    checkpoint: Callable[..., Any], function: Callable[..., Any], *inputs: Any
+    on_host: InputsOnHost,
+    checkpoint: Callable[..., Any],
+    function: Callable[..., Any],
+    *inputs: Any,
 ) -> Any:
-    """What a checkpointed layer itself saves does not pass these hooks: its inputs alone do."""
-    with save_on_cpu(pin_memory=True):
+    """Checkpoint a layer; its inputs alone pass the hooks, not what it saves itself."""
+    with on_host.saving():
         return checkpoint(function, *inputs)

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
@@ -27,11 +29,12 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from plimsoll.data.template import make_template
-from plimsoll.model.attention import Layout, sent
+from plimsoll.model.attention import Layout, layout_arrays
 from plimsoll.model.checks import check_length
 from plimsoll.model.distillation import Distilled, Lesson, distil
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.noise import EmbeddingNoise, noisy
+from plimsoll.model.sending import send
 from plimsoll.model.token_logprobs import (
     Entropy,
     Imitation,
@@ -105,14 +108,16 @@ class PackTensors:
     @classmethod
     def from_pack(cls, pack: Pack, device: torch.device) -> PackTensors:
         """Copy the pack's arrays (which may be read-only views of Ray's store) to the device."""
-        return cls(
-            tokens_T=sent(pack.tokens_T, device),
-            positions_T=sent(pack.positions_T, device),
-            layout=Layout.of(pack.cu_seqlens, pack.shared_S, device),
-            predictor_L=sent(pack.predictor_L, device),
-            targets_L=sent(pack.targets_L, device),
-            cu_loss_tokens=sent(pack.cu_loss_tokens, device),
-        )
+        own: dict[str, NDArray[Any]] = {
+            "tokens_T": pack.tokens_T,
+            "positions_T": pack.positions_T,
+            "predictor_L": pack.predictor_L,
+            "targets_L": pack.targets_L,
+            "cu_loss_tokens": pack.cu_loss_tokens,
+        }
+        sent = send({**own, **layout_arrays(pack.cu_seqlens, pack.shared_S)}, device)
+        layout = Layout.over(pack.cu_seqlens, pack.shared_S, sent)
+        return cls(layout=layout, **{name: sent[name] for name in own})
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,9 @@ def predictor_states(lm: PreTrainedModel, pack: PackTensors) -> Tensor:
     check_length(lm.config, pack.layout.most_keys)
     hidden_1TH = lm.get_decoder()(
         input_ids=pack.tokens_T[None],
+        # Packed attention reads no mask. Without one, transformers looks for sequences in the
+        # positions, and the host waits for the card (masking_utils, find_packed_sequence_indices).
+        attention_mask=torch.ones_like(pack.tokens_T, dtype=torch.bool)[None],
         position_ids=pack.positions_T[None],
         use_cache=False,
         layout=pack.layout,

@@ -8,7 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from plimsoll.config.model import ELEMENT_BYTES
 from plimsoll.config.rollout import RolloutConfig
-from plimsoll.rollout.speculation import CACHE_BYTES, Speculation, unpriced_speculation
+from plimsoll.rollout.speculation import (
+    CACHE_BYTES,
+    FROM_TEXT,
+    Speculation,
+    proposer,
+    unpriced_speculation,
+)
 from plimsoll.rollout.stages import Stage, stages_of
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.timeline.items import Allocation, Item, Moment
@@ -32,6 +38,18 @@ _HOLDING = frozenset(
     }
 )
 """Arguments of vLLM's that change what it holds."""
+
+
+def has_dropped_draft(rollout: RolloutConfig) -> bool:
+    """Whether sleep level 2 would drop a model that proposes tokens, which no sync brings."""
+    method = proposer(rollout)
+    return method is not None and method not in FROM_TEXT and KEPT_ASLEEP not in rollout.vllm
+
+
+def keeps_weights(rollout: RolloutConfig) -> bool:
+    """Whether engines that sleep must keep weights, because no sync brings them: of the model under
+    an adapter that is sent alone, or of a draft."""
+    return rollout.sync.adapter == "separate" or has_dropped_draft(rollout)
 
 
 def unpriced(rollout: RolloutConfig) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from transformers import (
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.engine.export import AdapterFiles
 from plimsoll.engine.meter import read_memory
+from plimsoll.engine.process_group import suit_cards
 from plimsoll.engine.weights import WeightBucket, read_bucket
 from plimsoll.errors import WeightSyncError
 from plimsoll.model.load import quiet
@@ -42,6 +43,8 @@ class TransformersEngine:
         self._version = 0
         self.responses_per_request = spec.rollout.max_sequences
         self._decoder = Decoder(spec.model, spec.trust_remote_code)
+        if spec.device == "cuda":
+            suit_cards()
         with quiet():
             self._model: Any = AutoModelForCausalLM.from_pretrained(
                 spec.model,

@@ -105,15 +105,11 @@ class VllmEngine:
         figures: Mapping[str, float],
     ) -> Trajectory:
         tokens = np.asarray(completion.token_ids, dtype=np.int64)
-        logprobs = [
-            entry[token].logprob
-            for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
-        ]
         sampled = single_turn(
             prompt=prompt,
             sample_index=request.first + completion.index,
             response_tokens=tokens,
-            sampler_logprobs=np.asarray(logprobs, dtype=np.float32),
+            sampler_logprobs=_own_logprobs(completion.logprobs, tokens),
             response_text=self._decoder.text(tokens, request.sampling),
             finish_reason="length" if completion.finish_reason == "length" else "stop",
             weight_version=version,
@@ -123,16 +119,12 @@ class VllmEngine:
     async def log_probs(self, sequences: Sequence[Ints]) -> list[Floats]:
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        params = SamplingParams(
+            max_tokens=1, prompt_logprobs=0, detokenize=False, flat_logprobs=True
+        )
         outputs = await asyncio.gather(*(self._run(tokens, params) for tokens in sequences))
         return [
-            np.asarray(
-                [
-                    entry[int(token)].logprob
-                    for entry, token in zip(output.prompt_logprobs[1:], tokens[1:], strict=True)
-                ],
-                dtype=np.float32,
-            )
+            _own_logprobs(output.prompt_logprobs, tokens[1:])  # nothing predicts the first
             for output, tokens in zip(outputs, sequences, strict=True)
         ]
 
@@ -319,12 +311,26 @@ def _sampling_params(request: Request, decoder: Decoder, most: int, seed: int) -
         min_tokens=min(sampling.min_new_tokens, most),
         max_tokens=most,
         logprobs=0,
+        flat_logprobs=True,
         seed=seed,
         stop_token_ids=list(decoder.end_tokens),
         stop=list(sampling.stop),
         detokenize=bool(sampling.stop),
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def _own_logprobs(found: Any, tokens: TokenIds) -> Floats:
+    """Return each token's own log-prob.
+
+    Args:
+        found: vLLM's `FlatLogprobs` of these tokens, which has one entry a token where none of the
+            other tokens' was asked for. In vLLM's usual form, a dictionary and an object a token
+            would be made in the one thread that also feeds the engine.
+        tokens: shape [n].
+    """
+    assert np.array_equal(found.token_ids, tokens), "vLLM's log-probs are of other tokens"
+    return np.asarray(found.logprobs, dtype=np.float32)
 
 
 def _shared_memory(size: int) -> str | None:

@@ -321,7 +321,7 @@ def test_where_roles_live(converted: Convert) -> None:
     assert at(found, "rollout.placement") is None  # cards of their own
     found = converted(groups + engines + "--colocate_all_models", "0.8.0", of="ppo")
     assert at(found, "cluster") == {"ranks": 16, "nodes": 2}
-    assert at(found, "rollout.placement") == "shared" and at(found, "rollout.sleep_level") == 1
+    assert at(found, "rollout.placement") == "shared" and at(found, "rollout.sleep_level") == 2
     found = converted(groups + engines + "--colocate_all_models --async_train", "0.8.0", of="ppo")
     assert at(found, "cluster") == {"ranks": 16, "nodes": 4}
     assert "samples, then learns" in why(found, "lacking", "async_train")

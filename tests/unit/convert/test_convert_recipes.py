@@ -82,7 +82,7 @@ def test_a_recipe_that_is_refused_says_why(name: str) -> None:
                 "cluster.critic_ranks": None,
                 "batch.micro_batch_tokens": 16384,
                 "algorithm.mini_batches": 8,
-                "rollout.sleep_level": 1,
+                "rollout.sleep_level": 2,
                 "algorithm.correction.name": "truncate",
             },
         ),

@@ -181,7 +181,7 @@ def test_a_recipe_has_every_key_accounted_for_and_loads(
                 "actor.adapter": {"rank": 64, "targets": ("all-linear",), "alpha": 32.0},
                 "batch.micro_batch_tokens": 4 * 3072,
                 "reference": None,
-                "rollout.sleep_level": 1,
+                "rollout.sleep_level": 2,
             },
         ),
         ("megatron", "grpo", {"actor.zero.stage": 3}),

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
+from torch import Tensor
 
 from plimsoll.algorithm.inputs import LossOutput
-from plimsoll.engine.micro_batches import Shares, _note, _totals
+from plimsoll.data.packing import pack_one
+from plimsoll.engine.micro_batches import Shares, _note, _totals, score
+from plimsoll.model.policy import PackTensors
+from plimsoll.records import Sample
 
 
 def test_shares_are_added_by_name() -> None:
@@ -23,3 +33,33 @@ def test_numbers_are_not_read_between_micro_batches() -> None:
     _note(shares, LossOutput(2 * weight, {"kl": torch.zeros((), device="meta")}))
     (loss,) = shares["loss"]
     assert isinstance(loss, torch.Tensor) and not loss.requires_grad  # nor its graph kept
+
+
+PACKS = [pack_one([Sample(np.arange(n), np.arange(n) > 0)], [0]) for n in (4, 2, 7)]
+SCORING: Any = SimpleNamespace(scoring=nullcontext)
+
+
+def test_scores_come_in_the_order_of_the_packs() -> None:
+    def forward(pack: PackTensors) -> Tensor:
+        return pack.targets_L.bfloat16() / 4
+
+    found = score(SCORING, PACKS, forward, torch.device("cpu"))
+    assert [scores.tolist() for scores in found] == [
+        [0.25, 0.5, 0.75],
+        [0.25],
+        [0.25, 0.5, 0.75, 1.0, 1.25, 1.5],
+    ]
+    assert {scores.dtype for scores in found} == {np.dtype(np.float32)}
+
+
+def test_scores_are_not_read_between_packs() -> None:
+    """On a card that waits, and a tensor without a value cannot be read."""
+    scored: list[int] = []
+
+    def forward(pack: PackTensors) -> Tensor:
+        scored.append(len(pack.targets_L))
+        return torch.zeros(len(pack.targets_L), device="meta")
+
+    with pytest.raises(NotImplementedError, match="meta"):
+        score(SCORING, PACKS, forward, torch.device("cpu"))
+    assert scored == [3, 1, 6]

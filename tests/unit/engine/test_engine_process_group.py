@@ -1,15 +1,26 @@
-"""What is set, in DeepSpeed and for gloo, when a rank joins the others."""
+"""What is set, in DeepSpeed, PyTorch, gloo and NCCL, when a rank joins the others."""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from deepspeed.accelerator import cuda_accelerator
+from deepspeed.utils import groups
 
-from plimsoll.engine.process_group import ask_cuda_for_free_memory, interface_to
+from plimsoll.engine.process_group import (
+    Place,
+    ask_cuda_for_free_memory,
+    count_ranks_as_cards,
+    interface_settings,
+    interface_to,
+    suit_cards,
+)
 
 
 def test_a_cards_free_memory_is_known_where_cards_have_uuids(
@@ -35,3 +46,61 @@ def test_gloo_takes_the_interface_that_reaches_the_first_rank(
     loopback = interface_to("127.0.0.1", 1)
     assert loopback is not None and interface_to("localhost", 1) == loopback
     assert "127.0.0.1" in {one.address for one in psutil.net_if_addrs()[loopback]}
+
+
+def quantised_groups(ranks: int, cards: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """DeepSpeed's groups for gradients in 4 bits. cards: of a rank's node, as DeepSpeed has it."""
+    asked = SimpleNamespace(
+        is_initialized=lambda: True,
+        get_world_size=lambda: ranks,
+        new_group=lambda ranks: list(ranks),
+    )
+    monkeypatch.setattr(groups, "dist", asked)
+    monkeypatch.setattr(groups, "_ALL_TO_ALL_GROUP", {})
+    monkeypatch.setattr(groups, "get_accelerator", lambda: cards)
+    found: dict[str, Any] = groups._get_local_all_to_all_group()
+    return found
+
+
+def test_ranks_of_a_node_are_one_node_to_deepspeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four ranks on two nodes, each of which sees one card, as Ray gives it."""
+    accelerator = cuda_accelerator.CUDA_Accelerator()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    wrong = quantised_groups(4, accelerator, monkeypatch)
+    assert wrong["local_0"] == [0] and wrong["global_0"] == [0, 1, 2, 3]  # what this is for
+    count_ranks_as_cards(accelerator, 2)
+    found = quantised_groups(4, accelerator, monkeypatch)
+    assert found == {
+        "local_0": [0, 1],
+        "local_1": [2, 3],
+        "global_0": [0, 2],
+        "global_1": [1, 3],
+    }
+    count_ranks_as_cards(accelerator, 4)
+    assert quantised_groups(4, accelerator, monkeypatch) == {"local_0": [0, 1, 2, 3]}
+
+
+def test_nccl_takes_that_interface_between_nodes_and_its_own_choice_within_one() -> None:
+    loopback = interface_to("127.0.0.1", 1)
+
+    def settings(device: Any, ranks: int, per_node: int | None) -> dict[str, str]:
+        return interface_settings(Place(0, ranks, 0, "127.0.0.1", 1, device, 1, per_node))
+
+    assert settings("cuda", 4, 2) == {"NCCL_SOCKET_IFNAME": f"={loopback}"}
+    assert settings("cuda", 4, 4) == settings("cuda", 1, None) == {}
+    assert settings("cpu", 2, 2) == settings("cpu", 2, 1) == {"GLOO_SOCKET_IFNAME": loopback}
+
+
+def test_groups_that_deepspeed_makes_wait_as_long_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And attention is not cuDNN's, which prepares each length anew."""
+    c10d = dist.distributed_c10d
+    monkeypatch.setattr(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    try:
+        suit_cards()
+        assert c10d._get_default_timeout(dist.Backend("nccl")) == timedelta(minutes=30)
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+        assert torch.backends.cuda.flash_sdp_enabled()
+        assert torch.backends.cuda.mem_efficient_sdp_enabled()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)

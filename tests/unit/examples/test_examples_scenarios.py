@@ -162,9 +162,9 @@ def test_7b_on_four_4090s_is_offered_lora_first_and_then_adam_on_the_cpu() -> No
 def test_1p5b_ppo_is_told_a_lower_share_and_a_higher_one_with_sleep() -> None:
     [problem] = errors("5_orz_1p5b")
     awake, asleep = map(float, re.findall(r"memory_share: (0\.\d+)", problem.fix))
-    assert f"rollout.sleep_level: 1 with rollout.memory_share: {asleep}" in problem.fix
+    assert f"rollout.sleep_level: 2 with rollout.memory_share: {asleep}" in problem.fix
     assert 0.5 <= awake < asleep < 0.9
-    for words in ((awake, 0), (asleep, 1)):
+    for words in ((awake, 0), (asleep, 2)):
         job = config("5_orz_1p5b").config
         assert isinstance(job, RlConfig)
         share, level = words

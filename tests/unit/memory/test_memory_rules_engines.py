@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from rule_cases import QWEN, config, conflicts
 
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.machine.hardware import parse_cluster
 from plimsoll.memory.plan.plan import BAND, Ground, Plan, make_plan
 from plimsoll.memory.remedies.engines import largest_share
+from plimsoll.memory.remedies.levers import sleep
 from plimsoll.memory.rules.engines import against_parallel
 from plimsoll.shapes.known_models import read_shape
 
@@ -133,9 +137,25 @@ def test_vllm_beside_training_says_the_share_that_fits() -> None:
     awake, asleep = largest_share(ranks, BAND), largest_share(ranks, BAND, asleep=True)
     assert 0 < awake < 0.9 and awake < asleep
     assert f"rollout.memory_share: {awake:.2f}, or" in problem.fix
-    assert f"rollout.sleep_level: 1 with rollout.memory_share: {asleep:.2f}" in problem.fix
+    assert f"rollout.sleep_level: 2 with rollout.memory_share: {asleep:.2f}" in problem.fix
     assert shared_plan(awake).verdict == "fits" and shared_plan(awake + 0.02).verdict != "fits"
-    assert shared_plan(asleep, level=1).verdict == "fits"
+    assert shared_plan(asleep, level=1).verdict == shared_plan(asleep, level=2).verdict == "fits"
+
+
+@pytest.mark.parametrize(
+    ("changes", "level"),
+    [
+        ({}, 2),
+        ({"sync": {"adapter": "merged"}}, 2),
+        ({"sync": {"adapter": "separate"}}, 1),
+        ({"vllm": {"spec_method": "ngram"}}, 2),
+        ({"vllm": {"spec_model": "draft"}}, 1),
+        ({"vllm": {"spec_model": "draft", "sleep_preserve_parameter_names": ["draft.*"]}}, 2),
+    ],
+)
+def test_engines_keep_asleep_what_no_sync_brings(changes: dict[str, Any], level: int) -> None:
+    rollout = RolloutConfig.model_validate({"placement": "shared", **changes})
+    assert sleep(rollout) == {"rollout.sleep_level": level}
 
 
 def test_training_that_does_not_fit_by_itself_is_not_vllms_fault() -> None:

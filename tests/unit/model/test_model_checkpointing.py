@@ -49,9 +49,9 @@ def written(directory: Path, family: Family) -> Path:
     return directory
 
 
-def loaded(path: Path, **settings: Any) -> PolicyModel:
+def loaded(path: Path, device: torch.device = CPU, **settings: Any) -> PolicyModel:
     config = ModelConfig(path=str(path), dtype="float32", head_chunk=5, **settings)
-    return load_policy(config, CPU)
+    return load_policy(config, device).to(device)
 
 
 def a_pack(device: torch.device = CPU) -> PackTensors:
@@ -228,7 +228,7 @@ def test_layer_inputs_leave_the_card(tmp_path: Path) -> None:
     card = torch.device("cuda")
     held = {}
     for offload in ("none", "none", "cpu"):  # the first time libraries take their workspaces
-        model = loaded(path, gradient_checkpointing=True, activation_offload=offload).to(card)
+        model = loaded(path, card, gradient_checkpointing=True, activation_offload=offload)
         pack = a_pack(card)
         before = torch.cuda.memory_allocated()
         outputs = model(pack, False)

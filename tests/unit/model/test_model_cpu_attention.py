@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -10,13 +11,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_cases import CPU, LENGTHS, SMALL, samples_of, settings_for, write
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from plimsoll.data.packing import pack_one
 from plimsoll.model.attention import Span, spans
-from plimsoll.model.cpu.attention import packed_attention
+from plimsoll.model.cpu.attention import NAME, packed_attention
 from plimsoll.model.cpu.switch import OF_PACKS
+from plimsoll.model.load import load_policy
 from plimsoll.model.logit_chunks import LogitForm, filled
+from plimsoll.model.policy import PackTensors
+from plimsoll.model.tiny import tiny_config
 
 SCALE, WIDTH = 0.25, 16
 
@@ -181,3 +188,33 @@ def test_rows_are_filled_to_a_multiple(rows: int, width: int | None) -> None:
 def test_any_number_of_rows_is_left_as_it_is_where_none_are_asked_for() -> None:
     rows = torch.ones(5, 3)
     assert filled(rows, LogitForm().rows) is rows
+
+
+class Called(TorchDispatchMode):
+    """Notes the operations that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: set[Any] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operations.add(func)
+        return func(*args, **kwargs or {})
+
+
+def test_tensors_of_another_device_are_pytorchs(tmp_path: Path) -> None:
+    """A model may have been loaded for the CPU and moved since: a card has no such kernel as the
+    CPU's. Here it is moved to a device that computes nothing."""
+    model = load_policy(settings_for(write(tmp_path, tiny_config("qwen2", True, **SMALL))), CPU)
+    assert model.lm.config._attn_implementation == NAME
+    elsewhere = torch.device("meta")
+    pack = pack_one(samples_of(LENGTHS), range(len(LENGTHS)))
+    with Called() as here:
+        model(PackTensors.from_pack(pack, CPU))
+    with Called() as there:
+        found = model.to(elsewhere)(PackTensors.from_pack(pack, elsewhere)).logprobs_L
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert kernel in here.operations and kernel not in there.operations
+    assert found.device == elsewhere and found.shape == (pack.loss_tokens,)

@@ -1,33 +1,93 @@
-"""Arrays reach a device as they are, and the host does not wait for a card meanwhile."""
+"""Arrays reach a device as they are, in one copy, and the host does not wait for a card."""
 
 from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from packed_cases import CPU
 from test_model_shared_prompts import GROUPS, samples_in
 
+import plimsoll
 from plimsoll.data.packing import pack_one
-from plimsoll.model.attention import sent
 from plimsoll.model.policy import PackTensors
+from plimsoll.model.sending import ALIGNMENT, lay_out, send, send_one, views, write
+from plimsoll.records import Pack
+
+SOURCES = sorted(Path(plimsoll.__file__).parent.rglob("*.py"))
+
+
+def a_pack() -> Pack:
+    samples, shared = samples_in(GROUPS)
+    return pack_one(samples, range(len(samples)), np.array(shared))
 
 
 def test_a_copy_is_sent() -> None:
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
     array.flags.writeable = False  # as Ray's store gives them
-    copy = sent(array, CPU)
+    copy = send_one(array, CPU)
     assert copy.dtype == torch.int32 and copy.tolist() == array.tolist()
     copy.zero_()
     assert array[1, 2] == 5
 
 
+def test_what_is_not_there_is_left_out() -> None:
+    sent = send({"there": np.ones(2, np.float32), "absent": None}, CPU)
+    assert sent.keys() == {"there"}
+
+
+def test_one_buffer_holds_arrays_of_every_kind() -> None:
+    """Sizes that leave the next array at an odd place, were places not rounded up."""
+    arrays: dict[str, NDArray[Any]] = {
+        "ints": np.arange(5, dtype=np.int64) - 2**40,
+        "borders": np.array([0, 3, 7], np.int32),
+        "flags": np.array([True, False, True]),
+        "none": np.zeros(0, np.int64),
+        "halves": np.array([1.5, -2.0, 0.25], np.float16),
+        "rows": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "every second": np.arange(10, dtype=np.float64)[::2],
+    }
+    for array in arrays.values():
+        array.flags.writeable = False
+    pieces, size = lay_out(arrays)
+    buffer = torch.full((size,), 255, dtype=torch.uint8)
+    write(pieces, buffer)
+    found = dict(views(pieces, buffer))
+    assert found.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name].numpy(), array, err_msg=name)
+        assert found[name].numpy().dtype == array.dtype, name
+        assert found[name].untyped_storage().data_ptr() == buffer.data_ptr(), name
+    used = sum(-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays.values())
+    assert size == used and not any(piece.start % ALIGNMENT for piece in pieces)
+
+
+def test_no_code_pins_while_it_makes_a_tensor_of_data() -> None:
+    """PyTorch refuses that for NumPy arrays, and only a card would show it."""
+    makers = {"tensor", "as_tensor", "asarray", "from_numpy"}
+    wrong = [
+        f"{path}:{node.lineno}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in makers
+        and any(keyword.arg == "pin_memory" for keyword in node.keywords)
+    ]
+    assert len(SOURCES) > 100 and not wrong
+    with pytest.raises(RuntimeError, match="pin"):
+        torch.tensor(np.zeros(2), pin_memory=True)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_the_host_does_not_wait_while_it_sends_a_pack() -> None:
-    samples, shared = samples_in(GROUPS)
-    pack = pack_one(samples, range(len(samples)), np.array(shared))
-    card = torch.device("cuda")
+def test_a_pack_reaches_a_card_in_one_copy_and_the_host_does_not_wait() -> None:
+    pack, card = a_pack(), torch.device("cuda")
     torch.zeros(1, device=card)  # CUDA's own start
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -36,10 +96,16 @@ def test_the_host_does_not_wait_while_it_sends_a_pack() -> None:
         torch.cuda.set_sync_debug_mode("default")
     wanted = PackTensors.from_pack(pack, CPU)
     assert wanted.layout.keys_K is not None and found.layout.keys_K is not None
-    for one, other in (
+    pairs = (
         (found.tokens_T, wanted.tokens_T),
+        (found.positions_T, wanted.positions_T),
+        (found.predictor_L, wanted.predictor_L),
+        (found.targets_L, wanted.targets_L),
         (found.cu_loss_tokens, wanted.cu_loss_tokens),
+        (found.layout.cu_queries, wanted.layout.cu_queries),
         (found.layout.cu_keys, wanted.layout.cu_keys),
         (found.layout.keys_K, wanted.layout.keys_K),
-    ):
-        assert one.is_cuda and torch.equal(one.cpu(), other)
+    )
+    for one, other in pairs:
+        assert one.is_cuda and torch.equal(one.cpu(), other) and one.dtype == other.dtype
+    assert len({one.untyped_storage().data_ptr() for one, _ in pairs}) == 1

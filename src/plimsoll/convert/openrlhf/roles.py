@@ -115,7 +115,7 @@ def _engines(o: Options) -> Iterator[Outcome]:
         yield o.entry("rollout.vllm.enforce_eager", True, "enforce_eager")
     if _shares_cards(o):
         yield o.entry("rollout.placement", "shared", "colocate_all_models")
-        level = 1 if o["vllm_enable_sleep"] else 0
+        level = 2 if o["vllm_enable_sleep"] else 0  # syncs bring all weights
         yield o.entry("rollout.sleep_level", level, "vllm_enable_sleep")
     else:
         yield Entry("rollout.placement", "own", note="engines have cards of their own")

@@ -36,4 +36,4 @@ def engines(o: Options) -> Iterator[Outcome]:
     yield o.entry("rollout.engines", max(1, processes(o) // width), parallel, note=note)
     yield o.entry("rollout.tensor_parallel", width, parallel)
     yield o.entry("rollout.memory_share", o[share], share)
-    yield o.entry("rollout.sleep_level", 1 if o[sleep] else 0, sleep)
+    yield o.entry("rollout.sleep_level", 2 if o[sleep] else 0, sleep)  # syncs bring all

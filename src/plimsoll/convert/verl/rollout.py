@@ -42,8 +42,7 @@ def engines(o: Options) -> Iterator[Outcome]:
     yield o.entry("rollout.tensor_parallel", o[width], width)
     yield o.entry("rollout.memory_share", o[share], share)
     yield Entry("rollout.placement", "shared", note="verl's engines share the ranks' cards")
-    level = 0 if not o[free] else 1 if o["actor_rollout_ref.model.lora_rank"] else 2
-    yield o.entry("rollout.sleep_level", level, free)
+    yield o.entry("rollout.sleep_level", 2 if o[free] else 0, free)  # syncs bring all weights
     if str(o[dtype]) in ("float16", "fp16", "half"):
         yield from o.lacking("engines compute in bfloat16 or float32", dtype)
     else:

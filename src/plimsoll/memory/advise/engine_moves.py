@@ -11,8 +11,9 @@ from plimsoll.memory.contents.stores import Store, likely_worst, verdict_of
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.memory.remedies.changes import Move
 from plimsoll.memory.remedies.engines import largest_share, least_cache
-from plimsoll.memory.remedies.levers import DEEP_SLEEP
+from plimsoll.memory.remedies.levers import sleep
 from plimsoll.memory.rules.engines import against_parallel
+from plimsoll.rollout.price import keeps_weights
 from plimsoll.rollout.vllm_price import least_share
 
 LARGEST_SHARE = 0.9
@@ -47,8 +48,8 @@ def smaller_engines(plan: Plan) -> Iterator[Move]:
     elif plan.job.device == "cpu":
         yield from _other_cache(rollout, plan)
     if any(verdict_of(host, plan.band) != "fits" for host in plan.hosts):
-        if rollout.sleep_level == 1:
-            yield DEEP_SLEEP
+        if rollout.sleep_level == 1 and not keeps_weights(rollout):
+            yield sleep(rollout)
         yield {"rollout.engines": max(1, rollout.engines // 2)}
         yield {"rollout.sync.bucket_bytes": min(_BUCKET, rollout.sync.bucket_bytes)}
 

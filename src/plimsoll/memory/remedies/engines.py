@@ -10,7 +10,7 @@ from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.remedies.changes import Move, Remedy
-from plimsoll.memory.remedies.levers import LIGHT_SLEEP
+from plimsoll.memory.remedies.levers import sleep
 from plimsoll.memory.remedies.top_consumer import find_top_consumer
 from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.vllm_price import ASLEEP, least_cpu_cache, least_share
@@ -29,7 +29,7 @@ def smaller_shares(job: Job, ranks: Store, band: Band) -> Iterator[Remedy]:
     if awake >= least and level == 0:
         yield Remedy({"rollout.memory_share": awake})
     if asleep >= least:
-        yield Remedy({**(LIGHT_SLEEP if level == 0 else {}), "rollout.memory_share": asleep})
+        yield Remedy({**(sleep(rollout) if level == 0 else {}), "rollout.memory_share": asleep})
     if asleep < least:
         if rollout.parts < job.hardware.cards_of_node:
             yield _larger_parts(rollout)

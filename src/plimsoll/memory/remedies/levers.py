@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.config.engine import TrainedRole
+from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.remedies.changes import Move, Value, changes_between
+from plimsoll.rollout.price import keeps_weights
 from plimsoll.spec.dtypes import fast_dtype
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -30,9 +32,14 @@ MODEL_DIVIDED: Move = {"stage": 3}
 PRECOMPUTED: Move = {"reference_logprobs.precompute": True}
 """Of a run: its reference is loaded once, before it."""
 
-LIGHT_SLEEP: Move = {"rollout.sleep_level": 1}
-DEEP_SLEEP: Move = {"rollout.sleep_level": 2}
-"""Of engines: with their weights on the host, and without."""
+
+def sleep(rollout: RolloutConfig) -> Move:
+    """Return the sleep level for engines that are to sleep.
+
+    Level 2 drops weights, and a sync brings all of them anyway: at level 1 they would cross to the
+    host and back in each step, only to be overwritten. Level 1 is for weights that no sync brings.
+    """
+    return {"rollout.sleep_level": 1 if keeps_weights(rollout) else 2}
 
 
 def with_adapter(role: TrainedRole) -> Move:

@@ -9,6 +9,7 @@ from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.remedies import levers
 from plimsoll.memory.remedies.changes import Move, Remedy, value_at
+from plimsoll.rollout.price import keeps_weights
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import Phase, RunSpec
 from plimsoll.timeline.items import Kind, Where
@@ -108,9 +109,9 @@ def _engine(where: Where, rollout: RolloutConfig) -> Iterator[Remedy]:
     elif where == "device":
         yield Remedy(words=f"a lower rollout.memory_share (now {rollout.memory_share:g})")
         if rollout.placement == "shared" and rollout.sleep_level == 0:
-            yield Remedy(levers.LIGHT_SLEEP)
-    elif rollout.sleep_level == 1:
-        yield Remedy(levers.DEEP_SLEEP)
+            yield Remedy(levers.sleep(rollout))
+    elif rollout.sleep_level == 1 and not keeps_weights(rollout):
+        yield Remedy(levers.sleep(rollout))
     else:
         fewer = "fewer rollout.engines on a node, " if rollout.engines > 1 else ""
         cache = f"on CPU a smaller rollout.cpu_kv_cache_gib (now {rollout.cpu_kv_cache_gib:g})"

@@ -12,8 +12,8 @@ from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.engines import smaller_shares
-from plimsoll.rollout.price import KEPT_ASLEEP, unpriced
-from plimsoll.rollout.speculation import FROM_TEXT, proposer
+from plimsoll.rollout.price import KEPT_ASLEEP, has_dropped_draft, unpriced
+from plimsoll.rollout.speculation import proposer
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
 from plimsoll.spec.model_files import CPU_HEAD_SIZES, against_cpu_heads
@@ -113,7 +113,7 @@ def speculation(job: Job) -> Iterator[Problem]:
         why = "there vLLM verifies proposed tokens at temperatures that it never sets "
         why += "(utils/cpu_triton_utils.py), so neither responses nor log-probs are the policy's"
         yield Problem("vllm-argument", "error", what, why, "leave it out of rollout.vllm")
-    elif vllm.sleep_level == 2 and method not in FROM_TEXT and KEPT_ASLEEP not in vllm.vllm:
+    elif vllm.sleep_level == 2 and has_dropped_draft(vllm):
         what = f"rollout.sleep_level is 2, and a model proposes tokens ({method})"
         why = "its weights are dropped with the first sleep, and a sync brings only the policy's"
         fix = f'rollout.sleep_level: 1, or rollout.vllm.{KEPT_ASLEEP}: ["draft.*"]'

@@ -55,9 +55,11 @@ def use_packed_attention(lm: PreTrainedModel) -> None:
 
 
 def _kernel(pack: Attended) -> Tensor:
-    """Where all that a query sees is what comes before it; windows and softcaps are PyTorch's."""
+    """Attend where all that a query sees is what comes before it; leave windows, softcaps, and
+    tensors of a model that was moved to another device since it was loaded, to PyTorch."""
     if (
-        pack.softcap is not None
+        pack.query.device.type != "cpu"
+        or pack.softcap is not None
         or pack.window_within(pack.layout.most_keys) is not None
         or pack.value.shape[-1] != pack.query.shape[-1]
     ):
