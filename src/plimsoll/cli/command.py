@@ -58,7 +58,7 @@ _OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZ
 _HELP = """\
 Plimsoll: RLHF that knows its load line.
 
-  plimsoll demo                     the whole story on a CPU, in minutes
+  plimsoll demo                     the whole story, in minutes on a CPU
   plimsoll init JOB                 a first config that fits on this machine
 {jobs}
   plimsoll eval CONFIG|RUN          how good a model is on held-out rows
