@@ -40,6 +40,7 @@ from plimsoll.cli.tools import (
     serve_reward,
     watch,
 )
+from plimsoll.config.files import usable_paths
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
 from plimsoll.machine.host import waiting
@@ -97,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # the process is ours
         _prepare(words, debug)
     try:
-        _dispatch([word for word in words if word != "--debug"])
+        with usable_paths():
+            _dispatch([word for word in words if word != "--debug"])
     except (PlimsollError, UnicodeEncodeError, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()

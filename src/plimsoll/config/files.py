@@ -1,4 +1,5 @@
-"""Python files by their path, as modules; and what a config names in a module or a file.
+"""Python files by their path, as modules; what a config names in a module or a file; and what the
+system says against a path.
 
 A name is `my.module:NAME` or `path/to/file.py:NAME`. A relative path is seen from the directory in
 which the command was started; a run's processes work there too (cluster/ray_actors.py).
@@ -7,6 +8,7 @@ which the command was started; a run's processes work there too (cluster/ray_act
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import importlib.util
 import inspect
@@ -21,6 +23,21 @@ from plimsoll.errors import ConfigError
 
 _LOCK = Lock()
 _FILES: dict[Path, ModuleType] = {}
+_AGAINST_A_PATH = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
+
+
+@contextmanager
+def usable_paths() -> Iterator[None]:
+    """Turn what the system says against a path inside the block, such as that its name is too long
+    or its folder hidden, into ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _AGAINST_A_PATH or error.filename is None:
+            raise
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}. Give another path, or correct its rights."
+        ) from error
 
 
 def load_named(name: str) -> object:
