@@ -1,6 +1,7 @@
 # The README begins with `make demo` and `make test`: each sets everything up first.
 #
-#   make demo     the whole story on a CPU: SFT, then PPO on Ray, DeepSpeed and vLLM, and GRPO
+#   make demo     the whole story on a CPU: SFT, then PPO on Ray, DeepSpeed and vLLM, and GRPO;
+#                 with BACKEND=gpu on this machine's first card
 #   make quick    at every save: the unit tests, one run of SFT and one of PPO; no Ray, no vLLM
 #   make test     at every commit: every line, on a CPU, with Ray, DeepSpeed and vLLM; it hides GPUs
 #   make test-all every combination, too: what is marked `slow`

@@ -51,6 +51,7 @@ class Prompt:
     max_new_tokens: the longest response to it, where it has a limit of its own.
     order_by: a number that the prompts of its source are drawn by, the lowest first.
     environment: the name of its own in the config, where there are several.
+    is_text: whether its row holds it as text, not as messages.
     """
 
     index: int
@@ -63,6 +64,7 @@ class Prompt:
     max_new_tokens: int | None = None
     order_by: float | None = None
     environment: str = ""
+    is_text: bool = False
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,10 @@ PLANNED: Mapping[str, Sequence[str]] = {
         f"ppo {EVAL} --run.eval_every=1 --run.best.patience=2",
         f"sft {EVAL} --data.eval.response=response --run.eval_every=1 --run.best.metric=eval/los",
     ),
+    "best-without-checkpoints": (
+        f"sft {EVAL} --data.eval.response=response --run.eval_every=1 --run.best.patience=2 "
+        "--run.keep_checkpoints=0",
+    ),
     "best-without-eval": ("sft --run.best.patience=2",),
     "bfloat16-card": (
         "sft --cluster V100-32GB",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ MINE = {key: value for key, value in PPO.items() if key not in ("critic", "algor
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("documented")
     write_task(home)
     write_config(home, "mine", MINE)
@@ -29,9 +28,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     assert {"my_rewards.py", "my_losses.py"} <= files.keys()
     for name, code in files.items():
         (home / name).write_text("from __future__ import annotations\n" + code)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(home)
-        yield home
+    (home / "trls.py").write_text(TRLS)
+    return home
 
 
 def test_the_page_shows_one_of_each() -> None:
@@ -45,12 +43,19 @@ def test_the_page_shows_one_of_each() -> None:
 
 
 PICKS = (
-    "grpo mine.yaml --rewards.a.name my_rewards:picks --rewards.a.options.letters '\"012345678\"'"
+    "grpo mine.yaml --rewards.a.name my_rewards.py:picks "
+    "--rewards.a.options.letters '\"012345678\"'"
 )
 """What a reference may be, of sums of one digit."""
+TRLS = """
+def short(completions, reference, **columns):
+    assert len(columns["prompts"]) == len(reference)
+    return [float(len(completion) < 9) for completion in completions]
+"""
+AS_IN_TRL = "grpo mine.yaml --rewards.short.name trls.py:short"
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, PICKS])
+@pytest.mark.parametrize("command", [*COMMANDS, PICKS, AS_IN_TRL])
 def test_a_documented_command_trains(home: Path, command: str) -> None:
     number = str(len(list(home.glob("run-*"))))
     found = run_here(home, *shlex.split(command), "--run.directory", f"run-{number}")

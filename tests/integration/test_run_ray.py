@@ -44,6 +44,7 @@ def divided_ppo() -> dict[str, Any]:
     config["rollout"] |= {"engine": "vllm", "engines": 2}
     for role in ("actor", "critic"):
         config[role]["zero"] = {"stage": 3, "optimizer_offload": "cpu"}
+    config["algorithm"]["policy_loss"] = {"name": "own_loss.py:loss"}
     return config
 
 
@@ -52,6 +53,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("ray")
     write_task(home)
     write_config(home, "ppo", divided_ppo())
+    # The default one, by the path of a file, which every rank loads where the command was started.
+    (home / "own_loss.py").write_text("from plimsoll.algorithm.policy_loss.clip import loss\n")
     return home
 
 

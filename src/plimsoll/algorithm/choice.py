@@ -3,7 +3,7 @@
 A new one is one new file and one config value: a file in policy_loss/, preference_loss/,
 reward_loss/ or feedback_loss/ with a function `loss`, in divergence/ with a function `compare`, in
 advantage/ with a function `estimate`, or in correction/ with a function `weigh`; or, outside of
-Plimsoll, any function by import path. A function asks for more than its inputs by its positional
+Plimsoll, any function of one's own. A function asks for more than its inputs by its positional
 parameters: a preference loss for the reference's log-probs, a policy loss for the sampler's, an
 advantage estimator for values, groups or greedy rewards by their names.
 """

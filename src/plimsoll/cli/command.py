@@ -40,6 +40,7 @@ from plimsoll.cli.tools import (
     serve_reward,
     watch,
 )
+from plimsoll.config.files import usable_paths
 from plimsoll.errors import ConfigError, Interrupted, PlimsollError
 from plimsoll.machine.heap import begin_anew
 from plimsoll.machine.host import waiting
@@ -58,7 +59,7 @@ _OF_A_RANK = {"RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZ
 _HELP = """\
 Plimsoll: RLHF that knows its load line.
 
-  plimsoll demo                     the whole story on a CPU, in minutes
+  plimsoll demo                     the whole story, in minutes on a CPU
   plimsoll init JOB                 a first config that fits on this machine
 {jobs}
   plimsoll eval CONFIG|RUN          how good a model is on held-out rows
@@ -97,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # the process is ours
         _prepare(words, debug)
     try:
-        _dispatch([word for word in words if word != "--debug"])
+        with usable_paths():
+            _dispatch([word for word in words if word != "--debug"])
     except (PlimsollError, UnicodeEncodeError, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()

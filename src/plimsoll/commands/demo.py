@@ -1,10 +1,11 @@
-"""The whole story on a CPU, in minutes: a task, a model, SFT, PPO, GRPO, and what came of it.
+"""The whole story in minutes: a task, a model, SFT, PPO, GRPO, and what came of it.
 
     plimsoll demo
 
 Everything is made on the spot and written below one directory, the configs among it, so that each
 part can be run again by hand with `plimsoll sft`, `plimsoll ppo` and `plimsoll grpo`; and DPO by
-`plimsoll dpo`, which is not a part of the demo.
+`plimsoll dpo`, which is not a part of the demo. The runs are on the device that the installed vLLM
+is built for.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from plimsoll.commands.report.curves import draw_curves
 from plimsoll.commands.run import run
 from plimsoll.config.problems import refuse
 from plimsoll.jobs import JOBS
+from plimsoll.machine.versions import installed_version
 from plimsoll.model.tiny import tiny_config, write_tiny_model
 from plimsoll.page.metrics import phase_panel, total_seconds
 from plimsoll.run.directory import RunDirectory
@@ -49,7 +51,7 @@ CARELESS = 0.6
 _SFT = """\
 # sft: imitate all teachers, the careless ones too
 run: {{directory: {directory}/sft, seed: {seed}, steps: 300, eval_every: 150, resume: auto}}
-cluster: {{where: local, device: cpu, threads: 1}}
+cluster: {{where: local, device: {device}, threads: 1}}
 data:
   train: {{path: {directory}/train.jsonl, prompt: prompt, response: response}}
   eval: {{path: {directory}/test.jsonl, prompt: prompt, response: response}}
@@ -78,7 +80,7 @@ _PPO = (
     """\
 # ppo: only the sum counts; a critic learns what is to be expected
 run: {{directory: {directory}/ppo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
-cluster: {{where: ray, device: cpu, ranks: 1}}
+cluster: {{where: ray, device: {device}, ranks: 1}}
 batch: {{prompts: 256, responses: 1, micro_batch_tokens: 4096}}
 critic:
   model: {{path: {directory}/sft/model}}
@@ -86,6 +88,8 @@ critic:
 rollout:
   engine: vllm
   engines: 1
+  placement: shared
+  memory_share: 0.3
   sampling: {{max_new_tokens: 32}}
 algorithm:
   advantage: {{name: gae, options: {{gamma: 1.0, gae_lambda: 1.0}}}}
@@ -100,7 +104,7 @@ _GRPO = (
     """\
 # grpo: the same, without a critic: answers to one problem are compared with each other
 run: {{directory: {directory}/grpo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
-cluster: {{where: local, device: cpu}}
+cluster: {{where: local, device: {device}}}
 batch: {{prompts: 32, responses: 8, micro_batch_tokens: 4096}}
 rollout:
   engine: transformers
@@ -115,7 +119,7 @@ algorithm:
 _DPO = """\
 # dpo: pairs instead of a reward: a careful answer is better than a careless one
 run: {{directory: {directory}/dpo, seed: {seed}, steps: 40, eval_every: 10, resume: auto}}
-cluster: {{where: local, device: cpu, threads: 1}}
+cluster: {{where: local, device: {device}, threads: 1}}
 data:
   train: {{path: {directory}/pairs.jsonl, prompt: prompt, chosen: careful, rejected: careless}}
   eval: {{path: {directory}/test_pairs.jsonl, prompt: prompt, chosen: careful, rejected: careless}}
@@ -187,7 +191,14 @@ def prepare(home: Path, seed: int) -> None:
     config.eos_token_id = tokenizer.eos_token_id
     write_tiny_model(home / "model", config, seed, tokenizer)
     for name, text in _CONFIGS.items():
-        write_whole(home / f"{name}.yaml", text.format(directory=home, seed=seed))
+        config = text.format(directory=home, seed=seed, device=_device())
+        write_whole(home / f"{name}.yaml", config)
+
+
+def _device() -> str:
+    """Return what `cluster.device` is in the configs: the installed vLLM has kernels for one kind
+    of device, and its build for CPUs leaves a GPU alone, if there is one."""
+    return "cpu" if installed_version("vllm") is None else "auto"
 
 
 def tell(home: Path, console: Console, seconds: float) -> Outcome:

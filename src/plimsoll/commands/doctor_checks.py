@@ -56,12 +56,15 @@ def _python(machine: Machine) -> Iterator[Problem]:
 
 
 def _modules(machine: Machine) -> Iterator[Problem]:
-    """Where packages are imported from."""
-    if shadowed := machine.shadowed:
-        what = ", ".join(shadowed[:_SHOWN]) + (", ..." if len(shadowed) > _SHOWN else "")
-        why = "PYTHONPATH comes first: these are imported instead of what is installed here."
+    """Where packages are imported from. A folder on PYTHONPATH alone is nothing to tell."""
+    others = [one for one in machine.shadowed if one.differs]
+    if shadowed := others or machine.shadowed:
+        shown = [one.path + f" ({one.version})" * one.differs for one in shadowed[:_SHOWN]]
+        what = ", ".join(shown) + (", ..." if len(shadowed) > _SHOWN else "")
+        why = "PYTHONPATH comes first: these are imported instead of what is installed here"
+        why += ", in other versions." if others else "."
         fix = "unset PYTHONPATH, or unload the module of the cluster that sets it"
-        yield checked("modules", "error", what, why, fix)
+        yield checked("modules", "error" if others else "warning", what, why, fix)
 
 
 def _packages(machine: Machine) -> Iterator[Problem]:

@@ -12,10 +12,10 @@ import resource
 import shutil
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from importlib.metadata import distributions
 from os.path import expanduser
 from pathlib import Path
 
@@ -77,11 +77,25 @@ class RayView:
 
 
 @dataclass(frozen=True)
+class Shadowed:
+    """An installed package that a folder of PYTHONPATH has, too, and that is imported from there.
+    version, installed: those of the two; None if they are not known."""
+
+    path: str
+    version: str | None = None
+    installed: str | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether another version is imported than the one that is installed."""
+        return None not in (self.version, self.installed) and self.version != self.installed
+
+
+@dataclass(frozen=True)
 class Machine:
     """All that was seen.
 
-    versions: of each of `versions.PACKAGES`, None where not installed. shadowed: installed packages
-    that PYTHONPATH has, too, which then are imported from there. cards: those that
+    versions: of each of `versions.PACKAGES`, None where not installed. cards: those that
     CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why the driver fails.
     locked_bytes, address_bytes, processes: None for no limit. caches: where packages keep what they
     compile and download. tools: as `system_tools` finds them. verifiers: its virtual environment.
@@ -89,7 +103,7 @@ class Machine:
 
     python: tuple[int, int, int]
     versions: Mapping[str, str | None]
-    shadowed: tuple[str, ...]
+    shadowed: tuple[Shadowed, ...]
     torch: TorchView
     cards: tuple[LiveCard, ...]
     cards_in_all: int
@@ -129,7 +143,7 @@ def observe(directory: str, address: str | None) -> Machine:
     return Machine(
         python=sys.version_info[:3],
         versions=versions,
-        shadowed=tuple(_shadowed(Path(sysconfig.get_path("purelib")))),
+        shadowed=tuple(_shadowed()),
         torch=_torch_view(*torch),
         cards=visible_cards(cards, os.environ.get("CUDA_VISIBLE_DEVICES")),
         cards_in_all=len(cards),
@@ -174,12 +188,22 @@ def _torch_view(printed: str, trouble: str) -> TorchView:
     return TorchView(True, cuda, available, tuple(kernels), said)
 
 
-def _shadowed(installed: Path) -> Iterator[str]:
-    for folder in filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        packages = Path(folder).resolve().glob("*/__init__.py")
-        if Path(folder).resolve() != installed.resolve():
-            names = sorted(package.parent.name for package in packages)
-            yield from (f"{folder}/{n}" for n in names if (installed / n).is_dir())
+def _shadowed() -> Iterator[Shadowed]:
+    first = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    resolved = {Path(folder).resolve() for folder in first}
+    later = [path for path in map(Path, sys.path) if path.resolve() not in resolved]
+    for folder in first:
+        for package in sorted(Path(folder).resolve().glob("*/__init__.py")):
+            name = package.parent.name
+            installed = next((path for path in later if (path / name).is_dir()), None)
+            if installed is not None:
+                versions = _version_in(folder, name), _version_in(str(installed), name)
+                yield Shadowed(f"{folder}/{name}", *versions)
+
+
+def _version_in(folder: str, name: str) -> str | None:
+    """The version of a package in a folder; None if the folder does not tell it."""
+    return next((found.version for found in distributions(path=[folder], name=name)), None)
 
 
 def _cards() -> tuple[tuple[LiveCard, ...], str]:

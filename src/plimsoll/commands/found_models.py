@@ -59,6 +59,8 @@ def find_checkpoint(source: Path, *, merge: bool) -> FoundCheckpoint:
     else:
         run = RunDirectory(source)
         latest = run.latest_checkpoint()
+        if latest is None and run.config_path.is_file():
+            raise ConfigError(_no_checkpoint(run))
         if latest is None:
             raise ConfigError(
                 f"{source} is neither a run with a checkpoint nor a checkpoint. Give a "
@@ -148,13 +150,27 @@ def _spec_of(run: RunDirectory, flags: list[str]) -> RunSpec[Any]:
 
 
 def _final_model(run: Path) -> str:
-    path = RunDirectory(run).model_path
-    if not path.is_dir():
+    found = RunDirectory(run)
+    if found.model_path.is_dir():
+        return str(found.model_path)
+    if found.latest_checkpoint() is None:
         raise ConfigError(
-            f"{run} has no final model yet. Write one from a checkpoint with `plimsoll export "
-            f"{run} --to DIRECTORY`, and give it with --model."
+            f"{_no_checkpoint(found)} It has no final model either. --model gives another one."
         )
-    return str(path)
+    raise ConfigError(
+        f"{run} has no final model. Write one from a checkpoint with `plimsoll export "
+        f"{run} --to DIRECTORY`, and give it with --model."
+    )
+
+
+def _no_checkpoint(run: RunDirectory) -> str:
+    """Say why a run has no checkpoint that a model could be written from."""
+    if _spec_of(run, []).run.keep_checkpoints == 0:
+        why = ": its run.keep_checkpoints is 0. Train it again with 1 or more."
+    else:
+        why = " yet. It writes one every run.save_every steps, at its end, and when it is stopped."
+    model = f" Its final model is in {run.model_path}." if run.model_path.is_dir() else ""
+    return f"The run {run.path} has no checkpoint{why}{model}"
 
 
 def is_adapter(directory: Path) -> bool:

@@ -162,7 +162,8 @@ def _first(job: Job[Any], asked: Asked, columns: Mapping[str, str], rows: Sequen
     tokens = _tokens(rows)
     train = {f"data.train.{setting}": column for setting, column in columns.items()}
     found: Dotted = {"run.directory": f"runs/{job.name}", "run.steps": 200, "run.save_every": 50}
-    found |= {"run.resume": "auto", "cluster.where": "ray" if cards else "local"}
+    found |= {"run.keep_checkpoints": 2, "run.save_model": True, "run.resume": "auto"}
+    found |= {"cluster.where": "ray" if cards else "local"}
     found |= {"cluster.ranks": cards} if cards else {}
     found |= {"cluster.hardware": asked.cluster} if asked.cluster else {}
     found |= {"cluster.host_memory": asked.host_memory} if asked.host_memory else {}

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from plimsoll.config.data import COLUMNS, SourceConfig
+from plimsoll.config.files import usable_paths
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, conflict, find, refuse, show
 from plimsoll.config.yaml_tree import Origins
@@ -21,7 +22,6 @@ from plimsoll.data.generated import check_generated
 from plimsoll.data.report import nearest
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
-from plimsoll.errors import ConfigError
 from plimsoll.jobs.which import named_job
 from plimsoll.reward.references import check_references, check_rewards, check_votes
 from plimsoll.rollout.speculation import draft_model
@@ -41,6 +41,7 @@ from plimsoll.spec.rules.machine import missing_needs
 from plimsoll.spec.rules.stored import stored
 from plimsoll.spec.run_spec import RunSpec
 
+_OF_THE_SYSTEM = ("/proc", "/sys", "/dev")
 _SAVED_DATASET = ("dataset_dict.json", "state.json")
 
 
@@ -62,8 +63,11 @@ def _models(spec: RunSpec[Any]) -> Iterator[Problem]:
 def _run_directory(spec: RunSpec[Any]) -> Iterator[Problem]:
     path, why = Path(spec.run.directory), ""
     existing = next(p for p in [path, *path.absolute().parents] if p.exists())
+    system = next((p for p in _OF_THE_SYSTEM if existing.resolve().is_relative_to(p)), None)
     if not existing.is_dir():
         why = f"{existing} is a file, and a directory is needed."
+    elif system is not None and not existing.resolve().is_relative_to("/dev/shm"):
+        why = f"{system} is the system's own, and keeps no files."
     elif not os.access(existing, os.W_OK | os.X_OK):
         why = f"{existing} cannot be written to."
     if why:
@@ -199,9 +203,5 @@ def check_inputs(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) ->
 
     origins: where each key was written, as `read_spec` gives them.
     """
-    try:
+    with usable_paths():
         refuse(find(INPUT_RULES, spec), origins)
-    except OSError as error:  # a name that the system does not take, a folder that it hides
-        raise ConfigError(
-            f"{error.filename}: {error.strerror}. Give another path, or correct its rights."
-        ) from error

@@ -53,9 +53,9 @@ class RlAlgorithm(Settings):
     proximal policy optimisation; Schulman et al. 2017, https://arxiv.org/abs/1707.06347."""
 
     advantage: Choice = Choice(name="gae", options={"gamma": 1.0, "gae_lambda": 0.95})
-    """The advantage estimator: a file of algorithm/advantage/, or an import path."""
+    """The advantage estimator: a file of algorithm/advantage/, or a function of one's own."""
     policy_loss: Choice = Choice(name="clip")
-    """The policy loss: a file of algorithm/policy_loss/, or an import path."""
+    """The policy loss: a file of algorithm/policy_loss/, or a function of one's own."""
     aggregation: Literal["tokens", "sequences", "constant"] = "tokens"
     """tokens: the mean over all action tokens of a step; sequences: the mean over sequences of each
     one's mean; constant: the sum, over aggregation_tokens for each sequence."""
@@ -63,7 +63,7 @@ class RlAlgorithm(Settings):
     """Of `aggregation: constant`; default: rollout.sampling.max_new_tokens."""
     correction: Choice | None = Choice(name="truncate", options={"level": "token", "high": 2.0})
     """Weights against the difference between sampler and trainer: a file of algorithm/correction/,
-    or an import path; null: none."""
+    or a function of one's own; null: none."""
     value_clip: PositiveFloat | None = 0.2
     """Clip the change of the value by this much; null turns value clipping off."""
     kl: KlConfig = KlConfig()

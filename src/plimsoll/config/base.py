@@ -65,13 +65,14 @@ class Settings(BaseModel):
 
 
 class Choice(Settings):
-    """A pluggable pure function: by the name of a file of Plimsoll's, or by import path.
+    """A pluggable pure function: by the name of a file of Plimsoll's, or one of one's own.
 
     Its options are the function's keyword-only parameters; unknown ones are refused.
     """
 
     name: str
-    """The file's name (such as `clip`), or an import path `my.module:my_function`."""
+    """The file's name (such as `clip`); or `path/to/file.py:my_function`, or
+    `my.module:my_function`."""
     options: dict[str, OptionValue] = {}
     """Keyword arguments of the function. Given without a name, they are laid over the default's."""
 

@@ -1,7 +1,8 @@
 """From a `Choice` in the config to the function that it names, with its options bound.
 
-A name is a file of a package of Plimsoll's; a name with a colon is an import path. Nothing is
-registered anywhere: a new loss, advantage or reward is one new file and one config value.
+A name is a file of a package of Plimsoll's; a name with a colon is one's own function, in a module
+or a file (files.py). Nothing is registered anywhere: a new loss, advantage or reward is one new
+file and one config value.
 Options are checked here, before anything runs, against the function's keyword-only parameters;
 an annotation such as `Annotated[float, Field(gt=1)]` has its bounds checked too.
 """
@@ -9,22 +10,22 @@ an annotation such as `Annotated[float, Field(gt=1)]` has its bounds checked too
 from __future__ import annotations
 
 import ast
-import difflib
 import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from plimsoll.config import base
 from plimsoll.config.base import Choice, OptionValue
+from plimsoll.config.files import load_named, nearest
 from plimsoll.errors import ConfigError
 
 
@@ -50,7 +51,7 @@ def resolve_choice(
     function that cannot be called so.
     """
     if ":" in choice.name:
-        found = adapted(_by_import_path(choice.name, awaited))
+        found = adapted(_own_function(choice.name, awaited))
     else:
         _known(choice.name, package, function)
         found = vars(importlib.import_module(f"{package}.{choice.name}"))[function]
@@ -94,7 +95,7 @@ class _Signature:
 
 def _signature(choice: Choice, package: str, function: str) -> _Signature:
     if ":" in choice.name:
-        return _signature_of(_by_import_path(choice.name))
+        return _signature_of(_own_function(choice.name))
     return _written_signature(choice.name, package, function)
 
 
@@ -138,8 +139,8 @@ def _known(name: str, package: str, function: str) -> ast.FunctionDef:
         known = sorted(file for file in files if _defined(package, file, function))
         raise ConfigError(
             f"No {package.rpartition('.')[2]} is called {name!r}.{nearest(name, known)} Known: "
-            f"{', '.join(known)}. A function of your own is chosen by import path: "
-            f"my.module:my_function."
+            f"{', '.join(known)}. A function of your own is chosen as my.module:my_function or "
+            f"path/to/file.py:my_function."
         )
     return written
 
@@ -153,29 +154,8 @@ def _defined(package: str, file: str, function: str) -> ast.FunctionDef | None:
     return None
 
 
-def _by_import_path(path: str, awaited: bool = False) -> Callable[..., Any]:
-    module_name, _, function = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a module of one's own may do anything
-        raise ConfigError(
-            f"{path!r} cannot be imported: {type(error).__name__}: {error}. Write "
-            f"my.module:my_function, and put the folder that holds the module on PYTHONPATH."
-            f"{_where_it_is(module_name, error)}"
-        ) from error
-    return _function_of(module, function, path, awaited)
-
-
-def _where_it_is(module: str, error: BaseException) -> str:
-    """For a module that was not found, and whose file is in the current folder; else ""."""
-    file = Path(module.replace(".", "/") + ".py")
-    if not isinstance(error, ModuleNotFoundError) or not file.is_file():
-        return ""
-    return f" {file} is in this folder: PYTHONPATH=. before the command is enough."
-
-
-def _function_of(module: ModuleType, function: str, name: str, awaited: bool) -> Callable[..., Any]:
-    found: object = vars(module).get(function)
+def _own_function(name: str, awaited: bool = False) -> Callable[..., Any]:
+    found = load_named(name)
     if inspect.iscoroutinefunction(found) and not awaited:
         raise ConfigError(
             f"{name!r} is an `async def`, and nothing would await what it gives. Name a plain "
@@ -183,19 +163,9 @@ def _function_of(module: ModuleType, function: str, name: str, awaited: bool) ->
         )
     if callable(found) and inspect.isfunction(inspect.unwrap(found)):
         return found
-    if found is not None:
-        raise ConfigError(
-            f"{name!r} names a {type(found).__name__}, and a Python function is needed. "
-            f"Name one that is defined with `def`."
-        )
-    defined = [
-        key
-        for key, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__
-    ]
     raise ConfigError(
-        f"{name!r}: the module {module.__name__} has no function {function!r}."
-        f"{nearest(function, defined)} It has: {', '.join(sorted(defined)) or 'no function'}."
+        f"{name!r} names a {type(found).__name__}, and a Python function is needed. "
+        f"Name one that is defined with `def`."
     )
 
 
@@ -247,9 +217,3 @@ def _checked_value(choice: str, option: str, value: OptionValue, expected: Any) 
         raise ConfigError(
             f"The option {option!r} of {choice!r} is {value!r} ({type(value).__name__}). {wanted}."
         ) from error
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence that offers the name closest to a misspelt one; empty where none is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""

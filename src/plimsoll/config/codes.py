@@ -15,6 +15,7 @@ Code = Literal[
     "advantage-needs",
     "aggregation-unused",
     "best-metric",
+    "best-without-checkpoints",
     "best-without-eval",
     "bfloat16-card",
     "bfloat16-cpu",

@@ -17,12 +17,12 @@ ToolFormat = Literal["hermes", "llama3_json", "mistral", "qwen3_coder", "none"]
 
 
 class EnvironmentConfig(Choice):
-    """One environment: a name of Plimsoll's (`calculator`, `functions`, ...), an import path
-    `my.module:MyEnvironment` of a class, an agent file of OpenRLHF's form, `agent.py`, or an
-    environment of verifiers, `verifiers:TASKSET`."""
+    """One environment: a name of Plimsoll's (`calculator`, `functions`, ...), a class of one's own
+    (`path/to/file.py:MyEnvironment` or `my.module:MyEnvironment`), an agent file of OpenRLHF's
+    form, `agent.py`, or an environment of verifiers, `verifiers:TASKSET`."""
 
     name: str
-    """The environment's name, an import path, or a file that ends in `.py`."""
+    """The environment's name, a class or function of one's own, or a file that ends in `.py`."""
     options: dict[str, Any] = Field(default={})
     """Keyword arguments of the class, of which one object is made for each episode; of an
     environment of verifiers, keys of its config, such as `{agent: {max_turns: 4}}`."""

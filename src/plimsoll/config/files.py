@@ -1,12 +1,19 @@
-"""Python files by their path, as modules."""
+"""Python files by their path, as modules; what a config names in a module or a file; and what the
+system says against a path.
+
+A name is `my.module:NAME` or `path/to/file.py:NAME`. A relative path is seen from the directory in
+which the command was started; a run's processes work there too (cluster/ray_actors.py).
+"""
 
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
@@ -15,6 +22,77 @@ from types import ModuleType
 from plimsoll.errors import ConfigError
 
 _LOCK = Lock()
+_FILES: dict[Path, ModuleType] = {}
+_AGAINST_A_PATH = {errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ELOOP}
+
+
+@contextmanager
+def usable_paths() -> Iterator[None]:
+    """Turn what the system says against a path inside the block, such as that its name is too long
+    or its folder hidden, into ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _AGAINST_A_PATH or error.filename is None:
+            raise
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}. Give another path, or correct its rights."
+        ) from error
+
+
+def load_named(name: str) -> object:
+    """Return what a module or a file has by the name after the colon. Like a module, a file runs
+    once in a process.
+
+    Raises ConfigError if the module or file cannot be loaded, or has nothing of this name.
+    """
+    place, _, wanted = name.rpartition(":")
+    module = _file(place) if place.endswith(".py") else _imported(place, wanted, name)
+    if wanted not in vars(module):
+        own = [key for key, value in vars(module).items() if _is_own(value, module)]
+        raise ConfigError(
+            f"{name!r}: {place} has no {wanted!r}.{nearest(wanted, own)} It has: "
+            f"{', '.join(sorted(own)) or 'no class and no function'}."
+        )
+    found: object = vars(module)[wanted]
+    return found
+
+
+def _file(path: str) -> ModuleType:
+    whole = Path(path).resolve()
+    if whole not in _FILES:
+        _FILES[whole] = load_file(path)
+    return _FILES[whole]
+
+
+def _imported(module: str, wanted: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:  # a module of one's own may do anything
+        raise ConfigError(
+            f"{name!r} cannot be imported: {type(error).__name__}: {error}. Write "
+            f"my.module:{wanted}, and put the folder that holds the module on PYTHONPATH; or "
+            f"path/to/file.py:{wanted}.{_where_it_is(module, wanted, error)}"
+        ) from error
+
+
+def _where_it_is(module: str, wanted: str, error: BaseException) -> str:
+    """Offer the file of a module that was not found, if the file is in the current folder."""
+    file = Path(module.replace(".", "/") + ".py")
+    if not isinstance(error, ModuleNotFoundError) or not file.is_file():
+        return ""
+    return f" {file} is in this folder: {file}:{wanted} finds it."
+
+
+def _is_own(value: object, module: ModuleType) -> bool:
+    routine = inspect.isclass(value) or inspect.isfunction(value)
+    return routine and getattr(value, "__module__", None) == module.__name__
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that offers the name closest to a misspelt one; empty if none is close."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def load_file(path: str, stand_ins: Mapping[str, ModuleType] | None = None) -> ModuleType:

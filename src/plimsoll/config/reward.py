@@ -76,11 +76,11 @@ class JudgeReward(Settings):
 
 class RewardConfig(Choice):
     """One part of the reward, with its weight: a rule of Plimsoll's (`math_answer`, `pattern`, ...)
-    or a Python function by import path; or `http` servers; or a `judge`."""
+    or a Python function of one's own; or `http` servers; or a `judge`."""
 
     name: str = ""
-    """The rule's name, or an import path `my.module:my_function` of a `def` or `async def`. One of
-    name, http and judge is given."""
+    """The rule's name; or a `def` or `async def` of one's own, as `path/to/file.py:my_function` or
+    `my.module:my_function`. One of name, http and judge is given."""
     weight: float = 1.0
     """The part's weight in the sum."""
     http: HttpReward | None = None

@@ -60,8 +60,11 @@ class RunConfig(Settings):
     rounded up, which are known once the rows are read."""
     save_every: PositiveInt | None = None
     """Write a checkpoint every this many steps; one is always written at the end and on Ctrl-C."""
-    keep_checkpoints: PositiveInt = 2
-    """How many of the last checkpoints are kept; older ones are removed."""
+    keep_checkpoints: NonNegativeInt = 2
+    """How many of the last checkpoints are kept (0: none is written). Older ones are removed. With
+    0 the run cannot be resumed, whatever `save_every` says; those of an earlier part stay."""
+    save_model: bool = True
+    """Whether the final model is written (false: for trials)."""
     eval_every: PositiveInt | None = None
     """Evaluate on data.eval every this many steps, and at the end."""
     best: BestConfig | None = None

@@ -214,6 +214,7 @@ def load_prompts(
             max_new_tokens=limit_of(row.row, source.max_new_tokens, answered),
             order_by=order_of(row.row, source.order_by),
             environment=environment_of(row.row, source.environment, environments),
+            is_text=source.messages is None,
         )
 
     return load_rows(data, source, template, check, finish, seen, whole=True)

@@ -21,11 +21,9 @@ import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from types import ModuleType
 from typing import Any, cast
 
-from plimsoll.config.choice import nearest
-from plimsoll.config.files import load_file
+from plimsoll.config.files import load_named, nearest
 from plimsoll.environment import library
 from plimsoll.environment.openrlhf import AgentExecutorBase, OpenRlhfEnvironment, load_agent
 from plimsoll.environment.protocol import Environment
@@ -144,42 +142,14 @@ def _class_name(file: str) -> str:
 
 def _named(name: str) -> Any:
     """What a module or a file has by a name."""
-    place, _, wanted = name.rpartition(":")
-    module = _file(place) if place.endswith(".py") else _module(place, name)
-    if wanted not in vars(module):
-        own = [key for key, value in vars(module).items() if _is_own(value, module)]
-        raise ConfigError(
-            f"{name!r}: {place} has no {wanted!r}.{nearest(wanted, own)} It has: "
-            f"{', '.join(sorted(own)) or 'no class and no function'}."
-        )
-    return vars(module)[wanted]
-
-
-def _is_own(value: object, module: ModuleType) -> bool:
-    routine = inspect.isclass(value) or inspect.isfunction(value)
-    return routine and getattr(value, "__module__", None) == module.__name__
-
-
-def _file(path: str) -> ModuleType:
     try:
-        return load_file(path)
+        return load_named(name)
     except ConfigError as error:
-        if isinstance(error.__cause__, ModuleNotFoundError) and "'openrlhf" in str(error):
-            raise ConfigError(
-                f"{error} An agent file of OpenRLHF is named alone: {path}."
-            ) from error
-        raise
-
-
-def _module(module: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"{name!r} cannot be imported: {type(error).__name__}: {error}. Write "
-            f"my.module:MyEnvironment, and put the folder that holds the module on PYTHONPATH; or "
-            f"path/to/file.py:MyEnvironment."
-        ) from error
+        place = name.rpartition(":")[0]
+        lacking = isinstance(error.__cause__, ModuleNotFoundError) and "'openrlhf" in str(error)
+        if not (lacking and place.endswith(".py")):
+            raise
+        raise ConfigError(f"{error} An agent file of OpenRLHF is named alone: {place}.") from error
 
 
 def _agent(path: str) -> Factory | AgentExecutorBase:

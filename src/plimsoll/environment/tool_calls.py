@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from plimsoll.config.choice import nearest
+from plimsoll.config.files import nearest
 from plimsoll.environment.protocol import Message, Reply, ToolCall
 from plimsoll.environment.schemas import Tool, by_name, shown, written, wrong_arguments
 

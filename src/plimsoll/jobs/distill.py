@@ -18,7 +18,7 @@ class DistillAlgorithm(Settings):
 
     divergence: Choice = Choice(name="forward_kl")
     """How far the actor is from the teacher: a file of algorithm/divergence/ (`forward_kl`,
-    `reverse_kl`, `jsd`), or an import path."""
+    `reverse_kl`, `jsd`), or a function of one's own."""
     temperature: PositiveFloat = 1.0
     """Divides the logits of both for the divergence, whose gradient is multiplied back."""
     nll_share: Probability = 0.0

@@ -21,7 +21,7 @@ class RewardAlgorithm(Settings):
     """Learning scores from pairs; Ouyang et al. 2022, https://arxiv.org/abs/2203.02155."""
 
     loss: Choice = Choice(name="log_sigmoid")
-    """The reward loss: a file of algorithm/reward_loss/, or an import path."""
+    """The reward loss: a file of algorithm/reward_loss/, or a function of one's own."""
     centring: NonNegativeFloat = 0.0
     """Weight of the mean squared sum of a pair's two scores, which draws scores to 0; such as 0.01,
     Eisenstein et al. 2023, https://arxiv.org/abs/2312.09244."""

@@ -82,7 +82,8 @@ def sample_all(work: RlWork, scorer: Scorer, environments: Environments | None) 
         metrics |= epoch_metrics(work.data.order, state.data_position)
         tokens = sum(len(t.prompt.tokens) + len(t.response_tokens) for t in trajectories)
         session.report(step, metrics, tokens)
-        _save(session, state)
+        if session.spec.run.keep_checkpoints:
+            _save(session, state)
         session.stop_if_asked(step)
 
 

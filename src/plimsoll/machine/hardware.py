@@ -237,8 +237,8 @@ def parse_bytes(text: str) -> int:
 def parse_cluster(text: str, nodes: int, host_memory: int | None) -> Hardware:
     """The hardware that is given by hand, all machines alike.
 
-    text: the cards of each machine, such as `8xA100-80GB`, `H100` (one), `4x24GB` (usable bytes of
-        a card that is not known), or `cpu`.
+    text: the cards of each machine, such as `8xA100-80GB`, `8 H100`, `H100` (one), `4x24GB` (usable
+        bytes of a card that is not known), or `cpu`.
     host_memory: bytes of each machine; None: unknown, nothing is assumed.
 
     Raises ConfigError for an unknown card and for counts that no cluster has.
@@ -287,8 +287,13 @@ def _node(cards: tuple[LiveCard, ...]) -> Node:
     return Node(tuple(map(_from_driver, cards)), host, has_cuda_build(), usable_cores())
 
 
+_COUNTED = re.compile(r"\s*([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*[x×*]\s*(.*)", re.IGNORECASE)
+_SPACED = re.compile(r"\s*(\d{1,2})\s+(?!(?:[kmgtp]i?b?|b)\s*$|\d+\s*[kmgtp])(.+)", re.IGNORECASE)
+"""A number, as cards have of three or four digits and bytes of any; not before a unit of bytes."""
+
+
 def _cards_of(text: str) -> tuple[Card, ...]:
-    found = re.fullmatch(r"\s*([-+]?[\d.,]+(?:e[-+]?\d+)?)\s*[x×*]\s*(.*)", text, re.IGNORECASE)
+    found = _COUNTED.fullmatch(text) or _SPACED.fullmatch(text)
     count, name = (found[1], found[2].strip()) if found else ("1", text.strip())
     if name.lower() == "cpu" and count == "1":
         return ()

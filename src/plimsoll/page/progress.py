@@ -61,12 +61,16 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
 
 
 def _state(run: Watched) -> str:
-    """`running`; or how it came to an end: `out of memory`, `done`, `stopped`."""
+    """`running`; or how it came to an end: `out of memory`, `done`, `stopped`. A run that writes
+    no model is done after its last step."""
     if run.now is not None and not run.now.ended:
         return "running"
     if run.run.out_of_memory_path.is_file():
         return "out of memory"
-    return "done" if run.run.model_path.is_dir() else "stopped"
+    done = run.run.model_path.is_dir() or run.run.best_path.is_file()
+    if value_at(run.settings, ("run", "save_model")) is False:
+        done |= run.metrics.last.get("step") == value_at(run.settings, ("run", "steps"))
+    return "done" if done else "stopped"
 
 
 def _written_ago(run: Watched, at: float) -> float | None:

@@ -49,6 +49,6 @@ def _function(path: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(
             f"{path!r} has no function {FUNCTION}(queries, prompts, labels), which OpenRLHF calls. "
-            f"A function of another form is chosen by import path: my.module:my_function."
+            f"A function of another form is chosen as path/to/file.py:my_function."
         )
     return cast(Callable[..., Any], found)

@@ -155,10 +155,11 @@ def _of_trls_form(
 ) -> Iterator[Problem]:
     """names: what it takes, if it has this form."""
     at = Section(key, part)
-    if names and not environments:
-        why = "Functions of TRL's form (prompts, completions, ...) are taken beside environments."
-        yield at.conflict("name", why, "a function of a trajectory (docs/extend.md)", _SETTINGS)
-    if names and isinstance(part, RewardConfig) and part.process:
+    if ENVIRONMENTS in names and not environments:
+        why = f"It takes {ENVIRONMENTS}, and the config has none."
+        fix = f"a function without {ENVIRONMENTS}, or environments (docs/environments.md)"
+        yield at.conflict("name", why, fix, _SETTINGS)
+    if names and environments and isinstance(part, RewardConfig) and part.process:
         why = "A function of TRL's form is called where the environments are."
         yield at.conflict("process", why, f"{key}.process: false", _SETTINGS)
     for name, one in environments.items() if ENVIRONMENTS in names else ():

@@ -46,7 +46,7 @@ def _function(path: str, name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(
             f"{path!r} has no function {name}(data_source, solution_str, ground_truth, "
-            f"extra_info), which verl calls. A function of another form is chosen by import path: "
-            f"my.module:my_function."
+            f"extra_info), which verl calls. A function of another form is chosen as "
+            f"path/to/file.py:my_function."
         )
     return cast(Callable[..., Any], found)

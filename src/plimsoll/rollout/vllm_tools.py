@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers import ToolParser, ToolParserManager
 
-from plimsoll.config.choice import nearest
+from plimsoll.config.files import nearest
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:

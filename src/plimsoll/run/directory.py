@@ -139,8 +139,10 @@ class RunDirectory:
         return max(_by_step(self.path / "trajectories"), default=None)
 
     def prune_checkpoints(self, keep: int, best_step: int | None = None) -> None:
-        """Remove all but the last `keep` checkpoints and that of the best step."""
-        assert keep >= 1
+        """Remove all but the last `keep` checkpoints and that of the best step. A run that writes
+        none (0) leaves alone what it resumed from."""
+        if keep == 0:
+            return
         for step, path in sorted(_by_step(self.path / "checkpoints"))[:-keep]:
             if step != best_step:
                 remove_directory(path)
@@ -201,11 +203,12 @@ def resume_problems(config: RunConfig) -> Iterator[Problem]:
     latest = run.latest_checkpoint()
     if config.resume == "never" and run.holds_run():
         state = f"its last checkpoint is of step {latest[0]}" if latest else "without a checkpoint"
+        auto = "continues it" if latest else "begins it anew"
         yield invalid(
             "run.directory",
             shown,
             f"It already holds a run ({state}), and run.resume is never.",
-            "run.resume: auto continues it; or choose another run.directory, or remove this one",
+            f"run.resume: auto {auto}; or choose another run.directory, or remove this one",
         )
     if config.resume == "must" and latest is None:
         yield invalid(

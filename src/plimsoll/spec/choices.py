@@ -60,7 +60,7 @@ def _parameters(package: str, choice: Choice) -> tuple[str, ...] | None:
 
 
 def is_own(choice: Choice) -> bool:
-    """Whether it is a function by import path, which may report metrics of its own."""
+    """Whether it is a function of one's own, which may report metrics of its own."""
     return ":" in choice.name
 
 

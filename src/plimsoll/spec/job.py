@@ -74,7 +74,7 @@ Measured = dict[str, float]
 class Evaluation:
     """What the evaluation of a job reports: so that a choice by one of its metrics can be checked
     before anything is loaded. metrics: in a name `<source>` stands for what rows name as their
-    source. more: there may be others, of a function by import path."""
+    source. more: there may be others, of a function of one's own."""
 
     metrics: Names
     more: bool = False

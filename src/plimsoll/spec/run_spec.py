@@ -127,7 +127,9 @@ class RunSpec(Generic[ConfigT]):
         """Those that the run has. Evaluation by log-probs counts as scoring."""
         found: set[Phase] = {"load"}
         if "actor" in self.trained:
-            found |= {"train_actor", "save"}
+            found.add("train_actor")
+            if self.run.keep_checkpoints or self.run.save_model:
+                found.add("save")
         if "critic" in self.trained:
             found.add("train_critic")
         if self.sampling is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from shlex import quote
 
 from plimsoll.cluster.protocol import Cluster, ranks_of
 from plimsoll.engine.worker import Worker
@@ -28,11 +29,12 @@ def evaluated(session: Session, state: RunState, metrics: Mapping[str, float]) -
 
 def save_when_due(session: Session, cluster: Cluster, state: RunState) -> None:
     """Write a checkpoint when one is due, of the best evaluation, at the end and after Ctrl-C,
-    which then ends the run; remove the oldest."""
+    which then ends the run; remove the oldest. Where none is kept, none is written."""
     asked = session.stop.requested or finished(session, state) or state.best_step == state.step
     if asked or session.due(session.spec.run.save_every, state.step):
-        with session.phase("save", cluster):
-            _save(session, cluster, state)
+        if session.spec.run.keep_checkpoints:
+            with session.phase("save", cluster):
+                _save(session, cluster, state)
         session.stop_if_asked(state.step)
 
 
@@ -64,9 +66,8 @@ def restore(session: Session, cluster: Cluster) -> None:
     _prune(session, session.state)  # killed in between, it has one more than it keeps
     if session.spec.trained and session.state.step >= session.spec.steps:
         key = "run.steps" if session.spec.run.epochs is None else "run.epochs"
-        session.progress.note(
-            f"no step is left of {session.spec.steps} ({key}): only the model is written"
-        )
+        rest = "only the model is written" if session.spec.run.save_model else "nothing is done"
+        session.progress.note(f"no step is left of {session.spec.steps} ({key}): {rest}")
 
 
 def _keep_settings(session: Session) -> None:
@@ -92,13 +93,17 @@ def averaged(session: Session, cluster: Cluster) -> Iterator[None]:
 
 def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
     """Write the actor as the run's final model, which ends the run: of the best evaluation or of
-    the last step, as `run.best` says; its moving average, where one is kept."""
+    the last step, as `run.best` says; its moving average, where one is kept. Where
+    `run.save_model` is false, none is written."""
     if state.step < session.spec.steps:
         count = state.evaluations_since_best
         worse = "1 evaluation was" if count == 1 else f"{count:,} evaluations in a row were"
         session.progress.note(
             f"stopped early, after step {state.step}: {worse} not better (run.best.patience)"
         )
+    if not session.spec.run.save_model:
+        session.progress.note(_without_model(session))
+        return
     with session.phase("save", cluster):
         _go_back_to_best(session, cluster, state)
         with averaged(session, cluster):
@@ -106,6 +111,16 @@ def save_model(session: Session, cluster: Cluster, state: RunState) -> None:
             cluster.all(Worker.save_model, "actor", path, session.template)
     directory = session.directory
     session.progress.note(trained_text(session.spec, directory.path, directory.model_path))
+
+
+def _without_model(session: Session) -> str:
+    """What a run is told at its end that writes no model."""
+    latest = session.directory.latest_checkpoint()
+    told = "no model is written (run.save_model: false)"
+    if latest is None:
+        return f"{told}, and no checkpoint (run.keep_checkpoints: 0)"
+    export = f"plimsoll export {quote(str(latest[1]))} --to DIRECTORY"
+    return f"{told}; of the checkpoint `{export}` writes one"
 
 
 def _go_back_to_best(session: Session, cluster: Cluster, state: RunState) -> None:

@@ -204,9 +204,24 @@ class Session:
                 f"stopped before the first step{of}, as asked; there is nothing to save "
                 f"yet. To begin anew: {again}"
             )
+        if not self.spec.run.keep_checkpoints and done > self.state.step:
+            return Interrupted(
+                f"stopped after step {done}{of}, as asked; {self._lost(done)}: {again}"
+            )
         return Interrupted(
             f"stopped after step {done}{of}, as asked; everything is saved. To go on: {again}"
         )
+
+    def _lost(self, done: int) -> str:
+        """What a run that writes no checkpoint leaves behind after this step."""
+        begun = self.state.step
+        lost = counted(done - begun, "step")
+        what = (
+            f"nothing is saved (run.keep_checkpoints: 0), so what was learned in {lost} is lost. "
+        )
+        if self.resumed is None:
+            return f"{what}To begin anew"
+        return f"{what}To go on after step {begun}, from {self.resumed}"
 
 
 @contextmanager
@@ -251,6 +266,8 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         )
         stack.callback(session.write_rest)
         stack.callback(directory.now_path.unlink, missing_ok=True)
+        if not run.keep_checkpoints:
+            progress.note("run.keep_checkpoints: 0: a run that is stopped or fails saves nothing")
         with session.stopping_while_loading():
             yield session
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -165,6 +166,25 @@ def test_wrong_usage_is_one_block_on_stderr(
     assert said.out == "" and said.err.startswith("error: ") and "Traceback" not in said.err
     assert all(part in said.err for part in parts), said.err
     assert not Path("out").exists()
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("init grpo --model m --data LONG", "report LONG", "watch LONG", "eval LONG"),
+        *("rollouts LONG", "export LONG --to out", "merge LONG --out out", "calibrate LONG"),
+        *("doctor --directory LONG", "demo --directory LONG"),
+    ],
+)
+def test_a_path_that_the_system_does_not_take_is_told_by_every_command(
+    command: str, capsys: Captured
+) -> None:
+    assert main(command.replace("LONG", LONG).split()) == 2
+    told = r"error: \S*x{300}\S*: File name too long\. Give another path, or correct its rights\.\n"
+    assert re.fullmatch(told, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

@@ -510,6 +510,14 @@ def test_a_run_directory_that_cannot_be() -> None:
     assert "is a file" in refusal("--run.directory", "run.yaml/deeper")
 
 
+@pytest.mark.parametrize("path", ["/proc", "/proc/runs/mine", "/sys/run", "/dev/run", "link/mine"])
+def test_a_run_directory_among_the_systems_own(house: Path, path: str) -> None:
+    (house / "link").symlink_to("/proc")
+    assert "is the system's own, and keeps no files" in refusal("--run.directory", path)
+    if Path("/dev/shm").is_dir():
+        check("--run.directory=/dev/shm/run_of_nobody")
+
+
 @pytest.mark.usefixtures("house")
 def test_all_problems_are_told_at_once() -> None:
     flags = ["--data.train.path=data/x", "--actor.model.path=modle", "--run.resume=must"]

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from plimsoll.commands.doctor import diagnose, refuse_wrong, report, table
-from plimsoll.commands.doctor_machine import Disk, Machine, RayView, TorchView, observe
+from plimsoll.commands.doctor_machine import (
+    Disk,
+    Machine,
+    RayView,
+    Shadowed,
+    TorchView,
+    observe,
+)
 from plimsoll.config.problems import Problem
 from plimsoll.environment.verifiers.venv import Found
 from plimsoll.errors import PlimsollError
@@ -74,6 +81,11 @@ def with_card(**changes: object) -> Machine:
     return replace(SOUND, cards=(replace(CARD, **changes),))  # type: ignore[arg-type]
 
 
+def with_shadowed(version: str | None) -> Machine:
+    """numpy 2.2.0 is installed, and PYTHONPATH has it in that version; None: it does not tell."""
+    return replace(SOUND, shadowed=(Shadowed("/apps/numpy", version, "2.2.0"),))
+
+
 def with_verifiers(**seen: str) -> Machine:
     return replace(SOUND, verifiers=Found(Path("/venv-verifiers"), True, **seen))
 
@@ -104,7 +116,9 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
     [
         ("python", replace(SOUND, python=(3, 10, 4)), "error", "3.11"),
         ("python", replace(SOUND, python=(3, 13, 0)), "warning", "3.11"),
-        ("modules", replace(SOUND, shadowed=("/apps/numpy",)), "error", "unset PYTHONPATH"),
+        ("modules", with_shadowed(None), "warning", "unset PYTHONPATH"),
+        ("modules", with_shadowed("2.2.0"), "warning", "instead of what is installed here."),
+        ("modules", with_shadowed("2.1.0"), "error", "in other versions"),
         ("transformers", with_versions(transformers="4.37.2"), "error", "position_ids"),
         ("transformers", with_versions(transformers="5.2.0"), "warning", "ZeRO-3"),
         ("deepspeed", with_versions(deepspeed=None), "error", "install deepspeed"),
@@ -312,6 +326,8 @@ def test_a_crashing_import_and_a_busy_card_are_seen(
     (tmp_path / "ray.py").write_text("raise ImportError('no libprotobuf')\n")
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy" / "__init__.py").touch()
+    (tmp_path / "numpy-1.0.dist-info").mkdir()
+    (tmp_path / "numpy-1.0.dist-info" / "METADATA").write_text("Name: numpy\nVersion: 1.0\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
@@ -322,8 +338,9 @@ def test_a_crashing_import_and_a_busy_card_are_seen(
     assert machine.ray.trouble == "ImportError: no libprotobuf" and machine.ray.silence
     assert machine.cards[0].processes == (CardProcess(4242, "python", 8900 * MIB),)
     assert machine.temporary.path == str(tmp_path / "gone")
-    assert machine.shadowed == (str(tmp_path / "numpy"),)
+    (numpy,) = machine.shadowed
+    assert (numpy.path, numpy.version) == (str(tmp_path / "numpy"), "1.0") and numpy.differs
     assert 1 <= machine.cores <= machine.cores_in_all
     assert machine.python == sys.version_info[:3] and machine.runs.free_bytes > 0
     wrong = {finding.key for finding in diagnose(machine) if finding.severity == "error"}
-    assert {"cuda", "gpu 0", "ray import", "ray address"} <= wrong
+    assert {"modules", "cuda", "gpu 0", "ray import", "ray address"} <= wrong

@@ -48,6 +48,17 @@ PPO_CASES = [
         None,
     ),
     (f"{LOCAL} --cluster.critic_ranks=2", "cluster.critic_ranks", 4, None),
+    ("--cluster.ranks=100000000", "cluster.ranks", 2, None),
+    ("--cluster.nodes=100000000", "cluster.nodes", 2, None),
+    ("--cluster.critic_ranks=100001", "cluster.critic_ranks", 2, None),
+    ("--rollout.engines=50000 --rollout.pipeline_parallel=3", "rollout.engines", 2, None),
+    ("--rollout.pipeline_parallel=1000000", "rollout.pipeline_parallel", 2, None),
+    (
+        f"{BEST} {EVERY} --run.best.goal=highest --run.keep_checkpoints=0",
+        "run.best",
+        4,
+        None,
+    ),
     ("--rollout.sleep_level=1", "rollout.sleep_level", 4, "--rollout.placement=shared"),
     (
         "--rollout.sleep_level=2 --rollout.placement=shared --rollout.engine=transformers",

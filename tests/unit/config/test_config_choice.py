@@ -60,6 +60,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "asking.py").write_text("import os; os.environ['A_KEY_OF_NOBODY']")
     (tmp_path / "leaving.py").write_text("import sys; sys.exit(3)")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
     yield
     for name in ("rules", "rules.exact", "rules.empty", "chosen"):
         sys.modules.pop(name, None)
@@ -106,10 +107,10 @@ def test_options_that_cannot_be_used(options: dict[str, OptionValue], message: s
     [
         ("exat", r"No rules is called 'exat'\. Did you mean 'exact'\? Known: exact\."),
         ("empty", r"No rules is called 'empty'\. Known: exact\."),
-        ("chosen:scroe", r"module chosen has no function 'scroe'\. Did you mean 'score'\?"),
+        ("chosen:scroe", r"'chosen:scroe': chosen has no 'scroe'\. Did you mean 'score'\?"),
         (
             "chosen:",
-            r"module chosen has no function ''.*It has: hidden_type, later, must, score, two\.",
+            r"chosen has no ''.*It has: hidden_type, later, must, score, two\.",
         ),
         ("chosen:not_a_function", r"names a int, and a Python function is needed"),
         ("chosen:later", r"'chosen:later' is an `async def`.*plain `def`"),
@@ -118,7 +119,15 @@ def test_options_that_cannot_be_used(options: dict[str, OptionValue], message: s
             r"function of rules: missing a required argument: 'more'.*take 1 positional",
         ),
         ("math:sqrt", r"Name one that is defined with `def`"),
-        ("nowhere:score", r"cannot be imported: ModuleNotFoundError.*PYTHONPATH"),
+        ("nowhere:score", r"cannot be imported: ModuleNotFoundError.*PYTHONPATH.*file\.py:score"),
+        ("chosn.py:score", r"There is no file 'chosn\.py'\. Did you mean 'chosen\.py'\?"),
+        (
+            "chosen.py:scroe",
+            r"'chosen\.py:scroe': chosen\.py has no 'scroe'\. Did you mean 'score'",
+        ),
+        ("chosen.py:later", r"'chosen\.py:later' is an `async def`"),
+        ("broken.py:score", r"'broken\.py' cannot be loaded: SyntaxError"),
+        ("chosen.py", r"No rules is called 'chosen\.py'.*path/to/file\.py:my_function"),
         ("needy:score", r"'needy:score' cannot be imported.*a_module_that_is_not_there"),
         ("broken:score", r"'broken:score' cannot be imported: SyntaxError"),
         ("typo:score", r"'typo:score' cannot be imported: NameError.*scroe"),
@@ -136,15 +145,42 @@ def test_names_that_cannot_be_used(name: str, message: str) -> None:
         resolve(name)
 
 
+def test_by_the_path_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own").mkdir()
+    path = tmp_path / "own" / "mine.py"
+    path.write_text("COUNT = []\ndef score(text, *, times: int = 1):\n    return text * times")
+    for name in ("own/mine.py:score", "./own/mine.py:score", f"{path}:score"):
+        assert resolve(name, times=2) == "texttext"
+        choice = Choice(name=name, options={"times": 2.5})
+        with pytest.raises(ConfigError, match=r"'times' of '.*mine\.py:score' is 2\.5"):
+            check_choice(choice, "rules", "score")
+    assert positional_parameters(Choice(name="own/mine.py:score"), "rules", "score") == ("text",)
+    monkeypatch.chdir(tmp_path / "own")
+    assert resolve("mine.py:score") == "text"
+    with pytest.raises(ConfigError, match=r"no folder 'own', as seen from '.*own'"):
+        resolve("own/mine.py:score")
+
+
+def test_a_file_runs_once_as_a_module_does(tmp_path: Path) -> None:
+    """Losses are looked up in every micro-batch."""
+    (tmp_path / "told.py").write_text(
+        "open('told', 'a').write('x')\ndef score(text):\n    return 'scored'"
+    )
+    assert [resolve("told.py:score") for _ in range(3)] == ["scored"] * 3
+    assert resolve(f"{tmp_path}/told.py:score") == "scored"
+    assert (tmp_path / "told").read_text() == "x"
+
+
 def test_a_module_in_this_folder_is_found_by_a_path_that_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "beside.py").write_text("def score(text): ...")
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(ConfigError, match=r"beside\.py is in this folder: PYTHONPATH=\. before"):
+    with pytest.raises(ConfigError, match=r"beside\.py is in this folder: beside\.py:score finds"):
         resolve("beside:score")
-    with pytest.raises(ConfigError, match=r"on PYTHONPATH\.$"):
+    assert resolve("beside.py:score") is None
+    with pytest.raises(ConfigError, match=r"or path/to/file\.py:score\.$"):
         resolve("nowhere:score")
 
 

@@ -137,6 +137,7 @@ def test_prompts_carry_index_text_and_reference(tokenizer: Tokenizer, tmp_path: 
     ]
     text = "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.decode(loaded.items[0].tokens) == text
+    assert all(prompt.is_text for prompt in loaded.items)
     bad = [(bad.line, bad.field, bad.problem) for bad in loaded.bad_rows]
     assert bad == [
         (2, "q", "is missing"),
@@ -221,6 +222,12 @@ def test_bad_messages(
     found_field, found_problem = bad_sample(tokenizer, data)
     assert found_field == field
     assert found_problem.startswith(problem)
+
+
+def test_a_prompt_of_messages_is_no_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = config(tmp_path, {"m": [USER]}, messages="m")
+    (prompt,) = load_prompts(data, source(data), make_template(tokenizer, None, None)).items
+    assert not prompt.is_text and [*prompt.messages] == [USER]
 
 
 @pytest.mark.parametrize("content", [None, ""])

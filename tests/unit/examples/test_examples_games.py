@@ -40,7 +40,6 @@ def test_a_config_reads_what_was_prepared_and_no_held_out_prompt_is_trained_on(
     home: Path, rows: Rows, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(home)
-    monkeypatch.syspath_prepend(EXAMPLES / name)
     for config in sorted((EXAMPLES / name).glob("*.yaml")):
         for source in load_any(str(config), ()).data.sources().values():
             assert Path(source.path).exists(), config

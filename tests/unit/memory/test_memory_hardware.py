@@ -166,8 +166,24 @@ def test_a_card_by_hand_has_the_bytes_that_are_written() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "count", "name"),
+    [
+        *((text, 8, "H100-80GB") for text in ("8 H100", "8 x H100", "8x H100", " 8  h100 80gb ")),
+        ("2 4090", 2, "RTX4090"),
+        ("4080 SUPER", 1, "RTX4080SUPER"),
+        ("3090 24GB", 1, "RTX3090"),
+        *((text, 1, text) for text in ("24 GB", "24 g", "22 GiB")),
+    ],
+)
+def test_how_many_cards_may_stand_before_a_space(text: str, count: int, name: str) -> None:
+    cards = parse_cluster(text, 1, None).nodes[0].cards
+    assert [card.name for card in cards] == [name] * count
+
+
+@pytest.mark.parametrize(
     ("text", "part"),
     [
+        ("80 H100", "from 1 to 64 cards"),
         *((text, repr(text)) for text in ("0xH100", "-8xH100", "1.5xH100", "8000xH100", "2xcpu")),
         *((f"8x{name}", f"No card is called {name!r}") for name in ("", "24", "Z9")),
         ("2x8xH100", "'2x8xH100' is not the cards of one machine"),

@@ -28,6 +28,7 @@ from plimsoll.rollout.price import Sampler
 from plimsoll.rollout.vllm_price import reload_items
 from plimsoll.run.counting import gigabytes
 from plimsoll.shapes.known_models import read_shape
+from plimsoll.spec.run_spec import resolve
 from plimsoll.timeline.items import Moment
 
 SFT = """\
@@ -115,6 +116,54 @@ def test_disk_has_a_checkpoint_more_than_are_kept() -> None:
     text = SFT.replace("steps: 10", "steps: 10, keep_checkpoints: 3")
     found = plan("sft", text + "cluster: {where: local}\n", "A100-40GB")
     assert found.disk_bytes == 4 * (4 + 8) * P + 2 * P
+
+
+SAVED = (("keep_checkpoints: 0", {"gather"}), ("save_model: false", {"write"}))
+
+
+@pytest.mark.parametrize("job", ["sft", "ppo"])
+@pytest.mark.parametrize("cluster", ["A100-40GB", "cpu"])
+def test_a_run_that_saves_less_holds_the_same_at_all_other_moments(job: str, cluster: str) -> None:
+    text = SFT if job == "sft" else PPO + "rollout: {engine: transformers}\n"
+    text += "cluster: {where: local}\n"
+
+    def held(more: str) -> dict[Moment, int]:
+        found = plan(job, text.replace("steps: 10", f"steps: 10, {more}"), cluster)
+        uses = [*found.hosts[0].uses, *(found.devices[0].uses if found.devices else ())]
+        return {use.moment: sum(i.bytes for i in use.items) for use in uses}
+
+    every = held("seed: 0")
+    assert {moment.instant for moment in every if moment.phase == "save"} == {"gather", "write"}
+    for less, instants in (*SAVED, ("keep_checkpoints: 0, save_model: false", set[str]())):
+        kept = {m: n for m, n in every.items() if m.phase != "save" or m.instant in instants}
+        assert held(less) == kept, less
+
+
+def test_disk_has_what_is_saved_alone() -> None:
+    def found(more: str) -> Plan:
+        text = SFT.replace("steps: 10", f"steps: 10, {more}")
+        return plan("sft", text + "cluster: {where: local}\n", "A100-40GB")
+
+    assert found("keep_checkpoints: 0").disk_bytes == 2 * P
+    assert found("save_model: false").disk_bytes == 3 * (4 + 8) * P
+    nothing = found("keep_checkpoints: 0, save_model: false")
+    assert nothing.disk == () and "disk: nothing is saved" in verdict_text(nothing)
+
+
+def test_reward_models_of_a_job_that_trains_nothing_are_all_there_while_one_scores() -> None:
+    """Only what is computed with comes and goes."""
+    text = PPO.replace("rewards: {r: {name: length}}\n", "")
+    actor, *_ = text.split("critic:")
+    one = "{role: {model: {path: Qwen/Qwen2.5-1.5B}}}"
+    own = f"{actor}reward_models: {{a: {one}, b: {one}}}\nrollout: {{engine: transformers}}\n"
+    sampling = resolve(JOBS["sample"], config("sample", own + "cluster: {where: local}\n"))
+    found = make_plan(sampling, Ground(parse_cluster("A100-80GB", 1, 10**12)))
+    held = {
+        use.moment.phase: {i.role: i.bytes for i in use.items if i.name == "frozen weights"}
+        for use in found.devices[0].uses
+        if use.moment.phase in ("rollout", "score")
+    }
+    assert held["score"] == held["rollout"] and held["score"].keys() == {"reward.a", "reward.b"}
 
 
 def test_the_best_checkpoint_and_an_average_take_disk_too() -> None:

@@ -200,8 +200,9 @@ def test_what_an_error_names_is_among_what_suggestions_try(
 
 
 def named(fix: str, *, on_cards: bool) -> Iterator[str]:
-    """Keys of a fix, but for lengths, which another search shortens, and those that only another
-    machine has a value for."""
+    """Keys of a fix, but for lengths, which another search shortens, those that only another
+    machine has a value for, and those that save nothing, which is the user's to choose."""
+    fix = re.sub(r"run\.[^,]* \(a trial that saves nothing\)", "", fix)
     fix = re.sub(r"shorter sequences \([^)]*\), and batch.micro_batch_tokens with them", "", fix)
     if on_cards:
         fix = re.sub(r"on CPU a smaller rollout.cpu_kv_cache_gib", "", fix)
@@ -310,8 +311,19 @@ def test_an_engine_beside_ranks_may_start_in_smaller_parts() -> None:
 def test_what_there_is_one_of_cannot_be_fewer() -> None:
     role = "{model: {path: Qwen/Qwen2.5-0.5B}}"
     config = job_config("sft", role)
-    for kept, fix in ((1, ""), (2, "fewer run.keep_checkpoints, or ")):
-        run = written(config, {"run.keep_checkpoints": kept})
+    none, no_model = "run.keep_checkpoints: 0", "run.save_model: false"
+    trial = f"{none} and {no_model} (a trial that saves nothing), or "
+    fixes: list[tuple[dict[str, object], str]] = [
+        ({"run.keep_checkpoints": 1}, trial),
+        ({"run.keep_checkpoints": 2}, f"fewer run.keep_checkpoints, {trial}"),
+        ({"run.keep_checkpoints": 0}, f"{no_model} (a trial that saves nothing), or "),
+        (
+            {"run.keep_checkpoints": 1, "run.save_model": False},
+            f"{none} (a trial that saves nothing), or ",
+        ),
+    ]
+    for changes, fix in fixes:
+        run = written(config, changes)
         assert run is not None
         ground = Ground(parse_cluster("H200", 1, 10**12), free_disk=1)
         [problem] = make_plan(run, ground).problems

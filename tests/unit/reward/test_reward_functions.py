@@ -53,6 +53,9 @@ def one_too_few(trajectories: list[Trajectory]):
 def not_annotated(several):
     return [float(len(several))] * len(several)
 
+def as_trl_has_it(completions, **columns):
+    return [float(len(one)) for one in completions]
+
 def fails_twice(trajectory, *, path: str):
     with open(path, "a") as file:
         file.write("x")
@@ -70,9 +73,9 @@ def score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Score:
     (tmp_path / "own.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def scored(function: str, *responses: str, **settings: Any) -> Scored:
+    def scored(function: str, *responses: str, place: str = "own", **settings: Any) -> Scored:
         given: dict[str, Any] = {"retries": 0, **settings}
-        rewards = {"mine": RewardConfig(name=f"own:{function}", **given)}
+        rewards = {"mine": RewardConfig(name=f"{place}:{function}", **given)}
         trajectories = [trajectory(response, i) for i, response in enumerate(responses)]
         with open_rewards(rewards) as scorer:
             return scorer.submit(trajectories).result(timeout=60)
@@ -83,7 +86,7 @@ def score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Score:
 def trajectory(response: str, index: int) -> Trajectory:
     tokens = np.zeros(2, dtype=np.int64)
     logprobs = np.zeros(2, dtype=np.float32)
-    prompt = Prompt(index, tokens, "?", None)
+    prompt = Prompt(index, tokens, "?", None, is_text=True)
     return single_turn(prompt, 0, tokens, logprobs, response, "stop", 0, group=index + 100)
 
 
@@ -126,6 +129,17 @@ def test_many_at_once_by_annotation_or_by_setting(score: Score) -> None:
     assert values(score("many", "a", "bb", "ccc", "")) == [0.25, 0.5, 0.75, 0.0]
     assert values(score("not_annotated", "a", "b", "c", batch=True)) == [3.0, 3.0, 3.0]
     assert values(score("many", "a", "bb", process=True, at_once=1)) == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("process", [False, True])
+def test_by_a_files_path_and_of_trls_form(
+    score: Score, process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").write_text((tmp_path / "own.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    settings = {"place": "beside.py", "process": process, "at_once": 1}
+    assert values(score("many", "a", "bb", **settings)) == [0.5, 1.0]
+    assert values(score("as_trl_has_it", "a", "bb", **settings)) == [1.0, 2.0]
 
 
 @pytest.mark.parametrize("process", [False, True])

@@ -109,6 +109,7 @@ def test_batches_of_plimsolls_format(tmp_path: Path) -> None:
     assert first["trajectories"][0] == {
         "prompt": "How long? ",
         "messages": [],
+        "is_text": False,
         "response": "aaaa",
         "reference": "ref",
         "source": "hard",

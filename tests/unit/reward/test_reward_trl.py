@@ -86,6 +86,27 @@ def test_another_form_stays_as_it_is() -> None:
     assert adapted(reward) is reward and taken(partial(reward)) == ()
 
 
+@pytest.mark.parametrize("is_text", [True, False])
+def test_without_environments_they_are_given_what_the_rows_hold(is_text: bool) -> None:
+    """As by TRL: texts of a column of texts, conversations of a column of messages."""
+    seen: dict[str, Any] = {}
+
+    def reward(completions: Any, prompts: Any, **kwargs: Any) -> list[float]:
+        seen.update(kwargs, prompts=prompts, completions=completions)
+        return [float(len(one)) for one in completions]
+
+    asked = {"role": "user", "content": "Two?"}
+    prompt = Prompt(0, np.array([1]), "Two?", "2", messages=(asked,), is_text=is_text)
+    answered = single_turn(prompt, 0, np.array([7]), np.zeros(1, np.float32), "Yes.", "stop", 0)
+    assert adapted(reward)([answered]) == ([4.0] if is_text else [1.0])
+    if is_text:
+        assert (seen["prompts"], seen["completions"]) == (["Two?"], ["Yes."])
+    else:
+        said = {"role": "assistant", "content": "Yes."}
+        assert (seen["prompts"], seen["completions"]) == ([[asked]], [[said]])
+    assert (seen["reference"], "environments" in seen) == (["2"], False)
+
+
 TRLS = """
 def of_all(completions, **kwargs):
     return [0.0] * len(completions)
@@ -98,7 +119,9 @@ def of_environments(environments, **kwargs):
 @pytest.mark.parametrize(
     ("name", "changed", "environment", "said"),
     [
-        ("of_all", {}, None, "beside environments"),
+        ("of_all", {}, None, None),
+        ("of_all", {"process": True}, None, None),
+        ("of_environments", {}, None, "the config has none"),
         ("of_all", {"process": True}, {}, "where the environments are"),
         ("of_environments", {}, {"process": True}, "those of environments.game are in processes"),
         ("of_all", {}, {"process": True}, None),

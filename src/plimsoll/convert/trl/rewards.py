@@ -51,10 +51,8 @@ def _function(o: Options, function: str, weight: float) -> Iterator[Outcome]:
     elif "." in function:
         module, _, own = function.rpartition(".")
         name = f"{module}:{own}"
-        why = (
-            "TRL's functions take lists, (prompts, completions, **columns); here a function takes "
-        )
-        why += "a trajectory (docs/extend.md), and one of TRL's form beside environments alone"
+        why = "it runs as it is (docs/rewards.md); the column that data.train.reference names "
+        why += "comes as `reference`"
         yield Remark("check", f"{key}.name", why)
     else:
         raise ConfigError(

@@ -91,6 +91,12 @@ class Job:
         return frozenset(moment for moment in self.moments if moment.phase != "load")
 
     @cached_property
+    def steps(self) -> frozenset[Moment]:
+        """The moments of the steps: those from when all roles are loaded, but not those of a
+        reference that scores everything before."""
+        return frozenset(moment for moment in self.computing if moment.phase != "precompute")
+
+    @cached_property
     def capability(self) -> Capability | None:
         """The lowest of the cards that the run uses; None where none is known, as without any."""
         cards = [card for p in self.layout.processes if (card := self.card(p.slot)) is not None]
@@ -113,6 +119,10 @@ def make_job(spec: RunSpec[Any], hardware: Hardware, constants: Constants) -> Jo
     read = {path: read_shape(path) for path in dict.fromkeys(m.path for m in spec.models.values())}
     shapes = {name: read[model.path] for name, model in spec.models.items()}
     moments = job_moments(tuple(shapes), spec.phases)
+    if not spec.run.save_model:
+        moments -= {_SAVING}
+    if not spec.run.keep_checkpoints:
+        moments -= {_WRITING}
     if spec.engines is not None:
         moments |= {STARTING}
     return Job(spec, hardware, constants, device, layout, shapes, moments)
@@ -154,8 +164,8 @@ def _contents(job: Job, process: Process) -> Iterator[Allocation]:
     yield from _process(job, process)
     first = process.index == 0
     held = [one for name in hosted(job, process) for one in _role(job, name, first)]
-    held = list(_one_at_a_time(held, _SCORING))
-    yield from _one_at_a_time(held, _WRITING)
+    held = list(_one_at_a_time(held, _SCORING, job.steps))
+    yield from _one_at_a_time(held, _WRITING, job.steps)
     if process.samples:
         yield from _engine(job, process)
 
@@ -339,21 +349,22 @@ def _engine(job: Job, process: Process) -> Iterator[Allocation]:
             yield from card_items(sampler, card.usable_bytes, context, moments)
 
 
-def _one_at_a_time(held: Sequence[Allocation], moment: Moment) -> Iterator[Allocation]:
+def _one_at_a_time(
+    held: Sequence[Allocation], moment: Moment, steps: frozenset[Moment]
+) -> Iterator[Allocation]:
     """Roles score one after another, and so are their states written: of what exists only
-    meanwhile, the largest role's counts."""
+    meanwhile, the largest role's counts. What exists at all moments of the steps is always there.
+    """
+
+    def passes(one: Allocation) -> bool:
+        return moment in one.moments and not steps <= one.moments
+
     passing: dict[str, int] = {}
-    for one in held:
-        if _passes(one, moment):
-            passing[one.item.role] = passing.get(one.item.role, 0) + one.item.bytes
+    for one in filter(passes, held):
+        passing[one.item.role] = passing.get(one.item.role, 0) + one.item.bytes
     largest = max(passing, key=lambda role: passing[role], default="")
     for one in held:
-        if _passes(one, moment) and one.item.role != largest:
+        if passes(one) and one.item.role != largest:
             one = replace(one, moments=one.moments - {moment})
         if one.moments:
             yield one
-
-
-def _passes(one: Allocation, moment: Moment) -> bool:
-    """Whether it is there only meanwhile: what is held while weights are saved is there always."""
-    return moment in one.moments and _SAVING not in one.moments

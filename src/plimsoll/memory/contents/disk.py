@@ -16,12 +16,12 @@ _STORED_LOGPROB = 20
 
 
 def disk_items(job: Job) -> tuple[Item, ...]:
-    """At most: the checkpoints that are kept, the best one among them, the one that is being
-    written, the final model."""
+    """Return at most what a run writes: the checkpoints that are kept, the best one among them, the
+    one that is being written, and the final model."""
     roles, run = job.spec.trained, job.spec.run
     if not roles:
         return ()
-    count = run.keep_checkpoints + 1 + (run.best is not None)
+    count = run.keep_checkpoints and run.keep_checkpoints + 1 + (run.best is not None)
     saved = {
         name: trained_parameters(role, job.shapes[name], job.spec.roles[name].head)
         for name, role in roles.items()
@@ -29,8 +29,9 @@ def disk_items(job: Job) -> tuple[Item, ...]:
     element, parameters = roles["actor"].model.element, saved["actor"]
     words = f"{element} bytes x {parameters:,} parameters"
     model = _item("actor", "final model", element * parameters, words)
-    checkpoints = (_checkpoints(name, role, saved[name], count) for name, role in roles.items())
-    return (*checkpoints, model, *_reference_logprobs(job.spec))
+    checkpoints = [_checkpoints(name, role, saved[name], count) for name, role in roles.items()]
+    written = [*checkpoints * (count > 0), *[model] * run.save_model]
+    return (*written, *_reference_logprobs(job.spec))
 
 
 def _reference_logprobs(spec: RunSpec[Any]) -> Iterator[Item]:

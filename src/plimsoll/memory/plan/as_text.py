@@ -66,7 +66,10 @@ def _fullness(store: Store, plan: Plan) -> float:
 
 def verdict_text(plan: Plan, *, sources: bool = False) -> str:
     """The disk, the problems and the verdict. sources: with that of the band."""
-    disk = f"disk: {gigabytes(plan.disk_bytes)} GB of checkpoints and model"
+    saved = " and ".join(dict.fromkeys(item.name for item in plan.disk))
+    disk = (
+        f"disk: {gigabytes(plan.disk_bytes)} GB of {saved}" if saved else "disk: nothing is saved"
+    )
     if plan.free_disk is not None:
         disk += f", {gigabytes(plan.free_disk)} GB free"
     problems = [problem_text(problem) for problem in plan.problems]

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from plimsoll.config.codes import Code
 from plimsoll.config.problems import Problem
+from plimsoll.config.run import RunConfig
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store, verdict_of
-from plimsoll.memory.remedies.changes import Remedy, one_of
+from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.engines import fewer_processes, starting_caches, starting_shares
 from plimsoll.memory.remedies.top_consumer import TopConsumer, find_top_consumer
 from plimsoll.memory.rules.engines import beside_training
@@ -61,12 +62,12 @@ def _cards(job: Job) -> Iterator[Problem]:
             "every rank has a card of its own"
             + ", and so has every part of an engine unless rollout.placement is shared; the parts "
             "of an engine are on one node" * sampled,
-            _listed_ways(fewer_processes(job)),
+            _listed_ways([remedy.text for remedy in fewer_processes(job)]),
         )
 
 
-def _listed_ways(remedies: Sequence[Remedy]) -> str:
-    *ways, last = (remedy.text for remedy in remedies)
+def _listed_ways(texts: Sequence[str]) -> str:
+    *ways, last = texts
     return ", ".join(ways) + ", or " * bool(ways) + last
 
 
@@ -120,12 +121,21 @@ def _disk(job: Job, disk: Sequence[Item], free: int) -> Iterator[Problem]:
         yield Problem(
             "disk-space",
             "error",
-            f"checkpoints and model take {gigabytes(needed)} GB of disk, and {gigabytes(free)} GB "
+            f"what the run saves takes {gigabytes(needed)} GB of disk, and {gigabytes(free)} GB "
             "are free",
             "; ".join(f"{item.role} {item.name}: {item.formula}" for item in disk),
-            "fewer run.keep_checkpoints, or " * (job.spec.run.keep_checkpoints > 1)
-            + "a run.directory on a larger disk",
+            _listed_ways([*_saving_less(job.spec.run), "a run.directory on a larger disk"]),
         )
+
+
+def _saving_less(run: RunConfig) -> Iterator[str]:
+    """What has a run write less."""
+    if run.keep_checkpoints > 1:
+        yield "fewer run.keep_checkpoints"
+    none = "run.keep_checkpoints: 0" + " without run.best" * (run.best is not None)
+    keys = [none] * bool(run.keep_checkpoints) + ["run.save_model: false"] * run.save_model
+    if keys:
+        yield f"{' and '.join(keys)} (a trial that saves nothing)"
 
 
 def _overfull(store: Store, top: TopConsumer) -> Problem:

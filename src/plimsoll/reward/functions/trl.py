@@ -3,9 +3,11 @@
 Each argument is a list with one entry for each episode, and so is what they give; None there counts
 nothing. What they may take, by name, is what TRL's `GRPOTrainer` hands over (1.16):
 
-- `prompts`, `completions`: conversations as lists of messages, as chat templates take them;
+- `prompts`, `completions`: conversations as lists of messages, as chat templates take them; texts
+  where the row holds its prompt as text and no environment plays;
 - `completion_ids`: tokens, those of the environment too;
-- `environments`: the objects that the episodes were played with, after their `close`, if any;
+- `environments`: the objects that the episodes were played with, after their `close`, if there
+  are environments; None of one in another process;
 - columns of the rows. The one that `data.train.reference` names is `reference`.
 """
 
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from plimsoll.errors import ConfigError
 
 if TYPE_CHECKING:  # plans look at rewards, too, and need no NumPy
-    from plimsoll.records import Trajectory, Transcript
+    from plimsoll.records import Trajectory
 
 ENVIRONMENTS = "environments"
 _OWN = ("prompts", "completions", "completion_ids", ENVIRONMENTS)
@@ -60,12 +62,13 @@ def _arguments(
     function: Callable[..., Any], trajectories: Sequence[Trajectory]
 ) -> Mapping[str, Sequence[Any]]:
     given: dict[str, Sequence[Any]] = {
-        "prompts": [[*t.prompt.messages] for t in trajectories],
-        "completions": [[*_transcript(t).messages] for t in trajectories],
+        "prompts": [_prompt(t) for t in trajectories],
+        "completions": [_completion(t) for t in trajectories],
         "completion_ids": [t.response_tokens.tolist() for t in trajectories],
-        ENVIRONMENTS: [_transcript(t).environment for t in trajectories],
         "reference": [t.prompt.reference for t in trajectories],
     }
+    if transcripts := [t.transcript for t in trajectories if t.transcript is not None]:
+        given[ENVIRONMENTS] = [one.environment for one in transcripts]
     names = dict.fromkeys(name for t in trajectories for name in t.prompt.columns)
     columns = {name: [t.prompt.columns.get(name) for t in trajectories] for name in names}
     given = {**columns, **given}
@@ -83,8 +86,17 @@ def _arguments(
     return {one.name: given[one.name] for one in parameters if one.name in given}
 
 
-def _transcript(trajectory: Trajectory) -> Transcript:
-    assert trajectory.transcript is not None, (
-        "refused in the config: taken beside environments alone"
-    )
-    return trajectory.transcript
+def _prompt(trajectory: Trajectory) -> str | list[Any]:
+    prompt = trajectory.prompt
+    return prompt.text if _is_text(trajectory) else [*prompt.messages]
+
+
+def _completion(trajectory: Trajectory) -> str | list[Any]:
+    if trajectory.transcript is not None:
+        return [*trajectory.transcript.messages]
+    text = trajectory.response_text
+    return text if _is_text(trajectory) else [{"role": "assistant", "content": text}]
+
+
+def _is_text(trajectory: Trajectory) -> bool:
+    return trajectory.prompt.is_text and trajectory.transcript is None

@@ -9,17 +9,16 @@ from functools import partial
 from typing import Any
 
 from plimsoll.config.base import Choice
-from plimsoll.config.choice import resolve_choice
 from plimsoll.records import Trajectory
 from plimsoll.reward.functions.calls import Setup, awaited, called, is_coroutine
 from plimsoll.reward.functions.child import Opened, serve
 from plimsoll.reward.outcome import Outcome
-from plimsoll.reward.references import REWARDS
+from plimsoll.reward.references import reward_function
 
 
 def _opened(setup: Setup) -> Opened:
     choice = Choice(name=setup.name, options=dict(setup.options))
-    function = resolve_choice(choice, REWARDS, "reward", awaited=True)
+    function = reward_function(choice)
     return partial(_answer, function, setup.batch), setup.memory_bytes
 
 

@@ -152,6 +152,7 @@ def _written(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "prompt": prompt.text,
         "messages": [dict(message) for message in prompt.messages],
+        "is_text": prompt.is_text,
         "response": trajectory.response_text,
         "reference": prompt.reference,
         "source": prompt.source,
@@ -180,6 +181,7 @@ def _read(one: object) -> Trajectory:
         str(one.get("source") or ""),
         one.get("columns") or {},
         one.get("messages") or (),
+        is_text=bool(one.get("is_text", not one.get("messages"))),
     )
     tokens = np.asarray(one.get("response_tokens") or [], np.int64)
     finish: FinishReason = "length" if one.get("finish_reason") == "length" else "stop"

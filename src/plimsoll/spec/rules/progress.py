@@ -40,6 +40,10 @@ def evaluated(spec: RunSpec[Any]) -> Iterator[Problem]:
         why = "Nothing is evaluated: run.eval_every is not given."
         fix = "give run.eval_every and data.eval, or leave run.best out"
         yield at.conflict("run.best", why, fix, "best-without-eval")
+    if best is not None and not spec.run.keep_checkpoints:
+        why = "It keeps the checkpoint of the best evaluation, and run.keep_checkpoints is 0."
+        fix = "run.keep_checkpoints: 1, or leave run.best out"
+        yield at.conflict("run.best", why, fix, "best-without-checkpoints")
     if best is not None and not spec.evaluation.more:
         yield from _best(Section("run.best", best), best, spec.evaluation)
     critic = spec.trained.get("critic")

@@ -15,6 +15,9 @@ from plimsoll.spec.rules.memory import memory_levers
 from plimsoll.spec.rules.progress import evaluated, lasting, scheduled
 from plimsoll.spec.run_spec import RunSpec
 
+MOST_PROCESSES = 100_000
+"""The most ranks and parts of engines, together, and the most nodes of a run."""
+
 
 def _unread(spec: RunSpec[Any]) -> Iterator[Problem]:
     """Keys that every config has, and that this job, or this run, would not look at."""
@@ -52,6 +55,30 @@ def _sampled_sets(spec: RunSpec[Any]) -> Iterator[Problem]:
         for name in EVALUATED:
             if getattr(source, name) != fields[name].default:
                 yield Section(key, source).invalid(name, f"{why}.", f"leave {key}.{name} out")
+
+
+def _processes(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """More processes or machines than any cluster has, before they are counted out one by one."""
+    cluster, engines = spec.cluster, spec.engines
+    counts = {
+        "cluster.ranks": cluster.ranks,
+        "cluster.critic_ranks": cluster.critic_ranks or 0,
+        "cluster.nodes": cluster.nodes,
+    }
+    if engines is not None:
+        counts |= {
+            "rollout.engines": engines.engines,
+            "rollout.tensor_parallel": engines.tensor_parallel,
+            "rollout.pipeline_parallel": engines.pipeline_parallel,
+        }
+    at = Section("", spec.config)
+    parts = 0 if engines is None else engines.engines * engines.parts
+    over = [key for key, count in counts.items() if count > MOST_PROCESSES]
+    if not over and cluster.all_ranks + parts > MOST_PROCESSES:
+        over = [max(counts, key=lambda key: counts[key])]
+    for key in over:
+        why = f"Ranks, parts of engines and nodes are {MOST_PROCESSES:,} at most in a run."
+        yield at.invalid(key, why, "a smaller number")
 
 
 def _cluster(spec: RunSpec[Any]) -> Iterator[Problem]:
@@ -152,6 +179,7 @@ def _budget(spec: RunSpec[Any]) -> Iterator[Problem]:
 
 SETTINGS_RULES = (
     lasting,
+    _processes,
     _cluster,
     evaluated,
     memory_levers,
