@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Literal, assert_never
 
-import torch
 from torch import Tensor
 
+from plimsoll.algorithm.ratios import k3
 from plimsoll.errors import PlimsollError
 
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -24,7 +24,8 @@ def kl(logprobs_L: Tensor, reference_logprobs_L: Tensor, estimator: KlEstimator)
 
     k1 = d: unbiased; single tokens may be negative.
     k2 = d^2 / 2: never negative; biased, little while the two are close.
-    k3 = exp(-d) - 1 + d: never negative and unbiased.
+    k3 = exp(-d) - 1 + d: never negative and unbiased. Below d = -20 it stays what it is there
+        (see `ratios.k3`), without a gradient.
 
     In a loss, what counts is the gradient, and it is another matter (Tang and Munos 2025,
     https://arxiv.org/abs/2506.09477). Only k2's is, in expectation, the gradient of
@@ -38,7 +39,7 @@ def kl(logprobs_L: Tensor, reference_logprobs_L: Tensor, estimator: KlEstimator)
         case "k2":
             return 0.5 * difference_L.square()
         case "k3":
-            return torch.expm1(-difference_L) + difference_L
+            return k3(-difference_L)
         case _:
             assert_never(estimator)
 

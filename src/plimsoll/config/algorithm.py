@@ -44,8 +44,9 @@ class KlConfig(Settings):
     horizon: PositiveInt = 10_000
     """Responses over which an adaptive coefficient moves."""
     ratio_corrected: bool = False
-    """In the loss: multiply each token's KL with its importance ratio, so that its gradient is that
-    of the KL also after the first update of a step, and with k1 and k3 in the first one too."""
+    """In the loss: multiply each token's KL by its importance ratio w. Its gradient is then
+    w (log policy - log reference), that of the KL, with every estimator and in every update of a
+    step."""
 
 
 class RlAlgorithm(Settings):

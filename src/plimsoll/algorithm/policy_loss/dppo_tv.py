@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
-from plimsoll.algorithm.ratios import ratio_metrics
+from plimsoll.algorithm.ratios import ratio_metrics, ratios
 from plimsoll.config.base import NonNegativeFloat, Probability
 
 
@@ -25,10 +25,12 @@ def loss(
 
     Metrics: `clip_fraction`, the share of tokens left out, and those of `ratio_metrics`.
     """
-    log_ratio_L = inputs.logprobs_L - sampler_logprobs_L
+    logratio_L = inputs.logprobs_L - sampler_logprobs_L
     moved_L = (inputs.logprobs_L.exp() - sampler_logprobs_L.exp()).detach()
     up_L = inputs.advantages_L > 0
     left_out_L = (up_L & (moved_L > threshold)) | (~up_L & (moved_L < -threshold))
     kept_L = (~left_out_L).float()
-    loss_L = -kept_L * inputs.advantages_L * log_ratio_L.exp() + penalty * log_ratio_L.square()
-    return TokenLoss(loss_L, {"clip_fraction": left_out_L.float()} | ratio_metrics(inputs))
+    loss_L = -kept_L * inputs.advantages_L * ratios(logratio_L) + penalty * logratio_L.square()
+    return TokenLoss(
+        loss_L, {"clip_fraction": left_out_L.float()} | ratio_metrics(inputs, logratio_L)
+    )
