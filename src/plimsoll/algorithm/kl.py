@@ -49,9 +49,9 @@ def adapt(
 ) -> float:
     """The next KL coefficient: larger when the policy is further from the reference than wanted.
 
-    observed_kl, target: nats per response. The relative error is clipped to +-0.2, and the
-    coefficient grows by that share per `horizon` responses; a step of more responses than the
-    horizon counts as one horizon, so that the coefficient cannot turn negative.
+    observed_kl, target: nats, both per response or both per token. The relative error is clipped to
+    +-0.2, and the coefficient grows by that share per `horizon` responses; a step of more responses
+    than the horizon counts as one horizon, so that the coefficient cannot turn negative.
 
     Raises PlimsollError when the observed KL is not a finite number.
     """

@@ -39,8 +39,10 @@ class KlConfig(Settings):
     coefficient: NonNegativeFloat = 0.01
     """The weight of the KL (the first one, when adaptive)."""
     target: PositiveFloat | None = None
-    """Adapt the coefficient towards this KL per response (nats, Ziegler et al. 2019);
-    default: fixed."""
+    """Adapt the coefficient towards this KL (nats, Ziegler et al. 2019); default: fixed."""
+    target_per: Literal["response", "token"] = "response"
+    """What the target is a KL of: a response, the sum over its tokens, as in the paper; or a token,
+    the mean over responses of the mean over their tokens, as in OpenRLHF and verl."""
     horizon: PositiveInt = 10_000
     """Responses over which an adaptive coefficient moves."""
     ratio_corrected: bool = False

@@ -158,8 +158,12 @@ def _unused_kl(at: Section, kl: KlConfig) -> Iterator[Problem]:
     """Keys that were set and would do nothing."""
     if kl.target is None and kl.horizon != KlConfig().horizon:
         why = "Without algorithm.kl.target the coefficient stays as it is."
-        fix = "algorithm.kl.target: a KL per response, or leave algorithm.kl.horizon out"
+        fix = "algorithm.kl.target: a KL to aim at, or leave algorithm.kl.horizon out"
         yield at.conflict("horizon", why, fix, "kl-unused")
+    if kl.target is None and kl.target_per != KlConfig().target_per:
+        why = "There is no algorithm.kl.target that it would be of."
+        fix = "algorithm.kl.target: a KL per token, or leave algorithm.kl.target_per out"
+        yield at.conflict("target_per", why, fix, "kl-unused")
     if kl.place != "none":
         return
     for name, value, idle in (
