@@ -116,6 +116,8 @@ def test_flash_reinforce_and_dapo(converted: Convert) -> None:
     found = converted(words, "0.9.0", of="ppo")
     assert found.job == "dapo"
     assert at(found, "batch.dynamic_sampling") == {"low": 0.0, "high": 1.0}
+    penalised = converted(f"{words} --overlong_buffer_len 100", "0.9.0", of="ppo")
+    assert at(penalised, "batch.dynamic_sampling.by") == "reward_func"
     assert at(found, "algorithm.policy_loss.options") == {"clip_low": 0.2, "clip_high": 0.28}
     assert at(found, "algorithm.advantage.options.delta") == 1e-9
 

@@ -138,7 +138,11 @@ def test_a_recipe_has_every_key_accounted_for_and_loads(
                     "clip_high": 0.28,
                     "dual_clip": 10.0,
                 },
-                "batch.dynamic_sampling": {"oversampling": 3.0, "max_drawn": 10.0},
+                "batch.dynamic_sampling": {
+                    "by": "score",
+                    "oversampling": 3.0,
+                    "max_drawn": 10.0,
+                },
                 "rewards.overlong.options": {"max_new_tokens": 2048, "buffer": 512, "factor": 1.0},
             },
         ),

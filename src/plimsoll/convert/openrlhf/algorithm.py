@@ -235,3 +235,6 @@ def dynamic_sampling(o: Options) -> Iterator[Outcome]:
     key, flags = "batch.dynamic_sampling", ("dynamic_filtering", "dynamic_filtering_reward_range")
     yield o.entry(f"{key}.low", bounds[0], *flags, note="of a group's mean reward")
     yield o.entry(f"{key}.high", bounds[1], *flags)
+    if o["overlong_buffer_len"] is not None and (o["remote_rm_url"] or "").endswith(".py"):
+        note = "the function's score, without the penalty"
+        yield o.entry(f"{key}.by", "reward_func", *flags, note=note)
