@@ -109,7 +109,7 @@ def _main_part(config: Values) -> str | None:
     from plimsoll.config.rl import ENVIRONMENT
 
     rewards = config.get("rewards")
-    parts = dict(rewards) if isinstance(rewards, Mapping) else {}
+    parts: dict[str, object] = dict(rewards) if isinstance(rewards, Mapping) else {}
     parts.pop(OVERLONG, None)
     if parts:
         return max(parts, key=lambda name: _weight(parts[name]))

@@ -143,7 +143,7 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize(("policy", "corrected", "estimator"), TOGETHER)
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(tokens=st.lists(TOKEN, min_size=1, max_size=5), ratio_corrected=st.booleans())
 def test_the_objective_and_its_gradient_are_finite_however_far_apart_the_policies_are(
     policy: str,
@@ -154,6 +154,27 @@ def test_the_objective_and_its_gradient_are_finite_however_far_apart_the_policie
 ) -> None:
     loss, found = objective(tokens, policy, corrected, estimator, ratio_corrected=ratio_corrected)
     assert loss.isfinite() and found.isfinite().all()
+
+
+NEAR = st.tuples(*[st.floats(-9, 0)] * 4, st.floats(-5, 5))
+"""Log-ratios of up to 9, so that a sequence of two tokens has one of up to 18."""
+
+
+@pytest.mark.parametrize(("policy", "corrected", "estimator"), TOGETHER)
+@settings(max_examples=6)
+@given(tokens=st.lists(NEAR, min_size=1, max_size=5), ratio_corrected=st.booleans())
+def test_policies_that_are_near_have_the_gradient_that_they_have_without_a_bound(
+    policy: str,
+    corrected: str | None,
+    estimator: KlEstimator,
+    tokens: list[tuple[float, ...]],
+    ratio_corrected: bool,
+) -> None:
+    found = objective(tokens, policy, corrected, estimator, ratio_corrected=ratio_corrected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("plimsoll.algorithm.ratios.LARGEST", math.inf)
+        plain = objective(tokens, policy, corrected, estimator, ratio_corrected=ratio_corrected)
+    assert all(map(torch.equal, found, plain))
 
 
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=5))

@@ -111,7 +111,8 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config_of(command: str, *flags: str, **more: Any) -> RlConfig:
     Path("c.yaml").write_text(yaml.safe_dump({**MINIMAL, **more}, sort_keys=False))
-    return load_spec(JOBS[command], "c.yaml", list(flags)).config
+    config: RlConfig = load_spec(JOBS[command], "c.yaml", list(flags)).config
+    return config
 
 
 def at(config: RlConfig, key: str) -> object:
