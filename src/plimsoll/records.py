@@ -155,6 +155,10 @@ class Trajectory:
         """The scalar reward: the weighted sum of the parts."""
         return sum(part.value * part.weight for part in self.rewards)
 
+    def part(self, name: str) -> float:
+        """Return the value of the part of the reward that has this name."""
+        return next(part.value for part in self.rewards if part.name == name)
+
     @property
     def branches(self) -> tuple[Trajectory, ...]:
         """All of the episode's, in the order in which they were sampled."""

@@ -53,7 +53,7 @@ TOLD = {
     "kto": ("feedback_loss", "kl", "rewards/margin", "rewards/desirable", "rewards/undesirable"),
     "dpo": ("preference_loss", *PAIRS),
     "rm": ("reward_loss", *PAIRS),
-    "ppo": ("policy_loss", "clip_fraction", "approx_kl", "ratio"),
+    "ppo": ("policy_loss", "clip_fraction", "approx_kl", "ratio", "ratio_clamped"),
 }
 """Of a job the package of its losses, and what the default one tells."""
 

@@ -48,9 +48,9 @@ _OF_ALL_JOBS = (
 )
 _INTERVAL = "accuracy_low|accuracy_high"
 _OF_A_JOB = {
-    "policy_loss": "policy_loss|entropy|kl|kl_loss|kl_coefficient|reward(/.*)?|response_tokens|"
-    "finished|truncated|zero_signal|repetition|correction.*|value_.*|explained_variance|"
-    "(actor|critic|sync|mismatch|groups)/.*",
+    "policy_loss": "policy_loss|entropy|kl(_loss|_clamped|_per_token|_coefficient)?|reward(/.*)?|"
+    "response_tokens|finished|truncated|zero_signal|repetition|correction.*|value_.*|"
+    "explained_variance|(actor|critic|sync|mismatch|groups)/.*",
     "preference_loss": f"preference_loss|nll|{_INTERVAL}",
     "reward_loss": f"reward_loss|off_centre|calibration_error|{_INTERVAL}",
     "feedback_loss": f"accuracy|{_INTERVAL}",

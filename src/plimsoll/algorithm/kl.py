@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Literal, assert_never
 
-import torch
 from torch import Tensor
 
+from plimsoll.algorithm.ratios import k3
 from plimsoll.errors import PlimsollError
 
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -24,7 +24,8 @@ def kl(logprobs_L: Tensor, reference_logprobs_L: Tensor, estimator: KlEstimator)
 
     k1 = d: unbiased; single tokens may be negative.
     k2 = d^2 / 2: never negative; biased, little while the two are close.
-    k3 = exp(-d) - 1 + d: never negative and unbiased.
+    k3 = exp(-d) - 1 + d: never negative and unbiased. Below d = -20 it stays what it is there
+        (see `ratios.k3`), without a gradient.
 
     In a loss, what counts is the gradient, and it is another matter (Tang and Munos 2025,
     https://arxiv.org/abs/2506.09477). Only k2's is, in expectation, the gradient of
@@ -38,7 +39,7 @@ def kl(logprobs_L: Tensor, reference_logprobs_L: Tensor, estimator: KlEstimator)
         case "k2":
             return 0.5 * difference_L.square()
         case "k3":
-            return torch.expm1(-difference_L) + difference_L
+            return k3(-difference_L)
         case _:
             assert_never(estimator)
 
@@ -48,9 +49,9 @@ def adapt(
 ) -> float:
     """The next KL coefficient: larger when the policy is further from the reference than wanted.
 
-    observed_kl, target: nats per response. The relative error is clipped to +-0.2, and the
-    coefficient grows by that share per `horizon` responses; a step of more responses than the
-    horizon counts as one horizon, so that the coefficient cannot turn negative.
+    observed_kl, target: nats, both per response or both per token. The relative error is clipped to
+    +-0.2, and the coefficient grows by that share per `horizon` responses; a step of more responses
+    than the horizon counts as one horizon, so that the coefficient cannot turn negative.
 
     Raises PlimsollError when the observed KL is not a finite number.
     """

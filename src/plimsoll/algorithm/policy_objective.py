@@ -17,7 +17,7 @@ from plimsoll.algorithm.inputs import (
     token_mean,
 )
 from plimsoll.algorithm.kl import KlEstimator, kl
-from plimsoll.algorithm.ratios import mismatch_metrics
+from plimsoll.algorithm.ratios import clamped, mismatch_metrics, ratios
 from plimsoll.algorithm.sequences import means
 from plimsoll.records import BatchCounts
 
@@ -81,8 +81,8 @@ class PolicyObjectiveInputs:
 class PolicyTerms:
     """How the objective is put together; see `policy_objective`.
 
-    ratio_corrected: the KL of each token is multiplied by its importance ratio. constant: of the
-    aggregation of that name.
+    ratio_corrected: the KL of each token is multiplied by its importance ratio, and has the
+    gradient of the KL; see `policy_objective`. constant: of the aggregation of that name.
     """
 
     aggregation: Aggregation = "tokens"
@@ -104,14 +104,19 @@ def policy_objective(
     each token, aggregated. counts: of the whole optimizer step, not of this micro-batch.
 
     The weights are those of the correction for sampler against trainer; they touch the policy loss
-    alone. A KL that is multiplied by the importance ratio has the gradient of the KL itself, also
-    where the policy is no longer the one that sampled (Liu et al. 2025, DeepSeek-V3.2,
-    https://arxiv.org/abs/2512.02556, section 3.1). Beside k2, whose gradient is that of the KL by
-    itself, the ratio is a weight without a gradient.
+    alone.
+
+    A ratio-corrected KL has the gradient of the KL itself, also where the policy is no longer the
+    one that sampled (Liu et al. 2025, DeepSeek-V3.2, https://arxiv.org/abs/2512.02556, section
+    3.1). With the ratio w and d = log policy - log reference, its value at a token is w times the
+    estimator, and its gradient is w * d for every estimator. For k3 that is the derivative of the
+    value; for k2 it is that of k2 with w held fixed. The derivative of w * k1 is w * (d + 1): the
+    1 is zero in expectation, and while d is small the gradient is hardly more than its noise.
 
     Metrics, means over tokens: the policy loss's own; those of `mismatch_metrics`; `correction`,
     the mean weight, and `correction_zero`, the share of weights that are 0; `entropy` (nats); with
-    a reference, `kl_loss` (nats, before the coefficient); and `policy_loss`, aggregated.
+    a reference, `kl_loss` (nats, before the coefficient) and `kl_clamped`, the share of tokens
+    whose log-ratio to the reference is beyond what is exponentiated; and `policy_loss`, aggregated.
     """
 
     def total(x_L: Tensor) -> Tensor:
@@ -130,7 +135,9 @@ def policy_objective(
     metrics |= {"policy_loss": loss.detach(), "entropy": entropy.detach()}
     if inputs.reference_logprobs_L is not None:
         kl_L = _kl(inputs, terms)
+        distance_L = inputs.policy.logprobs_L - inputs.reference_logprobs_L
         metrics["kl_loss"] = token_mean(kl_L.detach(), counts)
+        metrics["kl_clamped"] = token_mean(clamped(distance_L), counts)
         loss = loss + terms.kl_coefficient * total(kl_L)
     if terms.entropy_bonus > 0:  # without a bonus the head need not go back through the entropy
         loss = loss - terms.entropy_bonus * total(inputs.entropy_L)
@@ -143,5 +150,6 @@ def _kl(inputs: PolicyObjectiveInputs, terms: PolicyTerms) -> Tensor:
     kl_L = kl(policy.logprobs_L, inputs.reference_logprobs_L, terms.kl_estimator)
     if not terms.ratio_corrected:
         return kl_L
-    ratio_L = (policy.logprobs_L - policy.old_logprobs_L).exp()
-    return (ratio_L.detach() if terms.kl_estimator == "k2" else ratio_L) * kl_L
+    ratio_L = ratios(policy.logprobs_L.detach() - policy.old_logprobs_L)
+    learned_L = ratio_L * kl(policy.logprobs_L, inputs.reference_logprobs_L, "k2")
+    return learned_L + (ratio_L * kl_L - learned_L).detach()

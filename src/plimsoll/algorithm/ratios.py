@@ -9,21 +9,54 @@ import torch
 from torch import Tensor
 
 from plimsoll.algorithm.inputs import CorrectionInputs, PolicyLossInputs
-from plimsoll.algorithm.kl import kl
 from plimsoll.algorithm.sequences import means, sequence_of_token, sums
 from plimsoll.config.base import RatioLevel
 
-_LARGEST = 20.0
-"""Of a log-ratio, so that its exponential stays finite and its products do too."""
+LARGEST = 20.0
+"""The largest log-ratio that is exponentiated as it is, and its negative the smallest. e^20 is
+4.9e8; e^88.8 overflows in float32, and its gradient times 0 is NaN."""
+
+
+def ratios(logratios: Tensor) -> Tensor:
+    """Return the ratios of log-ratios, which are clamped to +-`LARGEST` first.
+
+    A clamped log-ratio has no gradient. Below -`LARGEST` nothing is lost: that gradient would be
+    a ratio under 2.1e-9. Above it, the gradient of a single token would be 4.9e8 times that of any
+    other; after the clipping of gradients, the step would learn from this token alone. So a loss
+    that goes through the ratio leaves the token out of the step; `clamped` counts it.
+    """
+    return logratios.clamp(-LARGEST, LARGEST).exp()
 
 
 @torch.no_grad()
-def ratio_metrics(inputs: PolicyLossInputs) -> dict[str, Tensor]:
-    """What every policy loss with a ratio reports of each token: `approx_kl`, an estimate (k3) of
-    KL(old policy || new policy) in nats; `ratio`, the new probability over the old one."""
+def clamped(logratios: Tensor) -> Tensor:
+    """Return 1 where `ratios` clamps a log-ratio, else 0."""
+    return (logratios.abs() > LARGEST).float()
+
+
+def k3(logratios: Tensor) -> Tensor:
+    """Return Schulman's estimate exp(x) - 1 - x of a KL, with log-ratios x clamped to `LARGEST` at
+    most.
+
+    Only this side overflows. On the other side the estimate is -x - 1, and keeps its gradient.
+    """
+    bounded = logratios.clamp(max=LARGEST)
+    return bounded.expm1() - bounded
+
+
+@torch.no_grad()
+def ratio_metrics(inputs: PolicyLossInputs, exponent_L: Tensor) -> dict[str, Tensor]:
+    """Return what every policy loss with a ratio reports of each token: `approx_kl`, an estimate
+    (k3) of KL(old policy || new policy) in nats; `ratio`, the new probability over the old one;
+    `ratio_clamped`, 1 where the loss's own ratio is clamped (see `ratios`).
+
+    exponent_L: the log-ratio that the loss exponentiates at each token.
+    """
+    logratio_L = inputs.logprobs_L - inputs.old_logprobs_L
     return {
-        "approx_kl": kl(inputs.old_logprobs_L, inputs.logprobs_L, "k3"),
-        "ratio": (inputs.logprobs_L - inputs.old_logprobs_L).exp(),
+        "approx_kl": k3(logratio_L),
+        "ratio": ratios(logratio_L),
+        "ratio_clamped": clamped(exponent_L),
     }
 
 
@@ -36,18 +69,14 @@ def sampler_ratios(inputs: CorrectionInputs, level: RatioLevel) -> Tensor:
     logratio_L, cu_loss_tokens = inputs.logratio_L, inputs.cu_loss_tokens
     match level:
         case "token":
-            return _exp(logratio_L)
+            return ratios(logratio_L)
         case "sequence":
             found_S = sums(logratio_L, cu_loss_tokens)
         case "geometric":
             found_S = means(logratio_L, cu_loss_tokens)
         case _:
             assert_never(level)
-    return _exp(found_S)[sequence_of_token(cu_loss_tokens, len(logratio_L))]
-
-
-def _exp(logratios: Tensor) -> Tensor:
-    return logratios.clamp(-_LARGEST, _LARGEST).exp()
+    return ratios(found_S)[sequence_of_token(cu_loss_tokens, len(logratio_L))]
 
 
 OUTSIDE = (0.5, 2.0)
@@ -57,12 +86,14 @@ OUTSIDE = (0.5, 2.0)
 def mismatch_metrics(inputs: CorrectionInputs) -> dict[str, Tensor]:
     """How far the trainer's log-probs are from the sampler's, of each token: `mismatch/abs`, the
     absolute difference (nats); `mismatch/k3`, an estimate of KL(sampler || trainer) (nats);
-    `mismatch/outside`, 1 where the ratio lies outside of `OUTSIDE`."""
-    logratio_L = inputs.logratio_L.clamp(-_LARGEST, _LARGEST)
-    ratio_L = logratio_L.exp()
+    `mismatch/outside`, 1 where the ratio lies outside of `OUTSIDE`; `mismatch/clamped`, 1 where
+    the log-ratio is beyond +-`LARGEST`, at which it enters all of these."""
+    logratio_L = inputs.logratio_L.clamp(-LARGEST, LARGEST)
+    ratio_L = ratios(logratio_L)
     low, high = OUTSIDE
     return {
         "mismatch/abs": logratio_L.abs(),
-        "mismatch/k3": logratio_L.expm1() - logratio_L,
+        "mismatch/k3": k3(logratio_L),
         "mismatch/outside": ((ratio_L < low) | (ratio_L > high)).float(),
+        "mismatch/clamped": clamped(inputs.logratio_L),
     }

@@ -123,14 +123,22 @@ def _job_help(job: Job[Any], section: str) -> str:
 
 
 def _set_by_preset(job: Job[Any]) -> list[str]:
-    """A line for each value of the preset that the command is."""
+    """Return a line for each value of the preset that the command is, and for each that its paper
+    sets otherwise."""
     from plimsoll.config.presets import leaves
     from plimsoll.config.problems import show as written
 
     if job.preset is None:
         return []
-    values = leaves(job.presets[job.preset].values)
-    return [f"  {'.'.join(path)}: {written(value)}" for path, value in values.items()]
+    preset = job.presets[job.preset]
+    values = leaves(preset.values)
+    lines = [f"  {'.'.join(path)}: {written(value)}" for path, value in values.items()]
+    papers = leaves({} if preset.paper is None else preset.paper({}))
+    return lines + [
+        f"  {'.'.join(path)}: {written(value)}   (with --variant paper)"
+        for path, value in papers.items()
+        if path not in values or values[path] != value
+    ]
 
 
 def _dry_run(spec: RunSpec[Any], plan: Plan | str) -> str:

@@ -39,13 +39,16 @@ class KlConfig(Settings):
     coefficient: NonNegativeFloat = 0.01
     """The weight of the KL (the first one, when adaptive)."""
     target: PositiveFloat | None = None
-    """Adapt the coefficient towards this KL per response (nats, Ziegler et al. 2019);
-    default: fixed."""
+    """Adapt the coefficient towards this KL (nats, Ziegler et al. 2019); default: fixed."""
+    target_per: Literal["response", "token"] = "response"
+    """What the target is a KL of: a response, the sum over its tokens, as in the paper; or a token,
+    the mean over responses of the mean over their tokens, as in OpenRLHF and verl."""
     horizon: PositiveInt = 10_000
     """Responses over which an adaptive coefficient moves."""
     ratio_corrected: bool = False
-    """In the loss: multiply each token's KL with its importance ratio, so that its gradient is that
-    of the KL also after the first update of a step, and with k1 and k3 in the first one too."""
+    """In the loss: multiply each token's KL by its importance ratio w. Its gradient is then
+    w (log policy - log reference), that of the KL, with every estimator and in every update of a
+    step."""
 
 
 class RlAlgorithm(Settings):

@@ -44,6 +44,9 @@ class DynamicSampling(Settings):
     https://arxiv.org/abs/2503.14476, section 3.2): those whose rewards are all equal, and those
     whose mean reward does not lie strictly between two bounds."""
 
+    by: str | None = None
+    """The part of the reward that is looked at, by its name, such as the one that says whether an
+    answer is right; default: the weighted sum of all parts."""
     low: float | None = None
     """The lower bound of a group's mean reward; default: none."""
     high: float | None = None

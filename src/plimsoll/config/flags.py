@@ -14,8 +14,8 @@ import yaml
 from plimsoll.config.yaml_tree import FLAG, Path, Tree, read_value
 from plimsoll.errors import ConfigError
 
-_UNDOTTED = "--preset"
-"""The one key that has a value and no section."""
+_UNDOTTED = ("--preset", "--variant")
+"""The keys that have a value and no section."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _pieces(arguments: Sequence[str]) -> Iterator[list[str]]:
 
 def _is_flag(argument: str) -> bool:
     name = argument.partition("=")[0]
-    return name == _UNDOTTED or (name.startswith("--") and "." in name)
+    return name in _UNDOTTED or (name.startswith("--") and "." in name)
 
 
 def _parse(piece: list[str]) -> Flag:

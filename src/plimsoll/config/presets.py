@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
@@ -16,6 +16,9 @@ from plimsoll.errors import ConfigError
 KEY = "preset"
 """Of a config, at its top."""
 
+VARIANT, PAPER = "variant", "paper"
+"""The key beside it, and the value that asks for what a preset's paper sets."""
+
 Values = Mapping[str, Any]
 """Of keys, nested as in a config file."""
 
@@ -26,12 +29,14 @@ MODEL = "<model>"
 @dataclass(frozen=True)
 class Preset:
     """name: also of its command. summary: its line in the help. start: what a first config says
-    besides, by dotted key."""
+    besides, by dotted key. paper: what the method's paper sets beside these values or in their
+    place, given a config's own; None: there is no other setting."""
 
     name: str
     summary: str
     values: Values
     start: Mapping[str, object] = field(default_factory=dict)
+    paper: Callable[[Values], Values] | None = None
 
 
 def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) -> Tree:
@@ -46,19 +51,25 @@ def with_preset(tree: Tree, presets: Mapping[str, Preset], command: str | None) 
             f"{KEY} out, or write `plimsoll rl`."
         )
     name = command or named
+    if name is None and tree.values.get(VARIANT) == PAPER:
+        raise ConfigError(
+            f"{VARIANT}: {PAPER} chooses between the values of a preset, and there is none. "
+            f"{_with_papers(presets)}"
+        )
     if not isinstance(name, str):  # None, or what the schema refuses
         return tree
-    base = _values(name, presets)
+    base = _values(name, presets, tree.values)
     values = _over(base, tree.values) | {KEY: name}
-    written = dict.fromkeys(leaves(base), f"{KEY} {name}")
+    variant = f", {VARIANT} {PAPER}" if tree.values.get(VARIANT) == PAPER else ""
+    written = dict.fromkeys(leaves(base), f"{KEY} {name}{variant}")
     return Tree(values, {**written, **tree.origins})
 
 
 def shown(name: str, presets: Mapping[str, Preset], resolved: Values) -> str:
     """What a preset sets, a key a line, and what stands there where the config says otherwise."""
-    set_here = leaves(_values(name, presets))
+    set_here = leaves(_values(name, presets, resolved))
     width = max(len(".".join(path)) for path in set_here)
-    lines = [f"Preset {name}"]
+    lines = [f"Preset {name}" + (f", {VARIANT} {PAPER}" if resolved[VARIANT] == PAPER else "")]
     for path, value in set_here.items():
         found = value_at(resolved, path)
         same = found == value or value == {}
@@ -76,31 +87,52 @@ def leaves(values: Values, above: Path = ()) -> dict[Path, object]:
     return found
 
 
-def _values(name: str, presets: Mapping[str, Preset]) -> Values:
-    """Of a preset, or of a file of one's own."""
-    if name in presets:
+def _values(name: str, presets: Mapping[str, Preset], config: Values) -> Values:
+    """Return the values of a preset in the variant that a config asks for, or of a file of one's
+    own."""
+    in_paper = config.get(VARIANT) == PAPER
+    if name in presets and not in_paper:
         return presets[name].values
-    if not name.endswith((".yaml", ".yml")):
+    if name in presets and (paper := presets[name].paper) is not None:
+        return _over(presets[name].values, paper(config))
+    if name not in presets and not name.endswith((".yaml", ".yml")):
         close = difflib.get_close_matches(name, presets, n=1)
         near = f" Did you mean {close[0]}?" if close else ""
         raise ConfigError(
             f"There is no preset {name!r}.{near} Presets: {', '.join(presets)}; one of your own is "
             f"a YAML file: {KEY}: my_preset.yaml."
         )
+    if in_paper:
+        raise ConfigError(
+            f"{VARIANT}: {PAPER}, but the preset {name} has no values of a paper beside its own. "
+            f"{_with_papers(presets)}"
+        )
     values = read_tree(read_config_text(str(FilePath(name).expanduser())), name).values
-    if KEY in values:
-        raise ConfigError(f"{name}: a preset cannot name another. Leave {KEY} out of it.")
+    for key in (KEY, VARIANT):
+        if key in values:
+            raise ConfigError(f"{name}: a preset cannot name another. Leave {key} out of it.")
     return values
 
 
+def _with_papers(presets: Mapping[str, Preset]) -> str:
+    names = [preset.name for preset in presets.values() if preset.paper is not None]
+    return f"Presets with this variant: {', '.join(names)}. Name one, or leave {VARIANT} out."
+
+
 def _over(base: Values, values: Values) -> dict[str, Any]:
-    """A named function takes the place of another whole: its options are its own."""
+    """Return the values over those of a base; the values' keys come first, as of a config's parts
+    of the reward the first one counts.
+
+    A named function takes the place of another whole: its options are its own.
+    """
     renamed = "name" in values and values["name"] != base.get("name", values["name"])
     if renamed:
         return dict(values)
-    merged = dict(base)
-    for key, value in values.items():
-        below = merged.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = _over(below, value) if both else value  # type: ignore[arg-type]
+    merged = dict(values)
+    for key, value in base.items():
+        own = values.get(key)
+        if isinstance(value, Mapping) and isinstance(own, Mapping):
+            merged[key] = _over(value, own)
+        elif key not in values:
+            merged[key] = value
     return merged

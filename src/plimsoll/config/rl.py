@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from plimsoll.config.algorithm import RlAlgorithm
@@ -25,6 +27,10 @@ class RlConfig(JobConfig):
 
     preset: str | None = None
     """Values under those of this file: the name of a preset, or a YAML file of one's own."""
+
+    variant: Literal["paper"] | None = None
+    """paper: the preset's values as the method's paper has them; default: as most train it today.
+    docs/rl.md lists the differences."""
 
     cluster: ClusterConfig = ClusterConfig()
     """Where the roles live."""
@@ -56,6 +62,12 @@ class RlConfig(JobConfig):
     """How held-out prompts are answered; default: as in training."""
     algorithm: RlAlgorithm = RlAlgorithm()
     """Advantage, losses, KL."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of all parts of the reward, in their order."""
+        environment = (ENVIRONMENT,) if self.environments else ()
+        return (*environment, *self.rewards, *self.scoring_models)
 
     @property
     def scoring_models(self) -> dict[str, RewardModelConfig]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from plimsoll.config.base import Choice
-from plimsoll.config.rl import ENVIRONMENT, REWARD_MODEL, RlConfig
+from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.run import Goal
 from plimsoll.jobs.figures import measured
 from plimsoll.rl.presets import PRESETS
@@ -77,8 +77,7 @@ def _sampling(config: RlConfig) -> Sampling:
 
 def _evaluation(config: RlConfig) -> Evaluation:
     """Of each set; of several the means over them, too, by the plain names."""
-    parts = [*([ENVIRONMENT] if config.environments else []), *config.rewards]
-    plain: Names = {"reward": "highest", **dict.fromkeys([*parts, *config.scoring_models])}
+    plain: Names = {"reward": "highest", **dict.fromkeys(config.parts)}
     sets = eval_sets(config)
     found = _with_ends(plain) if not sets else {**plain} if len(sets) > 1 else {}
     for one in sets:

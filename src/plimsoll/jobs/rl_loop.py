@@ -40,6 +40,7 @@ from plimsoll.rl.batch import (
     batch_metrics,
     estimate_advantages,
     observed_kl,
+    observed_kl_per_token,
     pack_batch,
     policy_stream,
     score,
@@ -234,7 +235,8 @@ def next_kl_coefficient(
     kl = spec.config.algorithm.kl
     if kl.target is None or state.step < spec.config.algorithm.critic_warmup_steps:
         return state.kl_coefficient
-    observed = observed_kl(batch, scores)
+    observe = observed_kl_per_token if kl.target_per == "token" else observed_kl
+    observed = observe(batch, scores)
     responses = len(batch.episodes)
     return adapt(state.kl_coefficient, observed, responses, kl.target, kl.horizon)
 

@@ -275,7 +275,11 @@ def batch_metrics(batch: Batch, scores: Scores, kl_coefficient: float) -> dict[s
     the KL from it, and what this step weighs it with."""
     metrics = trajectory_metrics(batch.episodes)
     if scores.reference_L is not None:
-        metrics |= {"kl": observed_kl(batch, scores), "kl_coefficient": kl_coefficient}
+        metrics |= {
+            "kl": observed_kl(batch, scores),
+            "kl_per_token": observed_kl_per_token(batch, scores),
+            "kl_coefficient": kl_coefficient,
+        }
     return metrics
 
 
@@ -319,9 +323,24 @@ def zero_signal(trajectories: list[Trajectory]) -> float:
 
 def observed_kl(batch: Batch, scores: Scores) -> float:
     """The mean KL per response from the reference (k1 summed over tokens), nats."""
-    assert scores.reference_L is not None
-    gaps = batch.layout.by_trajectory(scores.policy_L - scores.reference_L)
+    gaps = _gaps(batch, scores)
     return math.fsum(float(own_L.sum()) for own_L in gaps) / len(batch.episodes)
+
+
+def observed_kl_per_token(batch: Batch, scores: Scores) -> float:
+    """Return the mean over responses of the mean KL of their tokens from the reference (k1), nats.
+    Responses without learned tokens do not count."""
+    gaps = iter(_gaps(batch, scores))
+    of_episodes = [
+        np.concatenate([next(gaps) for _ in episode.branches]) for episode in batch.episodes
+    ]
+    return fmean(float(own_L.mean()) for own_L in of_episodes if len(own_L))
+
+
+def _gaps(batch: Batch, scores: Scores) -> list[Floats]:
+    """Return log policy - log reference at the learned tokens of each trajectory."""
+    assert scores.reference_L is not None
+    return batch.layout.by_trajectory(scores.policy_L - scores.reference_L)
 
 
 def token_scores(batch: Batch, scores: Scores, learnables: Learnables) -> TokenScores:

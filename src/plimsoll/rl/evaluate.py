@@ -109,7 +109,7 @@ def passing(
     if one.pass_by is None:
         return {}
     groups = [found[i : i + one.responses] for i in range(0, len(found), one.responses)]
-    passed = [[_value(t, one.pass_by) >= one.threshold for t in group] for group in groups]
+    passed = [[t.part(one.pass_by) >= one.threshold for t in group] for group in groups]
     single = {"pass@1": [float(right) for own in passed for right in own]}
     values = {
         f"pass@{k}": [pass_at_k(one.responses, sum(own), k) for own in passed] for k in one.ks[1:]
@@ -119,10 +119,6 @@ def passing(
         values[f"maj@{one.responses}"] = [float(i is not None and own[i]) for own, i in pairs]
     figures = _means(single, found) | _means(values, [group[0] for group in groups])
     return {name: min(max(share, 0.0), 1.0) for name, share in figures.items()}
-
-
-def _value(trajectory: Trajectory, part: str) -> float:
-    return next(reward.value for reward in trajectory.rewards if reward.name == part)
 
 
 def _chosen(

@@ -1,6 +1,7 @@
 """Named sets of values for `plimsoll rl`, each a command of its own; every key overrides.
 
-A preset holds what makes a method what it is, and leaves the rest to the defaults.
+A preset holds what makes a method what it is, as most train it today, and leaves the rest to the
+defaults. Where the method's paper differs, papers.py has its values.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from plimsoll.config.presets import MODEL, Preset, Values
+from plimsoll.rl import papers
 
 _CRITIC = {"critic.model.path": MODEL, "critic.optimizer.learning_rate": 5e-6}
 
@@ -34,13 +36,24 @@ _ALL = (
         {"algorithm": {"correction": None}},
         _CRITIC,
     ),
-    Preset("grpo", "group relative policy optimisation", _of_groups("grpo")),
+    Preset(
+        "grpo",
+        "group relative policy optimisation",
+        _of_groups("grpo"),
+        paper=papers.grpo,
+    ),
     Preset(
         "dr_grpo",
         "GRPO without its biases by length and spread",
         _of_groups("dr_grpo", aggregation="constant"),
+        paper=papers.dr_grpo,
     ),
-    Preset("rloo", "REINFORCE, each response against the others", _of_groups("rloo")),
+    Preset(
+        "rloo",
+        "REINFORCE, each response against the others",
+        _of_groups("rloo"),
+        paper=papers.rloo,
+    ),
     Preset(
         "reinforce_pp",
         "REINFORCE++, whitened over the batch",
@@ -50,13 +63,20 @@ _ALL = (
         "gspo",
         "GRPO with ratios of whole sequences",
         _of_groups("grpo", policy_loss={"name": "gspo"}, aggregation="sequences"),
+        paper=papers.gspo,
     ),
     Preset(
         "cispo",
         "GRPO with clipped importance weights",
         _of_groups("grpo", policy_loss={"name": "cispo"}),
+        paper=papers.cispo,
     ),
-    Preset("dapo", "GRPO with a higher clip and dynamic sampling", _dapo()),
+    Preset(
+        "dapo",
+        "GRPO with a higher clip and dynamic sampling",
+        _dapo(),
+        paper=papers.dapo,
+    ),
     Preset(
         "orz",
         "PPO of Open-Reasoner-Zero, without a KL",

@@ -10,6 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
+from plimsoll.algorithm.calibration import sigmoid
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.reward import RewardModelConfig
@@ -66,7 +67,7 @@ def model_scores(
                 f"a finite number: its weights hold NaN, or overflow in role.model.dtype "
                 f"{model.role.model.dtype}. {shown_texts(trajectory)}"
             )
-    return [_of_response(scores, model) for scores in found]
+    return [of_response(scores, model) for scores in found]
 
 
 def _scores(
@@ -80,11 +81,11 @@ def _scores(
     return from_packed(flat, [values for own in found for values in own], len(samples))
 
 
-def _of_response(scores: Floats, model: RewardModelConfig) -> float:
+def of_response(scores: Floats, model: RewardModelConfig) -> float:
     """One number: the score itself, or what is taken of the steps' probabilities."""
     if model.steps is None:
         return float(scores[-1])
-    return _TAKEN[model.steps.take]([1 / (1 + math.exp(-float(score))) for score in scores])
+    return _TAKEN[model.steps.take](sigmoid(scores).tolist())
 
 
 def _sample(trajectory: Trajectory, model: RewardModelConfig, spec: RunSpec[RlConfig]) -> Sample:

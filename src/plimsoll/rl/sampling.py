@@ -113,8 +113,9 @@ def _check_failures(failures: Sequence[RewardFailure], failed: int, batch: RlBat
 
 
 def teaches(group: Sequence[Trajectory], dynamic: DynamicSampling) -> bool:
-    """Whether the rewards of a group differ, and their mean lies strictly within the bounds."""
-    rewards = [t.reward for t in group]
+    """Whether the rewards of a group differ, or those of the part that is looked at, and their mean
+    lies strictly within the bounds."""
+    rewards = [t.reward if dynamic.by is None else t.part(dynamic.by) for t in group]
     low = -math.inf if dynamic.low is None else dynamic.low
     high = math.inf if dynamic.high is None else dynamic.high
     return min(rewards) < max(rewards) and low < fmean(rewards) < high

@@ -122,6 +122,18 @@ def test_what_shapes_tokens_counts_from_there_to_the_end(name: str) -> None:
     assert less == pytest.approx([0.3, 0.2, 0.4])
 
 
+# A response is one action, and its shaping part of its reward: r = 1 - 0.3, 0 - 0.4 and 2, less
+# the mean of the others, (-0.4 + 2) / 2 = 0.8, (0.7 + 2) / 2 = 1.35 and (0.7 - 0.4) / 2 = 0.15.
+def test_rloo_of_whole_responses_by_hand() -> None:
+    shaped = inputs([[1.0], [0.0], [2.0]], [2, 1, 1], shaping=[-0.1, -0.2, -0.4, 0.0])
+    found = estimated("rloo", shaped, [0, 0, 0], whole=True)
+    assert found == pytest.approx([-0.1, -0.1, -1.75, 1.85])
+
+
+def test_without_shaping_whole_responses_change_nothing_about_rloo() -> None:
+    assert by_hand("rloo", whole=True) == by_hand("rloo")
+
+
 # Two rewards of weights 1 and 2, in one group of three:
 #   a: 0, 1, 2    less the mean 1, over the deviation 1: -1, 0, 1
 #   b: 0, 3, 0    less the mean 1, over sqrt(3) = 1.732: -0.577350, 1.154701, -0.577350

@@ -124,4 +124,5 @@ def test_a_micro_batch_without_learned_tokens_adds_nothing_but_has_a_gradient() 
         "clip_fraction": [],
         "approx_kl": [],
         "ratio": [],
+        "ratio_clamped": [],
     }

@@ -113,7 +113,9 @@ def test_no_sequence_is_too_far_away_for_a_number() -> None:
     for level in ("token", "sequence", "geometric"):
         assert sampler_ratios(far, level).isfinite().all()
         assert truncate.weigh(far, level=level).weights_L.isfinite().all()
-    assert all(x.isfinite().all() for x in mismatch_metrics(far).values())
+    found = mismatch_metrics(far)
+    assert all(x.isfinite().all() for x in found.values())
+    assert found["mismatch/clamped"].tolist() == [1, 1, 1, 1]
 
 
 # trainer over sampler, its logarithm, k3 = ratio - 1 - logarithm, outside of 0.5 and 2:
@@ -127,6 +129,7 @@ def test_mismatch_by_hand() -> None:
     k3 = [0, 0.306853, 0.316291, 1.981689]
     assert found["mismatch/k3"].tolist() == pytest.approx(k3, abs=1e-6)
     assert found["mismatch/outside"].tolist() == [0, 0, 1, 1]
+    assert found["mismatch/clamped"].tolist() == [0, 0, 0, 0]
 
 
 def test_k3_of_the_mismatch_is_the_kl_of_the_sampler_from_the_trainer() -> None:

@@ -186,6 +186,38 @@ def test_gradcheck_of_the_objective(ratio_corrected: bool) -> None:
     assert torch.autograd.gradcheck(loss_of, (leaves.policy.logprobs_L, leaves.entropy_L))
 
 
+# Two tokens with d = log policy - log reference of 0.5 and -1, and the ratios w = e^0.2 = 1.221403
+# and e^-0.3 = 0.740818 to the old policy:
+#   gradient of the KL, w d / 4 tokens      0.152675   -0.185205
+#   w k1 = w d                              0.610701   -0.740818   sum / 4: -0.032529
+#   w k2 = w d^2 / 2                        0.152675    0.370409            0.130771
+#   w k3 = w (e^-d - 1 + d)                 0.130120    0.532113            0.165558
+@pytest.mark.parametrize(
+    ("estimator", "value"), [("k1", -0.032529), ("k2", 0.130771), ("k3", 0.165558)]
+)
+def test_a_ratio_corrected_kl_by_hand(estimator: KlEstimator, value: float) -> None:
+    inputs = two_tokens()
+    nothing_L = torch.zeros(2, dtype=torch.float64)
+    old_L = torch.tensor([-1.2, -1.7], dtype=torch.float64)
+    policy = replace(inputs.policy, advantages_L=nothing_L, old_logprobs_L=old_L)
+    inputs = replace(inputs, policy=policy)
+    terms = replace(PLAIN, kl_estimator=estimator, kl_coefficient=0.1, ratio_corrected=True)
+    output = policy_objective(inputs, COUNTS, terms, CLIP)
+    assert output.metrics["kl_loss"].item() == pytest.approx(value, abs=1e-6)
+    assert output.metrics["kl_clamped"].item() == 0
+    assert output.loss.item() == pytest.approx(0.1 * value, abs=1e-7)
+    assert gradient(inputs, output) == pytest.approx([0.0152675, -0.0185205], abs=1e-7)
+
+
+def test_a_ratio_corrected_kl_of_equal_policies_has_no_gradient() -> None:
+    """The derivative of w * k1, w * (d + 1), is 1 there: noise in place of nothing."""
+    inputs = two_tokens(reference=(-1.0, -2.0))
+    policy = replace(inputs.policy, advantages_L=torch.zeros(2, dtype=torch.float64))
+    terms = replace(PLAIN, kl_estimator="k1", kl_coefficient=0.1, ratio_corrected=True)
+    inputs = replace(inputs, policy=policy)
+    assert gradient(inputs, policy_objective(inputs, COUNTS, terms, CLIP)) == [0, 0]
+
+
 # Four tokens to choose from: the policy that learns, the one that sampled, the reference.
 NOW = torch.tensor([0.3, -1.2, 0.8, 0.1], dtype=torch.float64)
 OLD = torch.tensor([-0.2, 0.4, 1.1, -0.6], dtype=torch.float64).log_softmax(0)

@@ -251,6 +251,7 @@ PPO_CASES = [
     ("--algorithm.kl.place=none --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
     ("--algorithm.kl.coefficient=0 --algorithm.kl.target=6", "algorithm.kl.target", 4, None),
     ("--algorithm.kl.horizon=500", "algorithm.kl.horizon", 4, "--algorithm.kl.target=6"),
+    ("--algorithm.kl.target_per=token", "algorithm.kl.target_per", 4, "--algorithm.kl.target=0.1"),
     (
         "--algorithm.kl.place=none --algorithm.kl.coefficient=0.1",
         "algorithm.kl.coefficient",

@@ -116,6 +116,8 @@ def test_flash_reinforce_and_dapo(converted: Convert) -> None:
     found = converted(words, "0.9.0", of="ppo")
     assert found.job == "dapo"
     assert at(found, "batch.dynamic_sampling") == {"low": 0.0, "high": 1.0}
+    penalised = converted(f"{words} --overlong_buffer_len 100", "0.9.0", of="ppo")
+    assert at(penalised, "batch.dynamic_sampling.by") == "reward_func"
     assert at(found, "algorithm.policy_loss.options") == {"clip_low": 0.2, "clip_high": 0.28}
     assert at(found, "algorithm.advantage.options.delta") == 1e-9
 
@@ -185,6 +187,16 @@ def test_the_kl(converted: Convert) -> None:
     found = converted("--init_kl_coef 0 --use_kl_loss", of="ppo")
     assert at(found, "algorithm.kl") == {"place": "none"} and "reference" not in found.values
     assert "no KL" in why(found, "idle", "use_kl_loss")
+    found = converted("--init_kl_coef 0.02 --kl_target 0.1 --kl_horizon 5000", of="ppo")
+    assert at(found, "algorithm.kl") == {
+        "coefficient": 0.02,
+        "target": 0.1,
+        "target_per": "token",
+        "horizon": 5000,
+    }
+    assert "coefficient is fixed" in why(
+        converted("--kl_horizon 500", of="ppo"), "idle", "kl_horizon"
+    )
     with pytest.raises(SettingsConflict, match=r"\(--kl_estimator k1\)"):
         converted("--use_kl_loss --kl_estimator k1", of="ppo")
     words = "--algo.kl.use_loss --algo.kl.unbiased_gradient --algo.kl.init_coef 0.1"

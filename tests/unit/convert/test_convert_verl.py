@@ -138,7 +138,11 @@ def test_a_recipe_has_every_key_accounted_for_and_loads(
                     "clip_high": 0.28,
                     "dual_clip": 10.0,
                 },
-                "batch.dynamic_sampling": {"oversampling": 3.0, "max_drawn": 10.0},
+                "batch.dynamic_sampling": {
+                    "by": "score",
+                    "oversampling": 3.0,
+                    "max_drawn": 10.0,
+                },
                 "rewards.overlong.options": {"max_new_tokens": 2048, "buffer": 512, "factor": 1.0},
             },
         ),
@@ -232,6 +236,7 @@ def test_sft(verl: Verl) -> None:
         ("reward_model.enable=True reward_model.model.path=org/rm", "reward_model.role.model.path", "org/rm"),  # noqa: E501
         ("algorithm.rollout_correction.rollout_is=sequence algorithm.rollout_correction.rollout_is_threshold=0.5_5.0", "algorithm.correction.options.low", 0.5),  # noqa: E501
         ("algorithm.kl_ctrl.type=adaptive algorithm.use_kl_in_reward=True", "algorithm.kl.target", 0.1),  # noqa: E501
+        ("algorithm.kl_ctrl.type=adaptive algorithm.use_kl_in_reward=True", "algorithm.kl.target_per", "token"),  # noqa: E501
     ],
 )  # fmt: skip
 def test_values(words: str, key: str, expected: object, verl: Verl) -> None:

@@ -24,6 +24,7 @@ from plimsoll.rl.batch import (
     episode_metrics,
     estimate_advantages,
     observed_kl,
+    observed_kl_per_token,
     pack_batch,
     policy_stream,
     score,
@@ -359,9 +360,11 @@ def test_metrics_of_a_batch_by_hand() -> None:
     assert metrics["truncated"] == 0.5 and metrics["zero_signal"] == 0
     # KL per response: 0.5 - 1 = -0.5 and 0.75.
     assert metrics["kl"] == observed_kl(batch, scores) == pytest.approx(0.125)
+    # Per token: (0.5 - 1) / 2 = -0.25 and 0.75, each response once.
+    assert metrics["kl_per_token"] == pytest.approx(0.25)
     assert metrics["kl_coefficient"] == 0.1
     alone = batch_metrics(batch, replace(scores, reference_L=None), 0.1)
-    assert metrics.keys() - alone.keys() == {"kl", "kl_coefficient"}
+    assert metrics.keys() - alone.keys() == {"kl", "kl_per_token", "kl_coefficient"}
     # Returns 0, 0, 2; less the values 1, 0.5, 4: -1, -0.5, -2.
     residual = np.var([-1.0, -0.5, -2.0])
     explained = pytest.approx(1 - residual / np.var([0.0, 0.0, 2.0]))
@@ -425,6 +428,21 @@ def test_an_adaptive_coefficient_moves_once_the_actor_learns(step: int, expected
     batch, scores = two_trajectories(settings)
     state = RunState(
         step, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.5, seconds=0.0
+    )
+    assert next_kl_coefficient(settings, state, batch, scores) == pytest.approx(expected)
+
+
+# The reference is 0.1 and 0.3 nats away at one response's tokens, 0.2 at the other's only one:
+# 0.3 per response, which is the target and changes nothing; 0.2 per token, a third too little, of
+# which the step takes -0.2 (the most) times 2 of 10 responses.
+@pytest.mark.parametrize(("per", "expected"), [("response", 0.5), ("token", 0.48)])
+def test_the_target_is_of_a_response_or_of_a_token(per: str, expected: float) -> None:
+    settings = config(kl={"target": 0.3, "target_per": per, "horizon": 10})
+    batch, scores = two_trajectories(settings)
+    gaps_L = batch.layout.column([floats(0.1, 0.3), floats(0.2)])
+    scores = replace(scores, reference_L=scores.policy_L - gaps_L)
+    state = RunState(
+        0, data_position=0, data_rows=0, weight_version=0, kl_coefficient=0.5, seconds=0.0
     )
     assert next_kl_coefficient(settings, state, batch, scores) == pytest.approx(expected)
 
@@ -500,6 +518,7 @@ def test_branches_have_the_advantages_of_the_whole_episode(
         found.append([np.concatenate(by_trajectory(batch, column_L)) for column_L in columns])
         assert len(batch.trajectories) == sum(len(t.branches) for t in own)
         assert observed_kl(batch, scores) == pytest.approx(-0.25 * 18 / 4 + 0.5 * 18 / 4)
+        assert observed_kl_per_token(batch, scores) == pytest.approx(0.25)
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(other, one, atol=1e-6)
 

@@ -285,6 +285,36 @@ def test_what_teaches(
     assert teaches(group.result().trajectories, DynamicSampling(low=low, high=high)) is expected
 
 
+# Right is worth 1, and a length penalty of its own is beside it. All right or all wrong, the sums
+# differ by the penalty alone:
+#   right     penalty    sum         by the sum   by right
+#   1  1      0 -0.5     1    0.5    teaches      idle
+#   0  0      0 -1       0   -1      teaches      idle
+#   0  1      0 -1       0    0      idle         teaches
+@pytest.mark.parametrize(
+    ("right", "penalty", "by_sum", "by_right"),
+    [
+        ([1.0, 1.0], [0.0, -0.5], True, False),
+        ([0.0, 0.0], [0.0, -1.0], True, False),
+        ([0.0, 1.0], [0.0, -1.0], False, True),
+    ],
+)
+def test_a_group_is_looked_at_by_one_part_of_the_reward(
+    right: list[float], penalty: list[float], by_sum: bool, by_right: bool
+) -> None:
+    group = [
+        replace(
+            answer(prompts(0)[0], i, 0),
+            rewards=(RewardPart("overlong", penalty[i]), RewardPart("right", right[i])),
+        )
+        for i in range(2)
+    ]
+    assert teaches(group, DynamicSampling()) is by_sum
+    assert teaches(group, DynamicSampling(by="right")) is by_right
+    # The bounds are of the part, too: the mean of right is 0.5.
+    assert teaches(group, DynamicSampling(by="right", low=0.5)) is False
+
+
 def test_only_remax_asks_for_greedy_responses_one_to_each_prompt_it_learns_from() -> None:
     cluster = PlainCluster(8)
     spec = config(2, prompts=2, dynamic={}, advantage="remax")

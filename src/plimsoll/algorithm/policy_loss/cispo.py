@@ -4,7 +4,7 @@ https://arxiv.org/abs/2506.13585, section 3.1."""
 from __future__ import annotations
 
 from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
-from plimsoll.algorithm.ratios import ratio_metrics
+from plimsoll.algorithm.ratios import ratio_metrics, ratios
 from plimsoll.config.base import NonNegativeFloat, PositiveFloat, Probability
 
 
@@ -23,9 +23,10 @@ def loss(
     Metrics: `clip_fraction`, the share of tokens whose ratio is clipped, and those of
     `ratio_metrics`.
     """
-    ratio_L = (inputs.logprobs_L.detach() - inputs.old_logprobs_L).exp()
+    logratio_L = inputs.logprobs_L.detach() - inputs.old_logprobs_L
+    ratio_L = ratios(logratio_L)
     low, high = (0.0, cap) if cap is not None else (1 - clip_low, 1 + clip_high)
     weight_L = ratio_L.clamp(low, high)
     clipped = {"clip_fraction": (weight_L != ratio_L).float()}
     loss_L = -weight_L * inputs.advantages_L * inputs.logprobs_L
-    return TokenLoss(loss_L, clipped | ratio_metrics(inputs))
+    return TokenLoss(loss_L, clipped | ratio_metrics(inputs, logratio_L))

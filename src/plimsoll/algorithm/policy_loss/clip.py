@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
-from plimsoll.algorithm.ratios import ratio_metrics
+from plimsoll.algorithm.ratios import ratio_metrics, ratios
 from plimsoll.config.base import NonNegativeFloat, OverOne, Probability
 from plimsoll.errors import ConfigError
 
@@ -37,7 +37,8 @@ def loss(
             f"token may have become and still be pushed down in full. 3 is usual; null is off."
         )
     advantages_L = inputs.advantages_L
-    ratio_L = (inputs.logprobs_L - inputs.old_logprobs_L).exp()
+    logratio_L = inputs.logprobs_L - inputs.old_logprobs_L
+    ratio_L = ratios(logratio_L)
     unclipped_L = ratio_L * advantages_L
     clipped_L = ratio_L.clamp(1 - clip_low, 1 + clip_high) * advantages_L
     objective_L = torch.minimum(unclipped_L, clipped_L)
@@ -45,4 +46,4 @@ def loss(
         bounded_L = torch.maximum(objective_L, dual_clip * advantages_L)
         objective_L = torch.where(advantages_L < 0, bounded_L, objective_L)
     clipped = {"clip_fraction": (objective_L != unclipped_L).float()}
-    return TokenLoss(-objective_L, clipped | ratio_metrics(inputs))
+    return TokenLoss(-objective_L, clipped | ratio_metrics(inputs, logratio_L))

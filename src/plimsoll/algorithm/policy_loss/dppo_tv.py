@@ -8,7 +8,7 @@ import math
 from torch import Tensor
 
 from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
-from plimsoll.algorithm.ratios import ratio_metrics
+from plimsoll.algorithm.ratios import ratio_metrics, ratios
 from plimsoll.config.base import NonNegativeFloat, PositiveFloat, Probability
 
 
@@ -36,12 +36,14 @@ def loss(
     Metrics: `clip_fraction`, the share of tokens left out, and those of `ratio_metrics`.
     """
     low = threshold if threshold_low is None else threshold_low
-    log_ratio_L = inputs.logprobs_L - sampler_logprobs_L
+    logratio_L = inputs.logprobs_L - sampler_logprobs_L
     moved_L = (inputs.logprobs_L.exp() - sampler_logprobs_L.exp()).detach()
     up_L = inputs.advantages_L > 0
     left_out_L = (up_L & (moved_L > threshold)) | (~up_L & (moved_L < -low))
     kept_L = (~left_out_L).float()
     largest = math.inf if cap is None else math.log(cap)
-    weight_L = (log_ratio_L - (log_ratio_L.detach() - largest).clamp(min=0)).exp()
-    loss_L = -kept_L * inputs.advantages_L * weight_L + penalty * log_ratio_L.square()
-    return TokenLoss(loss_L, {"clip_fraction": left_out_L.float()} | ratio_metrics(inputs))
+    exponent_L = logratio_L - (logratio_L.detach() - largest).clamp(min=0)
+    loss_L = -kept_L * inputs.advantages_L * ratios(exponent_L) + penalty * logratio_L.square()
+    return TokenLoss(
+        loss_L, {"clip_fraction": left_out_L.float()} | ratio_metrics(inputs, exponent_L)
+    )

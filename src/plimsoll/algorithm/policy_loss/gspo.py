@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
-from plimsoll.algorithm.ratios import ratio_metrics
+from plimsoll.algorithm.ratios import ratio_metrics, ratios
 from plimsoll.algorithm.sequences import means, sequence_of_token
 from plimsoll.config.base import NonNegativeFloat, Probability
 
@@ -20,11 +20,11 @@ def loss(
     Metrics: `clip_fraction`, the share of tokens in clipped sequences, and those of
     `ratio_metrics`.
     """
-    log_ratio_L = inputs.logprobs_L - inputs.old_logprobs_L
-    ratio_S = means(log_ratio_L, inputs.cu_loss_tokens).exp()
-    ratio_L = ratio_S[sequence_of_token(inputs.cu_loss_tokens, len(log_ratio_L))]
+    mean_S = means(inputs.logprobs_L - inputs.old_logprobs_L, inputs.cu_loss_tokens)
+    logratio_L = mean_S[sequence_of_token(inputs.cu_loss_tokens, len(inputs.logprobs_L))]
+    ratio_L = ratios(logratio_L)
     unclipped_L = ratio_L * inputs.advantages_L
     clipped_L = ratio_L.clamp(1 - clip_low, 1 + clip_high) * inputs.advantages_L
     objective_L = torch.minimum(unclipped_L, clipped_L)
     clipped = {"clip_fraction": (objective_L != unclipped_L).float()}
-    return TokenLoss(-objective_L, clipped | ratio_metrics(inputs))
+    return TokenLoss(-objective_L, clipped | ratio_metrics(inputs, logratio_L))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from plimsoll.algorithm.inputs import PolicyLossInputs, TokenLoss
-from plimsoll.algorithm.ratios import ratio_metrics
+from plimsoll.algorithm.ratios import ratio_metrics, ratios
 from plimsoll.config.base import PositiveFloat
 
 
@@ -21,7 +21,8 @@ def loss(
 
     Metrics: those of `ratio_metrics`.
     """
-    ratio_L = (inputs.logprobs_L - inputs.old_logprobs_L).exp()
+    logratio_L = inputs.logprobs_L - inputs.old_logprobs_L
+    ratio_L = ratios(logratio_L)
     tau_L = torch.where(inputs.advantages_L >= 0, tau_positive, tau_negative)
     gate_L = torch.sigmoid(tau_L * (ratio_L - 1)) * 4 / tau_L
-    return TokenLoss(-gate_L * inputs.advantages_L, ratio_metrics(inputs))
+    return TokenLoss(-gate_L * inputs.advantages_L, ratio_metrics(inputs, logratio_L))

@@ -218,8 +218,12 @@ def kl(o: Options) -> Iterator[Outcome]:
     else:
         why = "the KL has a gradient only with the KL in the loss"
         yield from o.idle(why, "kl_unbiased_gradient")
-    why = "OpenRLHF's target is a KL of a token, Plimsoll's of a response; the coefficient is fixed"
-    yield from o.lacking(why, "kl_target", "kl_horizon")
+    if not o["kl_target"]:
+        yield from o.idle("without a target the coefficient is fixed", "kl_target", "kl_horizon")
+        return
+    yield o.entry(f"{key}.target", o["kl_target"], "kl_target")
+    yield o.entry(f"{key}.target_per", "token", "kl_target", note="OpenRLHF's target")
+    yield o.entry(f"{key}.horizon", o["kl_horizon"] or 10_000, "kl_horizon")
 
 
 def dynamic_sampling(o: Options) -> Iterator[Outcome]:
@@ -231,3 +235,6 @@ def dynamic_sampling(o: Options) -> Iterator[Outcome]:
     key, flags = "batch.dynamic_sampling", ("dynamic_filtering", "dynamic_filtering_reward_range")
     yield o.entry(f"{key}.low", bounds[0], *flags, note="of a group's mean reward")
     yield o.entry(f"{key}.high", bounds[1], *flags)
+    if o["overlong_buffer_len"] is not None and (o["remote_rm_url"] or "").endswith(".py"):
+        note = "the function's score, without the penalty"
+        yield o.entry(f"{key}.by", "reward_func", *flags, note=note)

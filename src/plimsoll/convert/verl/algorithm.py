@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.convert.options import Options
-from plimsoll.convert.outcome import Entry, Outcome, Remark
+from plimsoll.convert.outcome import Entry, Outcome
 from plimsoll.convert.verl.batches import RESPONSE
 from plimsoll.convert.verl.roles import kl_in_reward
 from plimsoll.errors import ConfigError
@@ -277,8 +277,7 @@ def kl(o: Options) -> Iterator[Outcome]:
     if o[control[1]] == "adaptive":
         yield o.entry(f"{key}.target", o[control[2]], control[2], control[1])
         yield o.entry(f"{key}.horizon", o[control[3]], control[3])
-        why = "verl's target is a KL of a token, Plimsoll's of a response"
-        yield Remark("check", f"{key}.target", why)
+        yield o.entry(f"{key}.target_per", "token", control[2], note="verl's target")
     else:
         yield from o.idle("the coefficient is fixed", *control[1:])
 

@@ -13,6 +13,8 @@ _HERE = ("console", "file", *LOGGERS)
 _ACTOR = "actor_rollout_ref.actor"
 _METRICS = (None, "reward", "seq_reward", "score", "acc", "seq_final_reward")
 """Of a group, by which verl leaves it out: all are alike where rewards are."""
+_CUSTOM, _MODELLED = "reward.custom_reward_function.path", "reward.reward_model.enable"
+_OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg.enable"
 PROMPT, RESPONSE = "data.max_prompt_length", "data.max_response_length"
 
 
@@ -113,6 +115,9 @@ def dynamic_sampling(o: Options) -> Iterator[Outcome]:
     key = "batch.dynamic_sampling"
     limit = float(o[most]) if (o[most] or 0) > 0 else 4.0
     yield o.entry(f"{key}.max_drawn", limit, f"{start}.enable", most)
+    has_score = o[_CUSTOM] is not None or not o[_MODELLED]
+    if has_score and o[_OVERLONG] and o[f"{start}.metric"] in ("acc", "score"):
+        yield o.entry(f"{key}.by", "score", f"{start}.metric", note="without the penalty")
     if o[f"{start}.metric"] not in _METRICS:
         yield from o.lacking("groups are looked at by their rewards", f"{start}.metric")
     yield from o.same("groups whose rewards are all equal are replaced", f"{start}.metric", flying)

@@ -73,6 +73,7 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
         why += "replaced."
         fix = "batch.responses: 8, or leave batch.dynamic_sampling out"
         yield at.conflict("batch.dynamic_sampling", why, fix, "group-of-one")
+    yield from _looked_at(config)
     if config.batch.dynamic_sampling and config.scoring_models and config.rollout.sleep_level > 0:
         why = "Reward models would score each round of samples before the engines sleep, on the "
         why += "same cards."
@@ -86,6 +87,17 @@ def _groups(config: RlConfig) -> Iterator[Problem]:
         fix = f"call it {near[0]}, or " if near else ""
         fix += f"put {name} after a `*`, as an option"
         yield at.invalid("algorithm.advantage.name", why, fix, "advantage-needs")
+
+
+def _looked_at(config: RlConfig) -> Iterator[Problem]:
+    dynamic, parts = config.batch.dynamic_sampling, config.parts
+    if dynamic is None or dynamic.by is None or dynamic.by in parts:
+        return
+    fix = f"one of {', '.join(parts)}, or leave it out for their weighted sum"
+    near = get_close_matches(dynamic.by, parts, n=1)
+    fix = f"did you mean {near[0]}? Else {fix}" if near else fix
+    at = Section("batch.dynamic_sampling", dynamic)
+    yield at.invalid("by", "It is no part of the reward.", fix, "reward-name")
 
 
 def _losses(config: RlConfig) -> Iterator[Problem]:

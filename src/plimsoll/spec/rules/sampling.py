@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from plimsoll.config.algorithm import KlConfig
 from plimsoll.config.data import EvalSource, set_name
 from plimsoll.config.problems import Problem, Section, conflict, invalid, show
-from plimsoll.config.rl import ENVIRONMENT, REWARD_MODEL, RlConfig
+from plimsoll.config.rl import REWARD_MODEL, RlConfig
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.run.counting import counted
 from plimsoll.spec.choices import advantage_needs
@@ -158,8 +158,12 @@ def _unused_kl(at: Section, kl: KlConfig) -> Iterator[Problem]:
     """Keys that were set and would do nothing."""
     if kl.target is None and kl.horizon != KlConfig().horizon:
         why = "Without algorithm.kl.target the coefficient stays as it is."
-        fix = "algorithm.kl.target: a KL per response, or leave algorithm.kl.horizon out"
+        fix = "algorithm.kl.target: a KL to aim at, or leave algorithm.kl.horizon out"
         yield at.conflict("horizon", why, fix, "kl-unused")
+    if kl.target is None and kl.target_per != KlConfig().target_per:
+        why = "There is no algorithm.kl.target that it would be of."
+        fix = "algorithm.kl.target: a KL per token, or leave algorithm.kl.target_per out"
+        yield at.conflict("target_per", why, fix, "kl-unused")
     if kl.place != "none":
         return
     for name, value, idle in (
@@ -274,8 +278,7 @@ def _responses(at: Section, one: EvalSet, config: RlConfig) -> Iterator[Problem]
 
 
 def _passing(at: Section, source: EvalSource, config: RlConfig) -> Iterator[Problem]:
-    environment = [ENVIRONMENT] if config.environments else []
-    parts = [*environment, *config.rewards, *config.scoring_models]
+    parts = config.parts
     if source.pass_by is not None and source.pass_by not in parts:
         close = get_close_matches(source.pass_by, parts, n=1)
         fix = f"did you mean {close[0]}?" if close else f"one of {', '.join(parts)}"
@@ -283,7 +286,7 @@ def _passing(at: Section, source: EvalSource, config: RlConfig) -> Iterator[Prob
     if (
         source.pass_threshold is not None
         and source.pass_by is None
-        and not (config.rewards or environment)
+        and not (config.rewards or config.environments)
     ):
         why = f"{at.key}.pass_by does not say which reward model it is of."
         fix = f"{at.key}.pass_by: one of {', '.join(parts)}"
