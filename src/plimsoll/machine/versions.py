@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -39,6 +40,7 @@ class Package:
     partial: tuple[Failure, ...] = ()
 
 
+LIGER = "liger-kernel"
 _VLLM = (
     Failure(
         "<=0.18.0",
@@ -129,6 +131,7 @@ PACKAGES: tuple[Package, ...] = (
             ),
         ),
     ),
+    Package(LIGER, "==0.8.5"),
 )
 _BY_NAME = {package.name: package for package in PACKAGES}
 
@@ -147,6 +150,16 @@ def has_cuda_build() -> bool:
     if torch is None or torch.origin is None:
         return False
     return Path(torch.origin).with_name("lib").joinpath("libtorch_cuda.so").is_file()
+
+
+@cache
+def cards_have_liger() -> bool:
+    """Return whether models on cards compute by Liger's kernels: whether liger-kernel is installed.
+
+    A machine whose torch is not built for CUDA can only plan for cards, which are elsewhere: there
+    the package is taken for installed, as the extra `gpu` brings it.
+    """
+    return installed_version(LIGER) is not None or not has_cuda_build()
 
 
 def check_version(name: str, found: str | None) -> Problem | None:
