@@ -176,7 +176,8 @@ def _is_gemmas(norm: Any) -> bool:
 
 
 def _is_inner_narrow(mlp: Any) -> bool:
-    return mlp.gate_proj.out_features <= _WIDEST
+    inner: int = mlp.gate_proj.out_features
+    return inner <= _WIDEST
 
 
 FUSIONS: tuple[Fusion, ...] = (
