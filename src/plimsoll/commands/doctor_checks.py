@@ -16,7 +16,7 @@ from plimsoll.environment.verifiers.venv import SETUP, VERSIONS
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
-from plimsoll.machine.versions import check_version
+from plimsoll.machine.versions import LIGER, check_version
 from plimsoll.run.counting import bytes_text, counted
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 12)
@@ -27,6 +27,7 @@ _OPTIONAL = {
     "bitsandbytes": "Only 4-bit weights need it.",
     "accelerate": "Only 4-bit weights need it.",
 }
+_LIGER_USE = "Without it norms, gated MLPs and rotary embeddings run as chains of small operations."
 _SHOWN = 5  # of the packages that hide others
 _BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display
 
@@ -71,6 +72,8 @@ def _packages(machine: Machine) -> Iterator[Problem]:
     yield from (_package(machine, name) for name in _REQUIRED)
     yield _vllm(machine)
     yield from (_package(machine, name, use) for name, use in _OPTIONAL.items())
+    if machine.has_gpus:
+        yield _package(machine, LIGER, _LIGER_USE)
 
 
 def _package(machine: Machine, name: str, use: str = "") -> Problem:

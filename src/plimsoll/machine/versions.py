@@ -46,6 +46,7 @@ class Package:
     partial: tuple[Failure, ...] = ()
 
 
+LIGER = "liger-kernel"
 _VLLM = (
     Failure(
         "<=0.18.0",
@@ -131,6 +132,7 @@ PACKAGES: tuple[Package, ...] = (
             ),
         ),
     ),
+    Package(LIGER),
 )
 _BY_NAME = {package.name: package for package in PACKAGES}
 
@@ -165,6 +167,16 @@ def has_cuda_build() -> bool:
     if torch is None or torch.origin is None:
         return False
     return Path(torch.origin).with_name("lib").joinpath("libtorch_cuda.so").is_file()
+
+
+@cache
+def cards_have_liger() -> bool:
+    """Return whether models on cards compute by Liger's kernels: whether liger-kernel is installed.
+
+    A machine whose torch is not built for CUDA can only plan for cards, which are elsewhere: there
+    the package is taken for installed, as the extra `gpu` brings it.
+    """
+    return installed_version(LIGER) is not None or not has_cuda_build()
 
 
 def check_version(name: str, found: str | None) -> Problem | None:

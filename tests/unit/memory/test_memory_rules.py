@@ -25,6 +25,13 @@ def test_plain_settings_meet_no_rule() -> None:
         assert conflicts(job, {"cluster.ranks": 1}, here=HERE) == {}, job
 
 
+def test_cards_without_ligers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plimsoll.memory.rules.ranks.cards_have_liger", lambda: False)
+    found = conflicts("sft", {"cluster.ranks": 1})["package-missing"]
+    assert found.severity == "warning" and "liger-kernel is not installed" in found.what
+    assert "package-missing" not in conflicts("sft", {"cluster.ranks": 1}, "cpu")
+
+
 # (job, changes that a rule is against, cluster, code, severity, words of it, changes that mend it)
 CASES = [
     (

@@ -12,8 +12,10 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from plimsoll.machine import versions
 from plimsoll.machine.versions import (
     PACKAGES,
+    cards_have_liger,
     check_version,
     has_cuda_build,
     installed_version,
@@ -122,3 +124,15 @@ def test_torchs_build_for_cuda_is_told_by_its_files(
     assert has_cuda_build()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert not has_cuda_build()
+
+
+@pytest.mark.parametrize(
+    ("cuda_build", "version", "have"),
+    [(True, "0.8.5", True), (True, None, False), (False, None, True)],
+)
+def test_ligers_kernels_are_taken_for_there_where_no_card_can_be(
+    cuda_build: bool, version: str | None, have: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "has_cuda_build", lambda: cuda_build)
+    monkeypatch.setattr(versions, "installed_version", lambda name: version)
+    assert cards_have_liger.__wrapped__() is have

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, PhiConfig
 from transformers.models.llama.modeling_llama import LlamaMLP
 
 from plimsoll.model import logit_chunks
-from plimsoll.model.fused import fuse_gates
+from plimsoll.model.fused import GATE, fuse
 from plimsoll.model.tiny import Family, tiny_config
 
 WIDTH, INNER = 16, 40
@@ -41,7 +41,7 @@ def test_it_computes_as_transformers_does(
     monkeypatch.setattr(logit_chunks, "BLOCK_ELEMENTS_CPU", block)
     own = an_mlp(dtype)
     fused = deepcopy(own)
-    fuse_gates(fused)
+    fuse(fused, [GATE])
     inputs, slopes = (torch.randn(1, 7, WIDTH, dtype=dtype) for _ in range(2))
     wanted, found = (passed(mlp, inputs, slopes) for mlp in (own, fused))
     assert len(found) == 5
@@ -51,7 +51,7 @@ def test_it_computes_as_transformers_does(
 
 def test_the_activation_is_not_kept() -> None:
     mlp = an_mlp(torch.bfloat16)
-    fuse_gates(mlp)
+    fuse(mlp, [GATE])
     kept = kept_by(lambda: mlp(torch.randn(9, WIDTH).bfloat16()))
     inner = {x.untyped_storage().data_ptr() for x in kept if x.shape == (9, INNER)}
     assert len(inner) == 3  # gate, up, and the product, which the last product saves
@@ -59,19 +59,19 @@ def test_the_activation_is_not_kept() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "mistral"])
 def test_families_whose_mlps_are_written_as_llamas(family: Family) -> None:
-    assert fused_in(tiny_config(family, True), fuse_gates) == {
+    assert fused_in(tiny_config(family, True), [GATE]) == {
         f"model.layers.{i}.mlp" for i in range(2)
     }
 
 
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
 def test_gemmas_have_another_activation(family: Family) -> None:
-    assert fused_in(tiny_config(family, True), fuse_gates) == set()
+    assert fused_in(tiny_config(family, True), [GATE]) == set()
 
 
 def test_others_stay_as_they_are() -> None:
     phi = PhiConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
-    assert fused_in(phi, fuse_gates) == set()
+    assert fused_in(phi, [GATE]) == set()
     mlp = an_mlp(torch.float32, "relu")
-    fuse_gates(mlp)
+    fuse(mlp, [GATE])
     assert "forward" not in vars(mlp)

@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from plimsoll.config.model import ModelConfig
 from plimsoll.model import logit_chunks
-from plimsoll.model.fused import fuse_norms
+from plimsoll.model.fused import NORM, fuse
 from plimsoll.model.load import load_policy, load_teacher, load_value
 from plimsoll.model.tiny import Family, tiny_config, write_tiny_model
 
@@ -45,7 +45,7 @@ def passed(
 def compare(own: LlamaRMSNorm, inputs: Tensor, rtol: float) -> None:
     """Values to the bit where they are rounded, gradients within rtol of the largest."""
     fused = deepcopy(own)
-    fuse_norms(fused)
+    fuse(fused, [NORM])
     slopes = torch.randn(inputs.shape).to(inputs.dtype)
     (wanted, *gradients), (found, *made) = (passed(n, inputs, slopes) for n in (own, fused))
     assert found.dtype == wanted.dtype and found.shape == wanted.shape
@@ -86,7 +86,7 @@ def test_any_size_and_scale(rows: int, width: int, scale: float, seed: int) -> N
     inputs = scale * torch.randn(rows, width)
     own, wide = a_norm(width, torch.float32), deepcopy(inputs).double().requires_grad_()
     fused = deepcopy(own)
-    fuse_norms(fused)
+    fuse(fused, [NORM])
     slopes = torch.randn(rows, width)
     output, of_input, of_weight = passed(fused, inputs, slopes)
     # The equation in fp64: gradients that nearly vanish are rounded differently by transformers.
@@ -106,7 +106,7 @@ def test_what_is_frozen_gets_no_gradient() -> None:
     own, inputs, slopes = a_norm(16, torch.float32), torch.randn(5, 16), torch.randn(5, 16)
     own.weight.requires_grad_(False)
     fused = deepcopy(own)
-    fuse_norms(fused)
+    fuse(fused, [NORM])
     _, wanted, _ = passed(own, inputs, slopes)
     _, found, of_weight = passed(fused, inputs, slopes)
     assert of_weight is None
@@ -123,7 +123,7 @@ def test_queries_that_are_transposed_afterwards() -> None:
     torch.manual_seed(0)
     own = a_norm(16, torch.float32)
     fused = deepcopy(own)
-    fuse_norms(fused)
+    fuse(fused, [NORM])
     inputs, slopes = torch.randn(1, 7, 3 * 16), torch.randn(1, 3, 7, 16)
     found = []
     for norm in (own, fused):
@@ -135,7 +135,7 @@ def test_queries_that_are_transposed_afterwards() -> None:
 
 def test_the_input_is_kept_as_it_is_and_a_number_for_each_row() -> None:
     norm, inputs = a_norm(64, torch.bfloat16), torch.randn(1, 40, 64).bfloat16().requires_grad_()
-    fuse_norms(norm)
+    fuse(norm, [NORM])
     kept = kept_by(lambda: norm(inputs))
     sizes = {(tensor.untyped_storage().data_ptr(), tensor.nbytes) for tensor in kept}
     assert len(kept) == 3
@@ -148,17 +148,17 @@ def test_families_whose_norms_are_written_as_llamas(family: Family) -> None:
     parts = ["input_layernorm", "post_attention_layernorm"]
     parts += ["self_attn.q_norm", "self_attn.k_norm"] if family == "qwen3" else []
     wanted = {f"model.layers.{i}.{part}" for i in range(2) for part in parts}
-    assert fused_in(tiny_config(family, True), fuse_norms) == wanted | {"model.norm"}
+    assert fused_in(tiny_config(family, True), [NORM]) == wanted | {"model.norm"}
 
 
 @pytest.mark.parametrize("family", ["gemma", "gemma2", "gemma3"])
 def test_gemmas_norms_stay_as_they_are(family: Family) -> None:
-    assert fused_in(tiny_config(family, True), fuse_norms) == set()
+    assert fused_in(tiny_config(family, True), [NORM]) == set()
 
 
 def test_layer_norms_stay_as_they_are() -> None:
     phi = PhiConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1)
-    assert fused_in(phi, fuse_norms) == set()
+    assert fused_in(phi, [NORM]) == set()
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
@@ -177,7 +177,7 @@ def test_every_role_is_loaded_so(quantization: str, tmp_path: Path) -> None:
 
 def test_a_copy_computes_with_its_own_weight() -> None:
     norm = a_norm(8, torch.float32)
-    fuse_norms(norm)
+    fuse(norm, [NORM])
     copy = deepcopy(norm)
     torch.nn.init.zeros_(copy.weight)
     assert not copy(torch.ones(2, 8)).any() and norm(torch.ones(2, 8)).any()

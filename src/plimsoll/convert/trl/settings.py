@@ -87,7 +87,7 @@ _MODELS = (
     _one("gradient_checkpointing_kwargs", _ALL, TEXT, Idle("layers are computed again either way")),
     _one("activation_offloading", _OFF, BOOL, Part(roles.activations), False),
     _one("use_liger_kernel", _ALL, BOOL, Same("logits are computed in chunks (actor.model.head_chunk)"), False),
-    _one("liger_kernel_config", _ALL, TEXT, Idle("there are no Liger kernels")),
+    _one("liger_kernel_config", _ALL, TEXT, Idle("Liger's norms, MLPs and rotary embeddings serve on cards, all of them, where liger-kernel is installed")),
     *several("torch_compile", _ALL, BOOL, Idle("models are not compiled")),
     *several("torch_compile_backend torch_compile_mode", _ALL, TEXT, Idle("models are not compiled")),
     _one("cast_lm_head_to_fp32", "grpo", BOOL, Same("log-probs are computed in float32"), False),

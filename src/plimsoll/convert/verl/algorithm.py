@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from plimsoll.convert.options import Options
-from plimsoll.convert.outcome import Entry, Outcome
+from plimsoll.convert.outcome import Entry, Outcome, Remark
 from plimsoll.convert.verl.batches import RESPONSE
 from plimsoll.convert.verl.roles import kl_in_reward
 from plimsoll.errors import ConfigError

@@ -21,7 +21,13 @@ from plimsoll.engine.zero.sizes import (
 )
 from plimsoll.engine.zero.states import weights, zero_states
 from plimsoll.model.price.activations import activation_items, backward_items
-from plimsoll.model.price.form import ActivationForm, Capability, TeacherHead, activation_form
+from plimsoll.model.price.form import (
+    ActivationForm,
+    Capability,
+    Fused,
+    TeacherHead,
+    activation_form,
+)
 from plimsoll.shapes.shape import MicroBatch, ModelShape, parameter_tensors
 from plimsoll.spec.roles import HeadKind
 from plimsoll.spec.run_spec import Phase
@@ -41,8 +47,8 @@ class RoleWork:
 
     work: its largest forward. ranks: that it is divided over. moments: all of the job's
     (`job_moments`). scaled: the sampling temperature is not 1. capability: the lowest of the run's
-    cards; None where it is not known. first: of its ranks, which collects the actor's weights when
-    they leave.
+    cards; None where it is not known. fused: whose norms and gated MLPs serve. first: of its ranks,
+    which collects the actor's weights when they leave.
     """
 
     name: str
@@ -54,6 +60,7 @@ class RoleWork:
     moments: frozenset[Moment]
     scaled: bool = False
     capability: Capability | None = None
+    fused: Fused = "own"
     first: bool = True
 
 
@@ -84,7 +91,8 @@ def trained_role(
     if name == "actor":
         kept += leaving(counts, sizes, adapted, device, sync_bucket, own.first)
     form = activation_form(
-        role.model, role.adapter, shape, own.head, device, entropy, own.scaled, own.capability
+        *(role.model, role.adapter, shape, own.head, device, entropy, own.scaled),
+        *(own.capability, own.fused),
     )
     form = form if teacher is None else replace(form, head=teacher)
     left = layers_left(shape, counts.trained, sizes, adapted)
@@ -147,7 +155,8 @@ def frozen_role(role: FrozenRole, own: RoleWork) -> tuple[Allocation, ...]:
         kept = [*zero_states(counts, sizes, device)]
     kept += loading(shape, counts, device)
     form = activation_form(
-        role.model, None, shape, own.head, device, False, own.scaled, own.capability
+        *(role.model, None, shape, own.head, device, False, own.scaled),
+        *(own.capability, own.fused),
     )
     form, phase = replace(form, trained=False), scoring_phase(name, moments)
     return (

@@ -14,9 +14,10 @@ from plimsoll.engine.price.transfers import teacher_items
 from plimsoll.engine.zero.sizes import adapter_parameters
 from plimsoll.environment.price import process_items as environment_processes
 from plimsoll.machine.hardware import Card, Hardware
+from plimsoll.machine.versions import cards_have_liger
 from plimsoll.memory.contents.layout import Layout, Process, ProcessKind, Slot, lay_out
 from plimsoll.memory.contents.overheads import Constants, constant_item, process_items
-from plimsoll.model.price.form import Capability, TeacherHead
+from plimsoll.model.price.form import Capability, Fused, TeacherHead, fused_by
 from plimsoll.reward.price import process_items as reward_processes
 from plimsoll.rollout.price import STARTING, Sampler, transformers_items
 from plimsoll.rollout.speculation import speculation_of
@@ -101,6 +102,11 @@ class Job:
         """The lowest of the cards that the run uses; None where none is known, as without any."""
         cards = [card for p in self.layout.processes if (card := self.card(p.slot)) is not None]
         return min((c.compute_capability for c in cards if c.compute_capability), default=None)
+
+    @property
+    def fused(self) -> Fused:
+        """Whose norms and gated MLPs serve."""
+        return fused_by(self.device, self.capability, cards_have_liger())
 
     def key(self, role: RoleName) -> str:
         """The config's key of a role."""
@@ -241,6 +247,7 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
         moments=job.moments,
         scaled=sampling is not None and sampling.rollout.sampling.temperature != 1,
         capability=job.capability,
+        fused=job.fused,
         first=first or name != "actor",  # else alike: only the actor's weights leave
     )
     if frozen := spec.frozen.get(name):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from plimsoll.config.engine import ZeroConfig
 from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import BFLOAT16_UNITS
+from plimsoll.machine.versions import LIGER, cards_have_liger
 from plimsoll.memory.contents.contents import Job
 from plimsoll.run.counting import counted
 
@@ -26,6 +27,19 @@ def bfloat16_cards(job: Job) -> Iterator[Problem]:
             "slower than float32 itself, and has no attention kernel for it: scores are written "
             "out, several times 4 bytes for each head, query and key of a sequence",
             "model.dtype: float32 for these roles, or cards from A100 or RTX 3090 on",
+        )
+
+
+def own_kernels(job: Job) -> Iterator[Problem]:
+    """Cards without Liger's kernels."""
+    if job.device == "cuda" and not cards_have_liger():
+        yield Problem(
+            "package-missing",
+            "warning",
+            f"{LIGER} is not installed, and the run is on GPUs",
+            "norms and gated MLPs then run as chains of small operations, and rotary embeddings as "
+            "transformers has them; Gemma's norms also keep several times the memory",
+            f"`pip install {LIGER}`, which the extra `gpu` has",
         )
 
 

@@ -21,6 +21,9 @@ eager: the scores are written out."""
 BLOCK_ELEMENTS = {"cpu": 2**18, "cuda": 2**24}
 """In fp32 at once: of softmaxes and of fused norms, as in model/logit_chunks.py."""
 
+Fused = Literal["none", "own", "liger"]
+"""Whose norms and gated MLPs are: those of transformers, of model/fused.py, of model/liger.py."""
+
 Capability = tuple[int, int]
 WIDEST_HEAD = 256
 """FlashAttention-2, in PyTorch's flash_attn/flash_api.cpp (`mha_varlen_fwd`)."""
@@ -99,7 +102,7 @@ class ActivationForm:
     adapter: None trains all weights; else only the adapter.
     quantized: linear weights are in 4 bits, and one at a time is written out for use.
     inputs_on_host: the inputs of checkpointed layers are moved to pinned host memory.
-    fused: norms and gated MLPs like Llama's are those of model/fused.py; else transformers' own.
+    fused: whose norms and gated MLPs serve where they know the family's.
     flash: with sdpa on a card, its flash kernel serves where there is no mask; others have keys and
         values repeated for every head (model/attention.py).
     kernels: and one of its kernels takes the model's dtype; else the scores of a sequence at a time
@@ -116,7 +119,7 @@ class ActivationForm:
     selective: bool = False
     inputs_on_host: bool = False
     device: Literal["cuda", "cpu"] = "cuda"
-    fused: bool = False
+    fused: Fused = "none"
     flash: bool = True
     kernels: bool = True
 
@@ -140,6 +143,7 @@ def activation_form(
     entropy: bool,
     scaled: bool,
     capability: Capability | None = None,
+    fused: Fused = "own",
 ) -> ActivationForm:
     """How a role's model is trained; parameters as those of `roles.trained_role` and `RoleWork`."""
     pair = None
@@ -157,7 +161,7 @@ def activation_form(
         selective=model.gradient_checkpointing == "selective",
         inputs_on_host=model.activation_offload == "cpu" and device == "cuda",
         device=device,
-        fused=True,
+        fused=fused,
         flash=not any(against_varlen(device, capability, model.dtype, False, shape.head_dim)),
         kernels=has_kernels(capability, model.dtype),
     )
@@ -184,6 +188,19 @@ def attention_of(
         return model.attention
     obstacles = against_varlen(device, capability, model.dtype, shape.softcapped, shape.head_dim)
     return "sdpa" if any(obstacles) else "varlen"
+
+
+def fused_by(device: str, capability: Capability | None, has_liger: bool) -> Fused:
+    """Return whose norms and gated MLPs serve. Triton compiles no bfloat16 for cards without units
+    for it, so Liger's kernels are not for them.
+
+    Args:
+        device: cuda or another.
+        capability: of the card, or the lowest of several; None where it is not known.
+        has_liger: whether liger-kernel is installed.
+    """
+    able = capability is None or capability >= BFLOAT16_UNITS
+    return "liger" if device == "cuda" and able and has_liger else "own"
 
 
 def has_kernels(capability: Capability | None, dtype: str) -> bool:

@@ -4,10 +4,10 @@ what a step of its forward and backward is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from plimsoll.model.price.form import BLOCK_ELEMENTS, ActivationForm
+from plimsoll.model.price.form import BLOCK_ELEMENTS, ActivationForm, Fused
 from plimsoll.shapes.shape import Linear, MicroBatch, ModelShape
 
 SOURCE = "counted from transformers 5's modeling files and PyTorch's derivatives.yaml"
@@ -19,6 +19,12 @@ UPS = ("up_proj", "w1")
 DOWN = ("down_proj", "fc2", "c_proj")
 
 FP32 = 4
+
+_FUSED_NORMS: Mapping[Fused, tuple[str, ...]] = {
+    "none": (),
+    "own": ("rms",),
+    "liger": ("rms", "rms_fp32"),
+}
 
 
 @dataclass(frozen=True)
@@ -92,17 +98,23 @@ class Layer:
 
     @property
     def fused_norms(self) -> bool:
-        """Whether its norms are those of model/fused.py."""
-        return self.form.fused and self.shape.traits.norms == "rms"
+        """Whether its norms keep their input as it is: of a kind that is fused."""
+        return self.shape.traits.norms in _FUSED_NORMS[self.form.fused]
 
     @property
     def fused_gates(self) -> bool:
-        """Whether its gated MLPs are those of model/fused.py. Gemma's, with GELU, are not."""
+        """Whether its gated MLPs are fused: Gemma's, with GELU, by Liger's kernels alone."""
         return self.fused_norms and any(self.named(("gate_proj",)))
 
     def normed_at_once(self, elements: int) -> int:
-        """How many of a norm's elements are in fp32 together."""
-        return min(elements, BLOCK_ELEMENTS[self.form.device]) if self.fused_norms else elements
+        """How many of a norm's elements are in fp32 in memory together."""
+        return self.fused_at_once(elements) if self.fused_norms else elements
+
+    def fused_at_once(self, elements: int) -> int:
+        """How many elements a fused step has in memory together, besides its results: ours a block
+        of them, Liger's none."""
+        own = self.form.fused == "own"
+        return min(elements, BLOCK_ELEMENTS[self.form.device]) if own else 0
 
     def reads(self, names: tuple[str, ...]) -> bool:
         """Whether any of these linears saves its input as it is."""

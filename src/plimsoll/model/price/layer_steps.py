@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from plimsoll.model.price.form import BLOCK_ELEMENTS, AdapterForm
+from plimsoll.model.price.form import AdapterForm
 from plimsoll.model.price.layer import (
     DOWN,
     FP32,
@@ -151,11 +151,10 @@ def _mlp(layer: Layer, width: int) -> Iterator[Step]:
     elif any(layer.named(("gate_up_proj",))):
         yield linear_step(layer, GATES, 2 * inner + hidden)
         yield Step("MLP", element * 3 * inner, element * 3 * inner)
-    elif layer.fused_gates:  # a block of the activation, and of its gradient, beside what it makes
-        blocks = 2 * min(inner, BLOCK_ELEMENTS[layer.form.device])
+    elif layer.fused_gates:
         yield linear_step(layer, GATES, inner + 2 * hidden)
         yield linear_step(layer, UPS, 2 * inner + hidden, beside=inner)
-        yield Step("MLP", element * 2 * inner, element * (3 * inner + blocks))
+        yield Step("MLP", element * 2 * inner, element * _gate_gradients(layer, inner))
     else:
         yield linear_step(layer, GATES, inner + 2 * hidden)
         yield Step("MLP", element * inner, element * (2 * inner + hidden))
@@ -163,6 +162,13 @@ def _mlp(layer: Layer, width: int) -> Iterator[Step]:
         yield Step("MLP", element * 2 * inner, element * 3 * inner)
     yield Step("MLP", element * product, 0)
     yield linear_step(layer, DOWN, inner + layer.post_norm)
+
+
+def _gate_gradients(layer: Layer, inner: int) -> int:
+    """Elements that the backward of a fused gate allocates, with the gradient that calls for it.
+    Liger's writes over gate and up; ours makes two, beside a block of the activation and one of its
+    gradient."""
+    return inner if layer.form.fused == "liger" else 3 * inner + 2 * layer.fused_at_once(inner)
 
 
 def _experts(layer: Layer) -> Iterator[Step]:
@@ -191,8 +197,8 @@ def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -
     """A norm. kept: what reads its output saves that. beside: gradients that wait.
 
     Llama's saves its input in fp32 and, for the weight's gradient, the normalised input in
-    its own dtype; fused, its input as it is. Gemma's multiplies by (1 + weight) in fp32. Phi's is
-    PyTorch's layer norm, which saves its input.
+    its own dtype. Gemma's multiplies by (1 + weight) in fp32. Fused, both save their input as it
+    is. Phi's is PyTorch's layer norm, which does so, too.
     """
     element = layer.element
     output = element * elements if kept else 0
@@ -201,7 +207,7 @@ def _norm(layer: Layer, elements: int, rows: int, kept: bool, beside: int = 0) -
     if norms == "layer":
         saved = element * elements + 2 * FP32 * rows * layer.tokens + output
         return Step("norms", saved, element * elements + wait)
-    if layer.fused_norms:  # the gradients of output and input; a block of three in fp32
+    if layer.fused_norms:  # the gradients of output and input; of ours a block of three in fp32
         saved = element * elements + FP32 * rows * layer.tokens + output
         wide = 3 * FP32 * layer.normed_at_once(elements)
         scratch = 2 * element * elements + wide - output
@@ -260,9 +266,9 @@ def _scoring_dense(layer: Layer, width: int) -> int:
     inner = layer.element * layer.tokens * width
     fused = any(layer.named(("gate_up_proj",)))
     widths = 3 if layer.shape.gated and not fused else _FOUR
-    block = layer.element * BLOCK_ELEMENTS[layer.form.device] if layer.fused_gates else 0
+    width_at_once = layer.fused_at_once(layer.tokens * width) if layer.fused_gates else 0
     return max(
-        widths * inner + min(inner, block),
+        widths * inner + layer.element * width_at_once,
         (1 + fused) * inner + scoring_adapter(layer, GATES),
         2 * inner + scoring_adapter(layer, UPS),
         inner + layer.element * layer.hidden + scoring_adapter(layer, DOWN),

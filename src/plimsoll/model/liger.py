@@ -1,0 +1,195 @@
+"""Norms, gated MLPs and rotary embeddings by Liger's Triton kernels (Hsu et al. 2024,
+https://arxiv.org/abs/2410.10989), one kernel each way instead of a chain of small operations.
+
+Nothing but gate and up of an MLP is written over. Liger has it that norms write their gradient
+over the one that they are given, which a residual may share, and that rotary embeddings write over
+queries and keys, which selective checkpointing keeps: these get new tensors here.
+
+PyTorch's own `torch.rms_norm` is one kernel too and saves as much, but it rounds once, after the
+weight. Llama in transformers and in vLLM rounds before the weight as well, and so does Liger.
+"""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import torch
+from liger_kernel.ops.geglu import geglu_backward, geglu_forward
+from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+from liger_kernel.ops.rope import rope_backward, rope_forward
+from liger_kernel.ops.swiglu import swiglu_backward, swiglu_forward
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from transformers.activations import GELUTanh
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    apply_rotary_pos_emb,
+    rotate_half,
+)
+
+from plimsoll.errors import PlimsollError
+from plimsoll.model import fused
+from plimsoll.model.fused import Forward, Fusion, does_as, has_silu, written_as
+
+_WIDEST = 65536
+"""A row that a kernel takes as one block (liger_kernel/ops/utils.py, `calculate_settings`)."""
+_ROTARY = "apply_rotary_pos_emb"
+"""The name by which attention's forward finds the function in its module."""
+
+
+def rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
+    """As `fused.rms_norm`; weights wider than the input are its own work, as Liger rounds the
+    result to the input's dtype."""
+    if input_XH.dtype != weight_H.dtype:
+        return fused.rms_norm(input_XH, weight_H, epsilon)
+    output_XH: Tensor = LigerRMSNormFunction.apply(input_XH, weight_H, epsilon, 0.0, "llama", False)
+    return output_XH
+
+
+def offset_rms_norm(input_XH: Tensor, weight_H: Tensor, epsilon: float) -> Tensor:
+    """(1 + w) * x / sqrt(mean(x^2) + epsilon), rounded as Gemma in transformers does: in fp32, then
+    in the input's dtype."""
+    output_XH: Tensor = LigerRMSNormFunction.apply(input_XH, weight_H, epsilon, 1.0, "gemma", False)
+    return output_XH
+
+
+def silu_gated(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
+    """As `fused.gated`; differentiable once, and not again with retain_graph."""
+    product_XI: Tensor = _Gated.apply(gate_XI, up_XI, swiglu_forward, swiglu_backward)
+    return product_XI
+
+
+def gelu_gated(gate_XI: Tensor, up_XI: Tensor) -> Tensor:
+    """gelu(gate) * up, with the tanh approximation; rounded and differentiable as `silu_gated`."""
+    product_XI: Tensor = _Gated.apply(gate_XI, up_XI, geglu_forward, geglu_backward)
+    return product_XI
+
+
+class _Gated(torch.autograd.Function):
+    """Its backward writes the gradients over gate and up, which nothing else reads."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_XI: Tensor, up_XI: Tensor, forward: Any, backward: Any) -> Tensor:
+        *kept, product_XI = forward(gate_XI.contiguous(), up_XI.contiguous())
+        ctx.save_for_backward(*kept)
+        ctx.backward, ctx.spent = backward, False
+        return product_XI  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_XI: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        if ctx.spent:
+            raise PlimsollError(
+                "a second backward pass went through a gated MLP that Liger's kernels compute: the "
+                "first one wrote its gradients over what the MLP had kept. Run one backward pass "
+                "for each forward pass, or uninstall liger-kernel: Plimsoll's own functions, which "
+                "then take its place, allow several."
+            )
+        ctx.spent = True
+        return *ctx.backward(*ctx.saved_tensors, grad_XI.contiguous()), None, None
+
+
+def rotate(
+    queries_1HTD: Tensor, keys_1HTD: Tensor, cos_1TD: Tensor, sin_1TD: Tensor, heads_at: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Rotate pairs of dimensions by angles of their position (Su et al. 2021,
+    https://arxiv.org/abs/2104.09864), as Llama's `apply_rotary_pos_emb` in transformers.
+
+    That function itself takes what the kernel does not: tables of another dtype or form.
+    """
+    dtypes = {x.dtype for x in (queries_1HTD, keys_1HTD, cos_1TD, sin_1TD)}
+    rotated: tuple[Tensor, Tensor]
+    if len(dtypes) > 1 or cos_1TD.ndim != 3 or heads_at != 1:
+        rotated = apply_rotary_pos_emb(queries_1HTD, keys_1HTD, cos_1TD, sin_1TD, heads_at)
+    else:
+        rotated = _Rotated.apply(queries_1HTD, keys_1HTD, cos_1TD, sin_1TD)
+    return rotated
+
+
+class _Rotated(torch.autograd.Function):
+    """The kernel writes over what it is given, so it is given copies."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, queries_1HTD: Tensor, keys_1HTD: Tensor, cos_1TD: Tensor, sin_1TD: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos_1TD, sin_1TD)
+        queries, keys, *_ = rope_forward(_copy(queries_1HTD), _copy(keys_1HTD), cos_1TD, sin_1TD)
+        return queries, keys
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_queries_1HTD: Tensor, grad_keys_1HTD: Tensor
+    ) -> tuple[Tensor, Tensor, None, None]:
+        copies = _copy(grad_queries_1HTD), _copy(grad_keys_1HTD)
+        return *rope_backward(*copies, *ctx.saved_tensors), None, None
+
+
+def _copy(heads_1HTD: Tensor) -> Tensor:
+    """In the layout that the kernel works on and projections make: token after token."""
+    tokens_1THD = heads_1HTD.transpose(1, 2)
+    return tokens_1THD.clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+
+def _rotary(attention: nn.Module) -> Forward | None:
+    """Attention that calls a function that does what Llama's `apply_rotary_pos_emb` does has a
+    forward of the same code, for which that name means `rotate`."""
+    forward = type(attention).forward
+    names = getattr(forward, "__globals__", {})
+    called = _ROTARY in getattr(getattr(forward, "__code__", None), "co_names", ())
+    alike = does_as(names.get(_ROTARY), apply_rotary_pos_emb)
+    if not (called and alike and does_as(names.get("rotate_half"), rotate_half)):
+        return None
+    own = FunctionType(forward.__code__, names | {_ROTARY: rotate}, argdefs=forward.__defaults__)
+    own.__kwdefaults__ = forward.__kwdefaults__
+    return own
+
+
+def _norm(norm: Any, hidden_states: Tensor) -> Tensor:
+    return rms_norm(hidden_states, norm.weight, norm.variance_epsilon)
+
+
+def _offset_norm(norm: Any, x: Tensor) -> Tensor:
+    return offset_rms_norm(x, norm.weight, norm.eps)
+
+
+def _silu_mlp(mlp: Any, x: Tensor) -> Tensor:
+    down: Tensor = mlp.down_proj(silu_gated(mlp.gate_proj(x), mlp.up_proj(x)))
+    return down
+
+
+def _gelu_mlp(mlp: Any, x: Tensor) -> Tensor:
+    down: Tensor = mlp.down_proj(gelu_gated(mlp.gate_proj(x), mlp.up_proj(x)))
+    return down
+
+
+def _is_narrow(norm: Any) -> bool:
+    return len(norm.weight) <= _WIDEST
+
+
+def _is_gemmas(norm: Any) -> bool:
+    return does_as(type(norm)._norm, GemmaRMSNorm._norm) and _is_narrow(norm)
+
+
+def _is_inner_narrow(mlp: Any) -> bool:
+    inner: int = mlp.gate_proj.out_features
+    return inner <= _WIDEST
+
+
+FUSIONS: tuple[Fusion, ...] = (
+    written_as(LlamaRMSNorm.forward, _norm, _is_narrow),
+    written_as(GemmaRMSNorm.forward, _offset_norm, _is_gemmas),
+    written_as(LlamaMLP.forward, _silu_mlp, lambda mlp: has_silu(mlp) and _is_inner_narrow(mlp)),
+    written_as(
+        LlamaMLP.forward,
+        _gelu_mlp,
+        lambda mlp: isinstance(mlp.act_fn, GELUTanh) and _is_inner_narrow(mlp),
+    ),
+    _rotary,
+    *fused.FUSIONS,
+)
+"""Of modules as transformers writes them; ours for what is too wide for a kernel."""
