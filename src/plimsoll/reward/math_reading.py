@@ -19,7 +19,6 @@ from plimsoll.reward.marks import ANSWER_TAG, MARKER, after_last, last_within
 from plimsoll.reward.math_form import as_math, last_box, last_in_prose
 
 _QUOTES = "*_`\"'“”‘’"
-_QUOTED = re.compile(rf"[{_QUOTES}]+(.+?)[{_QUOTES}]+", re.DOTALL)
 _FULL_STOP = re.compile(r"(?<!\\)[.,;:]+$")
 
 
@@ -76,5 +75,5 @@ def _read_clear(text: str) -> str | None:
 def _tidy(text: str) -> str:
     """Drop a full stop at the end, and quotes, backticks, asterisks and underscores around."""
     text = _FULL_STOP.sub("", text.strip())
-    quoted = _QUOTED.fullmatch(text)
-    return quoted[1].strip() if quoted else text
+    quoted = text[:1] in _QUOTES and text[-1:] in _QUOTES
+    return text.strip(_QUOTES).strip() if quoted else text
