@@ -7,6 +7,7 @@ import re
 from plimsoll.config.base import PositiveFloat, PositiveInt
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
+from plimsoll.reward.marks import ANSWER_TAG, last_within
 from plimsoll.reward.references import asks_processes, checks_references
 from plimsoll.reward.sandbox.cases import Case, cases_of
 from plimsoll.reward.sandbox.run import Bounds, run
@@ -34,8 +35,7 @@ def reward(
     max_tests: PositiveInt | None = None,
 ) -> float:
     """The share of the tests that the response's program passes; with `all_or_nothing` 1 if it
-    passes all, else 0. The program is the last block of Python code, or, where there is no block,
-    the whole response.
+    passes all, else 0. The program: see `program_in`.
 
     tests: the column of the tests; default: the reference. entry_point: the column with the name of
     the function that is asked for. setup: the column with lines that go before the program, such as
@@ -46,14 +46,20 @@ def reward(
     cannot confine a program.
     """
     cases = _cases(trajectory, tests, entry_point)[:max_tests]
-    blocks = _BLOCK.findall(trajectory.response_text)
-    program = blocks[-1] if blocks else trajectory.response_text
+    program = program_in(trajectory.response_text)
     if setup is not None:
         program = f"{trajectory.prompt.columns.get(setup) or ''}\n{program}"
     bounds = Bounds(seconds, total_seconds, int(memory_gib * 1024**3))
     ended = run(program, [case.run for case in cases], bounds)
     passed = sum(case.passed(one) for case, one in zip(cases, ended, strict=True))
     return float(passed == len(cases)) if all_or_nothing else passed / len(cases)
+
+
+def program_in(response: str) -> str:
+    """Return the last block of Python code; without a block the text of the last
+    `<answer>...</answer>`, or else the whole response."""
+    blocks: list[str] = _BLOCK.findall(response)
+    return blocks[-1] if blocks else last_within(response, ANSWER_TAG) or response
 
 
 def _cases(trajectory: Trajectory, tests: str | None, entry_point: str | None) -> list[Case]:

@@ -8,38 +8,46 @@ from pydantic import Field
 
 from plimsoll.errors import DataError
 from plimsoll.records import Trajectory
+from plimsoll.reward.marks import ANSWER_TAG, MARKER, after_last, last_within
 from plimsoll.reward.references import checks_references, gives_answers
 
-MARKER = "####"
 
-
-def check(reference: str, *, marker: str = MARKER) -> None:
-    """Raises ValueError for a reference that no text after a marker can be."""
+def check(reference: str, *, marker: str = MARKER, tag: str = ANSWER_TAG) -> None:
+    """Raise ValueError for a reference that no answer can be."""
     if marker in reference:
         raise ValueError(
             f"{reference[-200:]!r} holds the marker {marker!r}, and no text after the last marker "
             f"does: give only what stands after it"
         )
+    if last_within(reference, tag) is not None:
+        raise ValueError(
+            f"{reference[-200:]!r} holds <{tag}>...</{tag}>, and no answer does: give only what "
+            f"stands within"
+        )
 
 
-def answer(response: str, *, marker: str = MARKER) -> str | None:
-    """The text after the last marker, without white space around it; None where there is none."""
-    _, found, after = response.rpartition(marker)
-    return after.strip() or None if found else None
+def answer(response: str, *, marker: str = MARKER, tag: str = ANSWER_TAG) -> str | None:
+    """Return the text within the last `<tag>...</tag>`, or else after the last marker; within the
+    tags, a marker and what stands before it are left out. None if there is no text."""
+    inside = last_within(response, tag)
+    after = after_last(response if inside is None else inside, marker)
+    return (inside if after is None else after) or None
 
 
 @gives_answers(answer)
 @checks_references(check)
 def reward(
-    trajectory: Trajectory, *, marker: Annotated[str, Field(min_length=1)] = MARKER
+    trajectory: Trajectory,
+    *,
+    marker: Annotated[str, Field(min_length=1)] = MARKER,
+    tag: str = ANSWER_TAG,
 ) -> float:
-    """1 where the text after the last `marker`, without white space around it, is the reference;
-    0 otherwise, and where there is no marker.
+    """Return 1 if the response's `answer` is the reference, but for white space around, else 0.
 
-    Raises DataError where the prompt has no reference.
+    Raises DataError if the prompt has no reference.
     """
     reference = trajectory.prompt.reference
     if reference is None:
         raise DataError("the prompt has no reference answer. Set data.train.reference.")
-    _, found, given = trajectory.response_text.rpartition(marker)
-    return float(bool(found) and given.strip() == reference.strip())
+    given = answer(trajectory.response_text, marker=marker, tag=tag)
+    return float(given == reference.strip())

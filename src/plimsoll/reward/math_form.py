@@ -1,7 +1,8 @@
-r"""Answers as data have them, such as `\frac43` or `-$5`, in a form that math-verify reads whole.
+r"""Mathematical answers, such as `\frac43` or `-$5`, in a form that math-verify reads whole.
 
-It looks for mathematics in prose: of what is not in `$...$`, `\(...\)`, `\[...\]` or `\boxed{...}`
-it takes the last number, which of `6 - 5i` is 5. A reference or an answer line is all mathematics.
+math-verify looks for mathematics in prose: of what is not in `$...$`, `\(...\)`, `\[...\]` or
+`\boxed{...}` it takes the last number, which of `6 - 5i` is 5. So it is given a plain number, or
+LaTeX in delimiters, and never a text in which it would have to choose.
 """
 
 from __future__ import annotations
@@ -10,61 +11,93 @@ import re
 from itertools import accumulate
 
 BOX = "\\boxed{"
-_DELIMITED = re.compile(r"(?<!\\)(?:\$.*[^\\]\$|\\[(\[]|\\boxed\b)", re.DOTALL)
+_VALUE = r"(?:[1-9]\d{0,2}(?:[ ,]\d{3})+|\d+)(?:\.\d+)?|\.\d+"
+_PERCENT = r"\s*(?:\\?%|[Pp]ercent(?:age)?\b|[Pp]ct\b)"
 _NUMBER = re.compile(
-    r"[$€£]?(?:-?(?:[1-9]\d{0,2}(?:[ ,]\d{3})+|0|[1-9]\d*)(?:\.\d+)?|\.\d+)"
+    rf"(?:\\?[$€£])?(?P<value>-?(?:{_VALUE}))(?P<percent>{_PERCENT})?"
     # A unit; those of two letters math-verify knows itself.
-    r"\s*[%°]?(?:\s+(?!hundred|thousand|million|billion|trillion|dozen)[A-Za-z]{3,})*\.?",
+    r"\s*°?(?:\s+(?!hundred|thousand|million|billion|trillion|dozen)[A-Za-z]{3,})*\.?",
     re.ASCII,
 )
-_SIGN = re.compile(r"^-\s*[$€£]?\s*(?=[\d.])")  # math-verify loses the sign of `-$5` and `- 5`
+_SIGN = re.compile(r"^-\s*(?:\\?[$€£])?\s*(?=[\d.])")  # math-verify loses the sign of `-$5`
 _SCIENTIFIC = re.compile(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d+)")  # as Python writes 0.00001
-_DIGITS = re.compile(r"-?\d[\d ,]*(?:\.\d+)?|-?\.\d+", re.ASCII)
-_ANY_NUMBER = re.compile(r"-?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:/\d+)?", re.ASCII)
+_FORMULA = re.compile(
+    # A dollar that opens a formula stands before its text, and one that closes it after the text
+    # and before no digit: of `$5 or $6` neither does.
+    r"(?<!\\)\$\$.+?\$\$|(?<!\\)\$(?![\s$])(?:\\.|[^$\n\\])*?(?<!\s)\$(?!\d)"
+    r"|\\\(.+?\\\)|\\\[.+?\\\]",
+    re.DOTALL,
+)
+_FRACTION = r"\d*\\[dt]?frac(?:\s*\{[^{}]*\}|\s*\d){2}"
+_MINUS = r"(?:(?<![^\W_])(?<![)\]}^])-)?"  # not of a difference (10-5, x^-5)
+# No digit of a name (x2), of an index (x_2), of a power (x^2), of an argument (\sqrt{2}).
+_BEGIN = r"(?<![^\W_])(?<![\^√])(?<![^\W_]_)(?<![\^_\]]\{)(?<!sqrt\{)(?<!\d\.)"
+_DECIMAL = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
+_POWER = r"(?:\s*(?:×|\\times)\s*10)?\^(?:-?\d+|\{-?\d+\})"
+_END = rf"(?:[eE][+-]?\d+|/\d+(?:\.\d+)?|{_POWER})?(?:{_PERCENT})?"
+_IN_PROSE = re.compile(rf"{_MINUS}(?:{_FRACTION}|(?:\\?[$€£]-?)?{_BEGIN}{_DECIMAL}{_END})")
+_CURRENCY = re.compile(r"\\?[$€£]")
+_DELIMITED = re.compile(r"(?<!\\)(?:\$.*[^\\]\$|\\[(\[])", re.DOTALL)
 _COMMAND = re.compile(r"\\[A-Za-z]+\*?(?:\s*\{[^{}]*\})*(?:\s*[_^]?\d)?")
-# What would be read as products of letters, or as sums: `none`, `n/a`, `2pi`, `3 1/2`; and what is
-# no LaTeX: `2**10`, `**5**`.
-_UNCLEAR = re.compile(r"(?!and)[A-Za-z]{3,}|pi|[nN]/[aA]|\d\s+\d|\*\*")
+# What would be read as products of letters, or as sums: `none`, `it is 5`, `n/a`, `2pi`, `3 1/2`;
+# and what is no LaTeX: `2**10`, `**5**`.
+_UNCLEAR = re.compile(r"(?!and)[A-Za-z]{3,}|\b(?i:it|is|so|of|to|we)\b|pi|[nN]/[aA]|\d\s+\d|\*\*")
 
 
-def is_number(text: str) -> bool:
-    """Whether it is a number, perhaps with a currency before it or a unit after it."""
-    return _NUMBER.fullmatch(_SIGN.sub("-", text.strip())) is not None
+def plain_number(text: str) -> str | None:
+    """Return the digits of a number that may have a currency before it or a unit after it, such as
+    `1234` for `$1,234.00` and for `1234 apples`; None for anything else. A percent sign stays."""
+    number = _NUMBER.fullmatch(_signed(text))
+    if number is None:
+        return None
+    value = re.sub(r"[ ,]", "", number["value"])
+    whole, _, part = value.removeprefix("-").partition(".")
+    digits = f"{whole.lstrip('0') or '0'}.{part}".rstrip("0").rstrip(".")
+    return f"{'-' * value.startswith('-')}{digits}{'%' if number['percent'] else ''}"
 
 
 def as_math(text: str) -> str | None:
-    r"""An answer that math-verify reads whole: a number as it is, other mathematics in `\boxed{}`
-    where it has no delimiters. None for text that is not clearly mathematics, such as words."""
-    text = _SIGN.sub("-", text.strip())
-    if _DELIMITED.search(text) or is_number(text):
+    r"""Return an answer in a form that math-verify reads whole: a number in plain digits, other
+    mathematics in `\boxed{}` unless it has delimiters. None for text that is not clearly
+    mathematics, such as words."""
+    text = _signed(text)
+    if (number := plain_number(text)) is not None:
+        return number
+    if not text or BOX in text:  # the box is empty, or does not end
+        return None
+    if _DELIMITED.search(text):
         return text
     if power := _SCIENTIFIC.fullmatch(text):
         return rf"{BOX}{power[1]} \times 10^{{{int(power[2])}}}}}"
-    if not text or _UNCLEAR.search(_COMMAND.sub("~", text)):
-        return None
-    return f"{BOX}{text}}}"
+    return None if _UNCLEAR.search(_COMMAND.sub("~", text)) else f"{BOX}{text}}}"
 
 
-def plain_form(answer: str) -> str:
-    r"""The same text for answers that are written almost alike: `$1,234.00` and `1234 apples` are
-    1234; other mathematics is without delimiters and white space, and not reckoned out: `\frac12`
-    is not 0.5."""
-    text = last_answer(answer) if BOX in answer else answer
-    text = _SIGN.sub("-", text.strip().removesuffix("."))
-    if is_number(text):
-        number = _DIGITS.search(text)
-        assert number is not None, text
-        whole, _, part = re.sub(r"[ ,]", "", number[0]).partition(".")
-        return f"{whole or '0'}.{part}".rstrip("0").rstrip(".")
-    return "".join(re.sub(r"\\[()\[\]$]|\$", "", text).split())
-
-
-def last_answer(text: str) -> str:
-    r"""What is in the last `\boxed{...}` that ends, or else the last number; empty where there is
-    neither."""
+def last_box(text: str) -> str | None:
+    r"""Return what is in the last `\boxed{...}` that ends and is not empty, in the form of
+    `as_math`; None if there is none."""
     for begin in reversed([found.end() for found in re.finditer(re.escape(BOX), text)]):
         depths = accumulate({"{": 1, "}": -1}.get(character, 0) for character in text[begin:])
-        if (end := next((i for i, depth in enumerate(depths) if depth < 0), None)) is not None:
-            return text[begin : begin + end]
-    numbers = _ANY_NUMBER.findall(text)
-    return numbers[-1] if numbers else ""
+        end = next((i for i, depth in enumerate(depths) if depth < 0), None)
+        if end is not None and (inside := text[begin : begin + end].strip()):
+            return plain_number(inside) or f"{BOX}{inside}}}"
+    return None
+
+
+def last_in_prose(text: str) -> str | None:
+    """Return the last number or formula within words, in the form of `as_math`; None if there is
+    none. A formula has delimiters, or is a fraction."""
+    text = _minus(text)
+    formulas = list(_FORMULA.finditer(text))
+    numbers = list(_IN_PROSE.finditer(text, formulas[-1].end() if formulas else 0))
+    if numbers:
+        return as_math(_CURRENCY.sub("", numbers[-1][0]))
+    return formulas[-1][0] if formulas else None
+
+
+def _signed(text: str) -> str:
+    return _SIGN.sub("-", _minus(text.strip()))
+
+
+def _minus(text: str) -> str:
+    """Write the Unicode minus sign as the one of the keyboard."""
+    return text.replace("\u2212", "-")

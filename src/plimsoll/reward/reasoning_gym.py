@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
-import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from plimsoll.errors import ConfigError, DataError
 from plimsoll.records import Trajectory
+from plimsoll.reward.marks import ANSWER_TAG, last_within
 from plimsoll.reward.references import gives_answers
 
 _COLUMN = "reasoning_gym"
@@ -23,17 +23,14 @@ Score = Callable[[str | None, Mapping[str, Any]], float]
 """Takes an answer and the whole entry that it answers."""
 
 
-def answer(response: str, *, tag: str = "answer") -> str | None:
-    """The text of the last `<tag>...</tag>`, without white space around it; None where there is
+def answer(response: str, *, tag: str = ANSWER_TAG) -> str | None:
+    """Return the text of the last `<tag>...</tag>`, without white space around it; None if there is
     none. Without a tag: the whole response."""
-    if not tag:
-        return response.strip()
-    found = re.findall(rf"<{re.escape(tag)}>(.*?)</{re.escape(tag)}>", response, re.DOTALL)
-    return str(found[-1]).strip() if found else None
+    return last_within(response, tag) if tag else response.strip()
 
 
 @gives_answers(answer)
-def reward(trajectory: Trajectory, *, tag: str = "answer") -> float:
+def reward(trajectory: Trajectory, *, tag: str = ANSWER_TAG) -> float:
     """What the task's `score_answer` gives, from 0 to 1; of some tasks a part for a part.
 
     tag: the answer is within these tags; `""`: it is the whole response.

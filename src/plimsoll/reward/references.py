@@ -8,9 +8,10 @@ every reference while the rows are read, so that one that nothing could equal is
 from __future__ import annotations
 
 import inspect
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -33,13 +34,13 @@ REWARDS = "plimsoll.reward"
 Check = Callable[[str], object]
 """Looks at a reference; raises ValueError, saying what is wrong with it."""
 
-Answer = Callable[[str], str | None]
-"""Takes the answer from a response, as votes are counted; None where it gives none."""
+Same = Callable[[str, str], bool]
+"""Whether two answers count as one for a vote."""
 
 _NONE: Mapping[str, EnvironmentConfig] = MappingProxyType({})
 _SETTINGS: Code = "reward-settings"
 _ATTRIBUTE = "check_reference"
-_ANSWER = "answer_of_response"
+_VOTING = "voting"
 _ASKED = "processes_asked"
 _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
@@ -70,13 +71,31 @@ def asks_processes(bytes_each: int, source: str) -> Callable[[_Reward], _Reward]
     return _marked(_ASKED, Asked(bytes_each, source))
 
 
-def gives_answers(answer: Callable[..., str | None]) -> Callable[[_Reward], _Reward]:
+@dataclass(frozen=True)
+class Voting:
+    """How a reward takes the answer from a response, and how it tells answers apart.
+
+    Attributes:
+        take: Gives the answer in a response's text; None if there is none.
+        same: Whether two answers count as one for a vote.
+    """
+
+    take: Callable[..., str | None]
+    same: Same
+
+
+def gives_answers(
+    answer: Callable[..., str | None], same: Same = operator.eq
+) -> Callable[[_Reward], _Reward]:
     """Mark a reward that judges an answer within the response, so that maj@k can be told.
 
-    answer: takes a response's text, and by keyword those of the reward's options that it names;
-    gives the answer, in a form that is the same for all that are the same answer; None for none.
+    Args:
+        answer: Takes a response's text, and by keyword those of the reward's options that it
+            names; gives the answer, or None if there is none.
+        same: Takes two answers; says whether the reward values them alike. Default: if their
+            texts are equal.
     """
-    return _marked(_ANSWER, answer)
+    return _marked(_VOTING, Voting(answer, same))
 
 
 def _marked(attribute: str, value: object) -> Callable[[_Reward], _Reward]:
@@ -100,14 +119,15 @@ def reference_check(reward: partial[Any]) -> Check | None:
     return None if check is None or unless in reward.keywords else _with_options(check, reward)
 
 
-def answers_of(rewards: Mapping[str, Choice], part: str) -> Answer | None:
-    """What takes the answers from responses that a part of the reward judges; None where it judges
-    no answer: of servers, of a judge, of a reward model, and of a rule that brings no such
-    function."""
+def voting_of(rewards: Mapping[str, Choice], part: str) -> Voting | None:
+    """Return how a part of the reward takes answers from responses, with its own options; None if
+    it judges no answer: servers, a judge, a reward model, a rule that brings no such function."""
     choice = rewards.get(part)
     reward = reward_function(choice) if choice is not None and choice.name else None
-    answer = None if reward is None else getattr(reward.func, _ANSWER, None)
-    return None if reward is None or answer is None else _with_options(answer, reward)
+    voting: Voting | None = getattr(reward.func, _VOTING, None) if reward else None
+    if reward is None or voting is None:
+        return None
+    return replace(voting, take=_with_options(voting.take, reward))
 
 
 def _with_options(function: Callable[..., Any], reward: partial[Any]) -> partial[Any]:
@@ -178,7 +198,7 @@ def check_votes(
         return
     chosen = [one for one in sets if best.metric.startswith(f"eval/{one.prefix}")]
     for one in chosen:
-        if one.votes and one.pass_by is not None and answers_of(rewards, one.pass_by) is None:
+        if one.votes and one.pass_by is not None and voting_of(rewards, one.pass_by) is None:
             why = f"maj@k counts equal answers, and rewards.{one.pass_by} takes none from a "
             why += "response."
             fix = f"another figure, or {one.key}.pass_by: a part that judges an answer"

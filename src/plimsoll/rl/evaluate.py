@@ -17,7 +17,7 @@ from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import Prompt, Trajectory
-from plimsoll.reward.references import answers_of
+from plimsoll.reward.references import voting_of
 from plimsoll.rl.answers import Answering, answers
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.spec.eval_sets import EvalSet
@@ -124,13 +124,15 @@ def passing(
 def _chosen(
     rewards: Mapping[str, RewardConfig], part: str, groups: Sequence[Sequence[Trajectory]]
 ) -> list[int | None] | None:
-    """Of each group which response gives the most frequent answer, if any does; None where the part
-    takes no answers."""
-    answer_of = answers_of(rewards, part)
-    if answer_of is None:
+    """Return for each group which response gives the most frequent answer, if any does; None if
+    the part takes no answers."""
+    voting = voting_of(rewards, part)
+    if voting is None:
         return None
     try:
-        return [majority([answer_of(t.response_text) for t in group]) for group in groups]
+        return [
+            majority([voting.take(t.response_text) for t in group], voting.same) for group in groups
+        ]
     except Exception as error:  # it may be one's own
         raise failure(f"What takes the answers of rewards.{part}", error) from error
 

@@ -418,6 +418,11 @@ def test_agents_are_environments(converted: Convert) -> None:
         "tool_format": "none",
     }
     assert "rewards" not in found.values and "reward_model" not in found.values
+    words = "--agent_func_path agent.py --max_new_tokens 300 --overlong_buffer_len 50"
+    words += " --advantage_estimator reinforce"
+    found = converted(words, "0.10.0", of="ppo")
+    options = {"max_new_tokens": 300, "buffer": 50, "factor": 1.0, "observations": True}
+    assert at(found, "rewards.overlong.options") == options
 
 
 @pytest.mark.parametrize(

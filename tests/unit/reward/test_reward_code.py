@@ -42,6 +42,10 @@ def test_the_share_of_cases_that_pass() -> None:
     assert code.reward(trajectory(wrong, STDIN), all_or_nothing=True) == 0.0
     assert code.reward(trajectory(wrong, STDIN), max_tests=2) == 1.0
     assert code.reward(trajectory("I do not know.", STDIN)) == 0.0
+    bare = "<think>An input.</think><answer>\nprint(sum(map(int, input().split())))\n</answer>"
+    assert code.reward(trajectory(bare, STDIN)) == 1.0
+    tagged = fenced('print("<answer>7</answer>")')  # a block is the program, whatever it holds
+    assert code.program_in(tagged) == 'print("<answer>7</answer>")\n'
     assert code.reward(trajectory(fenced("print(3); exit()"), STDIN)) == pytest.approx(1 / 3)
     assert code.reward(trajectory(fenced("print(3); exit(1)"), STDIN)) == 0.0
 

@@ -50,6 +50,10 @@ def test_every_reference_of_math500_is_one(math500: list[str]) -> None:
 def test_every_answer_of_math500_is_right_by_its_own_reference(math500: list[str]) -> None:
     assert [r for r in math500 if reward(r, boxed(r)) != 1.0] == []
     assert [r for r in math500 if reward(r, f"so\n#### {r}") != 1.0] == []
+    assert [r for r in math500 if reward(r, f"So it is ${r}$.") != 1.0] == []
+    assert [r for r in math500 if reward(r, f"<think>2</think><answer>{r}</answer>") != 1.0] == []
+    twice = "First \\boxed{{-17.25}}, but no: \\boxed{{{}}}"
+    assert [r for r in math500 if reward(r, twice.format(r)) != 1.0] == []
 
 
 @pytest.mark.parametrize("shift", [1, 77])
@@ -123,6 +127,8 @@ def test_every_answer_of_math500_is_wrong_by_another_ones_reference(
         ("The answer is $\\frac{1}{2}$.", ["0.5"]),
         ("It is \\boxed{\\frac{1}{2}}", ["0.5"]),
         ("so much\n#### \\frac43", ["4/3"]),
+        ("<think>2</think><answer>\\frac43</answer>", ["4/3"]),
+        ("\\boxed{3}, no: \\boxed{\\frac43}", ["4/3"]),
     ],
 )
 def test_equal_in_value(reference: str, answers: list[str]) -> None:
@@ -174,13 +180,69 @@ def test_an_answer_line_that_is_no_mathematics_is_read_as_text(line: str) -> Non
     assert reward("72", f"so\n#### {line}") == 1.0
 
 
+AROUND = [
+    *("{}", "It is {}.", "{}!", "{}:", "{}, I think", "**{}**", "**Answer: {}**", "x={}", "x = {}"),
+    *("`{}`", "_{}_", '"{}"', "'{}'", "“{}”", "[{}]", "({})", "|{}|", "<b>{}</b>", "The {}th"),
+    *("{} apples", "${}$", "$x = {}$", "\\({}\\)", "\\[{}\\]", "$$\n{}\n$$", "7 - 5 = {}"),
+    *("\\boxed{{{}}}", "$\\boxed{{{}}}$", "\\boxed{{17}} no, \\boxed{{{}}}", "\\boxed{{x = {}}}"),
+    *("\\boxed{{17}}\n\nWait.\n\n\\boxed{{{}}}", "\\boxed{{{}}} is the answer to \\boxed{{}}"),
+    *("#### {}", "#### **{}**", "#### {} apples.", "\\boxed{{17}}\n#### {}", "####{}\nso 17"),
+    *("#### Step 3\nIt is \\boxed{{{}}}", "#### 17\n#### The answer\n{}"),
+    *(
+        "<answer>{}</answer>",
+        "<think>17</think>\n<answer>\n{}\n</answer>",
+        "<answer>{}</answer> 17",
+    ),
+    *("<answer>{} apples</answer>", "<answer>x = {}</answer>", "<answer>It is {}.</answer>"),
+    *("<answer>**{}**</answer>", "<answer>`{}`.</answer>", '<answer>"{}"</answer>'),
+    *("<answer>${}$</answer>", "<answer>\\boxed{{{}}}</answer>", "<answer>\n#### {}</answer>"),
+    *("<answer>17</answer> no: <answer>{}</answer>", "<answer>{}</answer> #### 17 \\boxed{{17}}"),
+    *("It is in <answer></answer>: {}", "\\boxed{{17}} <answer>{}</answer>"),
+]
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_an_answer_is_read_whatever_stands_around_it(around: str) -> None:
+    for number in ("0", "5", "10", "624", "1234", "1,234", "-3", "3.5", "0.25", "-0.5"):
+        if "x =" in around and number == "1,234":
+            continue  # x = 1 and 234
+        assert reward(number, around.format(number)) == 1.0, number
+        assert reward("17", around.format(number)) == 0.0, number
+
+
+@pytest.mark.parametrize(
+    ("response", "number"),
+    [
+        ("10-5", "5"),
+        ("it is −3", "-3"),
+        ("it is -$5.", "-5"),
+        ("it is $-5", "-5"),
+        ("x2 = 7 m2", "7"),
+        ("50 cm^2", "50"),
+        ("52_8", "52"),
+        ("so 5 = x_1", "5"),
+        ("4 and \\sqrt{2}", "4"),
+        ("about 3 × 10^5", "300000"),
+        ("1e-2", "0.01"),
+        ("so \\frac{3}{4} of it", "0.75"),
+        ("$5 for 3 apples, $15 in all", "15"),
+        ("\\$5 or \\$6", "6"),
+        ("$\\$32,\\!348$", "32348"),
+        ("50% of it", "0.5"),
+        ("\\boxed{42", "42"),
+    ],
+)
+def test_the_last_number_in_prose(response: str, number: str) -> None:
+    assert reward(number, response) == 1.0
+
+
 @pytest.mark.parametrize(
     "reference",
     [
         *("none", "None", "n/a", "null", "nan", "unknown", "No solution", "Friday", "?", "."),
         *("She has 72 apples", "2 hours 30 minutes", "1.5 million", "3 1/2", "1\n2", "**72**"),
         *("sqrt(2)", "2pi", "2**10", "√2 - 5", "\\frac{1}{", "\\frac", "\\text{}", "\\boxed{}"),
-        *("$ $", "72\n####", "#### none"),
+        *("$ $", "72\n####", "#### none", "<answer>none</answer>", "\\boxed{5"),
     ],
 )
 def test_what_is_no_clear_answer_is_no_reference(reference: str) -> None:
@@ -198,10 +260,11 @@ def test_a_reference_that_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch
 @given(st.from_regex(math_form._NUMBER, fullmatch=True))
 def test_a_number_that_is_not_looked_at_is_one_that_is_read(text: str) -> None:
     """No process is asked about numbers before a run, so each must have its value in it."""
-    assert math_form.is_number(text)
+    number = math_form.plain_number(text)
+    assert number is not None
     found = re.search(r"-?[\d,. ]*\d", text)
     assert found
     value = re.sub("[, ]", "", found[0])
-    answer = "" if "%" in text or "ercent" in text else boxed(value)  # 50 % is 50 and 0.5
+    answer = "" if number.endswith("%") else boxed(value)  # 50 % is 50 and 0.5
     expected = Verdict.EQUAL if answer else Verdict.DIFFERENT
     assert verify(math_form.as_math(text) or "", answer) is expected

@@ -150,6 +150,13 @@ def test_every_gsm8k_solution_is_right_by_its_own_reference(split: str) -> None:
         ("#### 72 or so", 0.0),
         ("72", 0.0),
         ("", 0.0),
+        ("<think>7</think><answer>72</answer>", 1.0),
+        ("<answer>\n72\n</answer> or #### 7", 1.0),
+        ("<answer>#### 72</answer>", 1.0),
+        ("<answer>7</answer> no: <answer>72</answer>", 1.0),
+        ("<answer>72 or so</answer>", 0.0),
+        ("#### 72 <answer>7</answer>", 0.0),
+        ("<answer>72", 0.0),
     ],
 )
 def test_exact_match(response: str, value: float) -> None:
@@ -158,6 +165,8 @@ def test_exact_match(response: str, value: float) -> None:
 
 def test_exact_match_takes_a_marker_and_needs_a_reference() -> None:
     assert exact_match.reward(trajectory("1+1=2", "2"), marker="=") == 1.0
+    assert exact_match.reward(trajectory("<b>2</b>", "2"), tag="b") == 1.0
+    assert exact_match.reward(trajectory("#### <answer>2</answer>", "<answer>2</answer>"), tag="")
     with pytest.raises(DataError, match="no reference"):
         exact_match.reward(trajectory("#### 72"))
 
@@ -167,6 +176,11 @@ def test_a_reference_with_the_marker_in_it_is_none_for_an_exact_match() -> None:
     exact_match.check("#### 72", marker="=")
     with pytest.raises(ValueError, match=r"'48 \+ 24\\n#### 72' holds the marker '####'.*after it"):
         exact_match.check("48 + 24\n#### 72")
+    exact_match.check("<b>72</b>")
+    with pytest.raises(
+        ValueError, match=r"holds <answer>\.\.\.</answer>, and no answer does: give"
+    ):
+        exact_match.check("<answer>72</answer>")
 
 
 def test_an_empty_answer_is_no_match_without_a_marker() -> None:
@@ -230,6 +244,13 @@ def test_format_wants_each_part_once_and_in_order(response: str, value: float) -
     assert form.reward(trajectory(other), think="reason") == value
 
 
+@pytest.mark.parametrize("tag", ["answer", "result"])
+def test_what_the_format_rewards_is_read_as_the_answer(tag: str) -> None:
+    given = trajectory(f"<think>2+3=5, not 7</think>\n<{tag}>5</{tag}>", "5")
+    assert form.reward(given, answer=tag) == 1.0
+    assert math_answer.reward(given, tag=tag) == exact_match.reward(given, tag=tag) == 1.0
+
+
 def test_format_knows_a_template_that_opens_the_first_tag() -> None:
     rest = trajectory("a</think><answer>b</answer>")
     assert (form.reward(rest), form.reward(rest, opened=True)) == (0.0, 1.0)
@@ -251,3 +272,28 @@ def test_overlong_falls_linearly_within_the_buffer(tokens: int, value: float) ->
     )
     assert overlong.reward(given, max_new_tokens=20, buffer=4) == value
     assert overlong.reward(given, max_new_tokens=20, buffer=4, factor=0.5) == value / 2
+
+
+def branch(prompt: int, sampled: list[int]) -> Trajectory:
+    """A branch that begins with so many tokens. sampled: 1 for each token that was, else 0."""
+    count = len(sampled)
+    return replace(
+        trajectory("x"),
+        prompt=Prompt(0, np.zeros(prompt, np.int64), "?"),
+        response_tokens=np.zeros(count, np.int64),
+        loss_mask=np.array(sampled, np.bool_),
+        sampler_logprobs=np.zeros(count, np.float32),
+        weight_versions=np.zeros(count, np.int64),
+    )
+
+
+def test_overlong_counts_what_was_sampled_or_the_whole_episode() -> None:
+    """10 tokens follow the prompt, 6 of them sampled. A second branch has 2 more sampled ones, and
+    ends 12 + 5 - 3 = 14 tokens after the first prompt."""
+    turns = branch(3, [1, 1, 1, 0, 0, 0, 0, 1, 1, 1])
+    assert overlong.reward(turns, max_new_tokens=8, buffer=4) == -2 / 4
+    assert overlong.reward(turns, max_new_tokens=12, buffer=4) == 0.0
+    assert overlong.reward(turns, max_new_tokens=12, buffer=4, observations=True) == -2 / 4
+    anew = replace(branch(12, [0, 0, 0, 1, 1]), earlier=(turns,))
+    assert overlong.reward(anew, max_new_tokens=10, buffer=4) == -2 / 4
+    assert overlong.reward(anew, max_new_tokens=16, buffer=4, observations=True) == -2 / 4

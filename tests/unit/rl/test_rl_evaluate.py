@@ -24,7 +24,7 @@ from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.references import check_votes, gives_answers
 from plimsoll.reward.score import RewardFailure, Scored
 from plimsoll.rl.answers import Answering
-from plimsoll.rl.evaluate import answer_held_out, evaluate
+from plimsoll.rl.evaluate import answer_held_out, evaluate, passing
 from plimsoll.rollout.protocol import Request
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
@@ -220,6 +220,29 @@ def test_pass_at_k_by_hand() -> None:
 )
 def test_the_majority_by_hand(answers: list[str | None], expected: int | None) -> None:
     assert majority(answers) == expected
+
+
+def test_answers_that_are_the_same_vote_together() -> None:
+    def same(one: str, other: str) -> bool:
+        return float(one) == float(other)
+
+    assert majority(["2", "2", "0.5", ".5", None, "5e-1"]) == 0
+    assert majority(["2", "2", "0.5", ".5", None, "5e-1"], same) == 2
+    assert majority(["2.0", "1", "2", "1.0"], same) == 0  # of equally frequent ones the first
+
+
+def test_a_set_is_told_by_votes_as_the_reward_judges() -> None:
+    """Half is written in three ways; letter by letter the most frequent answer would be 2."""
+    rewards = {"right": {"name": "math_answer"}}
+    spec = config({**ROWS, "responses": 5}, rewards=rewards)
+    [one] = spec.eval_sets
+    texts = ("#### 2", "\\boxed{\\frac12}", "#### 2", "<answer>0.5</answer>", "It is 1/2.")
+    prompt = Prompt(0, np.array([1]), "?", "0.5")
+    found = [
+        replace(answer(prompt, i, text), rewards=(RewardPart("right", float(text != "#### 2")),))
+        for i, text in enumerate(texts)
+    ]
+    assert passing(spec.config.rewards, one, found)["maj@5"] == 1.0
 
 
 @given(st.lists(st.sampled_from(["1", "2", "3", None]), min_size=1))

@@ -128,6 +128,9 @@ def _penalties(o: Options, parts: Sequence[str]) -> Iterator[Outcome]:
         yield o.entry(f"{key}.options.buffer", int(buffer), "overlong_buffer_len")
         factor = float(o["overlong_penalty_factor"])
         yield o.entry(f"{key}.options.factor", factor, "overlong_penalty_factor")
+        if o["agent_func_path"]:
+            note = "OpenRLHF counts from an episode's first sampled token to its last"
+            yield o.entry(f"{key}.options.observations", True, "overlong_buffer_len", note=note)
         scored.append("overlong")
     else:
         yield from o.idle("no penalty for length is asked for", "overlong_penalty_factor")
