@@ -32,7 +32,7 @@ _SHOWN = 5  # of the packages that hide others
 _BUSY_BYTES = 2**30  # an idle card shows some hundred MiB, more with a display
 
 _ADAM = "Adam on the CPU (optimizer_offload)"
-_TRITON = "vLLM's kernels (Triton), without which it does not start"
+_TRITON = "kernels of vLLM and Liger (Triton), without which they do not start"
 _ZERO_PLUS = "ZeRO++ (quantized_weights, quantized_gradients)"
 _SAMPLER = "vLLM's sampler on the CPU, without which its first batch ends it"
 _ON_CPU = {"g++": (_SAMPLER, _ADAM), "ninja": (_ADAM,), "Python.h": (_SAMPLER, _ADAM)}

@@ -20,7 +20,7 @@ FOR_ZERO_PLUS_PLUS = ("nvcc", "g++", "ninja", "Python.h")
 FOR_CPU_ENGINES = ("g++", "Python.h", LIBNUMA)
 """vLLM's build for CPUs links against libnuma, and compiles its sampler by torch.compile."""
 
-FOR_GPU_ENGINES = ("gcc", "Python.h")
+FOR_TRITON = ("gcc", "Python.h")
 """Triton compiles its way into the driver at its first use (backends/nvidia/driver.py)."""
 
 DEBIAN = {

@@ -32,6 +32,21 @@ def test_cards_without_ligers_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "package-missing" not in conflicts("sft", {"cluster.ranks": 1}, "cpu")
 
 
+def test_liger_needs_what_triton_compiles_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the machine at hand, where it is installed."""
+    rules = "plimsoll.memory.rules.ranks"
+    monkeypatch.setattr(f"{rules}.installed_version", lambda name: "0.8.5")
+    monkeypatch.setattr(f"{rules}.system_tools", lambda: {"gcc": None, "Python.h": "/usr/include"})
+    changes = {"cluster.ranks": 1}
+    found = conflicts("sft", changes, here=HERE)["package-missing"]
+    assert found.is_conflict and "lacks gcc" in found.what and "apt install gcc" in found.fix
+    assert conflicts("sft", changes) == {}  # a plan of other machines
+    assert conflicts("sft", changes, "cpu", here=HERE) == {}
+    assert conflicts("sft", changes | {"actor.model.dtype": "float32"}, "T4", here=HERE) == {}
+    monkeypatch.setattr(f"{rules}.installed_version", lambda name: None)
+    assert conflicts("sft", changes, here=HERE) == {}
+
+
 # (job, changes that a rule is against, cluster, code, severity, words of it, changes that mend it)
 CASES = [
     (

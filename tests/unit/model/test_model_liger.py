@@ -17,7 +17,6 @@ from packed_cases import (
     SMALL,
     Outcome,
     alone,
-    assert_same,
     outcome,
     samples_of,
     settings_for,
@@ -99,7 +98,11 @@ def a_norm(kind: type[Any], width: int, dtype: torch.dtype) -> Any:
     return norm.to(dtype)
 
 
-@pytest.mark.parametrize("shape", [(37, 64), (1, 19, 48), (2, 9, 4, 16)], ids=str)
+MANY = [(32777, 128)] if HAS_CARD else []
+"""Rows that are narrow and many have a kernel of their own, which an interpreter takes long for."""
+
+
+@pytest.mark.parametrize("shape", [(37, 64), (1, 19, 48), (2, 9, 4, 16), *MANY], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", [LlamaRMSNorm, GemmaRMSNorm])
 def test_a_norm(kind: type[Any], dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -251,6 +254,17 @@ def together(path: Path, rank: int = 0, **changes: Any) -> Outcome:
     return Outcome(found.logprobs, found.entropy, gradients)
 
 
+def agree(found: Outcome, want: Outcome) -> None:
+    """In fp32: a card adds in another order than the CPU."""
+    within = 1e-4 if HAS_CARD else 1e-5
+    assert found.gradients.keys() == want.gradients.keys()
+    pairs = [(found.gradients[name], wanted) for name, wanted in want.gradients.items()]
+    pairs += [(found.logprobs, want.logprobs), (found.entropy, want.entropy)]
+    for got, wanted in pairs:
+        largest = max(1.0, float(wanted.abs().max()))
+        torch.testing.assert_close(got, wanted, rtol=within, atol=within * largest)
+
+
 @pytest.fixture
 def by_liger(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card it is so; here too, then."""
@@ -277,7 +291,7 @@ def test_a_policy_learns_as_transformers_does(
     path = write(tmp_path / "model", tiny_config(family, True, **SMALL))
     with torch.device("cpu"):
         want = alone(path, samples_of(LENGTHS))
-    assert_same(together(path, gradient_checkpointing=checkpointing), want)
+    agree(together(path, gradient_checkpointing=checkpointing), want)
 
 
 @pytest.mark.parametrize("checkpointing", [False, "selective"])
@@ -292,4 +306,4 @@ def test_an_adapter_learns_as_with_our_functions(
         outcomes.append(together(path, rank=4, gradient_checkpointing=checkpointing))
     want, found = outcomes
     assert len(want.gradients) == 2 * 2 * 7
-    assert_same(found, want)
+    agree(found, want)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from plimsoll.config.engine import ZeroConfig
 from plimsoll.config.problems import Problem
 from plimsoll.machine.hardware import BFLOAT16_UNITS
-from plimsoll.machine.versions import LIGER, cards_have_liger
+from plimsoll.machine.tools import FOR_TRITON, system_tools, way_to_have
+from plimsoll.machine.versions import LIGER, cards_have_liger, installed_version
 from plimsoll.memory.contents.contents import Job
 from plimsoll.run.counting import counted
 
@@ -40,6 +41,21 @@ def own_kernels(job: Job) -> Iterator[Problem]:
             "norms and gated MLPs then run as chains of small operations, and rotary embeddings as "
             "transformers has them; Gemma's norms also keep several times the memory",
             f"`pip install {LIGER}`, which the extra `gpu` has",
+        )
+
+
+def triton(job: Job) -> Iterator[Problem]:
+    """What Triton compiles Liger's kernels with, on the machine at hand."""
+    if job.fused != "liger" or installed_version(LIGER) is None:
+        return
+    tools = system_tools()
+    if missing := [tool for tool in FOR_TRITON if tools[tool] is None]:
+        yield Problem(
+            "package-missing",
+            "error",
+            f"{LIGER} is installed, and this machine lacks {' and '.join(missing)}",
+            "Triton compiles Liger's kernels with them: the first norm on a card would end the run",
+            f"{way_to_have(missing)}; or `pip uninstall {LIGER}`, for slower functions of our own",
         )
 
 

@@ -34,3 +34,5 @@ def find_conflicts(job: Job, host: LocalHost | None) -> Iterator[Problem]:
     if host is not None:
         yield from engines.free_share(job, host.free_bytes)
         yield from local_host_rules(job.spec, host)
+        if job.spec.cluster.address is None:  # other machines of a cluster are not seen from here
+            yield from ranks.triton(job)

