@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from plimsoll.config.cluster import Device
 from plimsoll.errors import ConfigError
+from plimsoll.machine.allocator import expand_segments, user_settings
 from plimsoll.machine.heap import keep_large_blocks
 from plimsoll.machine.nvidia import own_cards
 
@@ -126,6 +127,8 @@ def join(place: Place) -> torch.device:
     prepare_environment(place)
     if place.device == "cuda":
         torch.cuda.set_device(place.torch_device)
+        if not user_settings():
+            expand_segments(True)
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if place.device == "cuda" else "gloo",
