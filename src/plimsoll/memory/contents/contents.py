@@ -232,6 +232,7 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
         scaled=sampling is not None and sampling.rollout.sampling.temperature != 1,
         capability=job.capability,
         first=first or name != "actor",  # else alike: only the actor's weights leave
+        scores=name != "actor" or spec.actor_scores,
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, own)
