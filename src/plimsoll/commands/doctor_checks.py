@@ -13,7 +13,7 @@ from plimsoll.commands import doctor_limits as limits
 from plimsoll.commands.doctor_machine import Machine
 from plimsoll.config.problems import Problem, Severity, checked
 from plimsoll.environment.verifiers.venv import SETUP, VERSIONS
-from plimsoll.machine.allocator import VARIABLES, expands
+from plimsoll.machine.allocator import expands
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
 from plimsoll.machine.versions import check_version
@@ -219,7 +219,7 @@ def _allocator(machine: Machine) -> Iterator[Problem]:
         return
     why = "Its segments are fixed: ranks kept 18 to 40 % more than their tensors on an H200, and "
     why += "plans do not count that."
-    fix = f"unset {' and '.join(VARIABLES)}, or add expandable_segments:True to their value"
+    fix = f"unset {settings.partition('=')[0]}: ranks then have segments that grow"
     yield checked("allocator", "warning", settings, why, fix)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from plimsoll.cluster.address import check_reachable
 from plimsoll.environment.verifiers.venv import Found, look, place
 from plimsoll.errors import PlimsollError
-from plimsoll.machine.allocator import user_settings
+from plimsoll.machine.allocator import named_settings
 from plimsoll.machine.cgroup import process_limit
 from plimsoll.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.machine.nvidia import LiveCard, live_cards, visible_cards
@@ -84,7 +84,7 @@ class Machine:
     that PYTHONPATH has, too, which then are imported from there. cards: those that
     CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why the driver fails.
     locked_bytes, address_bytes, processes: None for no limit. caches: where packages keep what they
-    compile and download. allocator: as `user_settings` reads it. tools: as `system_tools` finds
+    compile and download. allocator: as `named_settings` reads it. tools: as `system_tools` finds
     them. verifiers: its virtual environment.
     """
 
@@ -146,7 +146,7 @@ def observe(directory: str, address: str | None) -> Machine:
         runs=_disk(directory),
         temporary=_ray_temporary(),
         caches=_disk(os.environ.get("XDG_CACHE_HOME") or "~/.cache"),
-        allocator=user_settings(),
+        allocator=named_settings(),
         tools=system_tools(),
         ray=RayView(ray[1], address, _silence(address)),
         verifiers=verifiers.result(),

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from plimsoll.config.cluster import Device
+from plimsoll.engine.allocator import expand_segments
 from plimsoll.errors import ConfigError
-from plimsoll.machine.allocator import expand_segments, user_settings
+from plimsoll.machine.allocator import user_settings
 from plimsoll.machine.heap import keep_large_blocks
 from plimsoll.machine.nvidia import own_cards
 

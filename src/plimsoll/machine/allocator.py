@@ -19,13 +19,18 @@ says (tried with 2.13; c10/core/AllocatorConfig.cpp)."""
 _EXPANDABLE = "expandable_segments"
 
 
+def named_settings(environment: Mapping[str, str] = os.environ) -> str:
+    """Return what the user's environment says of the allocator, as NAME=VALUE; "" for nothing."""
+    return next((f"{n}={environment[n]}" for n in VARIABLES if environment.get(n)), "")
+
+
 def user_settings(environment: Mapping[str, str] = os.environ) -> str:
-    """Return what the user's environment says of the allocator; "" if it says nothing."""
-    return next((environment[name] for name in VARIABLES if environment.get(name)), "")
+    """Return the value of `named_settings` alone."""
+    return named_settings(environment).partition("=")[2]
 
 
 def expands(settings: str) -> bool:
-    """Whether segments grow by these settings."""
+    """Whether segments grow by these settings, named or not."""
     return f"{_EXPANDABLE}:true" in settings.replace(" ", "").lower()
 
 
@@ -34,15 +39,3 @@ def with_segments(settings: str, expandable: bool) -> str:
     others = (one.strip() for one in settings.split(","))
     kept = [one for one in others if one and not one.startswith(_EXPANDABLE)]
     return ",".join([*kept, f"{_EXPANDABLE}:{expandable}"])
-
-
-def expand_segments(expandable: bool) -> None:
-    """Have this process take memory in segments that grow from now on, or in fixed ones.
-
-    Memory that it has already stays as it is. CUDA IPC needs fixed segments for what it shares. The
-    user's other settings are set again: PyTorch drops every setting that a change leaves out.
-    """
-    import torch  # not before: `plimsoll doctor` reads the settings without it
-
-    settings = with_segments(user_settings(), expandable)
-    torch._C._accelerator_setAllocatorSettings(settings)

@@ -94,7 +94,7 @@ TRAINER = (CardProcess(77, "python", 60 * GIB),)
         SOUND,
         CPU,
         with_verifiers(version="0.4.0"),
-        replace(SOUND, allocator="expandable_segments:True"),
+        replace(SOUND, allocator="PYTORCH_ALLOC_CONF=expandable_segments:True"),
     ],
     ids=["gpu", "cpu", "verifiers", "own allocator"],
 )
@@ -156,9 +156,9 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ("gpu 0 bf16", with_card(compute_capability=(7, 0)), "error", "sm_70"),
         (
             "allocator",
-            replace(SOUND, allocator="max_split_size_mb:512"),
+            replace(SOUND, allocator="PYTORCH_ALLOC_CONF=max_split_size_mb:512"),
             "warning",
-            "add expandable_segments:True",
+            "unset PYTORCH_ALLOC_CONF: ranks then",
         ),
         (
             "host memory",

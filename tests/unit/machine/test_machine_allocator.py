@@ -9,7 +9,13 @@ from collections.abc import Mapping
 
 import pytest
 
-from plimsoll.machine.allocator import VARIABLES, expands, user_settings, with_segments
+from plimsoll.machine.allocator import (
+    VARIABLES,
+    expands,
+    named_settings,
+    user_settings,
+    with_segments,
+)
 
 FIRST, SECOND = VARIABLES
 READ = "print(torch._C._accelerator_getAllocatorSettings())"
@@ -39,7 +45,11 @@ def test_a_users_settings_are_those_that_pytorch_reads(environment: Mapping[str,
 
 def test_an_empty_variable_says_nothing() -> None:
     assert user_settings({FIRST: "", SECOND: "max_split_size_mb:64"}) == "max_split_size_mb:64"
-    assert user_settings({FIRST: ""}) == ""
+    assert user_settings({FIRST: ""}) == named_settings({FIRST: ""}) == ""
+
+
+def test_settings_are_named_by_their_variable() -> None:
+    assert named_settings({SECOND: "max_split_size_mb:64"}) == f"{SECOND}=max_split_size_mb:64"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +82,7 @@ def test_other_settings_stay(settings: str, expandable: bool, changed: str) -> N
 
 
 def test_pytorch_takes_what_is_changed_and_what_stays() -> None:
-    switch = "from plimsoll.machine.allocator import expand_segments\nexpand_segments(False)\n"
+    switch = "from plimsoll.engine.allocator import expand_segments\nexpand_segments(False)\n"
     found = run(switch + READ, **{FIRST: "max_split_size_mb:64,expandable_segments:True"})
     assert found == "max_split_size_mb:64,expandable_segments:False"
 
@@ -87,7 +97,7 @@ def test_a_ranks_segments_grow_until_that_is_switched_off(
     """Or not at all, where the user has settings."""
     script = """
 from plimsoll.engine.process_group import Place, free_port, join
-from plimsoll.machine.allocator import expand_segments
+from plimsoll.engine.allocator import expand_segments
 def grow():
     before = {segment["address"] for segment in torch.cuda.memory_snapshot()}
     kept.append(torch.empty(2**28, device="cuda"))
