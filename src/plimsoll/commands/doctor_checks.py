@@ -13,6 +13,7 @@ from plimsoll.commands import doctor_limits as limits
 from plimsoll.commands.doctor_machine import Machine
 from plimsoll.config.problems import Problem, Severity, checked
 from plimsoll.environment.verifiers.venv import SETUP, VERSIONS
+from plimsoll.machine.allocator import expands
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.machine.nvidia import CardProcess, LiveCard
 from plimsoll.machine.tools import LIBNUMA, way_to_have
@@ -214,6 +215,20 @@ def _runs_on(kernel: str, capability: tuple[int, int]) -> bool:
     return built <= capability and (found[1] == "compute" or built[0] == capability[0])
 
 
+def _allocator(machine: Machine) -> Iterator[Problem]:
+    """How ranks take memory from their cards."""
+    if not machine.has_gpus:
+        return
+    settings = machine.allocator
+    if not settings or expands(settings):
+        yield checked("allocator", "ok", settings or "segments that grow, for training ranks")
+        return
+    why = "Its segments are fixed: ranks kept 18 to 40 % more than their tensors on an H200, and "
+    why += "plans do not count that."
+    fix = f"unset {settings.partition('=')[0]}: ranks then have segments that grow"
+    yield checked("allocator", "warning", settings, why, fix)
+
+
 def _compilers(machine: Machine) -> Iterator[Problem]:
     """Whether all are there that DeepSpeed, vLLM and Triton ask for."""
     uses, tools = _ON_GPU if machine.has_gpus else _ON_CPU, machine.tools
@@ -273,6 +288,7 @@ MACHINE_RULES = (
     _packages,
     _cuda,
     _gpus,
+    _allocator,
     *(limits.memory, limits.swap, limits.cores, limits.locked_memory, limits.address_space),
     *(limits.shared_memory, limits.open_files, limits.processes),
     *(limits.run_disk, limits.temporary_disk, limits.cache_disk),

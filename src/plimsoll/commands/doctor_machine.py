@@ -22,6 +22,7 @@ from pathlib import Path
 from plimsoll.cluster.address import check_reachable
 from plimsoll.environment.verifiers.venv import Found, look, place
 from plimsoll.errors import PlimsollError
+from plimsoll.machine.allocator import named_settings
 from plimsoll.machine.cgroup import process_limit
 from plimsoll.machine.cpu import multiplies_bfloat16
 from plimsoll.machine.host import HostMemory, live_host, usable_cores
@@ -98,7 +99,8 @@ class Machine:
     versions: of each of `versions.PACKAGES`, None where not installed. cards: those that
     CUDA_VISIBLE_DEVICES lets through, of cards_in_all; driver_trouble: why the driver fails.
     locked_bytes, address_bytes, processes: None for no limit. caches: where packages keep what they
-    compile and download. tools: as `system_tools` finds them. verifiers: its virtual environment.
+    compile and download. allocator: as `named_settings` reads it. tools: as `system_tools` finds
+    them. verifiers: its virtual environment.
     """
 
     python: tuple[int, int, int]
@@ -120,6 +122,7 @@ class Machine:
     runs: Disk
     temporary: Disk
     caches: Disk
+    allocator: str
     tools: Mapping[str, str | None]
     ray: RayView
     verifiers: Found
@@ -160,6 +163,7 @@ def observe(directory: str, address: str | None) -> Machine:
         runs=_disk(directory),
         temporary=_ray_temporary(),
         caches=_disk(os.environ.get("XDG_CACHE_HOME") or "~/.cache"),
+        allocator=named_settings(),
         tools=system_tools(),
         ray=RayView(ray[1], address, _silence(address)),
         verifiers=verifiers.result(),

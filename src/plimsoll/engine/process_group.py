@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 
 from plimsoll.config.cluster import Device
+from plimsoll.engine.allocator import expand_segments
 from plimsoll.errors import ConfigError
+from plimsoll.machine.allocator import user_settings
 from plimsoll.machine.heap import keep_large_blocks
 from plimsoll.machine.nvidia import own_cards
 
@@ -150,6 +152,8 @@ def join(place: Place) -> torch.device:
     if place.device == "cuda":
         torch.cuda.set_device(place.torch_device)
         suit_cards()
+        if not user_settings():
+            expand_segments(True)
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if place.device == "cuda" else "gloo",

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from plimsoll.machine.allocator import named_settings
 from plimsoll.machine.cpu import multiplies_bfloat16
 from plimsoll.machine.heap import is_chosen, library
 from plimsoll.machine.host import live_host
 from plimsoll.machine.nvidia import own_cards
 from plimsoll.machine.versions import PACKAGES, installed_version
 
-_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""In the order in which torch looks (c10/core/AllocatorConfig.h)."""
-
 
 @dataclass(frozen=True)
 class LocalHost:
-    """allocator: the settings of torch's CUDA allocator, with the variable that has them, such as
-    PYTORCH_ALLOC_CONF=expandable_segments:True; "" where none are set. versions: of the installed
+    """allocator: as `named_settings` reads it. versions: of the installed
     packages among `versions.PACKAGES`. free_bytes: of each GPU that a run would see; of one that
     shares the host's memory, of that. jemalloc: whether a process here can begin with it, or with
     another heap that LD_PRELOAD names. bfloat16: whether the CPU multiplies bfloat16.
@@ -37,17 +33,9 @@ def read_local_host() -> LocalHost:
     found = {package.name: installed_version(package.name) for package in PACKAGES}
     cards = own_cards()
     return LocalHost(
-        allocator_settings(os.environ),
+        named_settings(),
         {name: version for name, version in found.items() if version is not None},
         tuple(c.free_bytes if c.total_bytes else live_host().free_bytes for c in cards),
         jemalloc=library() is not None or is_chosen(),
         bfloat16=multiplies_bfloat16(),
     )
-
-
-def allocator_settings(environment: Mapping[str, str]) -> str:
-    """As NAME=VALUE; "" where none are set."""
-    given = (
-        f"{name}={environment[name]}" for name in _ALLOCATOR_VARIABLES if environment.get(name)
-    )
-    return next(given, "")

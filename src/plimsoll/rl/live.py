@@ -35,6 +35,7 @@ class Live:
         """Engines that are seen to have the weights that the ranks have loaded."""
         environments = set_up(work.spec, kinds, scorer)
         with work.session.phase("sync", work.cluster):
+            make_room(work.cluster, work.spec)  # of what loading needed
             sync = first_sync(work.cluster, work.spec, work.data)
         return cls(work, scorer, environments, sync)
 
@@ -43,6 +44,7 @@ class Live:
         self.scorer.restore(state.rewards)
         if session.resumed:
             with session.phase("sync", self.work.cluster):
+                make_room(self.work.cluster, self.work.spec)
                 sync_weights(self.sync, state.weight_version)
 
     def draw(self, state: RunState) -> Experience:

@@ -168,7 +168,7 @@ def _actor_route(cluster: Cluster, spec: RunSpec[RlConfig]) -> WeightRoute:
 
 
 def make_room(cluster: Cluster, spec: RunSpec[RlConfig]) -> None:
-    """Before engines wake on cards that they share with the ranks: have the ranks give back what
-    their allocators only keep for later."""
+    """Have ranks that share their cards with engines give back what their allocators only keep for
+    later. Call it before engines wake, and after loading, which needs more than sampling does."""
     if spec.config.rollout.placement == "shared":
         on_all_ranks(cluster, Worker.give_back)

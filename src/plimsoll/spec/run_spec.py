@@ -117,6 +117,15 @@ class RunSpec(Generic[ConfigT]):
         """Whether its reference could score everything before the actor is loaded."""
         return self.sampling is None and "reference" in self.roles
 
+    @property
+    def actor_scores(self) -> bool:
+        """Whether the actor's weights do a forward in the phase `score`. In RL they do if a step
+        has several updates, which need the log-probs from before them, or if the reference is the
+        actor without its adapter."""
+        if self.sampling is None or any(role.without_adapter for role in self.roles.values()):
+            return True
+        return self.workload.updates > 1
+
     def ranks_of(self, role: RoleName) -> int:
         """Over how many ranks a role is divided."""
         own = self.cluster.critic_ranks

@@ -62,6 +62,7 @@ SOUND = Machine(
     runs=Disk("runs", 1000 * GIB, 900 * GIB),
     temporary=Disk("/tmp", 1000 * GIB, 900 * GIB),
     caches=Disk("~/.cache", 1000 * GIB, 900 * GIB),
+    allocator="",
     tools=dict.fromkeys((*COMPILERS, "Python.h", LIBNUMA), "/usr/bin"),
     ray=RayView("", None, ""),
     verifiers=Found(Path("/venv-verifiers"), exists=False),
@@ -103,8 +104,13 @@ TRAINER = (CardProcess(77, "python", 60 * GIB),)
 
 @pytest.mark.parametrize(
     "machine",
-    [SOUND, CPU, with_verifiers(version="0.4.0")],
-    ids=["gpu", "cpu", "verifiers"],
+    [
+        SOUND,
+        CPU,
+        with_verifiers(version="0.4.0"),
+        replace(SOUND, allocator="PYTORCH_ALLOC_CONF=expandable_segments:True"),
+    ],
+    ids=["gpu", "cpu", "verifiers", "own allocator"],
 )
 def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
     findings = diagnose(machine)
@@ -165,6 +171,12 @@ def test_a_sound_machine_has_nothing_wrong(machine: Machine) -> None:
         ),
         ("gpu 0 bf16", with_card(compute_capability=(7, 5)), "warning", "attention: sdpa"),
         ("gpu 0 bf16", with_card(compute_capability=(7, 0)), "error", "sm_70"),
+        (
+            "allocator",
+            replace(SOUND, allocator="PYTORCH_ALLOC_CONF=max_split_size_mb:512"),
+            "warning",
+            "unset PYTORCH_ALLOC_CONF: ranks then",
+        ),
         (
             "host memory",
             replace(SOUND, memory=HostMemory(512 * GIB, 9 * GIB, None, 0, 0)),

@@ -227,12 +227,33 @@ def test_the_experts_of_a_layer_are_held_until_they_are_whole() -> None:
 
 def test_a_forward_of_the_actor_proves_a_sync_beside_the_engine_awake() -> None:
     engines = "rollout: {engines: 2, placement: shared, sleep_level: 2, memory_share: 0.4}\n"
-    found = plan("ppo", PPO + engines + "cluster: {ranks: 2}\n", "2xA100-80GB")
+    several = "algorithm: {mini_batches: 2}\n"  # then it scores, too
+    found = plan("ppo", PPO + several + engines + "cluster: {ranks: 2}\n", "2xA100-80GB")
     sampling, scoring, proving = (sizes(found, phase) for phase in ("rollout", "score", "sync"))
     assert proving["rollout KV cache"] == sampling["rollout KV cache"]
     work = ("logits chunk", "live parameters", "prefetch bucket")
     assert all(proving[f"actor {item}"] == scoring[f"actor {item}"] > 0 for item in work)
     assert not any(f"{role} {item}" in proving for role in ("critic", "reference") for item in work)
+
+
+GRPO = PPO[: PPO.index("critic:")] + "rewards: {r: {name: length}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "scores"),
+    [
+        (GRPO, False),
+        (GRPO + "algorithm: {mini_batches: 2}\n", True),
+        (GRPO + "algorithm: {epochs: 2}\n", True),
+    ],
+)
+def test_the_actor_scores_only_what_several_updates_learn_from(text: str, scores: bool) -> None:
+    text = text.replace("stage: 3", "stage: 0") + "cluster: {ranks: 1}\n"
+    scored, proved = (sizes(plan("grpo", text, "2xA100-80GB"), p) for p in ("score", "sync"))
+    assert scored["actor weights"] == proved["actor weights"]
+    for item in ("logits chunk", "input ids and rotary tables"):
+        assert proved[f"actor {item}"] > 0
+        assert scored.get(f"actor {item}", 0) == (proved[f"actor {item}"] if scores else 0)
 
 
 def test_nodes_that_hold_the_same_are_one_host() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rule_cases import conflicts
 
+from plimsoll.machine.allocator import named_settings
 from plimsoll.machine.hardware import parse_cluster
-from plimsoll.machine.local_host import LocalHost, allocator_settings
+from plimsoll.machine.local_host import LocalHost
 
 HERE = LocalHost("", {}, (), jemalloc=True, bfloat16=True)
 VERSIONS = {"torch": "2.13.0", "transformers": "5.19.0", "deepspeed": "0.19.8"}
@@ -111,12 +112,13 @@ SLEEP = {"rollout.placement": "shared", "rollout.sleep_level": 1}
 def test_sleep_and_expandable_segments(
     changes: dict[str, Any], environment: dict[str, str], refused: bool
 ) -> None:
-    here = replace(HERE, allocator=allocator_settings(environment))
+    here = replace(HERE, allocator=named_settings(environment))
     found = conflicts("ppo", changes, here=here)
     assert ("sleep-expandable-segments" in found) == refused
     if refused:
         problem = found["sleep-expandable-segments"]
         assert next(iter(environment)) in problem.what and problem.is_conflict
+        assert "ranks have it by themselves" in problem.fix
 
 
 def test_a_share_that_is_not_free_at_the_start() -> None:

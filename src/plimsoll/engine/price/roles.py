@@ -48,7 +48,8 @@ class RoleWork:
     work: its largest forward. ranks: that it is divided over. moments: all of the job's
     (`job_moments`). scaled: the sampling temperature is not 1. capability: the lowest of the run's
     cards; None where it is not known. fused: whose norms and gated MLPs serve. first: of its ranks,
-    which collects the actor's weights when they leave.
+    which collects the actor's weights when they leave. scores: whether it does a forward in the
+    phase `score`.
     """
 
     name: str
@@ -62,6 +63,7 @@ class RoleWork:
     capability: Capability | None = None
     fused: Fused = "own"
     first: bool = True
+    scores: bool = True
 
 
 @lru_cache(_KEPT)
@@ -107,7 +109,8 @@ def trained_role(
 
 def _forwards(own: RoleWork, form: ActivationForm) -> Iterator[Allocation]:
     """Without a backward: where the role scores, and where the actor's log-probs prove a sync."""
-    phases: tuple[Phase, ...] = ("score", "sync") if own.name == "actor" else ("score",)
+    phases: list[Phase] = ["score"] if own.scores else []
+    phases += ["sync"] if own.name == "actor" else []
     for phase in phases:
         if Moment(phase, "forward") in own.moments:
             yield from activation_items(own.name, own.shape, own.work, form, phase)

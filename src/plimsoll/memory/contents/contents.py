@@ -249,6 +249,7 @@ def _role(job: Job, name: RoleName, first: bool) -> tuple[Allocation, ...]:
         capability=job.capability,
         fused=job.fused,
         first=first or name != "actor",  # else alike: only the actor's weights leave
+        scores=name != "actor" or spec.actor_scores,
     )
     if frozen := spec.frozen.get(name):
         held = frozen_role(frozen, own)

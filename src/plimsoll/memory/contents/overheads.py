@@ -27,7 +27,9 @@ _HERE = "measured: Linux, Python 3.11, torch 2.13 (CPU build), DeepSpeed 0.19.8,
 _SOURCES = {
     "cuda_context": "published: 0.5 to 1.8 GiB with kernels loaded; the middle",
     "nccl_communicator": "published: 0.5 to 0.7 GB a communicator",
-    "allocator_gap": "published: reserved over allocated bytes, 5 to 7 %",
+    "allocator_gap": "published: reserved over allocated bytes, 5 to 7 %. Segments that grow: 0 to "
+    "2 %, three runs of an H200 replayed (benchmarks/allocator_replay.py); unseen on a card yet."
+    " Fixed ones, which a user's settings may choose: 18 to 40 % on that H200",
     "worker_process": f"{_HERE}: resident beside tensors once its first engine is made, 491 MB",
     "cuda_libraries": "published: host memory of a process with a CUDA context, 2 to 3 GB",
     "cuda_build": "measured: torch 2.13 for CUDA 13.0, with transformers and DeepSpeed: 721 MiB "

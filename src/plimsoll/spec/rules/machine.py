@@ -15,6 +15,7 @@ from typing import Any
 from packaging.version import Version
 
 from plimsoll.config.problems import Problem, find, invalid, show
+from plimsoll.machine.allocator import expands
 from plimsoll.machine.local_host import LocalHost
 from plimsoll.machine.tools import (
     FOR_CPU_ADAM,
@@ -237,10 +238,11 @@ def _build(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
 
 def _expandable(spec: RunSpec[Any], host: LocalHost) -> Iterator[Problem]:
     level = 0 if spec.vllm is None else spec.vllm.sleep_level
-    if level > 0 and "expandable_segments:true" in host.allocator.lower():
+    if level > 0 and expands(host.allocator):
         what = f"rollout.sleep_level: {level}, and the environment has {host.allocator}"
         why = "engines sleep by a memory pool that expandable segments cannot make: vLLM stops "
         why += "with `Expandable segments are not compatible with memory pool`, or turns them off "
         why += "unasked"
-        fix = "take expandable_segments:True out of the variable, or rollout.sleep_level: 0"
+        fix = "take expandable_segments:True out of the variable: ranks have it by themselves, and "
+        fix += "engines need none"
         yield Problem("sleep-expandable-segments", "error", what, why, fix)
