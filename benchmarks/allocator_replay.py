@@ -34,7 +34,7 @@ from plimsoll.model import logit_chunks
 from plimsoll.model.adapters import add_adapter
 from plimsoll.model.attention import Attended, Layout, dot_product, register_kernel
 from plimsoll.model.checkpointing import checkpoint_layers
-from plimsoll.model.fused import fuse_gates, fuse_norms
+from plimsoll.model.fused import GATE, NORM, fuse
 from plimsoll.model.logit_chunks import LogitForm
 from plimsoll.model.policy import HeadForm, PackTensors, PolicyModel
 from plimsoll.model.token_logprobs import Imitation
@@ -136,8 +136,7 @@ def build(case: Case) -> PolicyModel:
         lm = AutoModelForCausalLM.from_config(
             config, dtype=torch.bfloat16, attn_implementation=KERNEL
         )
-        fuse_norms(lm)
-        fuse_gates(lm)
+        fuse(lm, (NORM, GATE))
         checkpoint_layers(lm, ModelConfig(path=case.model, gradient_checkpointing=True))
         module = PolicyModel(lm, HeadForm(1024, LogitForm()))
         if case.rank:

@@ -18,6 +18,7 @@ from plimsoll.config.problems import Problem
 from plimsoll.config.yaml_edit import write_flags
 from plimsoll.config.yaml_tree import Tree
 from plimsoll.errors import ConfigError, DoesNotFit, SettingsConflict
+from plimsoll.machine.allocator import expands, named_settings
 from plimsoll.machine.hardware import (
     Hardware,
     Node,
@@ -31,7 +32,7 @@ from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.advise.shown import advice_text, advice_values
 from plimsoll.memory.advise.table import answers_text
 from plimsoll.memory.contents.contents import make_job
-from plimsoll.memory.contents.overheads import Constants, read_constants
+from plimsoll.memory.contents.overheads import FIXED_SEGMENTS_GAP, Constants, read_constants
 from plimsoll.memory.contents.process_peaks import process_peaks
 from plimsoll.memory.plan.as_json import plan_values
 from plimsoll.memory.plan.as_text import plan_text, problem_text, short_text, verdict_text
@@ -114,9 +115,14 @@ def hardware_of(cluster: ClusterConfig) -> Hardware:
 
 
 def constants_of(cluster: ClusterConfig) -> Constants:
-    """What the plan reckons with: the shipped constants, or those of `cluster.calibration`."""
-    given = cluster.calibration
-    return Constants() if given is None else read_constants(Path(given))
+    """Return what the plan reckons with: the constants of `cluster.calibration`, or the shipped ones,
+    with a wider gap of the allocator if the user's environment has it take fixed segments."""
+    if cluster.calibration is not None:
+        return read_constants(Path(cluster.calibration))
+    settings = named_settings()
+    if not settings or expands(settings):
+        return Constants()
+    return Constants().calibrated(f"fixed segments: {settings}", allocator_gap=FIXED_SEGMENTS_GAP)
 
 
 def predicted_peaks(spec: RunSpec[Any]) -> dict[str, Footprints]:

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from plimsoll.commands.planning import constants_of
+from plimsoll.config.cluster import ClusterConfig
 from plimsoll.errors import ConfigError
 from plimsoll.memory.contents.layout import Process, ProcessKind, Slot
 from plimsoll.memory.contents.overheads import (
+    FIXED_SEGMENTS_GAP,
     NUMBERS,
     Constants,
     process_items,
@@ -88,3 +91,20 @@ def test_torch_for_cuda_weighs_in_each_process_without_a_card(
 def test_on_cards_torchs_build_is_part_of_cudas_libraries() -> None:
     items = process_items(Process("rank", 0, Slot(0, 0)), "cuda", 1, True, True, Constants())
     assert "torch's CUDA build" not in [item.name for item in items]
+
+
+@pytest.mark.parametrize(
+    ("settings", "gap"),
+    [
+        ("", Constants().allocator_gap),
+        ("expandable_segments:True", Constants().allocator_gap),
+        ("max_split_size_mb:128", FIXED_SEGMENTS_GAP),
+        ("expandable_segments:False", FIXED_SEGMENTS_GAP),
+    ],
+)
+def test_a_plan_counts_the_segments_that_the_environment_chooses(
+    settings: str, gap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", settings)
+    assert constants_of(ClusterConfig()).allocator_gap == gap
