@@ -115,8 +115,8 @@ def hardware_of(cluster: ClusterConfig) -> Hardware:
 
 
 def constants_of(cluster: ClusterConfig) -> Constants:
-    """Return what the plan reckons with: the constants of `cluster.calibration`, or the shipped ones,
-    with a wider gap of the allocator if the user's environment has it take fixed segments."""
+    """Return what the plan reckons with: the constants of `cluster.calibration`, or the shipped
+    ones, with the gap of fixed segments if the user's environment chooses those."""
     if cluster.calibration is not None:
         return read_constants(Path(cluster.calibration))
     settings = named_settings()
