@@ -6,7 +6,7 @@ nothing. What they may take, by name, is what TRL's `GRPOTrainer` hands over (1.
 - `prompts`, `completions`: conversations as lists of messages, as chat templates take them;
 - `completion_ids`: tokens, those of the environment too;
 - `environments`: the objects that the episodes were played with, after their `close`, if any;
-- columns of the rows. The one that `data.train.reference` names is `reference`.
+- columns of the rows. The one that `data.train.reference` names is `reference`, as the row has it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _arguments(
         "completions": [[*_transcript(t).messages] for t in trajectories],
         "completion_ids": [t.response_tokens.tolist() for t in trajectories],
         ENVIRONMENTS: [_transcript(t).environment for t in trajectories],
-        "reference": [t.prompt.reference for t in trajectories],
+        "reference": [t.prompt.given_reference for t in trajectories],
     }
     names = dict.fromkeys(name for t in trajectories for name in t.prompt.columns)
     columns = {name: [t.prompt.columns.get(name) for t in trajectories] for name in names}
