@@ -42,7 +42,7 @@ class Prompt:
         the same in every epoch and after a resume.
     tokens: the prompt after the chat template, ready for the engine, shape [P].
     text: the prompt as a person reads it (before the template).
-    reference: the reference answer, where the data has one.
+    reference: the reference answer as text, where the data has one.
     source: what its row is of: the name of one of several sources in the config, or what the row
         itself says; empty of a single source.
     columns: what else its row holds, for rewards and environments: text, numbers, true and false,
@@ -52,6 +52,8 @@ class Prompt:
     order_by: a number that the prompts of its source are drawn by, the lowest first.
     environment: the name of its own in the config, where there are several.
     is_text: whether its row holds it as text, not as messages.
+    reference_value: the reference as the row has it, where that is no text: a number, true or
+        false, a list or an object.
     """
 
     index: int
@@ -65,6 +67,13 @@ class Prompt:
     order_by: float | None = None
     environment: str = ""
     is_text: bool = False
+    reference_value: object = None
+
+    @property
+    def given_reference(self) -> object:
+        """The reference as the row has it, for functions that other systems call so; None without
+        one."""
+        return self.reference if self.reference_value is None else self.reference_value
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,11 @@ def _checked(job: Job[Any], words: list[str]) -> tuple[RunSpec[Any], Plan | str]
     except ConfigError as error:
         raise ConfigError(f"{error}{meant_for(name, options.config)}") from error
 
-    from plimsoll.commands.preflight import check_inputs
+    from plimsoll.commands.preflight import check_inputs, check_rows
 
     check_inputs(spec, origins)
+    if options.dry_run:
+        check_rows(spec, origins)
     from plimsoll.commands.planning import plan_run, refuse_conflicts, require_fit, warnings_of
 
     plan = plan_run(spec)

@@ -17,14 +17,16 @@ from plimsoll.config.files import usable_paths
 from plimsoll.config.model import ModelConfig
 from plimsoll.config.problems import Problem, Section, conflict, find, refuse, show
 from plimsoll.config.yaml_tree import Origins
-from plimsoll.data.first_rows import first_columns
+from plimsoll.data.first_rows import first_columns, first_rows
 from plimsoll.data.generated import check_generated
-from plimsoll.data.report import nearest
+from plimsoll.data.read import read_row
+from plimsoll.data.report import BadRow, Row, RowProblem, nearest
 from plimsoll.data.rows import OF_EVERY_ROW, missing_columns
 from plimsoll.data.sources import SUFFIXES, is_data
 from plimsoll.jobs.which import named_job
 from plimsoll.reward.references import check_references, check_rewards, check_votes
 from plimsoll.rollout.speculation import draft_model
+from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, resume_problems
 from plimsoll.shapes.config_fields import longrope_positions
 from plimsoll.spec.choices import check_choices
@@ -134,6 +136,35 @@ def check_first_columns(key: str, source: SourceConfig, on_bad_row: str) -> Iter
         yield Section(key, source).invalid(setting, why, fix, "data-columns")
 
 
+def _rows(spec: RunSpec[Any]) -> Iterator[Problem]:
+    """First rows whose content cannot be read; where bad rows are left out, only if all are."""
+    skips = spec.data.on_bad_row == "skip"
+    for key, source in spec.data.sources().items():
+        rows = first_rows(source)
+        bad = [one for row in rows if (one := _read(spec, key, source, row)) is not None]
+        if not bad or (skips and len(bad) < len(rows)):
+            continue
+        why = f"{len(bad)} of the first {counted(len(rows), 'row')} cannot be read, the first at "
+        why += f"{bad[0]}."
+        fix = "name other columns, or mend the rows"
+        fix += "" if skips else " (--data.on_bad_row skip leaves out bad ones)"
+        yield Section(key, source).invalid("path", why, fix)
+
+
+def _read(spec: RunSpec[Any], key: str, source: SourceConfig, row: Row | BadRow) -> BadRow | None:
+    """What is wrong with a row; None if it can be read."""
+    if isinstance(row, BadRow):
+        return row
+    sampling = None if spec.sampling is None else spec.sampling.rollout.sampling
+    environments = () if spec.sampling is None else spec.sampling.environments
+    answered = {one.key: one.sampling for one in spec.eval_sets}
+    try:
+        read_row(row, source, answered.get(key, sampling), environments)
+    except RowProblem as found:
+        return BadRow(row.file, row.line, found.field, found.problem)
+    return None
+
+
 def _length(spec: RunSpec[Any], key: str, model: ModelConfig) -> Iterator[Problem]:
     """The longest sequence against what the model can take."""
     settings = read_model_json(model.path)
@@ -195,6 +226,12 @@ INPUT_RULES = (
     _rewards,
     stored,
 )
+
+
+def check_rows(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:
+    """Refuse sources whose first rows cannot be read, all of them in one ConfigError: for a dry
+    run, as a run reads all rows before it loads a model."""
+    refuse(find((_rows,), spec), origins)
 
 
 def check_inputs(spec: RunSpec[Any], origins: Origins = MappingProxyType({})) -> None:

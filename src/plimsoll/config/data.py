@@ -61,15 +61,15 @@ class SourceConfig(Settings):
     """Column with a list of turns, {role, content} or ShareGPT's {from, value}. Give this, or
     `prompt`."""
     prompt: str | None = None
-    """Column with the prompt as text."""
+    """Column with the prompt: text, or a list of turns."""
     response: str | None = None
-    """Column with the response as text (SFT, distillation, KTO)."""
+    """Column with the response: text, or a list of turns (SFT, distillation, KTO)."""
     text: str | None = None
     """Column with a document of plain text, to learn whole (SFT): continued pretraining. No
     template is put around it; the end-of-sequence token comes after it."""
     chosen: str | None = None
-    """Column with the better response: text beside a prompt column, or the whole conversation as
-    messages or as a dialogue of HH-RLHF's form (preference pairs)."""
+    """Column with the better response: text or turns beside a prompt column, or the whole
+    conversation as turns or as a dialogue of HH-RLHF's form (preference pairs)."""
     rejected: str | None = None
     """Column with the worse response, in the form of `chosen` (preference pairs)."""
     margin: str | None = None
@@ -86,7 +86,8 @@ class SourceConfig(Settings):
     """Column with the tools that a conversation may call, which the chat template describes: a list
     of JSON schemas, or JSON text of one."""
     reference: str | None = None
-    """Column with the reference answer that rewards compare with (PPO)."""
+    """Column with the reference answer that rewards compare with (PPO): text or a number; or, for
+    functions that get it as it is, true or false, a list or an object."""
     source: str | None = None
     """Column with the name of the source that a row is of, such as verl's `data_source`, by which
     rewards and evaluations tell rows apart (PPO); default: the name in the config."""

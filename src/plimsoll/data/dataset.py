@@ -13,13 +13,15 @@ import numpy as np
 
 from plimsoll.config.data import DataConfig, LearnedTokens, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
+from plimsoll.data.fields import reference_text, text_of
 from plimsoll.data.loading import Checked, Loaded, Seen, load_rows, rendered, source_name, unseen
 from plimsoll.data.pairs import PairColumns, margin_of, pair_of
-from plimsoll.data.pieces import prompt_number, readable
+from plimsoll.data.pieces import Messages, Piece, prompt_number, readable, unlearned
 from plimsoll.data.report import Row, RowProblem
 from plimsoll.data.rows import (
     answer_of,
     check_answered,
+    check_unmarked,
     conversation_of,
     environment_of,
     further_columns,
@@ -28,12 +30,13 @@ from plimsoll.data.rows import (
     order_of,
     prompt_of,
     reference_of,
-    text_of,
     turns_field,
 )
 from plimsoll.data.steps import labels_of, step_pieces, steps_of
 from plimsoll.data.template import Template
 from plimsoll.data.tokenize import Tokenized
+from plimsoll.data.written import check_written
+from plimsoll.errors import ConfigError
 from plimsoll.records import LabelledResponse, LabelledSteps, Pair, Prompt, Sample, TokenIds
 from plimsoll.run.counting import counted
 
@@ -57,17 +60,44 @@ def load_samples(
     field = turns_field(source)
 
     def check(row: Row, index: int, template: Template) -> Checked:
-        messages = conversation_of(row, source)
-        render = template.render_whole
-        if learned == "assistant":
-            check_answered(messages, field)
-            render = template.render_conversation
-        return Checked(row, index, "", (rendered(partial(render, messages), field),))
+        prompt, answer = conversation_of(row, source)
+        if learned == "all":
+            check_unmarked(answer, field)
+            turns, render = [*prompt, *answer], template.render_whole
+        else:
+            check_answered(answer, field)
+            turns, render = [*unlearned(prompt), *answer], template.render_conversation
+        pieces, stripped = _written(template, render, turns, field)
+        return Checked(row, index, "", (pieces,), stripped=stripped)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Sample:
         return _sample(data, field, sequences[0])
 
     return load_rows(data, source, template, check, finish, seen)
+
+
+def _written(
+    template: Template,
+    render: Callable[[Messages], tuple[Piece, ...]],
+    turns: Messages,
+    field: str,
+) -> tuple[tuple[Piece, ...], bool]:
+    """What a template makes of turns; and whether it leaves out reasoning of turns that are not
+    learned. Raises RowProblem with the field if it leaves out anything else."""
+
+    def check(pieces: Sequence[Piece]) -> bool:
+        text = "".join(piece.text for piece in pieces)
+        whole = None if template.jinja is None else text
+        added = len(template.with_system(turns)) > len(turns)
+        system = template.system if added else None
+        return rendered(partial(check_written, turns, whole, system), field)
+
+    try:
+        pieces = rendered(partial(render, turns), field)
+    except ConfigError:  # a template that rewrites earlier turns, often as it leaves something out
+        check(rendered(partial(template.render_whole, turns), field))
+        raise
+    return pieces, check(pieces)
 
 
 def _load_documents(
@@ -109,10 +139,12 @@ def load_pairs(
 
     def check(row: Row, index: int, template: Template) -> Checked:
         pair = pair_of(row, columns, plain=template.jinja is None)
+        prompt, render = unlearned(pair.prompt), template.render_conversation
         answers = ((columns.chosen, pair.chosen), (columns.rejected, pair.rejected))
-        render = template.render_answer
-        sequences = (rendered(partial(render, pair.prompt, own), name) for name, own in answers)
-        return Checked(row, index, readable(pair.prompt), tuple(sequences))
+        both = [_written(template, render, [*prompt, *own], name) for name, own in answers]
+        sequences = tuple(pieces for pieces, _ in both)
+        stripped = any(stripped for _, stripped in both)
+        return Checked(row, index, readable(pair.prompt), sequences, stripped=stripped)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Pair:
         pair = _pair(data, columns, sequences)
@@ -131,8 +163,12 @@ def load_steps(
 
     def check(row: Row, index: int, template: Template) -> Checked:
         prompt, steps = prompt_of(row, source), steps_of(row, steps_column)
-        render = partial(step_pieces, template, prompt, steps, data.step_separator)
-        return Checked(row, index, readable(prompt), (rendered(render, steps_column),))
+
+        def render(prompt: Messages) -> tuple[Piece, ...]:
+            return step_pieces(template, prompt, steps, data.step_separator)
+
+        pieces, stripped = _written(template, render, unlearned(prompt), steps_column)
+        return Checked(row, index, readable(prompt), (pieces,), stripped=stripped)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledSteps:
         labels = labels_of(row.row, labels_column, steps_column)
@@ -157,15 +193,16 @@ def load_responses(
             for pair in pairs.items
             for sample, desirable in ((pair.chosen, True), (pair.rejected, False))
         )
-        return Loaded(items, pairs.bad_rows, pairs.cut_rows)
+        return Loaded(items, pairs.bad_rows, pairs.cut_rows, pairs.stripped)
     field, label_column = turns_field(source), source.label
     assert label_column is not None
 
     def check(row: Row, index: int, template: Template) -> Checked:
         label_of(row, label_column)
         prompt, answer = answer_of(row, source)
-        pieces = rendered(partial(template.render_answer, prompt, answer), field)
-        return Checked(row, index, readable(prompt), (pieces,))
+        turns, render = [*unlearned(prompt), *answer], template.render_conversation
+        pieces, stripped = _written(template, render, turns, field)
+        return Checked(row, index, readable(prompt), (pieces,), stripped=stripped)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> LabelledResponse:
         sample = _sample(data, field, sequences[0])
@@ -180,14 +217,15 @@ def load_prompts(
     source: SourceConfig,
     template: Template,
     seen: Seen = unseen,
-    check_reference: Callable[[str], object] | None = None,
+    check_reference: Callable[[object], object] | None = None,
     sampling: SamplingConfig | None = None,
     environments: Collection[str] = (),
 ) -> Loaded[Prompt]:
     """The prompts of a source with all columns of their rows, in the source's order; errors as in
     `load_samples`.
 
-    check_reference: raises DataError for a reference that cannot be used; the row is then bad.
+    check_reference: takes a reference as its row has it, and raises DataError if it cannot be used;
+    the row is then bad.
     sampling: how these prompts are answered; a limit that it cannot keep makes a row bad, too.
     environments: the names of those that a row may name.
     """
@@ -198,12 +236,12 @@ def load_prompts(
         messages = prompt_of(row, source)
         reference = reference_of(row, source.reference)
         environment_of(row, source.environment, environments)
-        pieces = rendered(partial(template.render_prompt, messages), field)
+        pieces, stripped = _written(template, template.render_prompt, unlearned(messages), field)
         if check_reference is not None and reference is not None:
             rendered(partial(check_reference, reference), source.reference or "")
         limit_of(row, source.max_new_tokens, answered)
         order_of(row, source.order_by)
-        return Checked(row, index, readable(messages), (pieces,), reference)
+        return Checked(row, index, readable(messages), (pieces,), reference, stripped)
 
     def finish(row: Checked, sequences: Sequence[Tokenized]) -> Prompt:
         return replace(
@@ -273,7 +311,10 @@ def _prompt(data: DataConfig, field: str, row: Checked, sequence: Tokenized) -> 
         _refuse_long(data, field, len(tokens))
         # the end holds the question and the generation prompt
         tokens = tokens[-data.max_tokens :].copy()
-    return Prompt(row.index, tokens, row.text, row.reference)
+    value = row.reference
+    text = None if value is None else reference_text(value)
+    as_given = None if isinstance(value, str) else value
+    return Prompt(row.index, tokens, row.text, text, reference_value=as_given)
 
 
 def _refuse_long(data: DataConfig, field: str, length: int) -> None:

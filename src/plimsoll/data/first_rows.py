@@ -1,4 +1,5 @@
-"""What columns a source has, as far as a schema or its first rows tell: before anything is loaded.
+"""What columns a source has, as far as a schema or its first rows tell, and these rows: before
+anything is loaded.
 
 The hub is not asked: what its data sets hold is seen when they are read.
 """
@@ -16,12 +17,20 @@ import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
 from plimsoll.data.generated import COLUMNS
-from plimsoll.data.report import Row
-from plimsoll.data.sources import files_of, is_saved, names_of, read_rows
+from plimsoll.data.report import BadRow, Row
+from plimsoll.data.sources import (
+    Columns,
+    arrow_rows,
+    files_of,
+    is_saved,
+    named_within,
+    names_of,
+    read_rows,
+)
 from plimsoll.errors import ConfigError
 
-_ROWS = 32
-"""That are looked at where there is no schema."""
+ROWS = 32
+"""Rows that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +65,53 @@ def first_columns(source: SourceConfig) -> FirstColumns | None:
 
 def _of_rows(source: SourceConfig, file: str) -> FirstColumns | None:
     """Of the first rows, bad ones among them."""
-    read = list(islice(read_rows(source), _ROWS))
+    read = list(islice(read_rows(source), ROWS))
     rows = [row.values for row in read if isinstance(row, Row)]
     names = dict.fromkeys(name for values in rows for name in (*values, *names_of(values)))
-    return FirstColumns(tuple(names), file, all=len(read) < _ROWS) if names else None
+    return FirstColumns(tuple(names), file, all=len(read) < ROWS) if names else None
 
 
 def _of_saved(path: Path, split: str) -> FirstColumns | None:
     """Of what `Dataset.save_to_disk` wrote: the schema of its first file."""
-    files = sorted((path / split if (path / split).is_dir() else path).glob("*.arrow"))
-    if not files:
+    file = _first_saved(path, split)
+    if file is None:
         return None
-    with pa.memory_map(str(files[0])) as file:
-        schema = pa.ipc.open_stream(file).schema
+    with pa.memory_map(str(file)) as opened:
+        schema = pa.ipc.open_stream(opened).schema
     return FirstColumns(_schema_names(schema), str(path), all=True)
+
+
+def _first_saved(path: Path, split: str) -> Path | None:
+    files = sorted((path / split if (path / split).is_dir() else path).glob("*.arrow"))
+    return files[0] if files else None
+
+
+def first_rows(source: SourceConfig) -> list[Row | BadRow]:
+    """Return the first rows of a source, with the columns that it names; none of a data set of the
+    hub, of generated rows, and of what cannot be read, which who reads all of them tells."""
+    path = Path(source.path)
+    if source.generate is not None or not path.exists():
+        return []
+    most = min(ROWS, source.limit or ROWS)
+    try:
+        if path.is_dir() and is_saved(path):
+            return _rows_of_saved(source, path)[:most]
+        return list(islice(read_rows(source), most))
+    except (ConfigError, OSError, pa.ArrowException):
+        return []
+
+
+def _rows_of_saved(source: SourceConfig, path: Path) -> list[Row | BadRow]:
+    """Read without `datasets`, which is slow to import."""
+    file, columns = _first_saved(path, source.split), Columns.of(source)
+    if file is None:
+        return []
+    with pa.memory_map(str(file)) as opened:
+        batch = next(iter(pa.ipc.open_stream(opened)), None)
+        if batch is None:
+            return []
+        first = batch.slice(0, ROWS).select(columns.among(batch.schema.names))
+        return [*named_within(arrow_rows(str(path), [first], columns), columns)]
 
 
 def _schema_names(schema: pa.Schema) -> tuple[str, ...]:

@@ -33,13 +33,23 @@ def unseen(rows: int) -> None:
 
 
 @dataclass(frozen=True)
+class Stripped:
+    """rows: how many there are. first: the place of the first, as `file:line`."""
+
+    rows: int
+    first: str
+
+
+@dataclass(frozen=True)
 class Loaded(Generic[T]):
     """What a source gave. bad_rows is empty unless `data.on_bad_row` is `skip`, cut_rows (how many
-    were over `data.max_tokens`) 0 unless `data.over_long` is `truncate`."""
+    were over `data.max_tokens`) 0 unless `data.over_long` is `truncate`. stripped: the rows of
+    which the chat template leaves out reasoning that would not be learned."""
 
     items: tuple[T, ...]
     bad_rows: tuple[BadRow, ...]
     cut_rows: int
+    stripped: Stripped | None = None
 
 
 @dataclass(frozen=True)
@@ -49,13 +59,16 @@ class Checked:
     index: which row of the source it is, from 0, bad rows included.
     text: its prompt as a person reads it; empty where nobody asks for it.
     sequences: the pieces of each sequence that the row gives: one, or chosen and rejected.
+    reference: as the row has it.
+    stripped: whether the chat template leaves out reasoning that would not be learned.
     """
 
     row: Row
     index: int
     text: str
     sequences: tuple[tuple[Piece, ...], ...]
-    reference: str | None = None
+    reference: object = None
+    stripped: bool = False
 
 
 Check = Callable[[Row, int, Template], Checked]
@@ -79,16 +92,18 @@ def load_rows(
     items: list[T] = []
     bad: list[BadRow] = []
     present: dict[str, None] = {}
+    stripped: list[str] = []
     read, cut, key = 0, 0, source_key(data, source)
     rows = read_rows(source, whole=whole)
     while part := list(islice(rows, ROWS_AT_ONCE)):
         present |= _columns_of(part)
-        for outcome, longest in _finished(part, read, source.tools, template, check, finish):
-            if isinstance(outcome, BadRow):
-                bad.append(outcome)
+        for one in _finished(part, read, source.tools, template, check, finish):
+            if isinstance(one.made, BadRow):
+                bad.append(one.made)
             else:
-                items.append(outcome)
-                cut += longest > data.max_tokens
+                items.append(one.made)
+                cut += one.longest > data.max_tokens
+                stripped += [one.place] if one.stripped else []
         read += len(part)
         seen(len(part))
         if data.on_bad_row == "stop":  # rows without a column are bad: no need to read on
@@ -96,7 +111,8 @@ def load_rows(
     # Of many rows only some may have tools, so that all are to be seen first.
     check_columns(source, present, key, (*OF_EVERY_ROW, "tools"))
     settle(source.path, read, bad, data.on_bad_row)
-    return Loaded(tuple(items), tuple(bad), cut)
+    told = Stripped(len(stripped), stripped[0]) if stripped else None
+    return Loaded(tuple(items), tuple(bad), cut, told)
 
 
 def source_key(data: DataConfig, source: SourceConfig) -> str:
@@ -117,6 +133,17 @@ def _columns_of(part: Sequence[Row | BadRow]) -> dict[str, None]:
     return found | dict.fromkeys(name for values in rows[:1] for name in names_of(values))
 
 
+@dataclass(frozen=True)
+class _Finished(Generic[T]):
+    """What came of a row. longest: the tokens of its longest sequence. place, stripped: where it
+    is, and as of `Checked`."""
+
+    made: T | BadRow
+    longest: int = 0
+    place: str = ""
+    stripped: bool = False
+
+
 def _finished(
     part: Sequence[Row | BadRow],
     first: int,
@@ -124,9 +151,9 @@ def _finished(
     template: Template,
     check: Check,
     finish: Callable[[Checked, Sequence[Tokenized]], T],
-) -> Iterator[tuple[T | BadRow, int]]:
-    """What comes of rows, in their order, each with the tokens of its longest sequence. first:
-    which of the source the first one is. tools: the column with them."""
+) -> Iterator[_Finished[T]]:
+    """What comes of rows, in their order. first: which of the source the first one is. tools: the
+    column with them."""
 
     def checked_of(row: Row, index: int) -> Checked:
         known = partial(template.knowing, tools_of(row.values, tools))
@@ -141,11 +168,12 @@ def _finished(
     )
     for row in checked:
         if isinstance(row, BadRow):
-            yield row, 0
+            yield _Finished(row)
         else:
             sequences = [next(tokenized) for _ in row.sequences]
             longest = max(len(tokens) for tokens, _ in sequences)
-            yield _attempt(row.row, partial(finish, row, sequences)), longest
+            made = _attempt(row.row, partial(finish, row, sequences))
+            yield _Finished(made, longest, f"{row.row.file}:{row.row.line}", row.stripped)
 
 
 def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:

@@ -1,7 +1,8 @@
 """What a row of preference data must hold: a prompt, a better response and a worse one.
 
 Three forms, told by the columns and by what they hold:
-- a column with the prompt, and `chosen` and `rejected` as text: the two responses;
+- a column with the prompt, and `chosen` and `rejected` with the two responses: each of the three
+  is text, or a list of messages;
 - no prompt column, and `chosen` and `rejected` as lists of messages: the turns that both begin
   with are the prompt, and the first turns that differ must be the assistant's;
 - no prompt column, and `chosen` and `rejected` as text: dialogues as in HH-RLHF (Bai et al. 2022,
@@ -20,9 +21,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from math import inf
 
+from plimsoll.data.fields import kind_of, text_of
 from plimsoll.data.pieces import Messages
 from plimsoll.data.report import Row, RowProblem
-from plimsoll.data.rows import kind_of, messages_of, text_of
+from plimsoll.data.rows import answered_in, asked_in, turns_of
 
 HUMAN = "\n\nHuman:"
 ASSISTANT = "\n\nAssistant:"
@@ -51,13 +53,13 @@ def pair_of(row: Row, columns: PairColumns, *, plain: bool) -> PairRow:
 
     plain: without a chat template; a dialogue's text is then left as it is, markers included.
     """
-    if isinstance(row.values.get(columns.chosen), list):
+    if columns.prompt is not None:
+        responses = (answered_in(row, name) for name in (columns.chosen, columns.rejected))
+        pair = PairRow(asked_in(row, columns.prompt), *responses)
+    elif isinstance(row.values.get(columns.chosen), list):
         pair = _of_messages(row, columns)
-    elif columns.prompt is None:
-        pair = _of_dialogues(row, columns, plain=plain)
     else:
-        prompt = text_of(row.values, columns.prompt)
-        pair = PairRow(_user(prompt), *(_assistant(text) for text in _texts(row, columns)))
+        pair = _of_dialogues(row, columns, plain=plain)
     if pair.chosen == pair.rejected:
         raise RowProblem(columns.rejected, f"equals `{columns.chosen}`, so neither is better")
     return pair
@@ -88,16 +90,14 @@ def _texts(row: Row, columns: PairColumns) -> tuple[str, str]:
 
 
 def _of_messages(row: Row, columns: PairColumns) -> PairRow:
-    if columns.prompt is not None:
-        raise RowProblem(
-            columns.chosen,
-            f"is a list, which holds the prompt too: leave out the column `{columns.prompt}`",
-        )
-    chosen = messages_of(row.values, columns.chosen)
-    rejected = messages_of(row.values, columns.rejected)
+    chosen, rejected = turns_of(row, columns.chosen), turns_of(row, columns.rejected)
     same = _alike(chosen, rejected)
     if same == 0:
-        raise RowProblem(columns.rejected, f"begins with another turn than `{columns.chosen}`")
+        raise RowProblem(
+            columns.rejected,
+            f"begins with another turn than `{columns.chosen}`: where a column of its own holds "
+            "the prompt, give `prompt: COLUMN`",
+        )
     if chosen != rejected:
         _check_answer(chosen, columns.chosen, same)
         _check_answer(rejected, columns.rejected, same)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import xxhash
@@ -13,6 +14,9 @@ from plimsoll.errors import ConfigError, DataError
 
 Messages = Sequence[Mapping[str, Any]]
 """OpenAI-style turns: `role` and `content` as text; other keys are passed on to the template."""
+
+UNLEARNED: Mapping[str, bool] = MappingProxyType({"train": False})
+"""The key of an assistant's turn that is not learned."""
 
 Tools = Sequence[Mapping[str, Any]]
 """JSON schemas of functions, with a `name`; or objects with such a one under `function`."""
@@ -33,6 +37,21 @@ class Piece:
     scored: bool = False
 
 
+def is_learned(turn: Mapping[str, Any]) -> bool:
+    """Whether a turn is the assistant's, and not marked as `UNLEARNED`."""
+    return turn["role"] == "assistant" and not UNLEARNED.items() <= turn.items()
+
+
+def unlearned(messages: Messages) -> Messages:
+    """Return the messages with no turn to be learned."""
+    return [{**turn, **UNLEARNED} if is_learned(turn) else turn for turn in messages]
+
+
+def unmarked(messages: Messages) -> Messages:
+    """Return the messages without marks of what is learned."""
+    return [{key: turn[key] for key in turn if key not in UNLEARNED} for turn in messages]
+
+
 def readable(messages: Messages) -> str:
     """Messages as a person reads them: a lone user turn as it is, otherwise roles and contents."""
     if len(messages) == 1:
@@ -46,14 +65,16 @@ def prompt_number(text: str) -> int:
 
 
 def join_plain(turns: Messages) -> tuple[Piece, ...]:
-    """Contents one after the other with nothing between; the assistant's in pieces of their own.
-    Raises DataError for tool calls, which are beside it."""
+    """Contents one after the other with nothing between; the assistant's in pieces of their own,
+    learned if they are to be. Raises DataError for tool calls, which are beside it."""
     if any(turn.get("tool_calls") for turn in turns):
         raise DataError("has tool_calls, which plain text leaves out: write them into the content")
     pieces = []
-    for loss_spans, group in itertools.groupby(turns, key=lambda turn: turn["role"] == "assistant"):
+    for (_, learned), group in itertools.groupby(
+        turns, key=lambda turn: (turn["role"] == "assistant", is_learned(turn))
+    ):
         piece = Piece("".join(turn["content"] for turn in group))
-        pieces.append(learn_whole(piece) if loss_spans else piece)
+        pieces.append(learn_whole(piece) if learned else piece)
     return tuple(pieces)
 
 

@@ -9,22 +9,24 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Mapping
 from math import inf, isfinite
-from types import NoneType
 
 from plimsoll.config.data import COLUMNS, SourceConfig
 from plimsoll.config.rollout import SamplingConfig
-from plimsoll.data.pieces import Messages, Tools, tool_name
+from plimsoll.data.fields import (
+    SYSTEM,
+    checked_text,
+    is_plain,
+    kind_of,
+    list_of,
+    number_of,
+    present,
+    text_of,
+)
+from plimsoll.data.pieces import Messages, Tools, is_learned, tool_name, unmarked
 from plimsoll.data.report import Row, RowProblem, nearest
+from plimsoll.data.turns import MARKS, messages_of
 from plimsoll.errors import ConfigError
 
-ROLES = ("system", "user", "assistant", "tool")
-_SHARED_ROLES = {
-    **{role: role for role in ROLES},
-    "human": "user",
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
-    **dict.fromkeys(("observation", "function_response"), "tool"),
-}
-"""The names of turns in ShareGPT's form, and in what was made of it, to those of messages."""
 OF_EVERY_ROW = tuple(name for name in COLUMNS if name != "tools")
 """The settings of a source that name columns which every row has."""
 
@@ -62,62 +64,136 @@ def turns_field(source: SourceConfig) -> str:
     return source.messages or source.response or source.prompt or ""
 
 
-def conversation_of(row: Row, source: SourceConfig) -> Messages:
-    """The messages of an SFT row."""
+def conversation_of(row: Row, source: SourceConfig) -> tuple[Messages, Messages]:
+    """Return the turns of an SFT row: those of its prompt, of which nothing is learned, and those
+    after it. A column of whole conversations has no prompt apart."""
     if source.messages is None:
         assert source.prompt is not None and source.response is not None
-        return [
-            {"role": "user", "content": text_of(row.values, source.prompt)},
-            {"role": "assistant", "content": text_of(row.values, source.response)},
-        ]
-    return messages_of(row.values, source.messages)
+        return asked_in(row, source.prompt), answered_in(row, source.response)
+    return [], turns_of(row, source.messages)
 
 
 def check_answered(messages: Messages, field: str) -> None:
-    """RowProblem for a conversation without a turn of the assistant's."""
-    if not any(turn["role"] == "assistant" for turn in messages):
+    """RowProblem for a conversation without a turn of the assistant's that is learned."""
+    said = [turn for turn in messages if turn["role"] == "assistant"]
+    if not said:
         raise RowProblem(field, "has no assistant turn, so nothing to learn from")
+    if not any(map(is_learned, said)):
+        raise RowProblem(field, "has no assistant turn that is learned: all are marked otherwise")
+
+
+def check_unmarked(messages: Messages, field: str) -> None:
+    """RowProblem for a turn that is not to be learned, where all text is."""
+    for i, turn in enumerate(messages, start=1):
+        if turn["role"] == "assistant" and not is_learned(turn):
+            raise RowProblem(
+                field,
+                f"has a turn {i} that is marked as not to be learned ({' or '.join(MARKS)}), and "
+                f"`algorithm.learned_tokens: all` learns every turn: set it to `assistant`",
+            )
 
 
 def prompt_of(row: Row, source: SourceConfig) -> Messages:
-    """The messages of an RL row, the last of them the user's (or a tool's)."""
+    """Return the messages of an RL row, the last of them the user's (or a tool's)."""
     if source.messages is None:
         assert source.prompt is not None
-        return [{"role": "user", "content": text_of(row.values, source.prompt)}]
-    messages = messages_of(row.values, source.messages)
+        return asked_in(row, source.prompt)
+    return _asking_turns(row, source.messages)
+
+
+def asked_in(row: Row, column: str) -> Messages:
+    """Return what a column of prompts asks: text is the user's turn; turns end with the user's (or
+    a tool's)."""
+    if not isinstance(row.values.get(column), list):
+        return [{"role": "user", "content": _text_or_turns(row, column)}]
+    return _asking_turns(row, column)
+
+
+def answered_in(row: Row, column: str) -> Messages:
+    """Return what a column of responses says: text is the assistant's turn; turns begin with the
+    assistant's."""
+    if not isinstance(row.values.get(column), list):
+        return [{"role": "assistant", "content": _text_or_turns(row, column)}]
+    messages = messages_of(row.values, column)
+    if messages[0]["role"] != "assistant":
+        raise RowProblem(
+            f"{column}[0].role",
+            f"is `{messages[0]['role']}`, but a response begins with the assistant's turn: where "
+            f"the column holds the prompt too, leave out the column of prompts",
+        )
+    return messages
+
+
+def _text_or_turns(row: Row, column: str) -> str:
+    value = present(row.values, column)
+    if not isinstance(value, str):
+        raise RowProblem(column, f"must be text or a list of messages, but is {kind_of(value)}")
+    return checked_text(value, column)
+
+
+def _asking_turns(row: Row, column: str) -> Messages:
+    messages = turns_of(row, column)
     last = messages[-1]["role"]
     if last not in ("user", "tool"):
         raise RowProblem(
-            f"{source.messages}[{len(messages) - 1}].role",
+            f"{_last_place(row, column)}.role",
             f"is `{last}`, but the last turn of a prompt must be the user's",
+        )
+    return unmarked(messages)
+
+
+def _last_place(row: Row, column: str) -> str:
+    return f"{column}[{len(list_of(row.values, column, 'messages')) - 1}]"
+
+
+def turns_of(row: Row, column: str) -> Messages:
+    """Return the turns of a column, after the system message that the row has beside them."""
+    return _with_row_system(row, column, messages_of(row.values, column))
+
+
+def _with_row_system(row: Row, column: str, messages: Messages) -> Messages:
+    """Return the turns of a column after the system message that the row has beside them, if it has
+    one."""
+    beside = row.values.get(SYSTEM)
+    if not isinstance(beside, str) or not beside.strip() or column == SYSTEM:
+        return messages
+    own = next((turn["content"] for turn in messages if turn["role"] == "system"), None)
+    if own is None:
+        return [{"role": "system", "content": checked_text(beside, SYSTEM)}, *messages]
+    if own.strip() != beside.strip():
+        raise RowProblem(
+            SYSTEM, f"is another system message than the one in `{column}`: keep one of them"
         )
     return messages
 
 
 def answer_of(row: Row, source: SourceConfig) -> tuple[Messages, Messages]:
-    """What is asked, and the assistant's turn at the end that is labelled."""
-    messages, field = conversation_of(row, source), turns_field(source)
-    last = messages[-1]["role"]
+    """Return what is asked, and what is labelled: the response; of a column of whole conversations
+    the assistant's turn at the end."""
+    prompt, answer = conversation_of(row, source)
+    if prompt:
+        return prompt, answer
+    field, last = turns_field(source), answer[-1]["role"]
     if last != "assistant":
         raise RowProblem(
-            f"{field}[{len(messages) - 1}].role",
+            f"{_last_place(row, field)}.role",
             f"is `{last}`, but the labelled response must be the assistant's",
         )
-    if len(messages) == 1:
+    if len(answer) == 1:
         raise RowProblem(field, "has no turn before the response that is labelled")
-    return messages[:-1], messages[-1:]
+    return answer[:-1], answer[-1:]
 
 
-def reference_of(row: Row, column: str | None) -> str | None:
-    """The reference answer; a number becomes text."""
+def reference_of(row: Row, column: str | None) -> object:
+    """Return the reference answer as the row has it; None without a column for it."""
     if column is None:
         return None
-    value = _present(row.values, column)
+    value = present(row.values, column)
     if isinstance(value, float) and not isfinite(value):
         raise RowProblem(column, f"is {value}, which is no answer")
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    return _checked_text(value, column)
+    if isinstance(value, str) or not is_plain(value):
+        return checked_text(value, column)
+    return value
 
 
 def environment_of(row: Row, column: str | None, known: Collection[str]) -> str:
@@ -142,94 +218,18 @@ def further_columns(row: Row, source: SourceConfig) -> Mapping[str, object]:
     return {
         name: value
         for name, value in row.values.items()
-        if name not in named and value is not None and _is_plain(value)
+        if name not in named and value is not None and is_plain(value)
     }
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
-    return value is None or isinstance(value, str | bool | int | float)
 
 
 def label_of(row: Row, column: str) -> bool:
     """A row's label: true or 1 for a desirable response, false or 0 for an undesirable one. pandas
     writes such a column as 1.0 and 0.0 where some of its rows have no label."""
-    value = _present(row.values, column)
+    value = present(row.values, column)
     if isinstance(value, bool | int | float) and value in (0, 1):
         return bool(value)
     shown = f" ({value})" if isinstance(value, int | float) else ""
     raise RowProblem(column, f"must be true, false, 1 or 0, but is {kind_of(value)}{shown}")
-
-
-def messages_of(values: Mapping[str, object], column: str) -> Messages:
-    """A column's messages, at least one, each with a known role and text."""
-    turns = list_of(values, column, "messages")
-    return [_message(turn, f"{column}[{i}]") for i, turn in enumerate(turns)]
-
-
-def list_of(values: Mapping[str, object], column: str, what: str) -> list[object]:
-    """A column's list, not empty; what: is in it."""
-    value = _present(values, column)
-    if not isinstance(value, list):
-        raise RowProblem(column, f"must be a list of {what}, but is {kind_of(value)}")
-    if not value:
-        raise RowProblem(column, "is empty")
-    return value
-
-
-def _message(turn: object, place: str) -> Mapping[str, object]:
-    if not isinstance(turn, dict):
-        raise RowProblem(place, f"must be an object with role and content, but is {kind_of(turn)}")
-    if turn.get("role") is None and turn.get("from") is not None:
-        return _shared_message(turn, place)
-    role = _checked_text(_present(turn, "role", place), f"{place}.role")
-    if role not in ROLES:
-        hint = nearest(role, ROLES)
-        raise RowProblem(
-            f"{place}.role", f"is `{role}`, which is none of {', '.join(ROLES)}.{hint}"
-        )
-    if turn.get("tool_calls") and turn.get("content") in (None, ""):
-        return {**_without_missing(turn), "content": ""}  # it calls, and says nothing besides
-    content = _content(_present(turn, "content", place), f"{place}.content")
-    return {**_without_missing(turn), "content": content}
-
-
-def _shared_message(turn: Mapping[str, object], place: str) -> Mapping[str, object]:
-    """A turn of ShareGPT's form, `from` and `value`."""
-    name = _checked_text(turn["from"], f"{place}.from")
-    if name not in _SHARED_ROLES:
-        hint = nearest(name, _SHARED_ROLES)
-        known = ", ".join(_SHARED_ROLES)
-        raise RowProblem(f"{place}.from", f"is `{name}`, which is none of {known}.{hint}")
-    content = _content(_present(turn, "value", place), f"{place}.value")
-    further = {k: v for k, v in _without_missing(turn).items() if k not in ("from", "value")}
-    return {"role": _SHARED_ROLES[name], "content": content, **further}
-
-
-def _without_missing(turn: Mapping[str, object]) -> dict[str, object]:
-    """A missing key is None in columnar data; templates ask whether a key is there."""
-    return {name: value for name, value in turn.items() if value is not None}
-
-
-def _content(value: object, place: str) -> str:
-    """A turn's text; of a list of text parts, as OpenAI's messages may have it, with line breaks
-    between them, as vLLM joins them for a template that writes text."""
-    if not isinstance(value, list):
-        return _checked_text(value, place)
-    parts = [_text_part(part, f"{place}[{i}]") for i, part in enumerate(value)]
-    return _checked_text("\n".join(parts), place)
-
-
-def _text_part(part: object, place: str) -> str:
-    if not isinstance(part, dict):
-        raise RowProblem(place, f"must be a part with type and text, but is {kind_of(part)}")
-    kind = part.get("type", "text")
-    if kind not in ("text", "input_text", "output_text"):
-        raise RowProblem(place, f"is a part of type `{kind}`, and only text is read")
-    return _checked_text(_present(part, "text", place), f"{place}.text")
 
 
 def tools_of(values: Mapping[str, object], column: str | None) -> Tools:
@@ -237,7 +237,7 @@ def tools_of(values: Mapping[str, object], column: str | None) -> Tools:
     given = None if column is None else values.get(column)
     if column is None or given is None:
         return ()
-    tools = _from_json(given, column) if isinstance(given, str) else _without_nulls(given)
+    tools = _from_json(given, column) if isinstance(given, str) else given
     if not isinstance(tools, list):
         raise RowProblem(column, f"must be a list of tools, but is {kind_of(tools)}")
     for i, tool in enumerate(tools):
@@ -257,50 +257,11 @@ def _from_json(text: str, column: str) -> object:
         raise RowProblem(column, f"is text, and not valid JSON: {error}") from error
 
 
-def _without_nulls(value: object) -> object:
-    """Columnar data have every key of any tool in all of them, mostly null."""
-    if isinstance(value, dict):
-        return {key: _without_nulls(held) for key, held in value.items() if held is not None}
-    return [_without_nulls(held) for held in value] if isinstance(value, list) else value
-
-
-def text_of(values: Mapping[str, object], column: str) -> str:
-    """A column's text, not empty."""
-    return _checked_text(_present(values, column), column)
-
-
-def _present(values: Mapping[str, object], name: str, place: str = "") -> object:
-    value = values.get(name)
-    if value is None:
-        raise RowProblem(f"{place}.{name}" if place else name, "is missing")
-    return value
-
-
-def _checked_text(value: object, field: str) -> str:
-    if not isinstance(value, str):
-        raise RowProblem(field, f"must be text, but is {kind_of(value)}")
-    if not value.strip():
-        raise RowProblem(field, "is empty")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        why = f"half of a surrogate pair, U+{ord(value[error.start]):04X}"
-        raise RowProblem(field, f"is not valid Unicode: {why}") from error
-    return value
-
-
-def kind_of(value: object) -> str:
-    """What JSON calls a value."""
-    kinds = {bool: "true or false", int: "a number", float: "a number", str: "text"}
-    kinds |= {list: "a list", dict: "an object", NoneType: "null"}
-    return kinds.get(type(value), f"a {type(value).__name__}")
-
-
 def order_of(row: Row, column: str | None) -> float | None:
     """The number that a row is drawn by; None without a column for it."""
     if column is None:
         return None
-    value = _number(row, column, "a number")
+    value = number_of(row.values, column, "a number")
     if not -inf < value < inf:  # NaN is not, either
         raise RowProblem(column, f"is {value}, and rows are drawn by a finite number")
     return float(value)
@@ -311,16 +272,9 @@ def limit_of(row: Row, column: str | None, sampling: SamplingConfig) -> int | No
     column for it. pandas writes whole numbers as 64.0 where some rows have none."""
     if column is None:
         return None
-    value = _number(row, column, "a whole number")
+    value = number_of(row.values, column, "a whole number")
     least, most = max(1, sampling.min_new_tokens), sampling.max_new_tokens
     if value % 1 or not least <= value <= most:  # NaN and infinity, too
         why = f"is {value}, and the longest response is a whole number from {least} to {most:,}"
         raise RowProblem(column, f"{why}, as sampling's min_new_tokens and max_new_tokens say")
     return int(value)
-
-
-def _number(row: Row, column: str, what: str) -> int | float:
-    value = _present(row.values, column)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RowProblem(column, f"must be {what}, but is {kind_of(value)}")
-    return value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from plimsoll.config.data import SourceConfig
+from plimsoll.data.arrow_values import Read, value_reader
+from plimsoll.data.fields import SYSTEM
 from plimsoll.data.generated import generated_rows
 from plimsoll.data.json_rows import not_utf8, read_json
 from plimsoll.data.report import BadRow, Row, RowProblem, nearest
@@ -29,8 +31,33 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 SPLIT_WORDS = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
 BATCH_ROWS = 1024
 
-Columns = frozenset[str]
-"""Those to read; none: all."""
+_TURNS = ("messages", "prompt", "response", "chosen", "rejected", "tools")
+"""The settings of a source that name columns with turns or tools."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns are read, and how."""
+
+    named: frozenset[str]
+    """The columns that the source names."""
+    turns: frozenset[str]
+    """Those of them that hold turns or tools, where a null means that a key is not there."""
+    whole: bool
+    """Whether all other columns are read, too."""
+
+    @classmethod
+    def of(cls, source: SourceConfig, *, whole: bool = False) -> Columns:
+        """Return the columns of a source."""
+        turns = (getattr(source, setting) for setting in _TURNS)
+        return cls(source.columns(), frozenset(name for name in turns if name), whole)
+
+    def among(self, present: list[str]) -> list[str]:
+        """Return the columns to read; all of them if one is missing, for a message."""
+        tops = {top_of(column, present) for column in self.named}
+        if self.whole or not tops or None in tops:
+            return present
+        return [name for name in present if name in tops or name == SYSTEM]
 
 
 def read_rows(source: SourceConfig, *, whole: bool = False) -> Iterator[Row | BadRow]:
@@ -41,15 +68,19 @@ def read_rows(source: SourceConfig, *, whole: bool = False) -> Iterator[Row | Ba
     Raises ConfigError for a path that is not there, a format that is not known, a split that
     the source lacks, a `name` where there can be none, or a hub that does not answer.
     """
-    named = source.columns()
-    read = _read(source, frozenset() if whole else named)
-    return (_named_within(row, named) for row in islice(read, source.limit))
+    columns = Columns.of(source, whole=whole)
+    return named_within(islice(_read(source, columns), source.limit), columns)
 
 
-def _named_within(row: Row | BadRow, named: Columns) -> Row | BadRow:
+def named_within(rows: Iterable[Row | BadRow], columns: Columns) -> Iterator[Row | BadRow]:
+    """Yield the rows, with the columns within columns that the source names."""
+    return (_named_within(row, columns) for row in rows)
+
+
+def _named_within(row: Row | BadRow, columns: Columns) -> Row | BadRow:
     if isinstance(row, BadRow):
         return row
-    values = with_named(row.values, named)
+    values = with_named(row.values, columns.named)
     return row if values is row.values else replace(row, values=values)
 
 
@@ -143,25 +174,20 @@ def _of_split(path: Path, files: list[Path], split: str) -> list[Path]:
 def _read_parquet(path: Path, columns: Columns) -> Iterator[Row | BadRow]:
     try:
         with pq.ParquetFile(path) as file:
-            named = _named(columns, file.schema_arrow.names)
-            yield from _arrow_rows(str(path), file.iter_batches(BATCH_ROWS, columns=named))
+            read = columns.among(file.schema_arrow.names)
+            batches = file.iter_batches(BATCH_ROWS, columns=read)
+            yield from arrow_rows(str(path), batches, columns)
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
     finally:
         pa.default_memory_pool().release_unused()  # what it read, Arrow keeps for more
 
 
-def _named(columns: Columns, present: list[str]) -> list[str]:
-    """The columns to read; all where one is missing, for a message."""
-    tops = {top_of(column, present) for column in columns}
-    return [name for name in present if name in tops] if tops and None not in tops else present
-
-
-def _arrow_rows(file: str, batches: Iterable[Any]) -> Iterator[Row | BadRow]:
-    """Rows of Arrow record batches or tables, numbered from 1."""
+def arrow_rows(file: str, batches: Iterable[Any], columns: Columns) -> Iterator[Row | BadRow]:
+    """Yield the rows of Arrow record batches or tables, numbered from 1."""
     line = 0
     for batch in batches:
-        for row in _batch_rows(batch):
+        for row in _batch_rows(batch, columns):
             line += 1
             if isinstance(row, RowProblem):
                 yield BadRow(file, line, row.field, row.problem)
@@ -169,20 +195,29 @@ def _arrow_rows(file: str, batches: Iterable[Any]) -> Iterator[Row | BadRow]:
                 yield Row(file, line, row)
 
 
-def _batch_rows(batch: Any) -> Iterable[dict[str, object] | RowProblem]:
+def _batch_rows(batch: Any, columns: Columns) -> Iterable[dict[str, object] | RowProblem]:
+    all_readers = {f.name: value_reader(f.type, f.name, columns.turns) for f in batch.schema}
+    readers = {name: read for name, read in all_readers.items() if read is not None}
     try:
         rows: list[dict[str, object]] = batch.to_pylist()
-        return rows
+        return [_converted(row, readers) for row in rows]
     # Arrow does not check its strings, and has times that Python has not: find the rows one by one.
     except (ValueError, OverflowError):
-        return (_single_row(batch.slice(i, 1)) for i in range(batch.num_rows))
+        return (_single_row(batch.slice(i, 1), readers) for i in range(batch.num_rows))
 
 
-def _single_row(row: Any) -> dict[str, object] | RowProblem:
+def _converted(row: Mapping[str, object], readers: Mapping[str, Read]) -> dict[str, object]:
+    converted = {name: read(row[name]) for name, read in readers.items() if row[name] is not None}
+    return {**row, **converted}
+
+
+def _single_row(row: Any, readers: Mapping[str, Read]) -> dict[str, object] | RowProblem:
     values: dict[str, object] = {}
     for name in row.schema.names:
         try:
-            values[name] = row.column(name)[0].as_py()
+            value = row.column(name)[0].as_py()
+            read = readers.get(name)
+            values[name] = value if value is None or read is None else read(value)
         except UnicodeDecodeError as error:
             return RowProblem(name, not_utf8(error))
         except (ValueError, OverflowError) as error:
@@ -205,8 +240,7 @@ def _read_saved(path: Path, split: str, columns: Columns) -> Iterator[Row | BadR
         saved = saved[split]
     elif split not in ("train", str(saved.split)):
         raise ConfigError(f"{path} is one data set, without the split `{split}`: leave it out.")
-    named = _named(columns, saved.column_names)
-    return _arrow_rows(str(path), saved.select_columns(named).with_format("arrow").iter(BATCH_ROWS))
+    return _table_rows(str(path), saved, columns)
 
 
 def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
@@ -223,8 +257,13 @@ def _read_hub(source: SourceConfig, columns: Columns) -> Iterator[Row | BadRow]:
             f" of a file or directory, or check path, `name`, `split` and the network."
             f"{_neighbours(Path(path).name, Path(path).parent)}"
         ) from error
-    named = _named(columns, loaded.column_names)
-    return _arrow_rows(path, loaded.select_columns(named).with_format("arrow").iter(BATCH_ROWS))
+    return _table_rows(path, loaded, columns)
+
+
+def _table_rows(file: str, table: Any, columns: Columns) -> Iterator[Row | BadRow]:
+    """Yield the rows of a data set of `datasets`."""
+    read = table.select_columns(columns.among(table.column_names))
+    return arrow_rows(file, read.with_format("arrow").iter(BATCH_ROWS), columns)
 
 
 _MISSING = object()

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from plimsoll.data.fields import kind_of, list_of, text_of
 from plimsoll.data.pieces import Messages, Piece
 from plimsoll.data.report import Row, RowProblem
-from plimsoll.data.rows import kind_of, list_of, text_of
-from plimsoll.data.template import Template
 from plimsoll.errors import DataError
 from plimsoll.records import Floats
+
+if TYPE_CHECKING:  # heavy, and a dry run looks at steps, too
+    from plimsoll.data.template import Template
 
 
 def steps_of(row: Row, column: str) -> list[str]:

@@ -11,6 +11,7 @@ tokenized at once. Where the ranges come from:
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +30,10 @@ from plimsoll.data.pieces import (
     check_calls,
     check_tools,
     close_last,
+    is_learned,
     join_plain,
     learn_whole,
+    unlearned,
     with_end,
     without_tail,
 )
@@ -91,9 +94,9 @@ class Template:
         return (Piece(text),)
 
     def render_conversation(self, messages: Messages) -> tuple[Piece, ...]:
-        """The pieces of a conversation, with the assistant's turns learned, and the token that ends
-        each. Raises DataError when the template refuses the messages, ConfigError when it does not
-        show where turns are."""
+        """The pieces of a conversation, with the assistant's turns learned that are not marked as
+        `UNLEARNED`, and the token that ends each. Raises DataError when the template refuses the
+        messages, ConfigError when it does not show where turns are."""
         turns = self.with_system(messages)
         if self.jinja is None:
             return close_last(join_plain(turns))
@@ -101,7 +104,8 @@ class Template:
             raise DataError("begins with the assistant's turn; a prompt must come before it")
         text, marked = self._render(turns, generation_prompt=False)
         if GENERATION_MARK.search(self.jinja):
-            return (Piece(text, tuple(with_end(text, span, self.specials) for span in marked)),)
+            learned = self._learned_marks(turns, marked)
+            return (Piece(text, tuple(with_end(text, span, self.specials) for span in learned)),)
         return (Piece(text, tuple(self._assistant_turns(turns, text))),)
 
     def render_whole(self, messages: Messages) -> tuple[Piece, ...]:
@@ -120,12 +124,7 @@ class Template:
     def render_answer(self, prompt: Messages, answer: Messages) -> tuple[Piece, ...]:
         """The pieces of a prompt and of what answers it: as `render_conversation` of both, but the
         assistant's turns within the prompt are not learned."""
-        before = self.with_system(prompt)
-        if self.jinja is None:
-            unlearned = (replace(piece, loss_spans=()) for piece in join_plain(before))
-            return close_last((*unlearned, *join_plain(answer)))
-        [earlier], [whole] = map(self.render_conversation, (before, [*before, *answer]))
-        return (replace(whole, loss_spans=whole.loss_spans[len(earlier.loss_spans) :]),)
+        return self.render_conversation([*unlearned(prompt), *answer])
 
     def tokenize(self, rendered: Sequence[tuple[Piece, ...]]) -> list[Tokenized]:
         """Tokens and learned marks, both of shape [n], of each rendered prompt or conversation.
@@ -170,10 +169,25 @@ class Template:
             raise DataError(f"is refused by the chat template: {error}") from error
         return texts[0], marked[0] if marked else []
 
+    def _learned_marks(self, turns: Messages, marked: Sequence[Span]) -> list[Span]:
+        """The ranges inside the generation marks of the turns that are learned. How many a turn has
+        is seen from the conversation up to it."""
+        said = [i for i, turn in enumerate(turns) if turn["role"] == "assistant"]
+        learned: list[Span] = []
+        begin = 0
+        for is_in, run in itertools.groupby(said, key=lambda i: is_learned(turns[i])):
+            last = max(run)
+            end = len(marked)
+            if last != said[-1]:
+                end = len(self._render(turns[: last + 1], generation_prompt=False)[1])
+            learned += marked[begin:end] if is_in else ()
+            begin = end
+        return learned
+
     def _assistant_turns(self, turns: Messages, text: str) -> list[Span]:
         spans = []
         for i, turn in enumerate(turns):
-            if turn["role"] == "assistant":
+            if is_learned(turn):
                 before, _ = self._render(turns[:i], generation_prompt=True)
                 after = text
                 if i + 1 < len(turns):

@@ -200,6 +200,7 @@ def row_of(prompt: Prompt, seed: int, speech: Speech) -> dict[str, Any]:
         "prompt_text": speech.text(prompt.tokens.tolist()),
         "messages": [*prompt.messages],
         "reference": prompt.reference,
+        "reference_value": prompt.given_reference,
         "source": prompt.source,
         "seed": seed,
         **prompt.columns,

@@ -131,7 +131,7 @@ class OpenRlhfEnvironment:
                 f"An agent of OpenRLHF begins with a prompt as text, and the row has "
                 f"{shown(prompt)}: the column {PROMPT_TEXT} is to have it, after the template."
             )
-        self._label = row.get("label", row.get("reference"))
+        self._label = row.get("label", row.get("reference_value"))
         begun = await settled(self._agent.reset({"observation": prompt, "label": self._label}))
         self._text = _entry(begun, "observation", "reset", str)
         if not self._text.startswith(prompt):

@@ -60,7 +60,7 @@ def load_scored_pairs(
         replace(pair, chosen=up_to_end(pair.chosen), rejected=up_to_end(pair.rejected))
         for pair in loaded.items
     )
-    return Loaded(tuple(pairs), loaded.bad_rows, loaded.cut_rows)
+    return replace(loaded, items=tuple(pairs))
 
 
 def up_to_end(sample: Sample) -> Sample:

@@ -15,13 +15,13 @@ from plimsoll.reward.sandbox.run import Bounds, run
 _BLOCK = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
-def check(reference: str) -> None:
+def check(reference: object) -> None:
     """Raises ValueError for a reference that holds no tests."""
     cases_of(reference, None)
 
 
 @asks_processes(25 * 2**20, "measured: a runner 13.7 MB resident, a program 11.6 MB at first")
-@checks_references(check, unless="tests")
+@checks_references(check, unless="tests", whole=True)
 def reward(
     trajectory: Trajectory,
     *,
@@ -64,7 +64,7 @@ def program_in(response: str) -> str:
 
 def _cases(trajectory: Trajectory, tests: str | None, entry_point: str | None) -> list[Case]:
     prompt = trajectory.prompt
-    given = prompt.reference if tests is None else prompt.columns.get(tests)
+    given = prompt.given_reference if tests is None else prompt.columns.get(tests)
     if given is None:
         where = "data.train.reference" if tests is None else f"the column {tests!r}"
         raise DataError(f"the prompt has no tests. They are read from {where}.")

@@ -21,8 +21,8 @@ FUNCTION = "reward_func"
 def reward(
     trajectories: list[Trajectory], *, path: ExistingFile, tokenizer: str | None = None
 ) -> Any:
-    """What the file's function gives; of a dict its `rewards`. Labels are the references, "" of a
-    row without one.
+    """What the file's function gives; of a dict its `rewards`. Labels are the references as their
+    rows have them, "" of a row without one.
 
     tokenizer: the model whose tokenizer writes the texts as the actor saw them, with the chat
     template, as OpenRLHF does; default: the prompt's text, followed by the response.
@@ -33,7 +33,7 @@ def reward(
     given = _function(path)(
         [prompt + response for prompt, response in texts],
         [prompt for prompt, _ in texts],
-        [one.prompt.reference or "" for one in trajectories],
+        ["" if (label := t.prompt.given_reference) is None else label for t in trajectories],
     )
     return given.get("rewards") if isinstance(given, Mapping) else given
 

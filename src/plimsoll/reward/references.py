@@ -12,7 +12,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from plimsoll.config.environment import EnvironmentConfig
 from plimsoll.config.problems import Problem, Section, invalid
 from plimsoll.config.reward import JudgeReward, RewardConfig
 from plimsoll.config.run import BestConfig
+from plimsoll.data.fields import kind_of, reference_text
 from plimsoll.errors import ConfigError
 from plimsoll.reward.functions.trl import ENVIRONMENTS, adapted, taken
 from plimsoll.spec.choices import unusable
@@ -31,8 +32,8 @@ from plimsoll.spec.eval_sets import EvalSet
 
 REWARDS = "plimsoll.reward"
 
-Check = Callable[[str], object]
-"""Looks at a reference; raises ValueError, saying what is wrong with it."""
+Check = Callable[[object], object]
+"""Looks at a reference as its row has it; raises ValueError, saying what is wrong with it."""
 
 Same = Callable[[str, str], bool]
 """Whether two answers count as one for a vote."""
@@ -46,14 +47,32 @@ _Reward = TypeVar("_Reward", bound=Callable[..., Any])
 
 
 def checks_references(
-    check: Callable[..., object], *, unless: str | None = None
+    check: Callable[..., object], *, unless: str | None = None, whole: bool = False
 ) -> Callable[[_Reward], _Reward]:
     """Mark a reward as one that needs references, each of which `check` looks at before a run.
 
-    check: takes a reference, and by keyword those of the reward's options that it names; raises
-    ValueError, saying what is wrong with the reference and what to write instead.
+    Args:
+        check: takes a reference, and by keyword those of the reward's options that it names; raises
+            ValueError, saying what is wrong with the reference and what to write instead.
+        unless: an option with which the reward needs no references.
+        whole: whether the reward, and `check`, take a reference as its row has it. Others take
+            text: true, false, a list or an object is then no reference for them.
     """
-    return _marked(_ATTRIBUTE, (check, unless))
+    return _marked(_ATTRIBUTE, (check if whole else _text_check(check), unless))
+
+
+def _text_check(check: Callable[..., object]) -> Callable[..., object]:
+    @wraps(check)
+    def check_text(reference: object, **options: Any) -> object:
+        if isinstance(reference, bool | list | dict):
+            raise ValueError(
+                f"it is {kind_of(reference)}, and this reward compares with text. Name a column of "
+                f"text or numbers (`a.b` is b within the objects of a), or take a reward that gets "
+                f"it as it is, such as `verl_function`"
+            )
+        return check(reference_text(reference), **options)
+
+    return check_text
 
 
 @dataclass(frozen=True)

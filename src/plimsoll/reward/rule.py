@@ -8,6 +8,7 @@ from typing import Any
 
 from plimsoll.algorithm.failure import failure
 from plimsoll.config.reward import RewardConfig
+from plimsoll.data.fields import reference_text
 from plimsoll.errors import ConfigError, DataError, PlimsollError
 from plimsoll.records import Trajectory
 from plimsoll.reward.outcome import SHOWN_CHARACTERS
@@ -39,8 +40,9 @@ class Rule:
         truncated = trajectory.finish_reason == "length"
         return value if factor is None or not truncated else value * factor
 
-    def check_reference(self, reference: str) -> None:
-        """Look at a reference, before anything is sampled, where the rule compares with them.
+    def check_reference(self, reference: object) -> None:
+        """Look at a reference as its row has it, before anything is sampled, where the rule
+        compares with them.
 
         Raises DataError, naming the rule, where it cannot be compared with, and PlimsollError where
         the check itself fails.
@@ -54,7 +56,8 @@ class Rule:
             raise
         except Exception as error:
             where = f"The check of references of the {self.shown}"
-            raise failure(where, error, f"The reference{cut(reference)}.") from error
+            told = f"The reference{cut(reference_text(reference))}."
+            raise failure(where, error, told) from error
 
 
 def build_rule(name: str, config: RewardConfig) -> Rule:

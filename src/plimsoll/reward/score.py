@@ -158,7 +158,7 @@ class Scorer:
             raise scored.failures[0].error()
         return [*scored.trajectories]
 
-    def check_reference(self, reference: str) -> None:
+    def check_reference(self, reference: object) -> None:
         """Have every rule look at a reference; raises as `Rule.check_reference`."""
         for part in self.parts:
             part.rule.check_reference(reference)

@@ -19,8 +19,8 @@ from plimsoll.records import Trajectory
 
 def reward(trajectory: Trajectory, *, path: ExistingFile, function: str = "compute_score") -> Any:
     """What the file's function gives of a response; of a dict its `score`. The source of the row
-    is its `data_source`, the reference its `ground_truth` ("" of a row without one), and the column
-    `extra_info` goes along. It may be an `async def`.
+    is its `data_source`, the reference as the row has it its `ground_truth` ("" of a row without
+    one), and the column `extra_info` goes along. It may be an `async def`.
 
     Raises ConfigError where the file cannot be loaded or has no such function.
     """
@@ -28,7 +28,7 @@ def reward(trajectory: Trajectory, *, path: ExistingFile, function: str = "compu
     given = _function(path, function)(
         data_source=row.source,
         solution_str=trajectory.response_text,
-        ground_truth=row.reference or "",
+        ground_truth="" if row.given_reference is None else row.given_reference,
         extra_info=row.columns.get("extra_info"),
     )
     if inspect.isawaitable(given):

@@ -72,7 +72,7 @@ def load_replay_data(session: Session, spec: RunSpec[RlConfig]) -> RlData:
     return data
 
 
-def _unread(reference: str) -> None:
+def _unread(reference: object) -> None:
     """No reward reads references."""
 
 

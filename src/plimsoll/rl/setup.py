@@ -36,12 +36,12 @@ RlWork = Work[RlConfig, Prompt]
 
 
 def load_prompt_data(
-    session: Session, spec: RunSpec[RlConfig], check_reference: Callable[[str], object]
+    session: Session, spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
 ) -> RlData:
     """The prompts of all sources; at least as many to learn on as a step needs, with references
     that pass the check, and with a template whose end of turn ends a response."""
 
-    def check(reference: str) -> None:
+    def check(reference: object) -> None:
         session.stop_if_asked(session.state.step)  # thousands may take a minute
         check_reference(reference)
 
@@ -82,7 +82,7 @@ def _in_their_order(order: MixedOrder, prompts: Sequence[Prompt]) -> MixedOrder:
 
 
 def prompt_loader(
-    spec: RunSpec[RlConfig], check_reference: Callable[[str], object]
+    spec: RunSpec[RlConfig], check_reference: Callable[[object], object]
 ) -> LoadRows[Prompt]:
     """Reads prompts, of a template whose end of turn ends a response. check_reference: as
     `load_prompts` takes it."""

@@ -43,6 +43,8 @@ _BRANCHES = pa.list_(
 )
 _EPISODE = ["environment", "turns", "token_rewards", "figures", "earlier"]
 """The columns that runs with environments have besides."""
+_VALUE = "reference_value"
+"""The column that runs have besides whose references are not all text: as JSON."""
 _WHOLE = [
     *("group", "prompt_index", "sample_index", "source", "columns", "prompt", "prompt_tokens"),
     *("response", "tokens", "loss_mask", "reference", "parts", "sampler_logprobs"),
@@ -118,6 +120,7 @@ def _table(step: int, ts: Sequence[Trajectory], scores: TokenScores) -> pa.Table
         "weight_version": pa.array([next(iter(t.weight_versions), None) for t in ts], pa.int64()),
         "weight_versions": pa.array([t.weight_versions for t in ts], _IDS),
         "finish_reason": pa.array([t.finish_reason for t in ts], pa.string()),
+        **_value_column(prompts),
         **_episode_columns(ts),
     }
     if len(branches) > len(ts):
@@ -142,6 +145,15 @@ def _branch(t: Trajectory, advantages: Floats | None, trainer: Floats | None) ->
         "turns": [asdict(turn) for turn in t.turns],
         "token_rewards": t.token_rewards,
     }
+
+
+def _value_column(prompts: Sequence[Prompt]) -> dict[str, pa.Array]:
+    """Of references that are no text; none where all are."""
+    values = [p.reference_value for p in prompts]
+    if all(value is None for value in values):
+        return {}
+    texts = [None if value is None else json.dumps(value) for value in values]
+    return {_VALUE: pa.array(texts, pa.string())}
 
 
 def _episode_columns(ts: Sequence[Trajectory]) -> dict[str, pa.Array]:
@@ -200,7 +212,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
             f"{path} holds no whole trajectories: it has no {', '.join(lacking)}. An older version "
             "wrote it, which did not keep them. Give the run.directory of a newer run."
         )
-    columns = [*_WHOLE, *(name for name in _EPISODE if name in names)]
+    columns = [*_WHOLE, *(name for name in (_VALUE, *_EPISODE) if name in names)]
     return [_trajectory(row) for row in pq.read_table(path, columns=columns).to_pylist()]
 
 
@@ -216,6 +228,7 @@ def _trajectory(row: Mapping[str, Any]) -> Trajectory:
             row["source"],
             json.loads(row["columns"]),
             environment=row.get("environment", ""),
+            reference_value=json.loads(row.get(_VALUE) or "null"),
         ),
         group=row["group"],
         sample_index=row["sample_index"],

@@ -69,6 +69,12 @@ def load_data(session: Session, load: LoadRows[T]) -> RunData[T]:
                 f"cut {counted(one.cut_rows, 'row')} of {key} to data.max_tokens: "
                 f"{data.max_tokens}, as data.over_long: truncate says"
             )
+        if one.stripped is not None:
+            session.progress.note(
+                f"the chat template leaves reasoning of the assistant's earlier turns out of "
+                f"{counted(one.stripped.rows, 'row')} of {key}, the first {one.stripped.first}: "
+                f"those turns are not learned, and the model reads them without it"
+            )
     items = {key: one.items for key, one in loaded.items()}
     sources = sources_of(session.spec, items)
     check_rows(session, items, sources)

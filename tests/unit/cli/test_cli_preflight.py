@@ -12,12 +12,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import save_file
 
 from plimsoll.commands.found_models import find_model
-from plimsoll.commands.preflight import check_inputs
+from plimsoll.commands.preflight import check_inputs, check_rows
 from plimsoll.config.data import SourceConfig
 from plimsoll.config.load import read_tree_of, validate
 from plimsoll.config.rl import RlConfig
@@ -126,6 +129,70 @@ def test_one_file_has_no_splits(hub: Any) -> None:
     hub.has = {"openai/gsm8k"}
     assert "  data.train.split: test" in refusal("--data.train.split=test")
     check("--data.train.path=openai/gsm8k", "--data.train.split=test")
+
+
+CHATS = [
+    ("sft", {"messages": [{"role": "user"}]}, "messages[0].content: is missing"),
+    ("sft", {"prompt": "hi", "response": {"a": 1}}, "response: must be text or a list of messages"),
+    ("sft", {"text": 3}, "text: must be text, but is a number"),
+    ("dpo", {"chosen": [["x"]], "rejected": "y"}, "chosen[0]: must be an object with role and con"),
+    ("kto", {"prompt": "hi", "response": "yo", "label": "yes"}, "label: must be true, false, 1 or"),
+    ("prm", {"prompt": "hi", "steps": "one", "labels": [1]}, "steps: must be a list of texts, but"),
+    ("ppo", {"prompt": "hi", "max_new_tokens": 99}, "max_new_tokens: is 99, and the longest respo"),
+    ("ppo", {"prompt": "hi", "tools": "{"}, "tools: is text, and not valid JSON"),
+]
+
+
+@pytest.mark.usefixtures("house")
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+@pytest.mark.parametrize(("job", "row", "problem"), CHATS)
+def test_a_dry_run_looks_at_the_first_rows(
+    job: str, row: dict[str, object], problem: str, suffix: str
+) -> None:
+    """Not only at the names of their columns."""
+    rows, file = [row] * 3, Path(f"data/{job}.{suffix}")
+    if suffix == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), file)
+    else:
+        file.write_text("".join(json.dumps(one) + "\n" for one in rows))
+    train = {"path": str(file), **{name: name for name in row}}
+    sections = {"critic", "rewards", "rollout"} if job != "ppo" else set[str]()
+    text = Path("run.yaml").read_text().splitlines(keepends=True)
+    kept = [line for line in text if line.partition(":")[0] not in sections]
+    Path("job.yaml").write_text("".join(kept))
+    spec = load_spec(JOBS[job], "job.yaml", ["--data.train", json.dumps(train)])
+    with pytest.raises(ConfigError) as caught:
+        check_rows(spec)
+    where = f"3 of the first 3 rows cannot be read, the first at {file}:1: {problem}"
+    assert f"data.train.path: {file}" in str(caught.value) and where in str(caught.value)
+    assert "--data.on_bad_row skip leaves out bad ones" in str(caught.value)
+
+
+@pytest.mark.usefixtures("house")
+def test_where_bad_rows_are_left_out_some_may_be_bad() -> None:
+    file, good = Path("data/rows.jsonl"), '{"question": "1+1", "answer": "2"}\n'
+    skip = ["--data.on_bad_row", "skip"]
+    file.write_text(good + '{"question": 1}\n{')
+    check_rows(load_spec(JOBS["ppo"], "run.yaml", skip))
+    with pytest.raises(
+        ConfigError, match=r"2 of the first 3 rows cannot be read, the first at .*:2"
+    ):
+        check_rows(load_spec(JOBS["ppo"], "run.yaml", []))
+    file.write_text(file.read_text().removeprefix(good))
+    with pytest.raises(ConfigError, match="2 of the first 2 rows cannot be read"):
+        check_rows(load_spec(JOBS["ppo"], "run.yaml", skip))
+    file.write_text(good * 40 + "{")  # beyond the first rows
+    check_rows(load_spec(JOBS["ppo"], "run.yaml", []))
+
+
+@pytest.mark.usefixtures("house")
+def test_the_first_rows_of_a_saved_data_set() -> None:
+    rows = [{"question": "1+1", "answer": 2}, {"question": " ", "answer": 2}]
+    datasets.Dataset.from_list(rows).save_to_disk("data/saved")
+    with pytest.raises(
+        ConfigError, match=r"1 of the first 2 rows .*data/saved:2: question: is emp"
+    ):
+        check_rows(load_spec(JOBS["ppo"], "run.yaml", ["--data.train.path", "data/saved"]))
 
 
 @pytest.mark.usefixtures("house")

@@ -39,6 +39,8 @@ BASES = {
     "grpo": "--model_name_or_path m --dataset_name d --reward_funcs accuracy_reward",
     "rloo": "--model_name_or_path m --dataset_name d --reward_funcs accuracy_reward",
 }
+USER = {"role": "user", "content": "hi"}
+SAID = {"role": "assistant", "content": "yo"}
 RECIPES = {
     "sft, all weights": (
         "trl sft --model_name_or_path Qwen/Qwen2-0.5B --dataset_name trl-lib/Capybara "
@@ -391,9 +393,29 @@ def test_yaml_is_read_and_flags_win(tmp_path: Path, trl: Trl) -> None:
             {"prompt": "x", "chosen": "y", "rejected": "z"},
             {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
         ),
+        (
+            "dpo",
+            {"prompt": [USER], "chosen": [SAID], "rejected": [SAID]},
+            {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+        ),
+        (
+            "dpo",
+            {"prompt": "x", "chosen": [USER, SAID], "rejected": [USER, SAID]},
+            {"chosen": "chosen", "rejected": "rejected"},
+        ),
         ("reward", {"chosen": [], "rejected": []}, {"chosen": "chosen", "rejected": "rejected"}),
+        (
+            "kto",
+            {"prompt": [USER], "completion": [SAID], "label": True},
+            {"prompt": "prompt", "response": "completion", "label": "label"},
+        ),
+        (
+            "sft",
+            {"prompt": [USER], "completion": [SAID], "tools": [{"name": "add"}]},
+            {"prompt": "prompt", "response": "completion", "tools": "tools"},
+        ),
         ("grpo", {"prompt": "x"}, {"prompt": "prompt", "reference": "solution"}),
-        ("grpo", {"prompt": []}, {"messages": "prompt", "reference": "solution"}),
+        ("grpo", {"prompt": [USER]}, {"prompt": "prompt", "reference": "solution"}),
     ],
 )
 def test_columns_of_a_file_here(
@@ -406,11 +428,19 @@ def test_columns_of_a_file_here(
     assert not any(one.about.startswith("data.train") for one in found.remarks)
 
 
-def test_turns_in_two_columns_are_to_be_joined(trl: Trl, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flag", "learned"), [("", None), ("False", "all")])
+def test_of_prompts_and_completions_completions_are_learned(
+    flag: str, learned: str | None, trl: Trl, tmp_path: Path
+) -> None:
+    """As TRL does without the flag; so is the default here."""
     file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps({"prompt": [], "chosen": [], "rejected": []}) + "\n")
-    found = trl(f"trl dpo {BASES['dpo']} --dataset_name {file}")
-    assert "whole conversations" in why(found, "check", "data.train")
+    file.write_text(json.dumps({"prompt": [USER], "completion": [SAID]}) + "\n")
+    given = f"--completion_only_loss {flag}" if flag else ""
+    found = trl(f"trl sft {BASES['sft']} --dataset_name {file} {given}")
+    assert at(found, "algorithm.learned_tokens") == learned
+
+
+def test_columns_of_a_file_that_cannot_be_read(trl: Trl, tmp_path: Path) -> None:
     file = tmp_path / "gone.parquet"
     file.write_text("no Parquet")
     found = trl(f"trl sft {BASES['sft']} --dataset_name {file}")

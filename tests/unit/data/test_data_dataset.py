@@ -31,6 +31,11 @@ from plimsoll.spec.columns import (
 GOOD = {"q": "1+1?", "a": "2"}
 USER = {"role": "user", "content": "hi"}
 ASSISTANT = {"role": "assistant", "content": "yo"}
+ENDS = ", but the last turn of a prompt must be the user's"
+BEGINS = (
+    ", but a response begins with the assistant's turn: where the column holds the prompt too, "
+    "leave out the column of prompts"
+)
 
 
 def config(
@@ -153,10 +158,12 @@ def test_prompts_carry_index_text_and_reference(tokenizer: Tokenizer, tmp_path: 
         ({"a": "2"}, "q", "is missing"),
         ({"q": None, "a": "2"}, "q", "is missing"),
         ({"q": "1+1?"}, "a", "is missing"),
-        ({"q": 7, "a": "2"}, "q", "must be text, but is a number"),
-        ({"q": ["1"], "a": "2"}, "q", "must be text, but is a list"),
-        ({"q": "1+1?", "a": {}}, "a", "must be text, but is an object"),
-        ({"q": "1+1?", "a": True}, "a", "must be text, but is true or false"),
+        ({"q": 7, "a": "2"}, "q", "must be text or a list of messages, but is a number"),
+        ({"q": ["1"], "a": "2"}, "q[0]", "must be an object with role and content, but is text"),
+        ({"q": [ASSISTANT], "a": "2"}, "q[0].role", f"is `assistant`{ENDS}"),
+        ({"q": "1+1?", "a": [USER, ASSISTANT]}, "a[0].role", f"is `user`{BEGINS}"),
+        ({"q": "1+1?", "a": {}}, "a", "must be text or a list of messages, but is an object"),
+        ({"q": "1+1?", "a": True}, "a", "must be text or a list of messages, but is true or false"),
         ({"q": " \n", "a": "2"}, "q", "is empty"),
         ({"q": "1+1?", "a": ""}, "a", "is empty"),
         ({"q": "\ud83d", "a": "2"}, "q", "is not valid Unicode: half of a surrogate pair, U+D83D"),
@@ -254,7 +261,7 @@ def test_a_prompt_must_end_with_the_user(
 
 @pytest.mark.parametrize(
     ("reference", "problem"),
-    [(None, "is missing"), ("", "is empty"), (True, "must be text, but is true or false")],
+    [(None, "is missing"), ("", "is empty"), (math.nan, "is nan, which is no answer")],
 )
 def test_bad_references(
     tokenizer: Tokenizer, tmp_path: Path, reference: object, problem: str
@@ -301,12 +308,12 @@ def test_a_cut_that_leaves_nothing_to_learn_is_bad(tokenizer: Tokenizer, tmp_pat
     )
 
 
-def test_a_template_without_the_assistants_text_leaves_nothing_to_learn(
+def test_a_template_without_the_assistants_text_is_told_with_the_turn(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     jinja = "{{ messages[0].content }}"
     data = config(tmp_path)
-    with pytest.raises(DataError, match=r"Every row of .*\n.*:1: a: leaves no tokens to learn"):
+    with pytest.raises(DataError, match=r"Every row of .*\n.*:1: a: has a turn 2 \(assis"):
         load_samples(data, source(data), make_template(tokenizer, jinja, None))
 
 
@@ -432,11 +439,12 @@ def test_columns_that_do_not_say_what_to_read(
 
 def test_other_keys_of_messages_reach_the_template(tokenizer: Tokenizer, tmp_path: Path) -> None:
     """Columnar data fills absent keys with None, which templates must not see."""
-    jinja = "{% for m in messages %}{{ m.name if m.name is defined else '-' }}{% endfor %}"
+    jinja = "{% for m in messages %}{{ m.name if m.name is defined else '-' }} {{ m.content }} "
     named = [{**USER, "name": "Ann"}, {**USER, "name": None}]
     data = config(tmp_path, {"turns": named}, messages="turns")
-    prompts = load_prompts(data, source(data), make_template(tokenizer, jinja, None)).items
-    assert tokenizer.decode(prompts[0].tokens) == "Ann-"
+    template = make_template(tokenizer, jinja + "{% endfor %}", None)
+    prompts = load_prompts(data, source(data), template).items
+    assert tokenizer.decode(prompts[0].tokens) == "Ann hi - hi "
 
 
 def test_a_bad_row_reads_as_an_editor_link() -> None:

@@ -95,7 +95,7 @@ def test_of_pairs_the_chosen_are_desirable(tokenizer: Tokenizer, tmp_path: Path)
         ({"label": None}, "label", "is missing"),
         ({"label": [True]}, "label", "must be true, false, 1 or 0, but is a list"),
         ({"a": " "}, "a", "is empty"),
-        ({"q": 3}, "q", "must be text, but is a number"),
+        ({"q": 3}, "q", "must be text or a list of messages, but is a number"),
         ({"q": "1" * 190, "a": "2" * 20}, "a", "has 211 tokens, over `data.max_tokens: 200`"),
         ({"q": "1" * 200}, "a", "is first learned at token 201, beyond `data.max_tokens: 200`"),
     ],

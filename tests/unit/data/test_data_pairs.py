@@ -133,15 +133,23 @@ def test_a_plain_begin_token_is_kept(base_tokenizer: Tokenizer, tmp_path: Path) 
         ({"q": "1?", "good": "a", "bad": "a"}, "bad", "equals `good`, so neither is better"),
         ({"q": "1?", "good": "", "bad": "a"}, "good", "is empty"),
         ({"q": "1?", "good": "a", "bad": " \n"}, "bad", "is empty"),
-        ({"q": "1?", "good": 3, "bad": "a"}, "good", "must be text, but is a number"),
-        ({"q": "1?", "good": "a", "bad": ["b"]}, "bad", "must be text, but is a list"),
+        (
+            {"q": "1?", "good": 3, "bad": "a"},
+            "good",
+            "must be text or a list of messages, but is a number",
+        ),
+        (
+            {"q": "1?", "good": "a", "bad": ["b"]},
+            "bad[0]",
+            "must be an object with role and content, but is text",
+        ),
         ({"q": "1?", "good": "a"}, "bad", "is missing"),
         ({"good": "a", "bad": "b"}, "q", "is missing"),
-        ({"q": [USER], "good": "a", "bad": "b"}, "q", "must be text, but is a list"),
         (
             {"q": "1?", "good": [USER, YO], "bad": [USER, GO]},
-            "good",
-            "is a list, which holds the prompt too: leave out the column `q`",
+            "good[0].role",
+            "is `user`, but a response begins with the assistant's turn: where the column holds the"
+            " prompt too, leave out the column of prompts",
         ),
     ],
 )

@@ -126,7 +126,7 @@ def test_an_agent_plays_two_turns(tmp_path: Path) -> None:
 
 def test_an_agent_sees_the_whole_text(tmp_path: Path) -> None:
     environment = environment_of(agent_file(tmp_path, MULTI_TURN), sampling={"max_tokens": 9})
-    row = {"prompt": PROMPT, "reference": "keel"}
+    row = {"prompt": PROMPT, "reference_value": "keel"}
     asyncio.run(episode(environment, row, "a", "b"))
     first, second = sys.modules[type(environment._agent).__module__].seen
     assert first["observation_text"] == PROMPT and first["action_text"] == "a"

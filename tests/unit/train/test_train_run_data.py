@@ -202,6 +202,24 @@ def test_rows_that_are_cut_are_counted(capsys: pytest.CaptureFixture[str]) -> No
     assert "cut " not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("home")
+def test_reasoning_that_a_template_leaves_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    forgets = (
+        "{% for m in messages %}{{ m.content.split('</think>')[-1] }}{{ eos_token }}{% endfor %}"
+    )
+    said = {"role": "assistant", "content": "<think>79</think>2", "train": False}
+    user, last = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
+    rows = [[user, last], [user, said, user, last], [user, said, user, last]]
+    Path("turns.jsonl").write_text("".join(json.dumps({"t": row}) + "\n" for row in rows))
+    train = {"path": "turns.jsonl", "messages": "t"}
+    load(train, chat_template=forgets, max_tokens=200)
+    told = [line for line in capsys.readouterr().out.splitlines() if "reasoning" in line]
+    assert len(told) == 1 and told[0].startswith(
+        "the chat template leaves reasoning of the assistant's earlier turns out of 2 rows of "
+        "data.train, the first turns.jsonl:2: "
+    )
+
+
 def asking(*answers: str, **data: Any) -> RlConfig:
     """With these references to learn from, and to evaluate with."""
     rows = [{"q": "1+1=", "r": answer} for answer in answers]
@@ -245,7 +263,7 @@ def test_ctrl_c_ends_the_checking_of_references() -> None:
     """Before the next reference; there is one part of rows."""
     checked = []
 
-    def check(reference: str) -> None:
+    def check(reference: object) -> None:
         checked.append(reference)
         os.kill(os.getpid(), signal.SIGINT)
 

@@ -156,23 +156,14 @@ def _of_turns(o: Options, flag: str) -> bool:
 def columns(o: Options) -> Iterator[Outcome]:
     """What the flags do not say of columns."""
     if o.rl:
-        turns = _of_turns(o, "input_key")
-        if o["apply_chat_template"]:
-            why = "if the column holds text, write prompt" if turns else ""
-            why = why or "if the column holds lists of turns, write messages"
-            yield Remark("check", f"data.train.{'messages' if turns else 'prompt'}", why)
+        if _of_turns(o, "input_key"):
+            why = "if the column holds text, write prompt"
+            yield Remark("check", "data.train.messages", why)
     elif o.pairs:
-        if o["prompt_key"] and o["apply_chat_template"]:
-            why = "prompt, chosen and rejected are text; lists of turns are read without prompt, "
-            why += "with the whole conversation in both"
-            yield Remark("check", "data.train.prompt", why)
         why = f"{o.shown('margin_loss')} is not given" if "margin_loss" in o.names else ""
         yield from o.idle(why, "margin_key")
     elif o["output_key"] is None and not o["pretrain_mode"]:
         yield from _whole(o)
-    elif o["apply_chat_template"] and o["output_key"]:
-        why = "both columns are text; lists of turns are read as messages, with the answer in them"
-        yield Remark("check", "data.train.prompt", why)
     if o["multiturn"]:
         yield from o.same("every turn of the assistant's is learned", "multiturn")
         why = "a turn of another column is not joined to the messages: write it into them"

@@ -36,18 +36,16 @@ def first_row(path: str) -> Mapping[str, object] | None:
 
 def columns(o: Options, row: Mapping[str, object] | None) -> Columns:
     """Of a data set with such rows."""
-    if o.pairs:
-        return (
-            _plain("prompt", "chosen", "rejected") if _asked(row) else _plain("chosen", "rejected")
-        )
-    if o.command == "kto":
-        return {**_plain("prompt", "label"), "response": ("completion", ())}
     if o.rl:
-        asked = "prompt" if _asked(row) else "messages"
         solved = [one for one in o["reward_funcs"] or () if one in _SOLVED]
         reference: Columns = {"reference": ("solution", ("reward_funcs",))} if solved else {}
-        return {asked: ("prompt", ()), **reference}
-    return _of_sft(o, row)
+        return {**_plain("prompt"), **reference}
+    tools = _plain("tools") if row is not None and row.get("tools") else {}
+    if o.pairs:
+        return {**_plain(*_asked(row), "chosen", "rejected"), **tools}
+    if o.command == "kto":
+        return {**_plain("prompt", "label"), "response": ("completion", ()), **tools}
+    return {**(found := _of_sft(o, row)), **({} if "text" in found else tools)}
 
 
 def _of_sft(o: Options, row: Mapping[str, object] | None) -> Columns:
@@ -74,24 +72,26 @@ def _plain(*names: str) -> Columns:
     return {name: (name, ()) for name in names}
 
 
-def _asked(row: Mapping[str, object] | None) -> bool:
-    """Whether there is a prompt of text."""
-    return row is not None and isinstance(row.get("prompt"), str)
+def _asked(row: Mapping[str, object] | None) -> tuple[str, ...]:
+    """The column with the prompts of pairs: none where responses are whole conversations."""
+    if row is None or row.get("prompt") is None:
+        return ()
+    chosen = row.get("chosen")
+    first = chosen[0] if isinstance(chosen, list) and chosen else None
+    whole = isinstance(first, dict) and first.get("role") != "assistant"
+    return () if whole else ("prompt",)
 
 
 def to_check(o: Options, key: str, row: Mapping[str, object] | None) -> Iterator[Outcome]:
     """What is not known of them."""
     if row is not None:
-        if isinstance(row.get("prompt"), list) and not o.rl:
-            why = "its prompts are lists of turns in a column of their own: join them with the "
-            yield Remark("check", key, f"{why}responses, to whole conversations")
-    elif o.pairs:
-        why = "with a column `prompt` of text write prompt: prompt; lists of turns are read "
-        why += "without it, with the whole conversation in both"
+        return
+    if o.pairs:
+        why = (
+            "if prompts are in a column `prompt`, write prompt: prompt; without it both responses "
+        )
+        why += "hold the whole conversation"
         yield Remark("check", f"{key}.chosen", why)
-    elif o.rl:
-        why = "if the column holds text, write prompt: prompt"
-        yield Remark("check", f"{key}.messages", why)
     elif "messages" in columns(o, row):
         why = "if the rows have `prompt` and `completion`, write prompt: prompt and response: "
         why += "completion; if they have plain text, write text: text"

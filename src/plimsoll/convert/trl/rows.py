@@ -91,10 +91,12 @@ def _file(one: Mapping[str, object]) -> str | None:
 def learned(o: Options) -> Iterator[Outcome]:
     """TRL learns whole conversations, but of prompts and completions the completions."""
     flags = ("assistant_only_loss", "completion_only_loss")
-    if "text" in columns(o, first_row(_sources(o)[0].path)):
+    read = columns(o, first_row(_sources(o)[0].path))
+    if "text" in read:
         yield from o.idle("a document is learned whole", *flags)
         return
-    own = o["assistant_only_loss"] or o["completion_only_loss"]
+    answers = o["completion_only_loss"]
+    own = o["assistant_only_loss"] or ("response" in read if answers is None else answers)
     value = "assistant" if own else "all"
     if o.command != "sft":
         yield from o.same("the assistant's turns are learned", *flags)

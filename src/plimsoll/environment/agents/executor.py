@@ -141,7 +141,7 @@ class ExecutorAgent:
         sampling = session.policy.sampling
         named: dict[str, Any] = {
             "prompt": row["prompt_text"],
-            "label": row.get("label", row.get("reference")),
+            "label": row.get("label", row.get("reference_value")),
             "sampling_params": SimpleNamespace(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,

@@ -8,7 +8,7 @@ nothing. What they may take, by name, is what TRL's `GRPOTrainer` hands over (1.
 - `completion_ids`: tokens, those of the environment too;
 - `environments`: the objects that the episodes were played with, after their `close`, if there
   are environments; None of one in another process;
-- columns of the rows. The one that `data.train.reference` names is `reference`.
+- columns of the rows. The one that `data.train.reference` names is `reference`, as the row has it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _arguments(
         "prompts": [_prompt(t) for t in trajectories],
         "completions": [_completion(t) for t in trajectories],
         "completion_ids": [t.response_tokens.tolist() for t in trajectories],
-        "reference": [t.prompt.reference for t in trajectories],
+        "reference": [t.prompt.given_reference for t in trajectories],
     }
     if transcripts := [t.transcript for t in trajectories if t.transcript is not None]:
         given[ENVIRONMENTS] = [one.environment for one in transcripts]

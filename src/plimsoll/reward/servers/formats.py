@@ -2,10 +2,12 @@
 
 Plimsoll: {"trajectories": [{"prompt", "messages", "response", "reference", "source", "columns",
 "index", "group", "finish_reason", "prompt_tokens", "response_tokens"}, ...]} -> {"rewards": [number
-or {"failed": text}, ...]}.
+or {"failed": text}, ...]}. A reference that is no text in its row is text there, too, and as the
+row has it under "reference_value".
 
 OpenRLHF (openrlhf/utils/agent.py, openrlhf/cli/serve_rm.py): {"query": [...], "prompts": [...],
-"labels": [...]} -> {"rewards": [...]}, where a query is prompt and response.
+"labels": [...]} -> {"rewards": [...]}, where a query is prompt and response, and labels are the
+references as the rows have them.
 
 vLLM (vllm/entrypoints/pooling/classify/protocol.py): {"input": [[token, ...], ...],
 "use_activation": false, ...} -> {"data": [{"index", "probs": [score], ...}, ...]}, where scores are
@@ -19,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from plimsoll.data.fields import reference_text
 from plimsoll.records import FinishReason, Prompt, Trajectory, single_turn
 from plimsoll.reward.outcome import Broken, Failed, Outcome, number, numbers, shown
 
@@ -43,7 +46,7 @@ def openrlhf_request(texts: Texts) -> Ask:
         return {
             "query": [prompt + response for prompt, response in pairs],
             "prompts": [prompt for prompt, _ in pairs],
-            "labels": [trajectory.prompt.reference for trajectory in trajectories],
+            "labels": [trajectory.prompt.given_reference for trajectory in trajectories],
         }
 
     return request
@@ -155,6 +158,7 @@ def _written(trajectory: Trajectory) -> dict[str, Any]:
         "is_text": prompt.is_text,
         "response": trajectory.response_text,
         "reference": prompt.reference,
+        **({} if (value := prompt.reference_value) is None else {"reference_value": value}),
         "source": prompt.source,
         "columns": dict(prompt.columns),
         "finish_reason": trajectory.finish_reason,
@@ -168,20 +172,20 @@ def _written(trajectory: Trajectory) -> dict[str, Any]:
 def _read(one: object) -> Trajectory:
     if not isinstance(one, Mapping):
         raise ValueError(f"{shown(one)} is no trajectory")
-    reference, response = one.get("reference"), one.get("response")
-    if not isinstance(response, str) or not isinstance(reference, str | None):
-        raise ValueError(
-            f"response and reference are text, not {shown(response)} and {shown(reference)}"
-        )
+    response, reference = one.get("response"), one.get("reference")
+    value = one.get("reference_value", None if isinstance(reference, str) else reference)
+    if not isinstance(response, str):
+        raise ValueError(f"the response is text, not {shown(response)}")
     prompt = Prompt(
         int(one.get("index") or 0),
         np.asarray(one.get("prompt_tokens") or [], np.int64),
         str(one.get("prompt") or ""),
-        reference,
+        None if reference is None else reference_text(reference),
         str(one.get("source") or ""),
         one.get("columns") or {},
         one.get("messages") or (),
         is_text=bool(one.get("is_text", not one.get("messages"))),
+        reference_value=value,
     )
     tokens = np.asarray(one.get("response_tokens") or [], np.int64)
     finish: FinishReason = "length" if one.get("finish_reason") == "length" else "stop"

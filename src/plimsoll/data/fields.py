@@ -1,0 +1,102 @@
+"""One field of a row, checked.
+
+Every check raises `RowProblem` with the field's name as it is written in the config.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import NoneType
+
+from plimsoll.data.report import RowProblem
+
+SYSTEM = "system"
+"""The column that holds a row's system message beside its turns, in ShareGPT's form and others."""
+_LARGEST_EXACT = 2**53
+"""Up to this number every whole number has a float of its own."""
+
+
+def text_of(values: Mapping[str, object], column: str) -> str:
+    """Return a column's text, which is not empty."""
+    return checked_text(present(values, column), column)
+
+
+def list_of(values: Mapping[str, object], column: str, what: str) -> list[object]:
+    """Return a column's list, which is not empty.
+
+    Args:
+        what: what the list holds, for messages.
+    """
+    value = present(values, column)
+    if not isinstance(value, list):
+        raise RowProblem(column, f"must be a list of {what}, but is {kind_of(value)}")
+    if not value:
+        raise RowProblem(column, "is empty")
+    return value
+
+
+def number_of(values: Mapping[str, object], column: str, what: str) -> int | float:
+    """Return a column's number.
+
+    Args:
+        what: what the number is, for messages.
+    """
+    value = present(values, column)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise RowProblem(column, f"must be {what}, but is {kind_of(value)}")
+    return value
+
+
+def present(values: Mapping[str, object], name: str, place: str = "") -> object:
+    """Return a value that is not null.
+
+    Args:
+        place: the object that holds the name, within its row; empty for a column.
+    """
+    value = values.get(name)
+    if value is None:
+        raise RowProblem(f"{place}.{name}" if place else name, "is missing")
+    return value
+
+
+def checked_text(value: object, field: str) -> str:
+    """Return the value, which is text with more than white space, and valid Unicode."""
+    if not isinstance(value, str):
+        raise RowProblem(field, f"must be text, but is {kind_of(value)}")
+    if not value.strip():
+        raise RowProblem(field, "is empty")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        why = f"half of a surrogate pair, U+{ord(value[error.start]):04X}"
+        raise RowProblem(field, f"is not valid Unicode: {why}") from error
+    return value
+
+
+def kind_of(value: object) -> str:
+    """Return what JSON calls a value."""
+    kinds = {bool: "true or false", int: "a number", float: "a number", str: "text"}
+    kinds |= {list: "a list", dict: "an object", NoneType: "null"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def is_plain(value: object) -> bool:
+    """Whether JSON can hold a value: text, a number, true, false, null, a list or an object of
+    these."""
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    if isinstance(value, dict):
+        return all(map(is_plain, value.values()))
+    return value is None or isinstance(value, str | bool | int | float)
+
+
+def reference_text(value: object) -> str:
+    """Return a reference as rewards compare it: of a number its digits, of a list or an object its
+    JSON. A whole number has no fraction, as columnar data write 72 as 72.0 where some rows have
+    none."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer() and abs(value) < _LARGEST_EXACT:
+        return str(int(value))
+    return json.dumps(value, ensure_ascii=False)
