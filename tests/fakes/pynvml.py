@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 nvmlMemory_v2 = 2
+NVML_GPU_UTILIZATION_SAMPLES = 1
 _MIB = 2**20
 
 
@@ -65,6 +66,22 @@ def nvmlDeviceGetCount() -> int:
 
 def nvmlDeviceGetHandleByIndex(index: int) -> Any:
     return _said()[index]
+
+
+def nvmlDeviceGetHandleByUUID(uuid: str) -> Any:
+    found = [card for card in _said() if card["uuid"] == uuid]
+    if not found:
+        raise NVMLError_NotFound("Not Found")
+    return found[0]
+
+
+def nvmlDeviceGetSamples(card: Any, kind: int, since: int) -> tuple[int, list[SimpleNamespace]]:
+    assert kind == NVML_GPU_UTILIZATION_SAMPLES
+    told = next(one for one in _said() if one["uuid"] == card["uuid"]).get("samples", ())
+    if not told:
+        raise NVMLError_NotFound("Not Found")
+    values = [(time, SimpleNamespace(uiVal=percent)) for time, percent in told]
+    return 1, [SimpleNamespace(timeStamp=time, sampleValue=value) for time, value in values]
 
 
 def nvmlDeviceGetUUID(card: Any) -> str:

@@ -5,6 +5,7 @@ One rank on one card. What two cards would show (NCCL between them) is not here.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +40,7 @@ from ranks import RankProcesses
 from safetensors.torch import load_file
 
 from plimsoll.config.engine import AdapterConfig, FrozenRole, ZeroConfig
+from plimsoll.engine.meter import read_card
 from plimsoll.engine.process_group import Place
 from plimsoll.engine.shortage import telling_shortage
 from plimsoll.engine.weights import read_bucket
@@ -209,6 +211,26 @@ def test_readings_of_the_card(tied: Path, card_rank: RankProcesses) -> None:
     assert first.peak_allocated > second.peak_allocated >= second.allocated > 0
     assert second.reserved < second.used < second.capacity
     assert second.capacity == torch.cuda.mem_get_info()[1]
+
+
+def read_busy(place: Place) -> list[float | None]:
+    """After a second without work, and after one of products alone."""
+    device, shares = place.torch_device, []
+    read_card(device)
+    for work in (False, True):
+        end = time.monotonic() + 1.5
+        square = torch.randn(4096, 4096, device=device)
+        while time.monotonic() < end:
+            _ = square @ square if work else time.sleep(0.1)
+            torch.cuda.synchronize(device)
+        shares.append(read_card(device).busy)
+    return shares
+
+
+def test_a_card_is_seen_to_be_busy(card_rank: RankProcesses) -> None:
+    ((idle, busy),) = card_rank.run(read_busy)
+    assert idle is not None and busy is not None
+    assert 0 <= idle < busy <= 1 and busy > 0.5
 
 
 def run_out(place: Place) -> Incident:

@@ -15,7 +15,7 @@ from pages import Page, expect
 
 from plimsoll.commands.report.report import report_run
 from plimsoll.commands.watch import Reader, answers
-from plimsoll.page.html import RUNS, page
+from plimsoll.page.html import RUNS, View, page, script
 from plimsoll.page.watched import watched
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.run.directory import RunDirectory
@@ -112,7 +112,90 @@ def test_a_live_page_shows_each_new_step(run: RunDirectory, chromium: Any) -> No
         reward.get_by_text("0.625").wait_for()
         header.get_by_text("entropy is 9, healthy is 0.01 to 4").wait_for()
         write_trajectories(run.trajectories_path(21), 21, [sampled(7, 0)], None)
+        page.get_by_text("Step 21: the best responses").wait_for()
+        page.get_by_role("button", name="all of group 7").click()
         page.get_by_text("Step 21, group 7").wait_for()
+
+
+def test_the_last_evaluation_is_told_between_evaluations(tmp_path: Path, chromium: Any) -> None:
+    run = RunDirectory(tmp_path)
+    run.write_config("# ppo\nrun: {steps: 90}\n")
+    interval = {"eval/reward_low": 0.25, "eval/reward_high": 0.75}
+    rows = [{"step": step, "reward": 1.0} for step in range(1, 8)]
+    rows[3] |= {"eval/reward": 0.5, **interval}
+    write_rows(run.metrics_path, rows)
+    with served(run.path) as address, opened(chromium, address) as page:
+        expect(page.locator("#header")).to_contain_text(
+            "held out, step 4:reward 0.5 (0.25 to 0.75)"
+        )
+        reward = page.locator("#curves-learning figure").first
+        expect(reward).to_contain_text("held out 0.5 (step 4)")
+        reward.focus()
+        for key in ["ArrowRight"] * 5:
+            page.keyboard.press(key)
+        expect(reward).to_contain_text("step 5training 1held out 0.5 (step 4)")
+        page.keyboard.press("ArrowLeft")
+        expect(reward).to_contain_text("step 4training 1held out 0.5")
+        for key in ["ArrowLeft"] * 2:
+            page.keyboard.press(key)
+        expect(reward).to_contain_text("held out –")
+
+
+@pytest.mark.parametrize(("low", "high", "reach"), [(0.25, 0.75, (90, 150)), (0.5, 0.5, (3, 12))])
+def test_a_single_point_has_its_interval(
+    low: float, high: float, reach: tuple[int, int], tmp_path: Path, chromium: Any
+) -> None:
+    """By how many pixels of its colour there are from the highest to the lowest."""
+    run = RunDirectory(tmp_path)
+    run.write_config("# ppo\nrun: {steps: 90}\n")
+    row = {"eval/x": 0.5, "eval/x_low": low, "eval/x_high": high}
+    write_rows(run.metrics_path, [{"step": 150, **row}])
+    with served(run.path) as address, opened(chromium, address) as page:
+        page.locator("#curves-learning canvas").wait_for()
+        rows = page.evaluate(
+            """() => {
+              const canvas = document.querySelector("#curves-learning canvas");
+              const [width, height] = [canvas.width, canvas.height];
+              const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+              const isBlue = (i) => data[i + 3] > 60 && data[i + 2] - data[i] > 120;
+              const found = [...Array(width * height).keys()].filter((i) => isBlue(4 * i));
+              return found.map((i) => Math.floor(i / width));
+            }"""
+        )
+        assert reach[0] <= max(rows) - min(rows) <= reach[1]
+
+
+@pytest.mark.parametrize(
+    ("ticks", "texts"),
+    [
+        ([0, 2e-7, 4e-7], ["0", "2e-7", "4e-7"]),
+        ([0, 0.0000125, 0.000025], ["0", "1.25e-5", "2.5e-5"]),
+        ([0, 0.0005, 0.001, 0.0015], ["0", "0.0005", "0.001", "0.0015"]),
+        ([0.4601, 0.46012, 0.46014], ["0.4601", "0.46012", "0.46014"]),
+        ([0.1, 0.2, 0.1 + 0.2], ["0.1", "0.2", "0.3"]),
+        ([0, 50000, 100000], ["0", "50,000", "100,000"]),
+        ([-0.5], ["-0.5"]),
+    ],
+)
+def test_ticks_are_told_apart(ticks: list[float], texts: list[str], chromium: Any) -> None:
+    page = chromium.new_page()
+    modules = script(View(("dom", "palette", "chart_data")))
+    assert page.evaluate(f"(ticks) => {{ {modules}\n return tickTexts(ticks); }}", ticks) == texts
+    page.close()
+
+
+def test_the_console_is_shown_as_it_is_written(run: RunDirectory, chromium: Any) -> None:
+    log = run.path / "run.log"
+    with served(run.path) as address, opened(chromium, address) as page:
+        page.get_by_text("No run.log in the run's directory.").wait_for()
+        log.write_text(f"first {ATTACK}\n")
+        page.locator("#console pre").get_by_text("first <img").wait_for()
+        with log.open("a") as file:
+            file.writelines(f"line {i}\n" for i in range(400))
+        page.get_by_text("The last 300 lines of run.log.").wait_for()
+        shown = page.locator("#console pre")
+        assert shown.inner_text().splitlines()[-1] == "line 399"
+        assert shown.evaluate("(e) => e.scrollTop + e.clientHeight >= e.scrollHeight - 4")
 
 
 def test_a_thousand_trajectories_are_filtered_and_ordered(tmp_path: Path, chromium: Any) -> None:
@@ -179,6 +262,8 @@ def test_a_report_is_the_same_page_without_a_server(
         expect(page.locator("#curves-learning canvas")).to_have_count(2)
         expect(page.locator("#memory .phase")).to_have_count(1)
         expect(page.locator("#memory .phase")).to_contain_text("5 GB measured")
+        page.get_by_text("Step 20: the worst responses").wait_for()
+        page.locator("#samples .groups button").first.click()
         page.get_by_text("Step 20, group 0").wait_for()
         assert page.locator("img").count() == 0  # none of what the run wrote is markup
         body = page.locator("body").bounding_box()

@@ -44,7 +44,7 @@ Shapes = Mapping[str, torch.Size]
 
 _OF_ALL_JOBS = (
     "step|loss|grad_norm|skipped_steps|learning_rate|tokens|tokens_per_second|"
-    "epoch(/.*)?|(eval|seconds|memory_bytes)/.*"
+    "mfu|gpu_busy|epoch(/.*)?|(eval|seconds|memory_bytes)/.*"
 )
 _INTERVAL = "accuracy_low|accuracy_high"
 _OF_A_JOB = {

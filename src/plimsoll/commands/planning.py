@@ -30,6 +30,7 @@ from plimsoll.machine.hardware import (
 from plimsoll.machine.local_host import LocalHost, read_local_host
 from plimsoll.memory.advise.advise import Advice, advise
 from plimsoll.memory.advise.shown import advice_text, advice_values
+from plimsoll.memory.advise.speed import tokens_at_peak
 from plimsoll.memory.advise.table import answers_text
 from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.overheads import FIXED_SEGMENTS_GAP, Constants, read_constants
@@ -146,6 +147,7 @@ def planned(spec: RunSpec[Any], plan: Plan | str) -> Planned:
         (plan_json(plan), plan_svg(plan, spec.job.name)),
         process_peaks(plan.job),
         fits=plan.verdict != "does not fit",
+        tokens_at_peak=tokens_at_peak(plan.job),
     )
 
 

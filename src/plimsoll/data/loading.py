@@ -23,6 +23,9 @@ from plimsoll.errors import DataError
 ROWS_AT_ONCE = 256
 """So few that a count moves on while each row takes long, as LaTeX to read does."""
 
+MOST_CHARACTERS = 4_000_000
+"""Of a sequence: about a million tokens of English, which take some 4 s and 1 GB to tokenize."""
+
 T = TypeVar("T")
 Seen = Callable[[int], None]
 """Takes how many more rows were read."""
@@ -157,7 +160,7 @@ def _finished(
 
     def checked_of(row: Row, index: int) -> Checked:
         known = partial(template.knowing, tools_of(row.values, tools))
-        return check(row, index, rendered(known, tools or ""))
+        return _of_some_length(check(row, index, rendered(known, tools or "")))
 
     checked = [
         row if isinstance(row, BadRow) else _attempt(row, partial(checked_of, row, index))
@@ -181,6 +184,19 @@ def _attempt(row: Row, work: Callable[[], T]) -> T | BadRow:
         return work()
     except RowProblem as found:
         return BadRow(row.file, row.line, found.field, found.problem)
+
+
+def _of_some_length(row: Checked) -> Checked:
+    """Return the row. Raises RowProblem for a text that would take minutes, and gigabytes, to
+    tokenize."""
+    longest = max(sum(len(piece.text) for piece in pieces) for pieces in row.sequences)
+    if longest > MOST_CHARACTERS:
+        raise RowProblem(
+            "",
+            f"has {longest:,} characters, over the {MOST_CHARACTERS:,} that one row may have: a "
+            f"tokenizer would take gigabytes for it. Split it into several rows",
+        )
+    return row
 
 
 def rendered(render: Callable[[], T], field: str) -> T:

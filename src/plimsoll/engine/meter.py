@@ -11,6 +11,7 @@ from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.engine.protocol import Engine
 from plimsoll.engine.zero.engine import ZeroEngine
 from plimsoll.machine.meter import read_host
+from plimsoll.machine.nvidia import busy_meter
 from plimsoll.run.readings import CardReading, Reading, Share
 
 _NAMES = {2: "bf16", 4: "fp32"}
@@ -32,6 +33,7 @@ def read_card(device: torch.device) -> CardReading:
         reserved=torch.cuda.memory_reserved(device),
         used=whole - free,
         capacity=whole,
+        busy=busy_meter(f"GPU-{torch.cuda.get_device_properties(device).uuid}").read(),
     )
     torch.cuda.reset_peak_memory_stats(device)
     return reading

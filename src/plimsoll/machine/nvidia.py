@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import cache
 from threading import Thread
 from typing import Any
 
@@ -111,6 +113,47 @@ def visible_cards(cards: Sequence[LiveCard], visible: str | None) -> tuple[LiveC
 def own_cards() -> tuple[LiveCard, ...]:
     """The cards that CUDA programs of this process may use. Raises as `live_cards`."""
     return visible_cards(live_cards(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+class BusyMeter:
+    """What NVML samples of a card, about six times a second: whether something computed there.
+
+    nvml: the module pynvml. since: microseconds since 1970 from which the first reading counts.
+    """
+
+    def __init__(self, nvml: Any, uuid: str, since: int) -> None:
+        self._nvml = nvml
+        self._read_to = since
+        try:
+            nvml.nvmlInit()
+            self._card = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        except nvml.NVMLError:  # no driver, or an instance of MIG, which has no samples
+            self._card = None
+
+    def read(self) -> float | None:
+        """Return the share of the samples since the last reading in which the card was busy; None
+        where there are none."""
+        if self._card is None:
+            return None
+        ask = self._nvml.nvmlDeviceGetSamples
+        kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
+        try:
+            _, samples = ask(self._card, kind, self._read_to)
+        except self._nvml.NVMLError:
+            return None
+        new = [one for one in samples if one.timeStamp > self._read_to]
+        if not new:
+            return None
+        self._read_to = max(one.timeStamp for one in new)
+        return sum(one.sampleValue.uiVal for one in new) / len(new) / 100
+
+
+@cache
+def busy_meter(uuid: str) -> BusyMeter:
+    """Return this process's meter of a card. uuid: as NVML has it, such as `GPU-36e8ca5a-...`."""
+    import pynvml
+
+    return BusyMeter(pynvml, uuid, time.time_ns() // 1000)
 
 
 def _meant(card: LiveCard, word: str) -> LiveCard | None:

@@ -10,10 +10,11 @@ from math import inf
 from typing import Any
 
 from plimsoll.errors import ConfigError
+from plimsoll.page.console import console
 from plimsoll.page.curves import BUCKETS, SECTIONS, curves
 from plimsoll.page.memory import memory
 from plimsoll.page.progress import held_out, progress, seconds
-from plimsoll.page.samples import group, groups
+from plimsoll.page.samples import ends, group, groups
 from plimsoll.page.serve import Query
 from plimsoll.page.settings import settings
 from plimsoll.page.watched import Watched
@@ -38,7 +39,7 @@ def frozen(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str, Any]:
         **{f"curves?section={s}": answer(runs, "curves", {"section": s}) for s in SECTIONS},
     }
     for place, run in enumerate(runs):
-        for name in ("held-out", "seconds", "memory", "pictures"):
+        for name in ("held-out", "seconds", "memory", "pictures", "console"):
             found[f"{name}?run={place}"] = answer(runs, name, {"run": str(place)})
         found[f"memory?run={place}"]["remarks"] = list(remarks)
         found |= _sampled(run, place)
@@ -46,16 +47,22 @@ def frozen(runs: Sequence[Watched], remarks: Sequence[str]) -> dict[str, Any]:
 
 
 def _sampled(run: Watched, place: int) -> dict[str, Any]:
-    """Of the last step alone, and of its groups a few: from the highest reward to the lowest."""
+    """Of the last step alone: its best and worst responses with their groups, and of the other
+    groups a few, each of another prompt, from the highest reward to the lowest."""
     overview = groups(run, None)
-    ordered = sorted(overview["groups"], key=lambda one: -one["reward"])
-    shown = [ordered[place] for place in evenly(len(ordered), _FROZEN_GROUPS)]
     step = overview["step"]
-    steps = [] if step is None else [step]
-    full = {one["group"]: group(run, step, one["group"]) for one in shown}
+    if step is None:
+        return {f"groups?run={place}": overview}
+    best_and_worst = ends(run, step)
+    needed = {one["group"] for what in ("best", "worst") for one in best_and_worst[what]}
+    of_prompts = {one["prompt"]: one for one in reversed(overview["groups"])}
+    ordered = sorted(of_prompts.values(), key=lambda one: -one["reward"])
+    needed |= {ordered[at]["group"] for at in evenly(len(ordered), _FROZEN_GROUPS)}
+    shown = [one for one in overview["groups"] if one["group"] in needed]
     return {
-        f"groups?run={place}": {**overview, "steps": steps, "groups": shown},
-        **{f"group?run={place}&step={step}&group={n}": one for n, one in full.items()},
+        f"groups?run={place}": {**overview, "steps": [step], "groups": shown},
+        f"ends?run={place}&step={step}": best_and_worst,
+        **{f"group?run={place}&step={step}&group={n}": group(run, step, n) for n in needed},
     }
 
 
@@ -109,7 +116,9 @@ _ANSWERS: Mapping[str, Callable[[Sequence[Watched], Query], Any]] = {
     "seconds": lambda runs, query: seconds(_run(runs, query)),
     "memory": lambda runs, query: memory(_run(runs, query)),
     "pictures": lambda runs, query: pictures(_run(runs, query)),
+    "console": lambda runs, query: console(_run(runs, query)),
     "groups": lambda runs, query: groups(_run(runs, query), _step(query)),
+    "ends": lambda runs, query: ends(_run(runs, query), _step(query) or 0),
     "group": lambda runs, query: group(
         _run(runs, query), _step(query) or 0, int(_number(query, "group", 0))
     ),

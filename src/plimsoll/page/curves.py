@@ -15,6 +15,7 @@ from plimsoll.page.comparison import kind_of, without_lone_nodes
 from plimsoll.page.metrics import curve_panels, metric_names, time_panels
 from plimsoll.page.watched import Column, Watched
 from plimsoll.run.health_ranges import RANGES
+from plimsoll.run.json_lines import Row
 from plimsoll.run.step_report import BEFORE_STEPS
 from plimsoll.spec.job import Panel
 
@@ -40,7 +41,8 @@ def curves(
 ) -> list[dict[str, Any]]:
     """The panels of a section, each with a table for every run that has it, of the steps between
     these two, both among them. What is stacked has a panel for each run."""
-    drawn = [_drawn(run, section) for run in runs]
+    compared = [run.metrics.names for run in runs]
+    drawn = [_drawn(run, section, compared) for run in runs]
     merged: dict[str, Panel] = {}
     owners: dict[str, list[int]] = {}
     for place, (run, own) in enumerate(zip(runs, drawn, strict=True)):
@@ -59,14 +61,15 @@ def curves(
     return found
 
 
-def _drawn(run: Watched, section: Section) -> Curves:
+def _drawn(run: Watched, section: Section, compared: Sequence[Row]) -> Curves:
+    """compared: the names of the metrics of all runs."""
     if section == "memory":
         return _peaks(run)
     metrics = run.metrics
     steps = metrics.column("step")
     if section == "time":  # 0 is an evaluation before training
         steps = np.where(steps > 0, steps, np.nan)
-    return Curves(steps, metrics.column, _panels(run, section))
+    return Curves(steps, metrics.column, _panels(run, section, compared))
 
 
 def _peaks(run: Watched) -> Curves:
@@ -79,10 +82,11 @@ def _peaks(run: Watched) -> Curves:
     return Curves(steps, lambda name: peaks.get(name, nothing) / 1e9, [panel])
 
 
-def _panels(run: Watched, section: Section) -> list[Panel]:
-    """Every metric is drawn in one section, those of phases before the steps in none."""
+def _panels(run: Watched, section: Section, compared: Sequence[Row]) -> list[Panel]:
+    """Every metric is drawn in one section, those of phases before the steps in none. The only
+    reward of a run has a panel where runs that it is compared with have others."""
     names = run.metrics.names
-    learning = list(curve_panels(JOBS[run.job].panels if run.job else (), [names]))
+    learning = list(curve_panels(JOBS[run.job].panels if run.job else (), compared))
     drawn = _series(learning) | {name for name in names if _is_end(name, names)}
     held_out = [name for name in metric_names([names], "eval/") if name not in drawn]
     learning += [_alone(name, f"Held out: {name.removeprefix('eval/')}") for name in held_out]

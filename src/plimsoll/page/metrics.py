@@ -62,7 +62,7 @@ def bounds_text(figure: Figure) -> str:
 
 def curve_panels(own: Sequence[Panel], rows: Sequence[Row]) -> tuple[Panel, ...]:
     """What a job learns by, and the parts of the reward, each in a unit of its own; those that have
-    data are drawn. own: the job's."""
+    data are drawn. own: the job's. rows: of all runs that are compared, whose names count alone."""
     return (*own[:1], *_parts(rows), *own[1:])
 
 
@@ -75,10 +75,11 @@ def _parts(rows: Sequence[Row]) -> Sequence[Panel]:
 
 
 def time_panels(rows: Sequence[Row]) -> tuple[Panel, ...]:
-    """Where the time of the steps went, and how much came of it."""
+    """Where the time of the steps went, how much came of it, and how busy cards were with it."""
     return (
         phase_panel("Time of a step by phase", rows, "seconds/"),
         Panel("Speed", "tokens/s", {"tokens_per_second": "speed"}, from_zero=True),
+        Panel("Use of the cards", "share", {"mfu": "MFU", "gpu_busy": "busy"}, from_zero=True),
     )
 
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from plimsoll.config.yaml_tree import value_at
 from plimsoll.jobs import JOBS
+from plimsoll.page.console import log_bytes
 from plimsoll.page.metrics import (
     bounds_text,
     curve_panels,
@@ -23,10 +24,12 @@ from plimsoll.page.watched import Watched
 from plimsoll.run.health import warnings_of
 from plimsoll.run.health_ranges import RANGES
 from plimsoll.run.state import RunState
-from plimsoll.run.step_report import BEFORE_STEPS, headline
+from plimsoll.run.step_report import BEFORE_STEPS, Figure, headline
 
 _RECENT = 100
 """Steps whose mean time says how long the others will take."""
+_HELD_OUT = "eval/"
+_SPEEDS = ("tokens_per_second", "mfu", "gpu_busy")
 
 
 def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
@@ -38,6 +41,7 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
     state, seconds = _state(run), _seconds_per_step(run)
     known = {name: nan if value is None else value for name, value in last.items()}
     metrics = {name: value for name, value in known.items() if name != "step"}
+    trained = {name: value for name, value in metrics.items() if not name.startswith(_HELD_OUT)}
     return {
         "name": run.name,
         "path": str(run.run.path),
@@ -55,9 +59,38 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
         "unread": run.unread,
         "version": run.version,
         "problem": run.problem,
-        "headline": {name: number_text(one) for name, one in headline(metrics).items()},
+        "speed": {name: _recent_mean(run, name) for name in _SPEEDS},
+        "headline": {name: number_text(one) for name, one in headline(trained).items()},
+        "heldOut": _last_held_out(run),
+        "logBytes": log_bytes(run),
         "warnings": _warnings(done, metrics),
     }
+
+
+def _recent_mean(run: Watched, name: str) -> float | None:
+    """Return a metric's mean over the last steps that have it; None where none has."""
+    values = run.metrics.column(name)[-_RECENT:]
+    found = values[np.isfinite(values) & (run.metrics.column("step")[-_RECENT:] > 0)]
+    return float(found.mean()) if len(found) else None
+
+
+def _last_held_out(run: Watched) -> dict[str, Any] | None:
+    """Return the figures of the last evaluation with the step that it was after; None before the
+    first one."""
+    if not run.metrics.evaluated:
+        return None
+    row = run.metrics.evaluated[-1]
+    measured = {n: nan if x is None else x for n, x in row.items() if n.startswith(_HELD_OUT)}
+    shown = {
+        name.removeprefix(_HELD_OUT): " ".join(filter(None, (number_text(one), _interval(one))))
+        for name, one in headline(measured).items()
+    }
+    return {"step": row["step"], "figures": shown}
+
+
+def _interval(figure: Figure) -> str:
+    bounds = bounds_text(figure)
+    return f"({bounds})" if bounds else ""
 
 
 def _state(run: Watched) -> str:

@@ -19,9 +19,17 @@ from tokenizers.decoders import DecodeStream
 from plimsoll.config.yaml_tree import value_at
 from plimsoll.errors import ConfigError
 from plimsoll.page.watched import Watched
-from plimsoll.run.responses import ResponseGroup, SampledResponse, excerpt, read_groups
+from plimsoll.run.responses import (
+    ResponseGroup,
+    SampledResponse,
+    best_and_worst,
+    excerpt,
+    read_groups,
+)
 
 _EXCERPT = 160
+_ENDS = 3
+"""Responses that are shown as the best of a step, and as the worst."""
 _COLUMNS = ("sample_index", "tokens", "loss_mask", "advantages", "turns", "earlier", "response")
 Piece = tuple[str, float | None]
 """A text, and the advantage of its tokens; None where they are not learned."""
@@ -57,6 +65,35 @@ def group(run: Watched, step: int, number: int) -> dict[str, Any]:
         "reference": first.reference,
         "withTokens": tokenizer is not None,
         "responses": [_response(o, rows[o.sample_index], tokenizer) for o in found.responses],
+    }
+
+
+def ends(run: Watched, step: int) -> dict[str, Any]:
+    """Return the best and the worst responses of a step in full, each with its prompt and group, of
+    different prompts as far as there are some."""
+    path = _file(run, step)
+    tokenizer = _tokenizer(tuple(map(str, _tokenizer_files(run))))
+    by_number = {one.number: one for one in _groups(path)}
+    best, worst = best_and_worst(list(by_number.values()), _ENDS)
+    rows = {n: _rows(path, by_number[n]) for n in {one.group for one in (*best, *worst)}}
+
+    def shown(found: Sequence[SampledResponse]) -> list[dict[str, Any]]:
+        return [
+            {
+                "group": one.group,
+                "prompt": one.prompt,
+                "source": one.source,
+                "reference": one.reference,
+                "response": _response(one, rows[one.group][one.sample_index], tokenizer),
+            }
+            for one in found
+        ]
+
+    return {
+        "step": step,
+        "withTokens": tokenizer is not None,
+        "best": shown(best),
+        "worst": shown(worst),
     }
 
 

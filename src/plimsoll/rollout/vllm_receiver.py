@@ -97,7 +97,7 @@ class WeightReceiver:
         with set_current_vllm_config(self.vllm_config), torch.device(self.device):
             model.load_weights((name, pieces[name].to(self.device)) for name in wanted)
 
-    def plimsoll_read_card(self) -> list[int]:
+    def plimsoll_read_card(self) -> list[float | None]:
         """The numbers of a `CardReading`: only plain values cross to the engine."""
         return list(astuple(read_card(torch.device(self.device))))
 

@@ -28,6 +28,7 @@ class LedgerRow:
     `process` of its machine's row. predicted: None in phases without a plan. measured: at its
     fullest. held: when the phase ended. line: of its card, or else of its node. seconds: of the
     phase. shares: what a rank holds of the roles that are divided, once they are loaded; else none.
+    busy: the share of the phase in which its card computed; None where that is not known.
     """
 
     step: int
@@ -40,6 +41,7 @@ class LedgerRow:
     line: Line
     seconds: float
     shares: tuple[Share, ...] = ()
+    busy: float | None = None
 
 
 def is_node(row: LedgerRow) -> bool:
@@ -79,6 +81,14 @@ def memory_use(rows: Iterable[LedgerRow]) -> dict[str, MemoryUse]:
         most = max(row.measured.fullest for row in own)
         used[name] = MemoryUse(most, max(predicted, default=None))
     return used
+
+
+def busy_share(rows: Iterable[LedgerRow]) -> float | None:
+    """Return the share of the phases' time in which cards computed, as a mean over the processes of
+    which it is known; None where it is known of none."""
+    known = [(row.busy, row.seconds) for row in rows if row.busy is not None]
+    seconds = sum(each for _, each in known)
+    return sum(busy * each for busy, each in known) / seconds if seconds else None
 
 
 class Ledger:
@@ -123,6 +133,7 @@ class Ledger:
                 line=lines[reading.host.node] if reading.card is None else reading.card.line,
                 seconds=seconds,
                 shares=reading.shares if phase == "load" else (),
+                busy=None if reading.card is None else reading.card.busy,
             )
             for name, reading in readings.items()
         ]
@@ -157,6 +168,7 @@ def _node_row(rows: Sequence[LedgerRow], line: Line) -> LedgerRow:
         held=total([row.held for row in rows]),
         line=line,
         shares=(),
+        busy=None,
     )
 
 
@@ -166,6 +178,7 @@ def _joined(before: LedgerRow, row: LedgerRow) -> LedgerRow:
         measured=largest(before.measured, row.measured),
         line=max(before.line, row.line, key=lambda line: line.used / line.capacity),
         seconds=before.seconds + row.seconds,
+        busy=busy_share([before, row]),
     )
 
 
@@ -186,7 +199,9 @@ def _row_values(row: LedgerRow) -> Row:
         "held": _values(row.held),
         "line": _values(row.line),
         "seconds": round(row.seconds, 4),
-    } | ({"shares": [asdict(share) for share in row.shares]} if row.shares else {})
+        **({"shares": [asdict(share) for share in row.shares]} if row.shares else {}),
+        **({} if row.busy is None else {"busy": round(row.busy, 3)}),
+    }
 
 
 def _values(numbers: Footprint | Line) -> dict[str, int]:
@@ -223,6 +238,7 @@ def _parsed(path: Path, number: int, row: Mapping[str, Any]) -> LedgerRow:
             line=Line(*(int(row["line"][f"{name}_bytes"]) for name in ("used", "capacity"))),
             seconds=float(row["seconds"]),
             shares=tuple(Share(**share) for share in row.get("shares", ())),
+            busy=row.get("busy"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlimsollError(

@@ -49,11 +49,13 @@ class MetricsSink:
 
 
 def scalars_of(report: StepReport) -> dict[str, float]:
-    """The report as a flat row: the metrics by their names, then `tokens`, `tokens_per_second`,
-    `seconds/<phase>` and `memory_bytes/<process>`."""
+    """The report as a flat row: the metrics by their names, then `tokens`, `tokens_per_second`, on
+    cards `mfu` and `gpu_busy`, `seconds/<phase>` and `memory_bytes/<process>`."""
+    of_cards = {"mfu": report.mfu, "gpu_busy": report.gpu_busy}
     measured = {
         "tokens": float(report.tokens),
         "tokens_per_second": report.tokens_per_second,
+        **{name: share for name, share in of_cards.items() if share is not None},
         **{f"seconds/{phase}": seconds for phase, seconds in report.seconds.items()},
         **{f"memory_bytes/{name}": float(use.measured) for name, use in report.memory.items()},
     }

@@ -54,7 +54,9 @@ class CardReading:
     """A process on its card; bytes.
 
     peak_allocated, peak_reserved: torch's peaks since the reading before. allocated, reserved: now.
-    used, capacity: of the card now, by all that runs there (`cudaMemGetInfo`).
+    used, capacity: of the card now, by all that runs there (`cudaMemGetInfo`). busy: the share of
+    the time since the reading before in which something computed there; None where NVML does not
+    tell.
     """
 
     peak_allocated: int
@@ -63,6 +65,7 @@ class CardReading:
     reserved: int
     used: int
     capacity: int
+    busy: float | None = None
 
     @property
     def peak_used(self) -> int:
@@ -140,9 +143,11 @@ class Planned:
 
     plan: as JSON and as SVG; None where there is none. predicted: what each process should hold at
     its fullest, by process and phase. fits: False for a run that was forced, though its plan does
-    not fit.
+    not fit. tokens_at_peak: a second, if its cards multiplied at their peak; None where that is not
+    known, as on CPUs.
     """
 
     plan: tuple[str, str] | None = None
     predicted: Mapping[str, Footprints] = field(default_factory=dict)
     fits: bool = True
+    tokens_at_peak: float | None = None

@@ -199,6 +199,28 @@ def read_some(path: Path, count: int) -> list[SampledResponse]:
     return [ordered[place] for place in evenly(len(ordered), count)]
 
 
+def best_and_worst(
+    groups: Sequence[ResponseGroup], count: int
+) -> tuple[list[SampledResponse], list[SampledResponse]]:
+    """Return at most so many of the best responses and so many of the worst; none is in both.
+
+    Within each the prompts differ, so that one easy prompt does not fill it; of equally bad ones
+    those come first whose prompts are not among the best.
+    """
+    by_prompt: dict[str, list[SampledResponse]] = {}
+    for group in groups:
+        by_prompt.setdefault(group.prompt, []).extend(group.responses)
+    highest = [max(own, key=lambda one: one.reward) for own in by_prompt.values()]
+    best = sorted(highest, key=lambda one: -one.reward)[:count]
+    shown, taken = {one.prompt for one in best}, {(one.group, one.sample_index) for one in best}
+    lowest = [
+        min(others, key=lambda one: one.reward)
+        for own in by_prompt.values()
+        if (others := [one for one in own if (one.group, one.sample_index) not in taken])
+    ]
+    return best, sorted(lowest, key=lambda one: (one.reward, one.prompt in shown))[:count]
+
+
 def evenly(length: int, count: int) -> list[int]:
     """Of so many places so many, or all: the first, the last, and between them others at even
     distances."""

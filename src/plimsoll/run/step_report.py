@@ -15,7 +15,7 @@ _HEADLINE = re.compile(
 )
 _HEADLINES = 8
 BEFORE_STEPS = frozenset({"data", "precompute", "load"})
-_BESIDE_STEPS = frozenset({"eval", "save"})
+BESIDE_STEPS = BEFORE_STEPS | {"eval", "save"}
 """Phases that do no work on a step's tokens: of the first report, and of some later ones."""
 
 
@@ -27,6 +27,8 @@ class StepReport:
     tokens: how many tokens the step worked on.
     seconds: by phase since the last report; their sum is the step's time.
     memory: by process or node, the peak of the step.
+    tokens_at_peak: see `Planned`. gpu_busy: the share of the time of the phases that work on the
+        tokens in which cards computed; None where it is not known.
     """
 
     step: int
@@ -34,6 +36,8 @@ class StepReport:
     tokens: int
     seconds: Mapping[str, float]
     memory: Mapping[str, MemoryUse]
+    tokens_at_peak: float | None = None
+    gpu_busy: float | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -44,8 +48,15 @@ class StepReport:
     def tokens_per_second(self) -> float:
         """Of the phases that work on the step's tokens: not of reading data and loading, nor of
         evaluating and saving. 0 where no time was measured."""
-        seconds = self.seconds_without(BEFORE_STEPS | _BESIDE_STEPS)
+        seconds = self.seconds_without(BESIDE_STEPS)
         return self.tokens / seconds if seconds > 0 else 0.0
+
+    @property
+    def mfu(self) -> float | None:
+        """The share of the cards' peak that the step reached (model FLOPs utilisation)."""
+        if self.tokens_at_peak is None:
+            return None
+        return self.tokens_per_second / self.tokens_at_peak
 
     def seconds_without(self, phases: Set[str]) -> float:
         """The time of the other phases."""

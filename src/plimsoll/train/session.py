@@ -27,14 +27,14 @@ from plimsoll.run.health import HealthWatch, health_after
 from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
-from plimsoll.run.ledger import Ledger, memory_use
+from plimsoll.run.ledger import Ledger, busy_share, memory_use
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
 from plimsoll.run.now import Now, write_now
 from plimsoll.run.progress import Progress
 from plimsoll.run.readings import Planned, Reading
 from plimsoll.run.state import RunState
-from plimsoll.run.step_report import StepReport
+from plimsoll.run.step_report import BESIDE_STEPS, StepReport
 from plimsoll.spec.rules.settings import check_agreement
 from plimsoll.spec.run_spec import RunSpec
 from plimsoll.train.nodes import refuse_smaller_nodes
@@ -147,7 +147,17 @@ class Session:
         rows = self.ledger.take(step)
         self.sink.write_ledger(rows)
         seconds = self.clock.seconds()
-        self.sink.write(StepReport(step, metrics, tokens, seconds, memory_use(rows)))
+        self.sink.write(
+            StepReport(
+                step,
+                metrics,
+                tokens,
+                seconds,
+                memory_use(rows),
+                self.planned.tokens_at_peak,
+                busy_share(row for row in rows if row.phase not in BESIDE_STEPS),
+            )
+        )
         for leak in self.leaks.add(rows):
             self.progress.note(leak.text)
         self.clock.reset()

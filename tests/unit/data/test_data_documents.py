@@ -57,6 +57,32 @@ def test_long_documents_are_tokenized_a_few_at_a_time(
     assert peak < 3 * 10**6, peak
 
 
+def test_a_row_of_20_megabytes_is_refused_before_it_is_tokenized(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Each character is a token, of which lists alone would take a gigabyte."""
+    file = write(tmp_path, {"body": "hi bye"}, {"body": "yo" * 10**7})
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r":2: has 20,000,000 characters, over the 4,000,000"):
+        load_text(file, tokenizer, max_tokens=100)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2 * 10**8, peak
+
+
+def test_the_longest_row_is_read(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plimsoll.data.loading.MOST_CHARACTERS", 6)
+    found = load_text(
+        write(tmp_path, {"body": "hi bye"}, {"body": "bye bye"}),
+        tokenizer,
+        max_tokens=100,
+        on_bad_row="skip",
+    )
+    assert (len(found.items), [bad.line for bad in found.bad_rows]) == (1, [2])
+
+
 def load_whole(path: Path, tokenizer: Tokenizer, **settings: Any) -> tuple[Sample, ...]:
     source = SourceConfig(path=str(path), messages="messages")
     data = DataConfig(train=source, **settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -65,6 +66,7 @@ def test_a_card_is_read_before_its_peaks_start_again(monkeypatch: pytest.MonkeyP
     """There is no card here: these are its numbers."""
     peaks = {"max_memory_allocated": 50, "max_memory_reserved": 70}
     numbers = {**peaks, "memory_allocated": 30, "memory_reserved": 60, "mem_get_info": (110, 200)}
+    numbers |= {"get_device_properties": SimpleNamespace(uuid="of-no-card")}
     for name in numbers:
         monkeypatch.setattr(torch.cuda, name, lambda device, name=name: numbers[name])
 

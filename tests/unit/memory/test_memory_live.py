@@ -16,6 +16,7 @@ from plimsoll.machine import host, nvidia
 from plimsoll.machine.cgroup import Limit, core_quota, memory_limit, process_limit
 from plimsoll.machine.host import HostMemory, live_host, usable_cores
 from plimsoll.machine.nvidia import (
+    BusyMeter,
     CardProcess,
     LiveCard,
     card_order,
@@ -185,3 +186,29 @@ def test_visible_devices_are_read_as_cuda_reads_them(visible: str | None, seen: 
 
 def card_of(index: int, uuid: str) -> LiveCard:
     return LiveCard(index, uuid, "T4", 1, 0, 0, (7, 5), "1", ())
+
+
+def test_how_busy_a_card_was_is_the_mean_of_the_samples_since_the_last_reading(
+    tell_cards: Callable[..., None],
+) -> None:
+    def told(*samples: tuple[int, int]) -> None:
+        card = "0, GPU-a, NVIDIA A100-SXM4-80GB, 81920, 768, 4, 8.0, 570.1, Disabled"
+        tell_cards((card, {"samples": samples}))
+
+    told((5, 100), (11, 50), (12, 100))  # the first is from before the meter
+    meter = BusyMeter(sys.modules["pynvml"], "GPU-a", since=10)
+    assert meter.read() == 0.75
+    assert meter.read() is None  # nothing new
+    told((12, 100), (13, 0), (14, 25), (15, 50))
+    assert meter.read() == 0.25
+    told()
+    assert meter.read() is None
+    assert BusyMeter(sys.modules["pynvml"], "GPU-of-no-card", since=0).read() is None
+
+
+def test_without_a_driver_nothing_is_known_of_a_card(
+    tell_cards: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell_cards()
+    monkeypatch.delenv("SAID_CARDS")
+    assert BusyMeter(sys.modules["pynvml"], "GPU-a", since=0).read() is None

@@ -92,6 +92,21 @@ def test_the_picture_is_svg_with_a_bar_for_every_stack_and_the_line() -> None:
     assert ratio == pytest.approx(40.002, rel=0.05)
 
 
+@pytest.mark.parametrize("capacity", [61, 61.5, 62, 63, 64, 66, 70, 80, 60, 40])
+def test_the_load_line_crosses_no_figure(capacity: float) -> None:
+    """The fullest bar has 61 GB: lines just above, at and below its top."""
+    panel = ElementTree.fromstring(draw_svg("p", [store(round(capacity * GB))])).find(f"{SVG}g")
+    assert panel is not None
+    (line,) = (p for p in panel.iter(f"{SVG}path") if p.attrib["stroke"] == "#cc0000")
+    crossing = float(line.attrib["d"].partition(" ")[2].partition("H")[0])
+    figures = [t for t in panel.iter(f"{SVG}text") if t.attrib["text-anchor"] == "middle"]
+    stands = [float(t.attrib["y"]) for t in figures if t.text in ("21.0", "61.0")]
+    assert len(stands) == len(PHASES)
+    # A figure reaches from where it stands to less than its font's size above that.
+    assert not any(y - 13 <= crossing <= y for y in stands)
+    assert all(y - 13 >= 28 for y in stands)  # nor do figures reach into the panel's title
+
+
 def test_every_item_has_a_kind() -> None:
     """Of whole runs: all that a role holds, the engines and the processes."""
     split = {"cluster.ranks": 4, "rollout.sleep_level": 1, "rollout.placement": "shared"}

@@ -34,6 +34,7 @@ from plimsoll.memory.advise.speed import (
     sequences_at_once,
     step_seconds,
     sync_seconds,
+    tokens_at_peak,
     training_seconds,
     waking_seconds,
     weights_offload_seconds,
@@ -175,7 +176,12 @@ def test_sampling_reads_weights_and_cache_for_each_token() -> None:
 def test_the_parts_of_an_engine_exchange_what_each_layer_gives() -> None:
     """A ring sends each byte 2 (n - 1) / n times: of 300 tokens, twice in each layer."""
     whole, halves = (
-        Sampler(RolloutConfig.model_validate({"tensor_parallel": parallel}), QWEN, 300, 8)
+        Sampler(
+            RolloutConfig.model_validate({"tensor_parallel": parallel, "dtype": "bfloat16"}),
+            QWEN,
+            300,
+            8,
+        )
         for parallel in (1, 2)
     )
     slow = replace(ONE, flops=1e30, memory=1e30, link=1.0)
@@ -188,7 +194,12 @@ def test_stages_read_all_weights_for_each_part_of_the_sequences() -> None:
     """Two, each on half of 8 sequences: twice half of the weights, and half of their cache at once;
     prompts take half the time."""
     one, two = (
-        Sampler(RolloutConfig.model_validate({"pipeline_parallel": stages}), QWEN, 600, 8)
+        Sampler(
+            RolloutConfig.model_validate({"pipeline_parallel": stages, "dtype": "bfloat16"}),
+            QWEN,
+            600,
+            8,
+        )
         for stages in (1, 2)
     )
     read = replace(ONE, flops=1e30)
@@ -203,7 +214,9 @@ def test_stages_read_all_weights_for_each_part_of_the_sequences() -> None:
 
 def test_only_sleep_level_1_copies_weights() -> None:
     def waking(level: int) -> float:
-        rollout = RolloutConfig.model_validate({"sleep_level": level, "placement": "shared"})
+        rollout = RolloutConfig.model_validate(
+            {"sleep_level": level, "placement": "shared", "dtype": "bfloat16"}
+        )
         return waking_seconds(Sampler(rollout, QWEN, 300, 8), ONE)
 
     assert [waking(0), waking(2)] == [0, 0]
@@ -273,3 +286,33 @@ def test_a_second_epoch_adds_training_and_no_sampling() -> None:
     weights = 2 * read_shape("Qwen/Qwen2.5-1.5B").parameters
     assert ppo(1, 1) - first == pytest.approx(2 * weights / PCIE, rel=1e-3)
     assert ppo(2, 1) == first
+
+
+def at_peak(job: str, text: str, cluster: str) -> float | None:
+    config = validate(JOBS[job].config, read_tree(text, f"{job}.yaml"))
+    return tokens_at_peak(make_job(spec_of(config), parse_cluster(cluster, 1, None), Constants()))
+
+
+def test_the_peak_of_a_card_is_three_forwards_a_token_whatever_is_computed_again() -> None:
+    flops = 3 * 2 * (L * LAYER + V * H)
+    assert at_peak("sft", SFT, "A100-80GB") == pytest.approx(312e12 / flops)
+    again = SFT.replace("Qwen2-7B}", "Qwen2-7B, gradient_checkpointing: true}")
+    assert at_peak("sft", again, "H100-80GB") == pytest.approx(989e12 / flops)
+    adapted = SFT.replace("zero:", "adapter: {rank: 8}, zero:")
+    assert at_peak("sft", adapted, "A100-80GB") == pytest.approx(312e12 / flops * 3 / 2)
+
+
+def test_the_peak_of_ppo_counts_every_role_and_sampling() -> None:
+    """Actor and critic: an epoch or two of three forwards, and old log-probs and values; the
+    reference; and the engines."""
+    size = read_shape("Qwen/Qwen2.5-1.5B").active_parameters
+    for epochs, forwards in ((1, 2 * (3 + 1) + 1 + 1), (2, 2 * (6 + 1) + 1 + 1)):
+        text = PPO.replace("SLEEP", "0").replace("EPOCHS", str(epochs))
+        assert at_peak("ppo", text, "4xA100-80GB") == pytest.approx(
+            4 * 312e12 / (forwards * 2 * size), rel=1e-6
+        )
+
+
+def test_without_cards_of_known_speed_there_is_no_peak() -> None:
+    assert at_peak("sft", SFT, "24GB") is None
+    assert at_peak("sft", SFT, "cpu") is None

@@ -67,8 +67,8 @@ def test_a_frozen_page_has_every_answer_as_json(runs: tuple[Watched, ...]) -> No
 def test_every_name_that_the_page_asks_for_is_answered(runs: tuple[Watched, ...]) -> None:
     asked = set(re.findall(r'load\("([a-z-]+)"', script(RUNS))) | {"held-out", "pictures"}
     known = {key.partition("?")[0] for key in frozen(runs, [])}
-    assert asked - known == {"group"}  # no trajectories here
-    for name in asked - {"group", "curves"}:
+    assert asked - known == {"ends", "group"}  # no trajectories here
+    for name in asked - {"ends", "group", "curves"}:
         answer(runs, name, {"run": "0"})
 
 

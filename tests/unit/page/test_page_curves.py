@@ -136,3 +136,25 @@ def test_memory_has_the_peak_of_each_kind_of_process(tmp_path: Path) -> None:
     shown = panel([run], "memory", "Memory at its fullest")
     assert [one["name"] for one in shown["series"]] == ["rank", "node"]
     assert (shown["tables"][0]["x"], shown["tables"][0]["y"]) == ([1, 2], [[3, 4], [5, None]])
+
+
+def test_the_only_reward_of_a_run_is_drawn_beside_those_of_another(tmp_path: Path) -> None:
+    alone = run_of(tmp_path / "a", [{"step": 1, "reward": 1.0, "reward/right": 1.0}])
+    parts = {"reward/right": 0.5, "eval/right": 0.25, "reward/form": 2.0}
+    both = run_of(tmp_path / "b", [{"step": 1, "reward": 1.5, **parts}])
+    other = run_of(tmp_path / "c", [{"step": 1, "reward": 3.0, "reward/brief": 3.0}])
+    titles = [one["title"] for one in curves([alone], "learning", ALL)]
+    assert titles == ["Reward"]  # the part says nothing beside the whole
+    right = panel([alone, both, other], "learning", "Reward: right")
+    assert [(one["run"], one["y"]) for one in right["tables"]] == [
+        (0, [[1], [None]]),
+        (1, [[0.5], [0.25]]),
+    ]
+    brief = panel([alone, other], "learning", "Reward: brief")
+    assert [one["run"] for one in brief["tables"]] == [1]
+
+
+def test_the_use_of_cards_is_drawn_where_it_is_known(tmp_path: Path) -> None:
+    rows: list[Row] = [{"step": 1, "mfu": 0.25, "gpu_busy": 0.5}]
+    use = panel([run_of(tmp_path, rows)], "time", "Use of the cards")
+    assert use["tables"][0]["y"] == [[0.25], [0.5]]

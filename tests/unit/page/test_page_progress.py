@@ -102,3 +102,20 @@ def test_seconds_are_told_by_phase(run: RunDirectory) -> None:
     (seen,) = watched([run.path])
     assert isinstance(seen, Watched)
     assert seconds(seen.look()) == {"before": {"load": 3.0}, "steps": {"rollout": 4.5, "save": 1.0}}
+
+
+def test_the_last_evaluation_stays_with_its_step(run: RunDirectory) -> None:
+    assert shown(run)["heldOut"] is None
+    interval = {"eval/reward_low": 0.25, "eval/reward_high": 0.75}
+    append_row(run.metrics_path, {"step": 2, "reward": 1.0, "eval/reward": 0.5, **interval})
+    append_row(run.metrics_path, {"step": 3, "reward": 0.75})
+    found = shown(run)
+    assert found["headline"] == {"reward": "0.75"}
+    assert found["heldOut"] == {"step": 2, "figures": {"reward": "0.5 (0.25 to 0.75)"}}
+
+
+def test_speed_is_a_mean_of_steps_and_cards_have_theirs(run: RunDirectory) -> None:
+    append_row(run.metrics_path, {"step": 0, "tokens_per_second": 0.0})
+    append_row(run.metrics_path, {"step": 1, "tokens_per_second": 100.0})
+    append_row(run.metrics_path, {"step": 2, "tokens_per_second": 300.0, "mfu": 0.25})
+    assert shown(run)["speed"] == {"tokens_per_second": 200.0, "mfu": 0.25, "gpu_busy": None}

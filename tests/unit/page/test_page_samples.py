@@ -11,7 +11,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from plimsoll.errors import ConfigError
-from plimsoll.page.samples import group, groups
+from plimsoll.page.answers import frozen
+from plimsoll.page.samples import ends, group, groups
 from plimsoll.page.watched import Watched, watched
 from plimsoll.records import Prompt, RewardPart, Trajectory, Turn, single_turn
 from plimsoll.run.directory import RunDirectory
@@ -123,3 +124,55 @@ def test_what_was_not_sampled_is_refused(run: Watched) -> None:
     write_trajectories(run.run.trajectories_path(1), 1, [response(0, [1], 1.0)], None)
     with pytest.raises(ConfigError, match="has no group 9"):
         group(run, 1, 9)
+
+
+def test_the_best_and_the_worst_are_of_different_prompts(run: Watched) -> None:
+    """The prompt 0 was sampled in two groups, and has the two best and the two worst rewards."""
+    rewards = {0: [1.0, -1.0], 1: [0.5, 0.4], 2: [0.3, 0.2], 3: [0.1, 0.1], 9: [0.9, -0.9]}
+    sampled = [
+        replace(response(0 if number == 9 else number, [1], reward, sample), group=number)
+        for number, own in rewards.items()
+        for sample, reward in enumerate(own)
+    ]
+    write_trajectories(run.run.trajectories_path(1), 1, sampled, scores(*[[0.5]] * len(sampled)))
+    found = ends(run, 1)
+    told = {
+        what: [(one["prompt"], one["response"]["reward"]) for one in found[what]]
+        for what in ("best", "worst")
+    }
+    assert told["best"] == [("prompt 0", 1.0), ("prompt 1", 0.5), ("prompt 2", 0.3)]
+    assert told["worst"] == [("prompt 0", -1.0), ("prompt 3", 0.1), ("prompt 2", 0.2)]
+    assert found["worst"][0]["response"]["branches"][0][0]["pieces"] == [("one", 0.5)]
+    assert (found["step"], found["withTokens"], found["best"][0]["reference"]) == (1, True, "ref")
+
+
+def test_among_equals_the_worst_are_of_prompts_that_are_not_among_the_best(run: Watched) -> None:
+    sampled = [
+        response(number, [1], reward, i)
+        for number in range(6)
+        for i, reward in enumerate((1.0, 0.0))
+    ]
+    write_trajectories(run.run.trajectories_path(1), 1, sampled, None)
+    found = ends(run, 1)
+    prompts = [one["prompt"] for what in ("best", "worst") for one in found[what]]
+    assert len(set(prompts)) == 6
+
+
+def test_a_lone_response_is_shown_once(run: Watched) -> None:
+    write_trajectories(run.run.trajectories_path(1), 1, [response(0, [1], 1.0)], None)
+    found = ends(run, 1)
+    assert (len(found["best"]), found["worst"]) == (1, [])
+
+
+def test_a_frozen_page_has_every_group_that_it_can_be_asked_for(run: Watched) -> None:
+    """Of 40 groups those of the best and the worst, and a few between them."""
+    rewards = [number / 40 for number in range(40)]
+    sampled = [response(number, [1], reward) for number, reward in enumerate(rewards)]
+    write_trajectories(run.run.trajectories_path(3), 3, sampled, None)
+    found = frozen([run], [])
+    asked = [one["group"] for one in found["groups?run=0"]["groups"]]
+    best_and_worst = found["ends?run=0&step=3"]
+    asked += [one["group"] for what in ("best", "worst") for one in best_and_worst[what]]
+    assert {0, 1, 2, 37, 38, 39} < set(asked)
+    assert len(set(asked)) == 12  # eight, of which the first and the last are among the six
+    assert all(f"group?run=0&step=3&group={number}" in found for number in asked)

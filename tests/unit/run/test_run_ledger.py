@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from plimsoll.run.ledger import (
     Ledger,
     LedgerRow,
     MemoryUse,
+    busy_share,
     memory_use,
     read_ledger,
     write_ledger,
@@ -181,3 +183,24 @@ def test_shares_are_in_the_ranks_row_of_the_load_and_come_back(tmp_path: Path) -
     rows = read_ledger(tmp_path / "ledger.jsonl")
     told = {(row.phase, row.process): row.shares for row in rows if row.shares}
     assert len(rows) == 4 and told == {("load", "rank 0"): (share,)}
+
+
+def test_how_busy_cards_were_is_weighted_by_time_and_read_back(tmp_path: Path) -> None:
+    """Phases that come twice in a step, and processes, count by their seconds."""
+
+    def on_card(busy: float | None) -> Reading:
+        return Reading(HostReading("a", 11, 10, 500, 1000), replace(CARD, busy=busy))
+
+    ledger = Ledger({}, 0)
+    ledger.add("rollout", {"rank 0": on_card(0.25), "engine 0": on_card(1.0)}, 3.0)
+    ledger.add("rollout", {"rank 0": on_card(0.75), "engine 0": on_card(None)}, 1.0)
+    ledger.add("sync", {"recipe": on_host(6, 4)}, 9.0)
+    rows = ledger.take(1)
+    shares = {row.process: row.busy for row in rows if row.phase == "rollout"}
+    # (0.25 x 3 + 0.75 x 1) / 4; of the second part of the engine nothing is known
+    assert shares == {"rank 0": 0.375, "engine 0": 1.0, "node 0": None}
+    assert busy_share(rows) == (0.375 * 4 + 1.0 * 4) / 8
+    assert busy_share([row for row in rows if row.phase == "sync"]) is None
+    path = tmp_path / "ledger.jsonl"
+    write_ledger(path, rows)
+    assert [row.busy for row in read_ledger(path)] == [row.busy for row in rows]

@@ -4,6 +4,7 @@ import io
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,13 @@ def test_one_write_reaches_file_tensorboard_and_display(tmp_path: Path) -> None:
     assert scalars(run.tensorboard_path, "reward") == [(1, 0.25), (2, 0.5)]
     assert scalars(run.tensorboard_path, "seconds/sync") == [(1, 0.5), (2, 0.5)]
     assert stream.getvalue().count("ppo step") == 2
+
+
+def test_what_only_cards_have_is_a_metric_where_it_is_known() -> None:
+    on_cards = replace(report(1), tokens_at_peak=200.0, gpu_busy=0.5)
+    found = scalars_of(on_cards)
+    assert (found["mfu"], found["gpu_busy"]) == (0.25, 0.5)
+    assert not {"mfu", "gpu_busy"} & scalars_of(report(1)).keys()
 
 
 def test_the_ledger_reaches_file_and_tensorboard(tmp_path: Path) -> None:

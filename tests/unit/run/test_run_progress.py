@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 from typing import get_args
@@ -51,6 +52,11 @@ def test_tokens_per_second_are_of_what_works_on_them() -> None:
     assert found.tokens_per_second == pytest.approx(3200.0)
     assert StepReport(1, {}, 5, {"eval": 1.0}, {}).tokens_per_second == 0.0
     assert StepReport(1, {}, 5, {}, {}).tokens_per_second == 0.0
+
+
+def test_mfu_is_the_share_of_what_the_cards_would_do_at_their_peak() -> None:
+    assert replace(report(1), tokens_at_peak=8000.0).mfu == pytest.approx(0.25)
+    assert report(1).mfu is None
 
 
 def test_the_headline_is_rewards_kl_losses_and_accuracy() -> None:

@@ -13,7 +13,7 @@ from math import ceil
 from plimsoll.config.engine import FrozenRole, TrainedRole
 from plimsoll.config.model import ModelConfig
 from plimsoll.engine.zero.sizes import adapter_parameters
-from plimsoll.machine.hardware import Node
+from plimsoll.machine.hardware import Node, known_card
 from plimsoll.memory.contents.contents import Job
 from plimsoll.rollout.price import Sampler
 from plimsoll.shapes.shape import ModelShape
@@ -187,6 +187,32 @@ def scoring_seconds(role: TrainedRole | FrozenRole, work: Pass, rates: Rates) ->
         share = work.micro_batches / work.ranks if divided else 1.0
         seconds += share * weights / rates.pcie
     return seconds
+
+
+def tokens_at_peak(job: Job) -> float | None:
+    """Return how many tokens a second a run would work on if its cards multiplied at their bf16
+    peak all the time; None without cards, or where the speed of one is not known.
+
+    A token takes 2 FLOPs a parameter in each forward and each product of a backward. What is
+    computed again, and attention over other tokens, is left out: so the share of the peak that a
+    run reaches is a lower bound where sequences are long.
+    """
+    slots = {process.slot for process in job.layout.processes}
+    cards = [card for slot in slots if (card := job.card(slot)) is not None]
+    if job.device != "cuda" or not cards or not all(known_card(card.name) for card in cards):
+        return None
+    return sum(card.bf16_flops for card in cards) / _token_flops(job)
+
+
+def _token_flops(job: Job) -> float:
+    """Return the FLOPs of a step for each of its tokens, in all roles and in engines."""
+    spec, found = job.spec, 0.0
+    for name, trained in spec.trained.items():
+        forwards = spec.workload.epochs * (passes(trained) - recomputed(trained.model))
+        found += 2 * job.shapes[name].active_parameters * (forwards + spec.roles[name].scores)
+    for name in spec.frozen:
+        found += 2 * job.shapes[name].active_parameters
+    return found + (2 * job.policy.active_parameters if job.sampler is not None else 0)
 
 
 def step_seconds(job: Job) -> float:

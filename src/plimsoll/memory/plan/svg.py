@@ -13,6 +13,8 @@ from plimsoll.timeline.items import KINDS, Kind
 _WIDTH, _PANEL = 900, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 680, 60, 330
 _LEGEND = 190
+_GAP, _FIGURE = 5, 13
+"""Of a figure from what it stands on, and its height."""
 _COLOURS: Mapping[Kind, str] = dict(
     zip(
         KINDS,
@@ -54,7 +56,8 @@ def _panel(store: Store) -> Iterator[str]:
     yield from _axis(top)
     step = (_RIGHT - _LEFT) / len(store.phases)
     for i, use in enumerate(store.phases):
-        yield from _bar(use, _LEFT + (i + 0.5) * step, min(64.0, 0.7 * step), top)
+        middle, width = _LEFT + (i + 0.5) * step, min(64.0, 0.7 * step)
+        yield from _bar(use, middle, width, top, store.capacity)
     if store.capacity is not None:
         yield from _load_line(store.capacity, top)
     yield from _legend(store.peak)
@@ -77,7 +80,7 @@ def _ticks(top: float) -> list[float]:
     return [i * step for i in range(int(top / step) + 1)]
 
 
-def _bar(use: Use, middle: float, width: float, top: float) -> Iterator[str]:
+def _bar(use: Use, middle: float, width: float, top: float, capacity: int | None) -> Iterator[str]:
     filled = 0
     for kind, size in use.stacks.items():
         if size:
@@ -88,10 +91,20 @@ def _bar(use: Use, middle: float, width: float, top: float) -> Iterator[str]:
                 f'height="{below - y:.1f}" fill="{_COLOURS[kind]}"><title>{note}</title></rect>'
             )
         filled += size
-    yield _text(middle, _y(filled, top) - 5, gigabytes(filled), anchor="middle")
+    yield _text(middle, _above(filled, top, capacity), gigabytes(filled), anchor="middle")
     yield _text(middle, _BOTTOM + 18, use.moment.phase, anchor="middle")
     instant = use.moment.instant.removeprefix("forward_")  # the name does not fit below a bar
     yield _text(middle, _BOTTOM + 34, instant, anchor="middle", size=11)
+
+
+def _above(size: int, top: float, capacity: int | None) -> float:
+    """Return the height at which the figure of a bar stands: on the bar, or, where the load line
+    would cross the figure there, on the line."""
+    bar = _y(size, top)
+    if capacity is None:
+        return bar - _GAP
+    line = _y(capacity, top)
+    return (line if 0 <= bar - line <= _GAP + _FIGURE else bar) - _GAP
 
 
 def _load_line(capacity: int, top: float) -> Iterator[str]:

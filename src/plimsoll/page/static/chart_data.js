@@ -1,5 +1,6 @@
 // A panel as it is asked for, made into the columns and lines that the charting library takes.
 
+import { number } from "./dom.js";
 import { colour } from "./palette.js";
 
 export function smoothed(values, share) {
@@ -34,6 +35,19 @@ function linesOf(panel, table, runs, place) {
   })).filter((line) => line.points > 0);
 }
 
+export function tickTexts(ticks) {
+  // Whole, however small they are, and with as many digits as tell neighbours apart.
+  const most = Math.max(...ticks.map(Math.abs));
+  const apart = ticks.length > 1 && ticks[1] !== ticks[0] ? Math.ceil(Math.log10(most / Math.abs(ticks[1] - ticks[0]))) + 1 : 3;
+  const digits = Math.min(Math.max(apart, 3), 12);
+  return ticks.map((tick) => most < 1e-3 || Number.isInteger(tick) ? number(tick, digits) : String(Number(tick.toPrecision(digits))));
+}
+
+export function lastAt(column, idx) {
+  // Where a column has its last value up to there; -1 where it has none.
+  return column.slice(0, idx + 1).findLastIndex((value) => value !== null && value !== undefined);
+}
+
 export function columnsOf(panel, runs, smoothing) {
   // data: x and all columns; lines: what is drawn of them; bands: pairs of columns with colour.
   if (panel.stacked) {
@@ -49,7 +63,8 @@ export function columnsOf(panel, runs, smoothing) {
     const found = linesOf(panel, one, runs, place);
     const own = [...(smoothing ? one.y.map((column) => smoothed(column, smoothing)) : one.y)];
     for (const line of found.filter((candidate) => candidate.ends)) {
-      bands.push({ columns: [place + own.length, place + own.length + 1], colour: line.colour });
+      line.interval = [place + own.length, place + own.length + 1];
+      bands.push({ columns: line.interval, colour: line.colour });
       own.push(...line.ends);
     }
     lines.push(...found);

@@ -3,10 +3,11 @@
 
 import { element, fill, number } from "./dom.js";
 import { faint, ink } from "./palette.js";
-import { columnsOf } from "./chart_data.js";
+import { columnsOf, lastAt, tickTexts } from "./chart_data.js";
 
 const MARKED = 30; // points of a line that are few enough to be marked
 const HEIGHT = 190;
+const [MARGIN, CHARACTER] = [44, 7]; // pixels left of the axis, at least; of one of its digits
 
 export function makeChart(onZoom) {
   const [title, unit, keys] = [element("h3"), element("div", { class: "unit" }), element("div", { class: "keys" })];
@@ -35,8 +36,7 @@ export function drawChart(chart, panel, view) {
     chart.likeness = likeness;
   }
   legend(chart, null);
-  const last = chart.lines.map((line) => `${line.label} ${number(lastOf(chart, line))}`).join(", ");
-  chart.figure.setAttribute("aria-label", `${panel.title}: ${last}`);
+  chart.figure.setAttribute("aria-label", `${panel.title}: ${chart.lines.map((line) => valueText(chart, line, null)).join(", ")}`);
 }
 
 function rescale(drawn, range, x) {
@@ -57,10 +57,11 @@ function options(chart, panel, made, view, width) {
     scales: { x: { time: false, range: (u, min, max) => view.range ?? widened(panel, u.data[0], min, max) },
       y: { range: (u, min, max) => rangeOf(panel, min, max) } },
     axes: [{ ...axis, grid: { show: false }, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
-      { ...axis, size: 52, values: (u, ticks) => ticks.map((tick) => number(tick, 3)) }],
+      { ...axis, size: (u, texts) => Math.max(MARGIN, ...(texts ?? []).map((text) => 14 + CHARACTER * text.length)), values: (u, ticks) => tickTexts(ticks) }],
     bands: made.bands.map((band) => ({ series: [band.columns[1], band.columns[0]], fill: faint(band.colour, 0.2) })),
     hooks: {
       drawClear: [(u) => panel.band && healthy(u, panel.band)],
+      draw: [(u) => chart.lines.filter((line) => line.interval && line.points < MARKED).forEach((line) => whiskers(u, line))],
       setCursor: [(u) => legend(chart, u.cursor.idx ?? null)],
       setSelect: [(u) => u.select.width > 4 && zoomTo(chart, u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"))],
     },
@@ -76,7 +77,7 @@ function seriesOf(panel, line) {
 
 function widened(panel, x, min, max) {
   // A single step is seen, and the first and last column whole.
-  const half = panel.stacked && x.length > 1 ? (x[1] - x[0]) / 2 : min === max ? 1 : 0;
+  const half = panel.stacked && x.length > 1 ? (x[1] - x[0]) / 2 : min === max ? 0.5 : 0;
   return [min - half, max + half];
 }
 
@@ -95,9 +96,32 @@ function healthy(u, [low, high]) {
   u.ctx.fillRect(left, above, width, below - above);
 }
 
-function lastOf(chart, line) {
-  const column = line.values ?? chart.drawn?.data[line.column] ?? [];
-  return column.findLast((value) => value !== null && value !== undefined) ?? null;
+function whiskers(u, line) {
+  // The interval of each point, where points are few enough to be marked.
+  const [low, high] = line.interval.map((column) => u.data[column]);
+  const cap = 3 * uPlot.pxRatio;
+  u.ctx.save();
+  u.ctx.strokeStyle = line.colour;
+  u.ctx.lineWidth = uPlot.pxRatio;
+  u.ctx.beginPath();
+  u.data[0].forEach((step, i) => {
+    if (low[i] === null || low[i] === undefined || step < u.scales.x.min || step > u.scales.x.max) return;
+    const [x, bottom, top] = [u.valToPos(step, "x", true), u.valToPos(low[i], "y", true), u.valToPos(high[i], "y", true)];
+    for (const [from, to] of [[[x, bottom], [x, top]], [[x - cap, bottom], [x + cap, bottom]], [[x - cap, top], [x + cap, top]]]) {
+      u.ctx.moveTo(...from);
+      u.ctx.lineTo(...to);
+    }
+  });
+  u.ctx.stroke();
+  u.ctx.restore();
+}
+
+function valueText(chart, line, idx) {
+  // The value at a step, or the last one before it, with the step that it is of.
+  const [steps, column] = [chart.drawn?.data[0] ?? [], line.values ?? chart.drawn?.data[line.column] ?? []];
+  const at = idx ?? steps.length - 1;
+  const last = lastAt(column, at);
+  return last < 0 ? `${line.label} –` : `${line.label} ${number(column[last])}${last < at ? ` (step ${number(steps[last])})` : ""}`;
 }
 
 function legend(chart, idx) {
@@ -105,11 +129,9 @@ function legend(chart, idx) {
   chart.at = idx;
   const step = idx === null ? null : chart.drawn?.data[0][idx];
   const entries = chart.lines.map((line) => {
-    const column = line.values ?? chart.drawn?.data[line.column] ?? [];
-    const value = idx === null ? lastOf(chart, line) : column[idx];
     const mark = element("i", { class: line.dashed ? "dashed" : null });
     mark.style[line.dashed ? "color" : "background"] = line.colour;
-    return element("span", {}, mark, `${line.label} ${number(value)}`);
+    return element("span", {}, mark, valueText(chart, line, idx));
   });
   fill(chart.keys, step === null || step === undefined ? null : element("span", {}, `step ${number(step)}`), ...entries);
 }

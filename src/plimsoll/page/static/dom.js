@@ -19,7 +19,8 @@ export function fill(box, ...children) {
 export function number(value, digits = 4) {
   if (value === null || value === undefined) return "–";
   if (Number.isInteger(value)) return value.toLocaleString("en");
-  return String(Number(value.toPrecision(digits)));
+  const rounded = Number(value.toPrecision(digits));
+  return Math.abs(rounded) < 1e-3 ? rounded.toExponential() : String(rounded);
 }
 
 export function bytes(value) {

@@ -4,7 +4,7 @@ import { element, fill } from "./dom.js";
 import { live, load } from "./source.js";
 import { drawChart, makeChart } from "./charts.js";
 import { drawProgress } from "./progress.js";
-import { drawHeldOut, drawPictures, drawSeconds, makeSettings } from "./tables.js";
+import { drawConsole, drawHeldOut, drawPictures, drawSeconds, makeSettings } from "./tables.js";
 import { drawMemory } from "./memory.js";
 import { makeSamples } from "./samples.js";
 
@@ -84,6 +84,7 @@ function build(runs, settings) {
   parts.samples = makeSamples(samples.lastChild, view.runs);
   section("time", "Time", grid("time"), ...(parts.seconds = each("seconds")));
   section("memory", "Memory", ...(parts.memory = each("memory")), grid("memory"), ...(parts.pictures = each("pictures")));
+  section("console", "Console", ...(parts.console = each("console")));
   parts.other = element("details", { ontoggle: () => parts.other.open && drawCurves("other") }, element("summary", {}, "Every other metric"), grid("other"));
   section("other", "Other metrics", parts.other);
   makeSettings(section("config", "Config", element("div")).lastChild, settings, view.runs);
@@ -101,7 +102,7 @@ async function refresh() {
   ]);
 }
 
-let seen = "";
+let [seen, logs] = ["", null];
 
 async function look() {
   const runs = await load("progress");
@@ -111,6 +112,11 @@ async function look() {
   if (versions !== seen) {
     seen = versions;
     await refresh();
+  }
+  const written = runs.map((run) => run.logBytes).join();
+  if (written !== logs || !live) {
+    logs = written;
+    await Promise.all(parts.console.map(async (box, run) => drawConsole(box.lastChild, await load("console", { run }))));
   }
 }
 

@@ -15,6 +15,7 @@ function card(run) {
     element("progress", { max: run.steps || 1, value: Math.min(run.step, run.steps || 1), "aria-label": "steps done" }),
     element("div", { class: "figures" }, ...when(run).map(figure)),
     element("div", { class: "figures" }, ...Object.entries(run.headline).map(figure)),
+    run.heldOut ? element("div", { class: "figures" }, element("span", { class: "quiet" }, `held out, step ${number(run.heldOut.step)}:`), ...Object.entries(run.heldOut.figures).map(figure)) : null,
     ...run.warnings.map(warning));
 }
 
@@ -23,10 +24,18 @@ function when(run) {
   if (run.secondsLeft !== null) found.push(["left", duration(run.secondsLeft)]);
   if (run.phase) found.push(["now", `${run.phase}, ${duration(run.phaseSeconds)}`]);
   if (run.secondsPerStep !== null) found.push(["a step", `${number(run.secondsPerStep, 3)} s`]);
+  found.push(...speed(run.speed));
   found.push(["so far", duration(run.seconds)]);
   if (run.state === "running" && run.writtenAgo !== null) found.push(["last step", `${duration(run.writtenAgo)} ago`]);
   if (run.unread > 0) found.push(["still to read", `${number(run.unread / 1e6, 3)} MB`]);
   return found;
+}
+
+function speed({ tokens_per_second: tokens, mfu, gpu_busy: busy }) {
+  // Means of the last steps; of cards their share of the peak, and of the time.
+  const percent = (share) => `${number(100 * share, 2)} %`;
+  return [["tokens/s", tokens === null ? null : number(Math.round(tokens))], ["of the cards' peak (MFU)", mfu === null ? null : percent(mfu)],
+    ["cards busy", busy === null ? null : percent(busy)]].filter(([, text]) => text !== null);
 }
 
 function figure([name, value]) {

@@ -4,6 +4,9 @@ import { element, fill, number } from "./dom.js";
 import { load } from "./source.js";
 import { largestAdvantage, responseOf } from "./tokens.js";
 
+const BETTER_IS_GREEN = "Green text was better than expected, orange worse; the stronger, the more.";
+const WITHOUT_TOKENS = "No tokenizer.json of the actor is on this machine: advantages are shown by response alone.";
+
 const ORDERS = {
   "as sampled": (a, b) => a.group - b.group,
   "worst first": (a, b) => a.reward - b.reward,
@@ -19,8 +22,9 @@ export function makeSamples(box, runs) {
   const step = element("select", { "aria-label": "step", onchange: () => show({ step: step.value === "" ? null : Number(step.value), group: null }) });
   const order = select("order", Object.keys(ORDERS), drawList);
   const filter = element("input", { type: "search", placeholder: "filter prompts", "aria-label": "filter prompts", oninput: drawList });
+  const overview = element("button", { type: "button", onclick: () => open(null) }, "best and worst");
   const [count, list, full] = [element("span", { class: "quiet" }), element("div", { class: "groups" }), element("div", { "aria-live": "polite" })];
-  fill(box, element("div", { class: "controls" }, runs.length > 1 ? run : null, element("label", {}, "step", step), order, filter, count), list, full);
+  fill(box, element("div", { class: "controls" }, runs.length > 1 ? run : null, element("label", {}, "step", step), overview, order, filter, count), list, full);
 
   async function show(changed) {
     Object.assign(state, changed);
@@ -31,7 +35,7 @@ export function makeSamples(box, runs) {
     if (!newer) return;
     if (!found.groups.length) return fill(list, "No trajectories: runs that sample write them (run.keep_trajectories).");
     drawList();
-    await open(found.groups.find((one) => one.group === state.group)?.group ?? shown()[0]?.group);
+    await open(found.groups.find((one) => one.group === state.group)?.group ?? null);
   }
 
   function drawSteps() {
@@ -57,19 +61,34 @@ export function makeSamples(box, runs) {
   }
 
   async function open(group) {
-    if (group === undefined) return fill(full);
+    // null: the best and the worst responses of all groups.
     state.group = group;
-    for (const one of list.children) one.setAttribute("aria-pressed", one.dataset.group === String(group));
-    const found = await load("group", { run: state.run, step: state.found.step, group });
-    if (state.group === group) fill(full, ...groupOf(found));
+    for (const one of [overview, ...list.children]) one.setAttribute("aria-pressed", one === overview ? group === null : one.dataset.group === String(group));
+    const at = { run: state.run, step: state.found.step };
+    const parts = group === null ? endsOf(await load("ends", at), open) : groupOf(await load("group", { ...at, group }));
+    if (state.group === group) fill(full, ...parts);
   }
   return () => (state.step === null ? show({}) : load("groups", { run: state.run }).then((found) => { state.found.steps = found.steps; drawSteps(); }));
 }
 
+function endsOf(found, open) {
+  const most = largestAdvantage({ responses: [...found.best, ...found.worst].map((one) => one.response) });
+  const row = (what, ends) => ends.length ? [element("h3", {}, `Step ${found.step}: the ${what} responses`),
+    element("div", { class: "responses", tabindex: 0, "aria-label": `${what} responses` }, ...ends.map((one) => endOf(one, most, open)))] : [];
+  return [element("p", { class: "quiet" }, found.withTokens ? BETTER_IS_GREEN : WITHOUT_TOKENS), ...row("best", found.best), ...row("worst", found.worst)];
+}
+
+function endOf(one, most, open) {
+  const made = responseOf(one.response, most);
+  const whole = element("button", { type: "button", onclick: () => open(one.group) }, `all of group ${one.group}${one.source ? ` of ${one.source}` : ""}`);
+  made.prepend(element("div", { class: "prompt-text" }, element("pre", {}, one.prompt)), one.reference === null ? "" : element("p", {}, "reference: ", element("code", {}, one.reference)));
+  made.append(whole);
+  return made;
+}
+
 function groupOf(found) {
   const most = largestAdvantage(found);
-  const how = found.withTokens ? "Green text was better than expected, orange worse; the stronger, the more."
-    : "No tokenizer.json of the actor is on this machine: advantages are shown by response alone.";
+  const how = found.withTokens ? BETTER_IS_GREEN : WITHOUT_TOKENS;
   return [
     element("h3", {}, `Step ${found.step}, group ${found.group}${found.source ? ` of ${found.source}` : ""}`),
     element("div", { class: "prompt-text" }, element("pre", {}, found.prompt)),

@@ -25,6 +25,16 @@ export function drawSeconds(box, found) {
     table("time", [{ text: "phase" }, { text: "seconds", numeric: true }, { text: "share", numeric: true }], rows));
 }
 
+export function drawConsole(box, found) {
+  // Who reads the end of it goes on at the end.
+  const before = box.querySelector("pre");
+  const atEnd = !before || before.scrollTop + before.clientHeight >= before.scrollHeight - 4;
+  if (found.bytes === null) return fill(box, element("p", { class: "quiet" }, "No run.log in the run's directory."));
+  const shown = element("pre", { class: "console", tabindex: 0, "aria-label": "console" }, found.lines.join("\n"));
+  fill(box, found.cut ? element("p", { class: "quiet" }, `The last ${number(found.lines.length)} lines of run.log.`) : null, shown);
+  shown.scrollTop = atEnd ? shown.scrollHeight : before.scrollTop;
+}
+
 export function drawPictures(box, found) {
   fill(box, ...found.map((one) => element("details", {}, element("summary", {}, one.title), element("img", { alt: one.title, src: one.source, loading: "lazy" }))));
 }
