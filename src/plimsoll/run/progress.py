@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import ParamSpec, TextIO, TypeVar
 
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counting import counted, duration_text
@@ -16,7 +16,7 @@ from plimsoll.run.displays import Advance, display_for
 from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 
-Given = TypeVar("Given")
+Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 
@@ -98,11 +98,11 @@ class Progress:
         """Show what goes on from here, and for how long."""
         self._phase = _Phase(phase, time.monotonic())
 
-    def counted(self, function: Callable[[Given], Made]) -> Callable[[Given], Made]:
-        """The same function, whose calls are counted in the phase that goes on."""
+    def counted(self, function: Callable[Given, Made]) -> Callable[Given, Made]:
+        """Return the same function, whose calls are counted in the phase that goes on."""
 
-        def call(given: Given) -> Made:
-            made = function(given)
+        def call(*given: Given.args, **named: Given.kwargs) -> Made:
+            made = function(*given, **named)
             if self._phase is not None:
                 self._phase.done += 1
             return made
