@@ -61,11 +61,16 @@ def progress(run: Watched, at: float | None = None) -> dict[str, Any]:
 
 
 def _state(run: Watched) -> str:
-    """`running`; or how it came to an end: `out of memory`, `done`, `stopped`."""
+    """Return `running`, or how the run came to an end: `out of memory`, `done`, `stopped`,
+    `killed` without a word, or `failed: ` with the first line of the error."""
     if run.now is not None and not run.now.ended:
         return "running"
     if run.run.out_of_memory_path.is_file():
         return "out of memory"
+    if run.end is not None:
+        return str(run.end)
+    if run.now is not None:
+        return "killed"
     return "done" if run.run.model_path.is_dir() else "stopped"
 
 

@@ -69,6 +69,6 @@ class FailedGroups:
             return first.error()
         return first.kind(
             f"{first.what} failed for {counted(len(self._first), 'group')} of a step of "
-            f"{self._batch.prompts}, and {_KEY} is {self._batch.max_failed_groups:g}. The first:\n"
+            f"{self._batch.prompts}, and {_KEY} is {self._batch.max_failed_groups:g}. The first: "
             f"{first}"
         )
