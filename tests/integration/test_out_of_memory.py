@@ -92,7 +92,7 @@ def answers(text: str) -> list[str]:
 def check_written(home: Path, outcome: Outcome) -> None:
     assert outcome.code == 1
     told, _, last = outcome.err.removeprefix("error: ").rpartition("This is in ")
-    assert last == "run/out-of-memory.txt, too.\n"
+    assert last == "run/out-of-memory.txt, too.\n  Log, with the traceback: run/run.log\n"
     assert (home / "run" / "out-of-memory.txt").read_text() == told
     assert all(len(line) <= 80 for line in told[told.index("Where: ") :].splitlines())
 
@@ -185,7 +185,6 @@ def test_a_rank_that_the_kernel_kills(
         r"  Why: it was killed: the kernel has killed a process here for want of memory since the "
         r"run began\n"
         r"  Logs: .+\n"
-        r"  The same command with --run\.resume auto goes on from the last checkpoint\.\n"
         r"Where: host memory of rank 1, node \S+; phase train_actor, role actor\n"
         r"Measured when it was last read: \d+ MB host\n"
         r"Predicted for the phase: [\d.]+ [MG]B host\n",

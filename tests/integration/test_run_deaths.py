@@ -40,7 +40,7 @@ STACKS = (
     r"  Logs, which end with where their threads are \(but for what is stopped\):\n"
     r"(?:    .* \(pid \d+ on node [\d.]+\): \S+\.err\n)+"
 )
-RESUME = r"  The same command with --run\.resume auto goes on from the last checkpoint\.\n"
+RUN_LOG = r"  Log, with the traceback: run/run\.log\n"
 INNOCENT = ". The kernel has killed nothing here for want of memory since the run began\n"
 KILLED = f"  Why: its process ended without a word: it was killed, or it crashed{INNOCENT}"
 ENGINE_ENDED = f"  Why: its vLLM engine process ended{INNOCENT}"
@@ -180,7 +180,7 @@ def test_a_killed_process_ends_the_run_with_its_name(
     assert outcome.code == 1
     reason, named = re.escape(why), "rollout" if phase == "rollout" else NEAR_TRAINING
     died = rf"error: {name} \(pid {shown} on node [\d.]+\) died in the phase {named}\n"
-    expected = f"{died}{reason}{LOG}{RESUME}"
+    expected = f"{died}{reason}{LOG}{RUN_LOG}"
     assert re.fullmatch(expected, outcome.err), outcome.err
     assert outcome.out == "ppo: 1 step, written to run\n"
     assert_nothing_left(command)
@@ -210,7 +210,7 @@ def test_a_stopped_process_ends_the_run_with_its_name(
         rf"  Why: it has not answered for \d+ s \(15 s are allowed: cluster\.hang_timeout\)"
         rf"; process {victim.pid} \({kind}[^)]*\) is stopped, as by `kill -STOP`\n"
     )
-    assert re.fullmatch(hangs + STACKS + RESUME, outcome.err), outcome.err
+    assert re.fullmatch(hangs + STACKS + RUN_LOG, outcome.err), outcome.err
     for pid, written in stacks(outcome.err).items():
         assert ("most recent call first" in written) is (pid != victim.pid)
     assert_nothing_left(command)
@@ -226,7 +226,7 @@ def test_a_run_in_which_nobody_works_ends_with_where_all_are(run_until: RunUntil
         r"  Why: all ranks and engines answer, but for \d+ s none has computed, read or written; "
         r"whom they wait for is not known \(15 s are allowed: cluster\.hang_timeout\)\n"
     )
-    assert re.fullmatch(hangs + STACKS + RESUME, outcome.err), outcome.err
+    assert re.fullmatch(hangs + STACKS + RUN_LOG, outcome.err), outcome.err
     first, *_ = stacks(outcome.err).values()
     assert "in stuck" in first
     assert_nothing_left(command)

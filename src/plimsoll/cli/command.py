@@ -46,6 +46,7 @@ from plimsoll.machine.heap import begin_anew
 from plimsoll.machine.host import waiting
 from plimsoll.machine.nvidia import card_order
 from plimsoll.rl.presets import PRESETS
+from plimsoll.run.ending import notes_of
 from plimsoll.run.output import open_missing
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _told(error: PlimsollError | UnicodeEncodeError | KeyboardInterrupt) -> tupl
         case Interrupted():
             return str(error), error.exit_code
         case PlimsollError():
-            return f"error: {error}", error.exit_code
+            return "\n".join([f"error: {error}", *notes_of(error)]), error.exit_code
         case UnicodeEncodeError():
             return f"error: {_without_utf8(error)}", ConfigError.exit_code
     return "interrupted", _INTERRUPTED
@@ -243,11 +244,9 @@ def _show_unexpected(
     """For what nobody foresaw (Python then ends with exit code 1)."""
     last = traceback.extract_tb(trace)[-1:]
     place = f" at {last[0].filename}:{last[0].lineno}" if last else ""
-    print(
-        f"error: unexpected {kind.__name__}: {error}{place}\n"
-        f"Run the command again with --debug for the traceback.",
-        file=sys.stderr,
-    )
+    where = notes_of(error) or ["Run the command again with --debug for the traceback."]
+    text = f"error: unexpected {kind.__name__}: {error}{place}"
+    print("\n".join([text, *where]), file=sys.stderr)
 
 
 _ADVANTAGES = ("reinforce", "reinforce_pp_baseline", "remax", "gdpo", "batch_mean")

@@ -16,8 +16,6 @@ from plimsoll.run.counting import gigabytes
 _FULL = 0.95
 """Of a node's memory, from which on a process that is killed is held to be killed for it."""
 
-_RESUME = "\n  The same command with --run.resume auto goes on from the last checkpoint."
-
 
 def exit_reason(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
     """The error of a process that ended without being asked to.
@@ -28,11 +26,11 @@ def exit_reason(name: str, why: str, log: str, seen: Sighting) -> PlimsollError:
         on_card = "CUDA" in why or "on device" in why
         return _out_of_memory(name, why, log, Incident("device" if on_card else "host", why), seen)
     if why not in (SILENT, ENGINE_ENDED):
-        return WorkerDied(message(f"{name} died", why, log) + _RESUME)
+        return WorkerDied(message(f"{name} died", why, log))
     if evidence := _evidence(seen):
         full = f"it was killed: {evidence}"
         return _out_of_memory(name, full, log, Incident("host", full), seen)
-    return WorkerDied(message(f"{name} died", f"{why}{_innocent(seen)}", log) + _RESUME)
+    return WorkerDied(message(f"{name} died", f"{why}{_innocent(seen)}", log))
 
 
 def hung(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerDied:
@@ -52,7 +50,7 @@ def hung(hang: Hang, stopped: Sequence[str], logs: Mapping[str, str]) -> WorkerD
     shown = "".join(f"\n    {name}: {log}.err" for name, log in logs.items())
     return WorkerDied(
         f"{first} hangs\n  Why: {'; '.join(parts)}\n  Logs, which end with where their threads "
-        f"are (but for what is stopped):{shown}{_RESUME}"
+        f"are (but for what is stopped):{shown}"
     )
 
 
@@ -90,7 +88,7 @@ def _start_settings(spec: EngineSpec) -> str:
 def _out_of_memory(
     name: str, why: str, log: str, incident: Incident, seen: Sighting
 ) -> OutOfMemory:
-    text = message(f"{name} died for want of {incident.where} memory", why, log) + _RESUME
+    text = message(f"{name} died for want of {incident.where} memory", why, log)
     return OutOfMemory(text, incident).with_sighting(text, seen)
 
 

@@ -15,6 +15,7 @@ from plimsoll.memory.explain.as_text import explanation_text
 from plimsoll.memory.explain.explain import explain
 from plimsoll.memory.plan.plan import Plan
 from plimsoll.run.directory import RunDirectory
+from plimsoll.run.ending import notes_of
 from plimsoll.run.files import write_whole
 from plimsoll.run.output import tell
 from plimsoll.spec.run_spec import RunSpec
@@ -52,7 +53,10 @@ def explaining_shortage(spec: RunSpec[Any]) -> Iterator[None]:
         text = f"{error}\n{explanation_of(spec, error.incident, error.incident.phase)}"
         write_whole(directory.out_of_memory_path, f"{text}\n")
         written = f"{text}\nThis is in {directory.out_of_memory_path}, too."
-        raise OutOfMemory(written, error.incident) from error
+        explained = OutOfMemory(written, error.incident)
+        for note in notes_of(error):
+            explained.add_note(note)
+        raise explained from error
 
 
 def explanation_of(spec: RunSpec[Any], incident: Incident, phase: str) -> str:

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from plimsoll.commands.served_models import open_models
+from plimsoll.commands.served_models import Score, open_models
 from plimsoll.config.problems import refuse
 from plimsoll.config.reward import RewardConfig
 from plimsoll.config.rl import RlConfig
@@ -28,7 +28,6 @@ from plimsoll.records import Trajectory
 from plimsoll.reward.references import check_rewards
 from plimsoll.reward.score import Scored, open_rewards
 from plimsoll.reward.servers.formats import read_request
-from plimsoll.rl.answers import Submit
 from plimsoll.spec.run_spec import RunSpec
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def serve(chosen: Chosen, host: str, port: int) -> None:
 
     with ExitStack() as stack:
         place = stack.enter_context(bound(host, port))
-        served: dict[str, Submit] = {
+        served: dict[str, Score] = {
             name: replace(
                 stack.enter_context(open_rewards({name: reward})), source="the request"
             ).submit
@@ -104,7 +103,7 @@ def serve(chosen: Chosen, host: str, port: int) -> None:
         uvicorn.Server(settings).run(sockets=[place])
 
 
-async def answer(submit: Submit, body: bytes) -> Answer:
+async def answer(submit: Score, body: bytes) -> Answer:
     """What a request is answered: 200 with the rewards; 500 where OpenRLHF's format has no place
     for one that failed; 422 where the request, or what the reward gave, is wrong."""
     try:
@@ -130,7 +129,7 @@ def _rewards(asked: Sequence[Trajectory], scored: Scored) -> list[object]:
     return [(values | failed)[trajectory.group] for trajectory in asked]
 
 
-def _paths(served: Mapping[str, Submit]) -> dict[str, Submit]:
+def _paths(served: Mapping[str, Score]) -> dict[str, Score]:
     """Where each is served."""
     paths = {f"/{name}": submit for name, submit in served.items()}
     if len(served) == 1:
@@ -139,7 +138,7 @@ def _paths(served: Mapping[str, Submit]) -> dict[str, Submit]:
     return paths
 
 
-def _app(paths: Mapping[str, Submit]) -> FastAPI:
+def _app(paths: Mapping[str, Score]) -> FastAPI:
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse
     from starlette.requests import Request

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,15 +14,17 @@ from plimsoll.config.reward import RewardModelConfig
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.score import Scored
-from plimsoll.rl.answers import Submit
 from plimsoll.rl.reward_model import model_scores
 from plimsoll.spec.roles import scoring_role
 from plimsoll.spec.run_spec import RunSpec, resolve
 from plimsoll.train.loading import load_measured
 
+Score = Callable[[Sequence[Trajectory]], Future[Scored]]
+"""Begins to score trajectories, each for itself."""
+
 
 @contextmanager
-def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[str, Submit]]:
+def open_models(spec: RunSpec[RlConfig], names: Sequence[str]) -> Iterator[dict[str, Score]]:
     """What scores trajectories by each of these models, until the end of the block.
 
     Raises as loading a model does.

@@ -72,5 +72,5 @@ class RlBatch(Settings):
     dynamic_sampling: DynamicSampling | None = None
     """Replace groups that teach nothing; default: they stay."""
     max_failed_groups: Probability = 0.1
-    """The share of a step's groups whose reward may fail; they are replaced. Beyond it (of at least
-    one group) the run stops."""
+    """The share of a step's groups whose reward may fail; they are replaced. At the first group
+    beyond it (and beyond one group) the run stops."""

@@ -94,7 +94,7 @@ class RewardConfig(Choice):
     """Seconds for one call of the function."""
     retries: NonNegativeInt = 2
     """Further calls after one that failed, 0.1 s after the first one, then after twice as long each
-    time."""
+    time. A call keeps its place among `at_once` until its last one."""
     process: bool = False
     """Call the function in processes of their own: one that hangs, crashes or takes too much memory
     is ended and replaced, which costs its trajectory (of a batch function, its batch) alone."""

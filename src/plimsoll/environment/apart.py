@@ -73,7 +73,8 @@ class Apart:
             found = await self._child.ask(question, self.seconds)
         except TimeoutError:
             said = f"'s {question.method} took longer than call_seconds, which is {self.seconds:g}"
-            raise EnvironmentFailed(Failed(f"{said}; its process was ended")) from None
+            said += "; its process was ended"
+            raise EnvironmentFailed(Failed(said, unanswered=True)) from None
         except ChildEnded as ended:
             raise EnvironmentFailed(Failed(f"'s process {ended}")) from None
         if isinstance(found, Failed):

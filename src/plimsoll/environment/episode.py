@@ -117,7 +117,7 @@ async def play(
         branches = [one for one in told.branches if one.turns]
         if not branches:
             seconds = f"{table.config.episode_seconds:g} s (episode_seconds)"
-            raise EnvironmentFailed(Failed(f" had not begun after {seconds}"))
+            raise EnvironmentFailed(Failed(f" had not begun after {seconds}", unanswered=True))
         whole = await told.timed(seat.reward())
         figures = {**counted_turns(branches), **told.figures}
         found = ended(branches, sample_index, reason, whole, figures)

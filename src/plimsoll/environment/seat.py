@@ -90,7 +90,7 @@ class Here:
                 )
         except TimeoutError:
             said = f"'s {name} took longer than call_seconds, which is {self.seconds:g}"
-            raise EnvironmentFailed(Failed(said)) from None
+            raise EnvironmentFailed(Failed(said, unanswered=True)) from None
 
 
 async def called(call: Callable[[], Any], in_loop: bool) -> Any:

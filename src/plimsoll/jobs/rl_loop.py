@@ -31,8 +31,8 @@ from plimsoll.engine.objectives import PolicyObjective, PolicyStream
 from plimsoll.engine.schedule import learning_rate
 from plimsoll.records import Floats, Trajectory
 from plimsoll.reward.references import check_references
-from plimsoll.reward.score import Scored, Scorer, open_rewards
-from plimsoll.rl.answers import Answering, Submit
+from plimsoll.reward.score import OnFailure, Scored, Scorer, open_rewards
+from plimsoll.rl.answers import Answering
 from plimsoll.rl.batch import (
     Batch,
     Learnables,
@@ -49,6 +49,7 @@ from plimsoll.rl.batch import (
 )
 from plimsoll.rl.critic import explained_variance, train_critic
 from plimsoll.rl.environments import open_kinds, set_up
+from plimsoll.rl.episodes import Submit
 from plimsoll.rl.evaluate import answer_held_out, evaluation_figures
 from plimsoll.rl.experience import Experience, Source
 from plimsoll.rl.layout import MiniBatch
@@ -62,6 +63,7 @@ from plimsoll.rl.setup import (
     start,
 )
 from plimsoll.run.displays import Advance, counting
+from plimsoll.run.output import tell
 from plimsoll.run.readings import Planned
 from plimsoll.run.state import RunState
 from plimsoll.run.trajectories import write_trajectories
@@ -265,7 +267,8 @@ def measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> d
             load_measured(cluster, spec, scoring_role(part))
 
         def answering_to(key: str) -> Answering:
-            return Answering(_advancing(scorer.of_held_out(key).submit, advance), environments, key)
+            submit = _advancing(scorer.of_held_out(key).submit, advance)
+            return Answering(submit, tell, environments, key)
 
         answered = answer_held_out(cluster, spec, held_out, answering_to)
     found = [*chain.from_iterable(answered.values())]
@@ -285,8 +288,8 @@ def measured_with(scorer: Scorer, spec: RunSpec[RlConfig], directory: Path) -> d
 def _advancing(submit: Submit, advance: Advance) -> Submit:
     """The same, and what is scored is counted."""
 
-    def counted(trajectories: Sequence[Trajectory]) -> Future[Scored]:
-        scored = submit(trajectories)
+    def counted(trajectories: Sequence[Trajectory], on_failure: OnFailure) -> Future[Scored]:
+        scored = submit(trajectories, on_failure)
         scored.add_done_callback(lambda _: advance(len(trajectories)))
         return scored
 

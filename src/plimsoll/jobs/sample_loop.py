@@ -92,7 +92,8 @@ def _sampled(
 ) -> Sampled:
     spec, cluster, session = work.spec, work.cluster, work.session
     with session.phase("rollout", cluster):
-        answering = Answering(session.progress.counted(scorer.submit), environments)
+        progress = session.progress
+        answering = Answering(progress.counted(scorer.submit), progress.note, environments)
         drawn = partial(drawn_prompts, work, state)
         found = sample(cluster, spec, drawn, state.step + 1, answering)
         found = normalized(found, scorer)

@@ -94,12 +94,17 @@ def _interval(figure: Figure) -> str:
 
 
 def _state(run: Watched) -> str:
-    """`running`; or how it came to an end: `out of memory`, `done`, `stopped`. A run that writes
-    no model is done after its last step."""
+    """Return `running`, or how the run came to an end: `out of memory`, `done`, `stopped`,
+    `killed` without a word, or `failed: ` with the first line of the error. A run that writes no
+    model is done after its last step."""
     if run.now is not None and not run.now.ended:
         return "running"
     if run.run.out_of_memory_path.is_file():
         return "out of memory"
+    if run.end is not None:
+        return str(run.end)
+    if run.now is not None:
+        return "killed"
     done = run.run.model_path.is_dir() or run.run.best_path.is_file()
     if value_at(run.settings, ("run", "save_model")) is False:
         done |= run.metrics.last.get("step") == value_at(run.settings, ("run", "steps"))

@@ -19,6 +19,7 @@ from plimsoll.jobs.which import named_job
 from plimsoll.page.follow import Place, read_on
 from plimsoll.page.ledger_sums import LedgerSums
 from plimsoll.run.directory import RunDirectory, existing_run
+from plimsoll.run.ending import End, read_end
 from plimsoll.run.json_lines import Row, read_rows
 from plimsoll.run.ledger import read_ledger
 from plimsoll.run.now import Now, read_now
@@ -91,8 +92,8 @@ class Watched:
     """A run as far as it has been read.
 
     name: what tells it from the others. config: the text of config.yaml, "" where there is none.
-    latest: the last step with trajectories. now: None where it does not go on. problem: why it
-    cannot be read on; "" where it can.
+    latest: the last step with trajectories. now: None where it does not go on. end: how it ended,
+    where that is known. problem: why it cannot be read on; "" where it can.
     """
 
     run: RunDirectory
@@ -102,6 +103,7 @@ class Watched:
     config: str = ""
     latest: int | None = None
     now: Now | None = None
+    end: End | None = None
     problem: str = ""
 
     def look(self, most: int = AT_ONCE) -> Watched:
@@ -113,6 +115,7 @@ class Watched:
             config=path.read_text(encoding="utf-8", errors="replace") if path.is_file() else "",
             latest=latest and latest[0],
             now=read_now(self.run.now_path),
+            end=read_end(self.run.end_path),
             problem="",
         )
         try:
@@ -133,7 +136,8 @@ class Watched:
         """Differs where anything but `now` does."""
         offsets = (self.metrics.place, self.ledger.place)
         marks = [f"{place.inode}.{place.offset}" for place in offsets]
-        return "-".join([*marks, str(self.latest), str(hash(self.config)), self.problem])
+        others = (str(self.latest), str(hash(self.config)), str(self.end), self.problem)
+        return "-".join([*marks, *others])
 
     @cached_property
     def settings(self) -> Any:

@@ -25,12 +25,20 @@ class Given:
 
 @dataclass(frozen=True)
 class Failed:
-    """No number this time; another try may give one. said: goes on after the reward's name. lines:
-    of a traceback."""
+    """No number this time; another try may give one.
+
+    Attributes:
+        said: what is wrong, going on after the reward's name.
+        lines: lines of a traceback.
+        kind: the error that stops a run for it.
+        unanswered: whether no answer came at all, in time or from anybody. Such a try takes long,
+            so the first one is shown at once.
+    """
 
     said: str
     lines: str = ""
     kind: type[PlimsollError] = PlimsollError
+    unanswered: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,30 @@ class Broken:
     kind: type[PlimsollError] = PlimsollError
 
 
-Outcome = Given | Failed | Broken
+@dataclass(frozen=True)
+class Unasked:
+    """Nothing, because a number would be of no use: the trajectory's group is lost already."""
+
+
+Outcome = Given | Failed | Broken | Unasked
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """How long one try may take.
+
+    Attributes:
+        seconds: the limit.
+        key: the config's key that sets it, such as `rewards.style.time_limit`.
+    """
+
+    seconds: float
+    key: str
+
+    def exceeded(self, before: str = "", after: str = "") -> Failed:
+        """Return the failure of a try that took longer; the texts stand around what is said."""
+        limit = f"its time_limit of {self.seconds:g} s ({self.key})"
+        return Failed(f"{before} took longer than {limit}{after}", unanswered=True)
 
 
 def number(value: object) -> Outcome:

@@ -4,7 +4,7 @@ threads, processes or clients that are held until the end."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -20,14 +20,14 @@ from plimsoll.machine.host import usable_cores
 from plimsoll.records import RewardPart, Trajectory
 from plimsoll.reward.functions.calls import Here, Setup, is_coroutine, takes_many
 from plimsoll.reward.functions.processes import ProcessPool
-from plimsoll.reward.outcome import Broken, Failed, Given, Outcome
+from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit
 from plimsoll.reward.price import MOST_PROCESSES
 from plimsoll.reward.references import processes_asked
 from plimsoll.reward.rule import Rule, build_rule, shown_texts
 from plimsoll.reward.running import Running, State
 from plimsoll.reward.servers.http import Servers
 from plimsoll.reward.servers.judge import Judge
-from plimsoll.reward.source import Call, Source, end_all, event_loop, side_by_side
+from plimsoll.reward.source import Call, Source, Watch, end_all, event_loop, side_by_side
 
 _FUNCTION_WAIT = 0.1
 _SERVER_WAIT = 0.5
@@ -37,34 +37,48 @@ _COROUTINES = 64
 async def open_source(rule: Rule, stack: AsyncExitStack) -> Source:
     """What scores a rule. To be asked in the event loop that it will work in; what it holds is let
     go by the stack."""
-    config = rule.config
-    if config.http is not None:
+    config, key = rule.config, f"rewards.{rule.name}"
+    if (http := config.http) is not None:
         client = await stack.enter_async_context(_client())
-        servers = Servers.of(config.http, client)
-        return Source(servers, config.http.batch, config.http.retries, _SERVER_WAIT)
-    if config.judge is not None:
+        limit = TimeLimit(http.time_limit, f"{key}.http.time_limit")
+        places = asyncio.Semaphore(http.at_once * len(http.urls))
+        servers = Servers.of(http, client, limit)
+        return Source(servers, http.batch, http.retries, _SERVER_WAIT, places)
+    if (judge := config.judge) is not None:
         client = await stack.enter_async_context(_client())
-        return Source(Judge.of(config.judge, client), 1, config.judge.retries, _SERVER_WAIT)
+        limit = TimeLimit(judge.time_limit, f"{key}.judge.time_limit")
+        places = asyncio.Semaphore(judge.at_once)
+        return Source(Judge.of(judge, client, limit), 1, judge.retries, _SERVER_WAIT, places)
     assert rule.function is not None
     batch = takes_many(rule.function) if config.batch is None else config.batch
-    call = await _function_call(rule, rule.function, batch, stack)
-    return Source(call, None if batch else 1, config.retries, _FUNCTION_WAIT)
+    at_once = config.at_once or _calls_at_once(config, rule.function)
+    limit = TimeLimit(config.time_limit, f"{key}.time_limit")
+    call = _function_call(config, rule.function, batch, at_once, limit, stack)
+    size = None if batch else 1
+    return Source(call, size, config.retries, _FUNCTION_WAIT, asyncio.Semaphore(at_once))
 
 
-async def _function_call(
-    rule: Rule, function: partial[Any], batch: bool, stack: AsyncExitStack
+def _calls_at_once(config: RewardConfig, function: partial[Any]) -> int:
+    """Return how many calls are made at the same time where `at_once` does not say."""
+    if config.process or processes_asked(function):
+        return min(usable_cores(), MOST_PROCESSES)
+    return _COROUTINES if is_coroutine(function) else 1
+
+
+def _function_call(
+    config: RewardConfig,
+    function: partial[Any],
+    batch: bool,
+    at_once: int,
+    limit: TimeLimit,
+    stack: AsyncExitStack,
 ) -> Call:
-    config, cores = rule.config, min(usable_cores(), MOST_PROCESSES)
-    if config.process:
-        memory = None if config.memory_gib is None else int(config.memory_gib * 1024**3)
-        setup = Setup(config.name, config.options, batch, memory)
-        pool = ProcessPool(setup, config.time_limit, config.at_once or cores)
-        stack.push_async_callback(pool.close)
-        return pool
-    coroutine = is_coroutine(function)
-    threads = cores if processes_asked(function) else 1
-    places = asyncio.Semaphore(config.at_once or (_COROUTINES if coroutine else threads))
-    return Here(function, batch, coroutine, config.time_limit, places)
+    if not config.process:
+        return Here(function, batch, is_coroutine(function), limit)
+    memory = None if config.memory_gib is None else int(config.memory_gib * 1024**3)
+    pool = ProcessPool(Setup(config.name, config.options, batch, memory), limit, at_once)
+    stack.push_async_callback(pool.close)
+    return pool
 
 
 def _client() -> httpx.AsyncClient:
@@ -74,12 +88,21 @@ def _client() -> httpx.AsyncClient:
 
 @dataclass(frozen=True)
 class RewardFailure:
-    """A reward that gave no number for a trajectory, however often it was tried; or an environment
-    that did not get through an episode.
+    """A reward that gave no number for a trajectory, or an environment that did not get through an
+    episode.
 
-    group, prompt_index: the trajectory's. where: the reward or the environment, and the row, as
-    messages name them. what: of which kind it is, in messages.
-    said: what it said, going on after `where`. shown: prompt and response. lines: of a traceback.
+    Attributes:
+        group: the trajectory's group.
+        prompt_index: the row of its prompt.
+        reward: the name of the reward, or `environment`.
+        where: the reward or the environment, and the row, as messages name them.
+        said: what it said, going on after `where`.
+        shown: prompt and response.
+        lines: lines of a traceback.
+        kind: the error that stops a run for it.
+        what: what failed, in the plural, for messages.
+        unanswered: whether no answer came at all; see `Failed`.
+        tries_left: how often it is tried again; 0: the group is lost.
     """
 
     group: int
@@ -91,6 +114,8 @@ class RewardFailure:
     lines: str = ""
     kind: type[PlimsollError] = PlimsollError
     what: str = "rewards"
+    unanswered: bool = False
+    tries_left: int = 0
 
     def __str__(self) -> str:
         return f"{self.where}{self.said}. {self.shown}\n{self.lines}".rstrip()
@@ -100,10 +125,23 @@ class RewardFailure:
         return self.kind(str(self))
 
 
+OnFailure = Callable[[RewardFailure], None]
+"""Hears of each try that failed, in the event loop of the rewards; raises to end the scoring."""
+
+
+def _go_on(failure: RewardFailure) -> None:
+    """Let nothing end the scoring."""
+
+
 @dataclass(frozen=True)
 class Scored:
-    """trajectories: those that got all parts of their reward, in the order they were given in.
-    failures: what the others lack, at least one each."""
+    """What came of trajectories.
+
+    Attributes:
+        trajectories: those that got all parts of their reward, in the order they were given in.
+        failures: what others lack, at least one for each group that lost a trajectory. The rest of
+            such a group may be in neither: it is not scored any more.
+    """
 
     trajectories: tuple[Trajectory, ...]
     failures: tuple[RewardFailure, ...]
@@ -133,15 +171,19 @@ class Scorer:
         """The same for held-out prompts. key: of their set in the config."""
         return replace(self, source=key)
 
-    def submit(self, trajectories: Sequence[Trajectory]) -> Future[Scored]:
+    def submit(
+        self, trajectories: Sequence[Trajectory], on_failure: OnFailure = _go_on
+    ) -> Future[Scored]:
         """Begin to score; returns at once. What is given by all calls is scored side by side.
 
         Values are those before `normalize`; see `normalized`.
 
         The future raises PlimsollError, naming rule, row, prompt and response, as soon as something
-        else than a finite number comes, or what no other try would mend.
+        else than a finite number comes, or what no other try would mend; and what `on_failure`
+        raises.
         """
-        return asyncio.run_coroutine_threadsafe(self._scored(tuple(trajectories)), self.loop)
+        scoring = self._scored(tuple(trajectories), on_failure)
+        return asyncio.run_coroutine_threadsafe(scoring, self.loop)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """New trajectories with the parts.
@@ -192,8 +234,11 @@ class Scorer:
             if part.running is not None and part.rule.name in state:
                 part.running.restore(state[part.rule.name])
 
-    async def _scored(self, trajectories: tuple[Trajectory, ...]) -> Scored:
-        columns = await side_by_side(self._outcomes(part, trajectories) for part in self.parts)
+    async def _scored(self, trajectories: tuple[Trajectory, ...], on_failure: OnFailure) -> Scored:
+        lost: set[int] = set()
+        columns = await side_by_side(
+            self._outcomes(part, trajectories, lost, on_failure) for part in self.parts
+        )
         rows = [[column[i] for column in columns] for i in range(len(trajectories))]
         failures = [
             _failure(part.rule, trajectory, outcome, self.source)
@@ -218,8 +263,19 @@ class Scorer:
         played = [part for part in trajectory.rewards if part.name == ENVIRONMENT]
         return replace(trajectory, rewards=(*played, *rewards), transcript=None)
 
-    async def _outcomes(self, part: Part, trajectories: Sequence[Trajectory]) -> list[Outcome]:
-        found = await part.source.score(trajectories)
+    async def _outcomes(
+        self,
+        part: Part,
+        trajectories: Sequence[Trajectory],
+        lost: set[int],
+        on_failure: OnFailure,
+    ) -> list[Outcome]:
+        def failed(trajectory: Trajectory, outcome: Failed, tries_left: int) -> None:
+            if tries_left == 0:
+                lost.add(trajectory.group)
+            on_failure(_failure(part.rule, trajectory, outcome, self.source, tries_left))
+
+        found = await part.source.score(trajectories, Watch(failed, lost))
         for trajectory, outcome in zip(trajectories, found, strict=True):
             if isinstance(outcome, Broken):
                 raise _failure(part.rule, trajectory, outcome, self.source).error()
@@ -266,12 +322,22 @@ def _values(
 
 
 def _failure(
-    rule: Rule, trajectory: Trajectory, outcome: Failed | Broken, source: str
+    rule: Rule,
+    trajectory: Trajectory,
+    outcome: Failed | Broken,
+    source: str,
+    tries_left: int = 0,
 ) -> RewardFailure:
     index = trajectory.prompt.index
-    where = f"The {rule.shown}, at row {index} (from 0) of {source}"
-    lines = outcome.lines if isinstance(outcome, Failed) else ""
-    shown = shown_texts(trajectory)
     return RewardFailure(
-        trajectory.group, index, rule.name, where, outcome.said, shown, lines, outcome.kind
+        trajectory.group,
+        index,
+        rule.name,
+        f"The {rule.shown}, at row {index} (from 0) of {source}",
+        outcome.said,
+        shown_texts(trajectory),
+        outcome.lines if isinstance(outcome, Failed) else "",
+        outcome.kind,
+        unanswered=isinstance(outcome, Failed) and outcome.unanswered,
+        tries_left=tries_left,
     )

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import Failed, Outcome
+from plimsoll.reward.outcome import Failed, Outcome, Unasked
 
 Call = Callable[[Sequence[Trajectory]], Awaitable[Sequence[Outcome]]]
 """One try: an outcome for each trajectory, in order. It ends within a time limit of its own and
@@ -23,32 +23,65 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
+class Watch:
+    """Who hears of failures while trajectories are scored, and what is not worth scoring any more.
+
+    Attributes:
+        failed: called after each try of a trajectory that failed, with the number of tries that
+            are left. What it raises ends the scoring.
+        lost: groups that have lost a trajectory for good. Nothing more of them is asked.
+    """
+
+    failed: Callable[[Trajectory, Failed, int], None]
+    lost: set[int]
+
+
+@dataclass(frozen=True)
 class Source:
-    """call: one try. size: how many trajectories it takes at most; None for any number. retries:
-    further tries for those that failed. wait: seconds before the first of these; twice as many
-    before each one after it, up to LONGEST_WAIT."""
+    """Scores trajectories by calls that are made side by side, and made again where they fail.
+
+    Attributes:
+        call: one try.
+        size: how many trajectories a call takes at most; None for any number.
+        retries: further tries for the trajectories that failed.
+        wait: seconds before the first of these; twice as many before each one after it, up to
+            LONGEST_WAIT.
+        places: how many calls are made at the same time. A call that fails keeps its place until
+            its last try. So what is asked for first is settled first, and a source that never
+            answers is known after a few calls instead of after all.
+    """
 
     call: Call
     size: int | None
     retries: int
     wait: float
+    places: asyncio.Semaphore
 
-    async def score(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
-        """An outcome for each, in order; a failure is the last one."""
+    async def score(self, trajectories: Sequence[Trajectory], watch: Watch) -> list[Outcome]:
+        """Return an outcome for each trajectory, in order; a failure is the last one."""
         size = self.size or max(1, len(trajectories))
         parts = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
-        return [one for part in await side_by_side(map(self._tried, parts)) for one in part]
+        tried = await side_by_side(self._tried(part, watch) for part in parts)
+        return [one for part in tried for one in part]
 
-    async def _tried(self, trajectories: Sequence[Trajectory]) -> list[Outcome]:
-        found = [*await self.call(trajectories)]
-        for again in range(self.retries):
-            failed = [i for i, one in enumerate(found) if isinstance(one, Failed)]
-            if not failed:
-                break
-            await asyncio.sleep(min(LONGEST_WAIT, self.wait * 2**again))
-            once_more = await self.call([trajectories[i] for i in failed])
-            for i, outcome in zip(failed, once_more, strict=True):
-                found[i] = outcome
+    async def _tried(self, trajectories: Sequence[Trajectory], watch: Watch) -> list[Outcome]:
+        found: list[Outcome] = [Unasked()] * len(trajectories)
+        async with self.places:
+            for attempt in range(1 + self.retries):
+                asked = [
+                    i
+                    for i, one in enumerate(found)
+                    if isinstance(one, Failed | Unasked) and trajectories[i].group not in watch.lost
+                ]
+                if not asked:
+                    break
+                if attempt:
+                    await asyncio.sleep(min(LONGEST_WAIT, self.wait * 2 ** (attempt - 1)))
+                outcomes = await self.call([trajectories[i] for i in asked])
+                for i, outcome in zip(asked, outcomes, strict=True):
+                    found[i] = outcome
+                    if isinstance(outcome, Failed):
+                        watch.failed(trajectories[i], outcome, self.retries - attempt)
         return found
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rollout import SamplingConfig
 from plimsoll.records import Prompt, Trajectory
-from plimsoll.reward.score import RewardFailure, Scored
-from plimsoll.rl.episodes import Environments, play_groups
+from plimsoll.reward.score import OnFailure, RewardFailure, Scored
+from plimsoll.rl.episodes import Environments, Submit, play_groups
+from plimsoll.rl.failed_groups import Note
 from plimsoll.rollout.protocol import Request, derive_seeds
-
-Submit = Callable[[Sequence[Trajectory]], Future[Scored]]
-"""Begins to score; see `Scorer.submit`."""
 
 
 @dataclass(frozen=True)
 class Answering:
-    """What is done with what is sampled. submit: begins to score it. environments: that go on with
-    it; None: each response stands alone. source: of the prompts, as the config calls it."""
+    """What is done with what is sampled.
+
+    Attributes:
+        submit: begins to score it.
+        note: shows a line while the run goes on.
+        environments: what goes on with it; None: each response stands alone.
+        source: where the prompts come from, as the config calls it.
+    """
 
     submit: Submit
+    note: Note
     environments: Environments | None = None
     source: str = "data.train"
 
@@ -41,12 +46,6 @@ class Answers:
         kept = [t for t in self.trajectories if t.group not in failed]
         return [list(group) for _, group in groupby(kept, key=lambda t: t.group)]
 
-    def all_of_them(self) -> list[Trajectory]:
-        """Raises PlimsollError for the first that a reward failed for."""
-        if self.failures:
-            raise self.failures[0].error()
-        return self.trajectories
-
 
 def answers(
     cluster: Cluster,
@@ -55,15 +54,19 @@ def answers(
     sampling: SamplingConfig,
     seed: int,
     answering: Answering,
+    on_failure: OnFailure,
     *,
     first_group: int = 0,
 ) -> Answers:
-    """Responses to each prompt, in the prompts' order, scored side by side as they come. Groups are
-    numbered by the prompts' places, from the first on."""
+    """Return responses to each prompt, in the prompts' order, scored side by side as they come.
+
+    Groups are numbered by the prompts' places, from the first on. on_failure: hears of rewards and
+    environments that fail; what it raises ends the sampling at once.
+    """
     if answering.environments is not None:
         scored = play_groups(
             *(cluster, answering.environments, prompts, responses, sampling, seed),
-            *(answering.submit, answering.source, first_group),
+            *(answering.submit, on_failure, answering.source, first_group),
         )
         return _gathered(scored)
     size = max(1, cluster.responses_per_request() // responses)
@@ -78,13 +81,21 @@ def answers(
         for place, done in cluster.generate(requests):
             first = first_group + place * size
             numbered = [replace(t, group=first + i // responses) for i, t in enumerate(done)]
-            futures[place] = answering.submit(numbered)
+            futures[place] = answering.submit(numbered, on_failure)
+            _raise_first(future for future in futures.values() if future.done())
+        _raise_first(wait(futures.values(), return_when=FIRST_EXCEPTION).done)
         scored = [futures[place].result() for place in sorted(futures)]
     except BaseException:  # Ctrl-C, too
         for future in futures.values():
             future.cancel()
         raise
     return _gathered(scored)
+
+
+def _raise_first(ended: Iterable[Future[Scored]]) -> None:
+    """Raise the error of the first future that has one."""
+    for future in ended:
+        future.result()
 
 
 def _gathered(scored: Sequence[Scored]) -> Answers:

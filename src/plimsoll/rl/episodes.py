@@ -16,9 +16,12 @@ from plimsoll.environment.rounds import Rounds
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.outcome import Failed
 from plimsoll.reward.rule import cut
-from plimsoll.reward.score import RewardFailure, Scored
+from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.reward.source import side_by_side
 from plimsoll.rollout.protocol import Ask, derive_seeds
+
+Submit = Callable[[Sequence[Trajectory], OnFailure], Future[Scored]]
+"""Begins to score; see `Scorer.submit`."""
 
 _ATTEMPT = 7_919
 """Between the seeds of two tries of an episode."""
@@ -66,13 +69,17 @@ def play_groups(
     responses: int,
     sampling: SamplingConfig,
     seed: int,
-    submit: Callable[[Sequence[Trajectory]], Future[Scored]],
+    submit: Submit,
+    on_failure: OnFailure,
     source: str,
     first_group: int,
 ) -> list[Scored]:
-    """Episodes of each prompt, each group scored when its last one has ended. A group of which an
-    episode failed is not scored: what it lacks is among its failures. Groups are numbered by the
-    prompts' places, from the first on."""
+    """Play episodes of each prompt; each group is scored when its last one has ended.
+
+    A group of which an episode failed is not scored: what it lacks is among its failures. Groups
+    are numbered by the prompts' places, from the first on. on_failure: hears of environments and
+    rewards that fail; what it raises ends all episodes.
+    """
     seeds = derive_seeds(seed, len(prompts))
     together = cluster.responses_per_request()
 
@@ -89,20 +96,24 @@ def play_groups(
 
         async def group(place: int) -> Scored:
             prompt, own = prompts[place], seeds[place]
-            first = place * responses
-            found = await side_by_side(
-                _episode(floor, prompt, own, number, first + number) for number in range(responses)
-            )
+            first, number_of_group = place * responses, first_group + place
             table = environments.player_of(prompt).table
-            failed = [one for one in found if isinstance(one, Failed)]
-            if failed:
-                number = first_group + place
-                told = [_failure(one, prompt, number, table, source) for one in failed]
-                return Scored((), tuple(told))
-            played = [
-                replace(t, group=first_group + place) for t in found if isinstance(t, Trajectory)
-            ]
-            return await asyncio.wrap_future(submit(played))
+            failures: list[RewardFailure] = []
+
+            def failed(outcome: Failed, tries_left: int) -> None:
+                failure = _failure(outcome, prompt, number_of_group, table, source, tries_left)
+                if tries_left == 0:
+                    failures.append(failure)
+                on_failure(failure)
+
+            found = await side_by_side(
+                _episode(floor, prompt, own, number, first + number, failed)
+                for number in range(responses)
+            )
+            played = [replace(t, group=number_of_group) for t in found if t is not None]
+            if failures:
+                return Scored((), tuple(failures))
+            return await asyncio.wrap_future(submit(played, on_failure))
 
         return await side_by_side(map(group, range(len(prompts))))
 
@@ -110,27 +121,42 @@ def play_groups(
 
 
 async def _episode(
-    floor: _Floor, prompt: Prompt, seed: int, number: int, place: int
-) -> Trajectory | Failed:
-    """One episode, tried again from its beginning where its environment fails. place: among all."""
+    floor: _Floor,
+    prompt: Prompt,
+    seed: int,
+    number: int,
+    place: int,
+    failed: Callable[[Failed, int], None],
+) -> Trajectory | None:
+    """Return one episode, tried again from its beginning where its environment fails.
+
+    Args:
+        floor: where it is played.
+        prompt: its prompt.
+        seed: the seed of its group.
+        number: its number in the group.
+        place: its place among all episodes.
+        failed: called after each try that failed, with the number of tries that are left. None is
+            returned where there are none left.
+    """
     player = floor.environments.player_of(prompt)
-    failed = Failed("")
-    for attempt in range(1 + player.table.config.retries):
+    retries = player.table.config.retries
+    for attempt in range(1 + retries):
         policy = Policy(floor.ask, place, floor.sampling, seed + number + attempt * _ATTEMPT)
         async with floor.places:
             try:
                 found = await player.play(prompt, seed, number, policy)
             except EnvironmentFailed as error:
-                failed = error.failed
+                failed(error.failed, retries - attempt)
             else:
                 floor.end()
                 return found
     floor.end()
-    return failed
+    return None
 
 
 def _failure(
-    failed: Failed, prompt: Prompt, group: int, table: Table, source: str
+    failed: Failed, prompt: Prompt, group: int, table: Table, source: str, tries_left: int
 ) -> RewardFailure:
     where = f"The environment {table.name!r}, at row {prompt.index} (from 0) of {source}"
     shown = f"The prompt{cut(prompt.text)}."
@@ -144,4 +170,6 @@ def _failure(
         failed.lines,
         failed.kind,
         "environments",
+        failed.unanswered,
+        tries_left,
     )

@@ -19,6 +19,7 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.records import Prompt, Trajectory
 from plimsoll.reward.references import voting_of
 from plimsoll.rl.answers import Answering, answers
+from plimsoll.rl.failed_groups import FailedGroups
 from plimsoll.rl.reward_model import score_by_models
 from plimsoll.spec.eval_sets import EvalSet
 from plimsoll.spec.run_spec import RunSpec
@@ -48,21 +49,25 @@ def answer_held_out(
     held_out: HeldOut,
     answering_to: Callable[[str], Answering],
 ) -> Answered:
-    """As many responses to each prompt as its set asks for, with all parts of their rewards. Groups
-    are numbered through all sets."""
+    """Return as many responses to each prompt as its set asks for, with all parts of their rewards.
+
+    Groups are numbered through all sets. Raises PlimsollError as soon as a reward fails.
+    """
     found: dict[str, list[Trajectory]] = {}
     groups = 0
     for one in spec.eval_sets:
+        answering = answering_to(one.key)
         own = answers(
             cluster,
             held_out[one.key],
             one.responses,
             one.sampling,
             _EVAL_SEED,
-            answering_to(one.key),
+            answering,
+            FailedGroups(answering.note),
             first_group=groups,
         )
-        found[one.key] = score_by_models(own.all_of_them(), spec, cluster)
+        found[one.key] = score_by_models(own.trajectories, spec, cluster)
         groups += len(held_out[one.key])
     return found
 

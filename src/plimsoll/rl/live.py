@@ -49,10 +49,10 @@ class Live:
 
     def draw(self, state: RunState) -> Experience:
         work, cluster = self.work, self.work.cluster
+        progress = work.session.progress
         with work.session.phase("rollout", cluster):
-            answering = Answering(
-                work.session.progress.counted(self.scorer.submit), self.environments
-            )
+            submit = progress.counted(self.scorer.submit)
+            answering = Answering(submit, progress.note, self.environments)
             drawn = partial(drawn_prompts, work, state)
             found = sample(cluster, work.spec, drawn, state.step + 1, answering)
             found = normalized(found, self.scorer)
@@ -76,11 +76,11 @@ class Live:
         }
 
     def evaluate(self) -> dict[str, float]:
-        work = self.work
+        work, progress = self.work, self.work.session.progress
 
         def answering_to(key: str) -> Answering:
-            submit = work.session.progress.counted(self.scorer.of_held_out(key).submit)
-            return Answering(submit, self.environments, key)
+            submit = progress.counted(self.scorer.of_held_out(key).submit)
+            return Answering(submit, progress.note, self.environments, key)
 
         with work.session.phase("eval", work.cluster):
             return evaluate(work.cluster, work.spec, work.data.held_out, answering_to)

@@ -10,13 +10,13 @@ from statistics import fmean
 import numpy as np
 
 from plimsoll.cluster.protocol import Cluster
-from plimsoll.config.batch import DynamicSampling, RlBatch
+from plimsoll.config.batch import DynamicSampling
 from plimsoll.config.rl import RlConfig
 from plimsoll.records import Ints, Prompt, Trajectory
-from plimsoll.reward.score import RewardFailure, Scorer
+from plimsoll.reward.score import OnFailure, Scorer
 from plimsoll.rl.answers import Answering, Answers, answers
+from plimsoll.rl.failed_groups import FailedGroups
 from plimsoll.rl.reward_model import score_by_models
-from plimsoll.run.counting import counted
 from plimsoll.spec.choices import advantage_needs
 from plimsoll.spec.run_spec import RunSpec
 
@@ -68,28 +68,25 @@ def sample(
     the prompts. With dynamic sampling so are those that teach nothing, until there are enough or
     the step has drawn its most; then they make up the number.
 
-    Raises PlimsollError where they failed for more than `batch.max_failed_groups`.
+    Raises PlimsollError as soon as more groups failed than `batch.max_failed_groups`.
     """
     batch, dynamic = spec.config.batch, spec.config.batch.dynamic_sampling
     kept: list[list[Trajectory]] = []
     idle: list[list[Trajectory]] = []
-    failures: list[RewardFailure] = []
-    drawn = failed = 0
+    failed = FailedGroups(answering.note, batch)
+    drawn = 0
     while asked := _asked(batch.prompts, len(kept), len(idle), drawn, dynamic):
-        found = _round(cluster, spec, draw(drawn, asked), drawn, step, answering)
-        failures += found.failures
-        groups = found.whole_groups()
-        for group in groups:
+        found = _round(cluster, spec, draw(drawn, asked), drawn, step, answering, failed)
+        for group in found.whole_groups():
             (kept if dynamic is None or teaches(group, dynamic) else idle).append(group)
-        drawn, failed = drawn + asked, failed + asked - len(groups)
-        _check_failures(failures, failed, batch)
+        drawn += asked
     groups = sorted([*kept, *idle][: batch.prompts], key=lambda group: group[0].group)
     return Sampled(
         [t for group in groups for t in group],
         _greedy(cluster, spec, groups, step, answering),
         drawn,
         len(idle),
-        failed,
+        len(failed),
     )
 
 
@@ -99,17 +96,6 @@ def _asked(needed: int, kept: int, idle: int, drawn: int, dynamic: DynamicSampli
         return needed - kept
     more = math.ceil((needed - kept) * dynamic.oversampling)
     return max(0, min(more, int(needed * dynamic.max_drawn) - drawn), needed - kept - idle)
-
-
-def _check_failures(failures: Sequence[RewardFailure], failed: int, batch: RlBatch) -> None:
-    """Stop where they failed for more groups than the config lets pass."""
-    if failed <= max(1.0, batch.max_failed_groups * batch.prompts):
-        return
-    raise failures[0].kind(
-        f"{failures[0].what} failed for {counted(failed, 'group')} of a step of "
-        f"{batch.prompts}, and batch.max_failed_groups is {batch.max_failed_groups:g}. The first:\n"
-        f"{failures[0]}"
-    )
 
 
 def teaches(group: Sequence[Trajectory], dynamic: DynamicSampling) -> bool:
@@ -128,11 +114,13 @@ def _round(
     drawn: int,
     step: int,
     answering: Answering,
+    on_failure: OnFailure,
 ) -> Answers:
     """The responses to further prompts of a step that has drawn some."""
     responses, sampling = spec.config.batch.responses, spec.config.rollout.sampling
     seed = _seed(spec, step, drawn)
-    found = answers(cluster, prompts, responses, sampling, seed, answering, first_group=drawn)
+    asked = (prompts, responses, sampling, seed, answering, on_failure)
+    found = answers(cluster, *asked, first_group=drawn)
     if spec.config.batch.dynamic_sampling is None:  # then all are scored once engines sleep
         return found
     return replace(found, trajectories=score_by_models(found.trajectories, spec, cluster))
@@ -150,7 +138,8 @@ def _greedy(
         return []
     sampling = spec.config.rollout.sampling.model_copy(update={"temperature": 0.0})
     prompts = [group[0].prompt for group in groups]
-    found = answers(cluster, prompts, 1, sampling, _seed(spec, step, 0), answering).all_of_them()
+    asked = (prompts, 1, sampling, _seed(spec, step, 0), answering, FailedGroups(answering.note))
+    found = answers(cluster, *asked).trajectories
     return [replace(t, group=g[0].group) for t, g in zip(found, groups, strict=True)]
 
 

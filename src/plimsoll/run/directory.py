@@ -66,6 +66,11 @@ class RunDirectory:
     """The reference's log-probs, where they were computed before training."""
     bad_rows_path = _Item("bad_rows.jsonl")
     """The rows of data that were skipped."""
+    log_path = _Item("run.log")
+    """What the run showed on the console, and why it failed; its older part is in
+    `run-older.log`."""
+    end_path = _Item("end.json")
+    """How the run ended; not there while it goes on, nor where it was killed."""
     now_path = _Item("now.json")
     """The phase that goes on; there only while a run does."""
     tensorboard_path = _Item("tensorboard")
@@ -224,6 +229,7 @@ def _tidy(run: RunDirectory) -> None:
     folders = ("checkpoints", "trajectories", "tensorboard")
     _remove_leftovers(run.path, ".*", *(f"{folder}/.*" for folder in folders))
     run.out_of_memory_path.unlink(missing_ok=True)
+    run.end_path.unlink(missing_ok=True)
     latest = run.latest_checkpoint()
     step = latest[0] if latest else -1  # without a checkpoint even step 0 is done again
     keep_rows_until(run.metrics_path, step)

@@ -131,6 +131,38 @@ class PlainDisplay:
         """Nothing to restore."""
 
 
+class LoggedDisplay:
+    """A display whose lines are also given to a function, as those of `PlainDisplay`."""
+
+    def __init__(self, display: Display, add: Callable[[str], None]) -> None:
+        self._display = display
+        self._add = add
+        self.shows_responses = display.shows_responses
+
+    def show(self, progress: RunProgress) -> None:
+        self._add(plain_line(progress))
+        self._display.show(progress)
+
+    def note(self, text: str) -> None:
+        self._add(text)
+        self._display.note(text)
+
+    @contextmanager
+    def counting(self, what: str, total: int | None) -> Iterator[Advance]:
+        """Show the count, and add a line now and then."""
+        add = count_lines(what, total, self._add)
+        with self._display.counting(what, total) as show:
+
+            def advance(more: int) -> None:
+                add(more)
+                show(more)
+
+            yield advance
+
+    def close(self) -> None:
+        self._display.close()
+
+
 def plain_line(progress: RunProgress) -> str:
     """A step as one ASCII line; steps with the same metrics have them in the same columns."""
     report = progress.report

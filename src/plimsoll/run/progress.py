@@ -8,15 +8,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import ParamSpec, TextIO, TypeVar
 
 from plimsoll.run.clock import TimedPhase
 from plimsoll.run.counting import counted, duration_text
-from plimsoll.run.displays import Advance, display_for
+from plimsoll.run.displays import Advance, LoggedDisplay, display_for
 from plimsoll.run.responses import ResponseGroup
 from plimsoll.run.step_report import BEFORE_STEPS, Figure, RunProgress, StepReport, headline
 
-Given = TypeVar("Given")
+Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
 
@@ -36,13 +36,23 @@ class _Phase:
 class Progress:
     """Shows a run's progress; a context manager.
 
-    job: what runs, such as `ppo`. steps: how many the whole run has; None until that is known.
-    directory: where it writes. stream: where to show; default: standard output.
+    Args:
+        job: what runs, such as `ppo`.
+        steps: how many the whole run has; None until that is known.
+        directory: where it writes.
+        stream: where to show; default: standard output.
+        log: takes the lines that are shown, too.
     """
 
     def __init__(
-        self, job: str, steps: int | None, directory: Path, stream: TextIO | None = None
+        self,
+        job: str,
+        steps: int | None,
+        directory: Path,
+        stream: TextIO | None = None,
+        log: Callable[[str], None] | None = None,
     ) -> None:
+        self._log = log
         self._job = job
         self._steps = steps or 0
         self._directory = directory
@@ -54,7 +64,8 @@ class Progress:
         self._phase: _Phase | None = None
 
     def __enter__(self) -> Progress:
-        self._display = display_for(self._stream, lambda: str(self._phase or ""))
+        display = display_for(self._stream, lambda: str(self._phase or ""))
+        self._display = display if self._log is None else LoggedDisplay(display, self._log)
         steps = f"{counted(self._steps, 'step')}, " if self._steps else ""
         self.note(f"{self._job}: {steps}written to {self._directory}")
         return self
@@ -98,11 +109,11 @@ class Progress:
         """Show what goes on from here, and for how long."""
         self._phase = _Phase(phase, time.monotonic())
 
-    def counted(self, function: Callable[[Given], Made]) -> Callable[[Given], Made]:
-        """The same function, whose calls are counted in the phase that goes on."""
+    def counted(self, function: Callable[Given, Made]) -> Callable[Given, Made]:
+        """Return the same function, whose calls are counted in the phase that goes on."""
 
-        def call(given: Given) -> Made:
-            made = function(given)
+        def call(*given: Given.args, **named: Given.kwargs) -> Made:
+            made = function(*given, **named)
             if self._phase is not None:
                 self._phase.done += 1
             return made

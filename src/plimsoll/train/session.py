@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from plimsoll import __version__
 from plimsoll.cluster.protocol import Cluster, on_all_ranks
 from plimsoll.config.keys import dump_config
 from plimsoll.data.report import BadRow
@@ -23,11 +27,13 @@ from plimsoll.machine.meter import read_host, reset_process_peak
 from plimsoll.run.clock import PhaseClock, TimedPhase
 from plimsoll.run.counting import counted
 from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.ending import RESUME, recording_end
 from plimsoll.run.health import HealthWatch, health_after
 from plimsoll.run.interrupt import StopRequest
 from plimsoll.run.json_lines import read_rows, write_rows
 from plimsoll.run.leaks import LeakWatch
 from plimsoll.run.ledger import Ledger, busy_share, memory_use
+from plimsoll.run.log import RunLog, console_to
 from plimsoll.run.loggers.open import open_loggers
 from plimsoll.run.metrics import MetricsSink
 from plimsoll.run.now import Now, write_now
@@ -206,20 +212,19 @@ class Session:
             raise self._stopped(self.state.step) from error
 
     def _stopped(self, done: int) -> Interrupted:
-        again = "run the same command with --run.resume auto"
         steps = self.spec.known_steps
         of = "" if steps is None else f" of {steps}"
         if done == 0:
             return Interrupted(
                 f"stopped before the first step{of}, as asked; there is nothing to save "
-                f"yet. To begin anew: {again}"
+                f"yet. To begin anew: {RESUME}"
             )
         if not self.spec.run.keep_checkpoints and done > self.state.step:
             return Interrupted(
-                f"stopped after step {done}{of}, as asked; {self._lost(done)}: {again}"
+                f"stopped after step {done}{of}, as asked; {self._lost(done)}: {RESUME}"
             )
         return Interrupted(
-            f"stopped after step {done}{of}, as asked; everything is saved. To go on: {again}"
+            f"stopped after step {done}{of}, as asked; everything is saved. To go on: {RESUME}"
         )
 
     def _lost(self, done: int) -> str:
@@ -241,6 +246,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
     check_tokenizers(spec.actor.model, spec.roles.values())
     with ExitStack() as stack:
         directory = stack.enter_context(open_run(run))
+        log = stack.enter_context(closing(RunLog(directory.log_path)))
+        log.add(_beginning())
+        stack.enter_context(recording_end(directory, log))
         latest = directory.latest_checkpoint()
         state = _state_of(*latest) if latest else _FRESH
         if latest is None:
@@ -252,8 +260,9 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
         first_step = state.step + 1 if latest else 0
         loggers = stack.enter_context(open_loggers(run, directory, settings, first_step))
         progress = stack.enter_context(
-            Progress(spec.job.name, spec.known_steps, directory.path, sys.stdout)
+            Progress(spec.job.name, spec.known_steps, directory.path, sys.stdout, log.add)
         )
+        stack.enter_context(console_to(log, sys.stdout, sys.stderr))
         if not reset_process_peak():
             progress.note(
                 "the system does not let memory peaks start anew (/proc/self/clear_refs): those in "
@@ -280,6 +289,12 @@ def open_session(spec: RunSpec[Any], planned: Planned) -> Iterator[Session]:
             progress.note("run.keep_checkpoints: 0: a run that is stopped or fails saves nothing")
         with session.stopping_while_loading():
             yield session
+
+
+def _beginning() -> str:
+    """Return the first line of a run's log, or of the part that goes on."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return f"Plimsoll {__version__}, process {os.getpid()} on {socket.gethostname()}: {command}"
 
 
 def _health(spec: RunSpec[Any], directory: RunDirectory) -> HealthWatch | None:

@@ -18,7 +18,6 @@ from plimsoll.run.readings import HostReading, Reading
 
 GB = 10**9
 LOGS = "  Logs: /tmp/worker-1.{out,err}"
-RESUME = "  The same command with --run.resume auto goes on from the last checkpoint."
 
 
 def node(kills: int | None) -> NodeState:
@@ -35,7 +34,7 @@ def told(why: str, seen: Sighting) -> list[str]:
     error = exit_reason("training rank 1", why, "/tmp/worker-1", seen)
     assert isinstance(error, OutOfMemory | WorkerDied)
     first, *rest = str(error).splitlines()
-    assert rest[1:] == [LOGS, RESUME]
+    assert rest[1:] == [LOGS]
     assert first == (
         f"training rank 1 died for want of {error.incident.where} memory"
         if isinstance(error, OutOfMemory)

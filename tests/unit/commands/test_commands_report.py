@@ -338,3 +338,16 @@ def test_a_broken_line_leaves_the_old_report(run: RunDirectory) -> None:
     with pytest.raises(PlimsollError, match=r"ledger\.jsonl, line 9: no row of a ledger"):
         report_run(run.path)
     assert run.report_path.read_bytes() == before
+
+
+def test_a_run_that_failed_says_why_before_its_table(tmp_path: Path) -> None:
+    rows = [row(1, "rollout", process, GB) for process in ("local", "node 0")]
+    run = run_of(tmp_path, *rows)
+    assert report_run(tmp_path).startswith("process ")
+    run.end_path.write_text(json.dumps({"how": "failed", "why": "no disk", "at": 1.0}))
+    failed = f"The run failed: no disk\nIts log, with the traceback: {tmp_path}/run.log\n"
+    assert report_run(tmp_path).startswith(f"{failed}process ")
+    assert '"failed: no disk"' in run.report_path.read_text()
+    run.ledger_path.unlink()
+    with pytest.raises(ConfigError, match="no step of the run has ended .*\n" + failed.strip()):
+        report_run(tmp_path)

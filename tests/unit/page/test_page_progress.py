@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -43,6 +44,13 @@ def test_the_time_left_is_that_of_the_steps_so_far(run: RunDirectory) -> None:
 
 def test_how_a_run_came_to_an_end_is_told(run: RunDirectory) -> None:
     assert shown(run)["state"] == "stopped"
+    run.end_path.write_text(json.dumps({"how": "failed", "why": "no disk", "at": 1.0}))
+    assert shown(run)["state"] == "failed: no disk"
+    run.end_path.write_text(json.dumps({"how": "stopped", "why": "as asked", "at": 1.0}))
+    assert shown(run)["state"] == "stopped"
+    run.end_path.write_text(json.dumps({"how": "done", "why": "", "at": 1.0}))
+    assert shown(run)["state"] == "done"  # of `plimsoll sample`, which has no model
+    run.end_path.unlink()  # an older version wrote none
     run.model_path.mkdir()
     assert shown(run)["state"] == "done"
     run.out_of_memory_path.write_text("why")
@@ -71,7 +79,7 @@ def test_what_was_only_sampled_is_done_with_its_selection(run: RunDirectory) -> 
 def test_a_killed_run_does_not_go_on_but_one_elsewhere_may(run: RunDirectory) -> None:
     gone = 2**22 + 1  # above the largest number that Linux gives a process
     write_now(run.now_path, Now(3, 10, "sync", pid=gone))
-    assert shown(run)["state"] == "stopped" and shown(run)["phase"] is None
+    assert shown(run)["state"] == "killed" and shown(run)["phase"] is None
     write_now(run.now_path, Now(3, 10, "sync", pid=gone, host="another"))
     assert shown(run)["state"] == "running"
 

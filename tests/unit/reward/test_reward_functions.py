@@ -107,7 +107,7 @@ def test_a_coroutine_that_hangs_costs_its_trajectory(score: Score) -> None:
     assert (failure.group, failure.prompt_index, failure.reward) == (101, 1, "mine")
     assert str(failure) == (
         "The reward 'mine' (own:waits), at row 1 (from 0) of data.train took longer than its "
-        "time_limit of 0.5 s. The prompt: '?'. The response: 'hang'."
+        "time_limit of 0.5 s (rewards.mine.time_limit). The prompt: '?'. The response: 'hang'."
     )
 
 
@@ -170,7 +170,7 @@ def test_what_a_function_does_to_its_process_costs_its_trajectory_alone(score: S
     )
     assert values(found) == [3.0, 5.0, 2.0]
     why = [
-        "took longer than its time_limit of 1 s; its process was ended",
+        "took longer than its time_limit of 1 s (rewards.mine.time_limit); its process was ended",
         "'s process was ended by SIGSEGV",
         "'s process ended with exit code 3",
         "raised MemoryError",

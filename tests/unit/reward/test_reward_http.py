@@ -243,7 +243,7 @@ def test_garbage_stops_the_run_and_is_shown(tmp_path: Path, answer: str, why: st
     ("answer", "delay", "why"),
     [
         ("lambda texts: (503, 'too many')", 0.0, "/score answered 503: 'too many'"),
-        (LENGTHS, 5.0, "/score took longer than its time_limit of 0.5 s"),
+        (LENGTHS, 5.0, "/score took longer than its time_limit of 0.5 s (rewards.far.http."),
         (None, 0.0, "/score cannot be reached: All connection attempts failed"),
     ],
 )

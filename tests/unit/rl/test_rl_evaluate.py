@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from plimsoll.algorithm.passing import majority, pass_at_k
 from plimsoll.cluster.protocol import Cluster
 from plimsoll.config.rl import RlConfig
-from plimsoll.errors import ConfigError, FunctionFailed, SettingsConflict
+from plimsoll.errors import ConfigError, FunctionFailed, PlimsollError, SettingsConflict
 from plimsoll.jobs.sft import SftConfig
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
 from plimsoll.reward.references import check_votes, gives_answers
-from plimsoll.reward.score import RewardFailure, Scored
+from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.rl.answers import Answering
 from plimsoll.rl.evaluate import answer_held_out, evaluate, passing
 from plimsoll.rollout.protocol import Request
@@ -82,12 +82,12 @@ def choosing(metric: str, **more: Any) -> dict[str, Any]:
 def answering_to(key: str) -> Answering:
     """Scores at once. Right: the answer is 1. Length: 0.25 for each."""
 
-    def submit(trajectories: Sequence[Trajectory]) -> Future[Scored]:
+    def submit(trajectories: Sequence[Trajectory], on_failure: OnFailure) -> Future[Scored]:
         future: Future[Scored] = Future()
         future.set_result(Scored(tuple(map(scored, trajectories)), ()))
         return future
 
-    return Answering(submit)
+    return Answering(submit, print)
 
 
 def scored(trajectory: Trajectory) -> Trajectory:
@@ -175,15 +175,15 @@ def test_groups_are_numbered_through_all_sets_and_rewards_hear_of_which_it_is() 
 
 def test_a_reward_that_fails_for_held_out_prompts_stops_the_run() -> None:
     def failing(key: str) -> Answering:
-        def submit(trajectories: Sequence[Trajectory]) -> Future[Scored]:
-            future: Future[Scored] = Future()
-            failure = RewardFailure(0, 0, "right", f"The reward 'right', at row 0 of {key}", "", "")
-            future.set_result(Scored((), (failure,)))
-            return future
+        def submit(trajectories: Sequence[Trajectory], on_failure: OnFailure) -> Future[Scored]:
+            on_failure(
+                RewardFailure(0, 0, "right", f"The reward 'right', at row 0 of {key}", "", "")
+            )
+            raise AssertionError("the first failure ends the evaluation")
 
-        return Answering(submit)
+        return Answering(submit, print)
 
-    with pytest.raises(Exception, match=r"at row 0 of data\.eval"):
+    with pytest.raises(PlimsollError, match=r"at row 0 of data\.eval"):
         evaluate(cast(Cluster, PlainCluster()), config(ROWS), {"data.eval": asked("1")}, failing)
 
 

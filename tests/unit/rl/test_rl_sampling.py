@@ -18,8 +18,9 @@ from plimsoll.config.rl import RlConfig
 from plimsoll.errors import PlimsollError
 from plimsoll.jobs.which import spec_of
 from plimsoll.records import Prompt, RewardPart, Trajectory, single_turn
-from plimsoll.reward.score import RewardFailure, Scored
+from plimsoll.reward.score import OnFailure, RewardFailure, Scored
 from plimsoll.rl.answers import Answering
+from plimsoll.rl.failed_groups import FailedGroups
 from plimsoll.rl.sampling import Draw, Sampled, probe_sequences, sample, teaches
 from plimsoll.rollout.protocol import Request, derive_seeds
 from plimsoll.spec.run_spec import RunSpec
@@ -78,7 +79,7 @@ def config(
     return spec_of(found)
 
 
-def submit(trajectories: Sequence[Trajectory]) -> Future[Scored]:
+def submit(trajectories: Sequence[Trajectory], on_failure: OnFailure) -> Future[Scored]:
     """Scores at once; prompts over 1000 have a reward that fails."""
     failures = [
         RewardFailure(
@@ -87,6 +88,8 @@ def submit(trajectories: Sequence[Trajectory]) -> Future[Scored]:
         for t in trajectories
         if t.prompt.index > 1000 and t.sample_index == 0
     ]
+    for failure in failures:
+        on_failure(failure)
     failed = {failure.group for failure in failures}
     whole = [t for t in trajectories if t.group not in failed or t.sample_index > 0]
     return at_once(scored(whole), failures)
@@ -122,7 +125,7 @@ def drawn_from(asked: Sequence[Prompt]) -> Draw:
 
 def ask(cluster: PlainCluster, responses: int, asked: list[Prompt], step: int) -> list[Trajectory]:
     spec = config(responses, prompts=len(asked))
-    found = sample(cast(Cluster, cluster), spec, drawn_from(asked), step, Answering(submit))
+    found = sample(cast(Cluster, cluster), spec, drawn_from(asked), step, Answering(submit, print))
     assert found.greedy == [] and found.prompts == len(asked) and found.idle == 0
     assert found.metrics == {"groups/drawn": len(asked), "groups/idle": 0, "groups/failed": 0}
     return found.trajectories
@@ -174,7 +177,7 @@ def test_the_seeds_of_a_step_are_what_they_were() -> None:
 def by_rewards(rewards: Sequence[Sequence[float]]) -> Callable[..., Future[Scored]]:
     """rewards: of the responses to each prompt, by its index."""
 
-    def scorer(trajectories: Sequence[Trajectory]) -> Future[Scored]:
+    def scorer(trajectories: Sequence[Trajectory], on_failure: OnFailure) -> Future[Scored]:
         return at_once(
             [
                 replace(t, rewards=(RewardPart("r", rewards[t.prompt.index][t.sample_index]),))
@@ -196,7 +199,7 @@ def sampled(
         config(2, prompts=2, dynamic=dynamic),
         drawn_from(asked),
         1,
-        Answering(by_rewards(rewards)),
+        Answering(by_rewards(rewards), print),
     )
     groups = [found.trajectories[i : i + 2] for i in range(0, len(found.trajectories), 2)]
     assert all(len({t.group for t in own}) == 1 for own in groups)
@@ -226,7 +229,11 @@ def test_a_step_without_idle_groups_draws_no_more() -> None:
     assert (kept(found), found.prompts, found.idle) == ([0, 1], 2, 0)
     plain = PlainCluster(2)
     sample(
-        cast(Cluster, plain), config(2, prompts=2), drawn_from(prompts(0, 1)), 1, Answering(submit)
+        cast(Cluster, plain),
+        config(2, prompts=2),
+        drawn_from(prompts(0, 1)),
+        1,
+        Answering(submit, print),
     )
     assert [r.seed for r in cluster.requests] == [r.seed for r in plain.requests]
 
@@ -281,7 +288,8 @@ def test_the_first_groups_that_teach_are_taken(
 def test_what_teaches(
     rewards: list[float], low: float | None, high: float | None, expected: bool
 ) -> None:
-    group = by_rewards([rewards])([answer(prompts(0)[0], i, 0) for i in range(2)])
+    given = [answer(prompts(0)[0], i, 0) for i in range(2)]
+    group = by_rewards([rewards])(given, FailedGroups(print))
     assert teaches(group.result().trajectories, DynamicSampling(low=low, high=high)) is expected
 
 
@@ -324,7 +332,7 @@ def test_only_remax_asks_for_greedy_responses_one_to_each_prompt_it_learns_from(
         spec,
         drawn_from(prompts(0, 1, 2)),
         1,
-        Answering(by_rewards(rewards)),
+        Answering(by_rewards(rewards), print),
     )
     assert [(t.group, t.prompt.index, t.sample_index) for t in found.greedy] == [
         (1, 1, 0),
@@ -349,7 +357,7 @@ def test_weight_syncs_are_proved_with_prompts_of_two_tokens_or_more() -> None:
 def test_a_group_for_which_a_reward_fails_is_replaced_and_counted() -> None:
     cluster = PlainCluster(1)
     draw = drawn_from(prompts(1, 2001, 3, 4, 5))
-    found = sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(submit))
+    found = sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(submit, print))
     assert [t.prompt.index for t in found.trajectories] == [1, 1, 3, 3, 4, 4, 5, 5]
     assert [t.group for t in found.trajectories] == [0, 0, 2, 2, 3, 3, 4, 4]
     assert (found.prompts, found.failed, found.metrics["groups/failed"]) == (5, 1, 1)
@@ -359,5 +367,6 @@ def test_a_reward_that_fails_too_often_stops_the_run_and_is_shown() -> None:
     cluster = PlainCluster(1)
     draw = drawn_from(prompts(1, 2001, 2002, 4, 5, 6))
     with pytest.raises(PlimsollError, match="rewards failed for 2 groups of a step of 4") as error:
-        sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(submit))
-    assert "'r', at row 2001 raised" in str(error.value)
+        sample(cast(Cluster, cluster), config(2, prompts=4), draw, 1, Answering(submit, print))
+    # The cluster answers the last request first.
+    assert "'r', at row 2002 raised" in str(error.value)

@@ -331,3 +331,15 @@ def test_decimal_bytes(count: int, text: str) -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+def test_a_log_gets_the_lines_that_are_shown(tmp_path: Path) -> None:
+    stream, lines = io.StringIO(), list[str]()
+    with Progress("ppo", 3, tmp_path, stream, lines.append) as progress:
+        progress.note("a note")
+        progress.update(report(1))
+        with progress.counting("scored", 10) as advance:
+            advance(9)
+            advance(1)
+    assert lines == stream.getvalue().splitlines()
+    assert len(lines) == 5 and lines[1] == "a note" and lines[-1] == "scored 10/10"

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from plimsoll.errors import ConfigError
 from plimsoll.page.answers import frozen
 from plimsoll.page.comparison import (
     Comparison,
@@ -19,7 +20,8 @@ from plimsoll.page.comparison import (
 from plimsoll.page.html import RUNS, page
 from plimsoll.page.watched import watched, whole
 from plimsoll.run.counting import gigabytes_text
-from plimsoll.run.directory import existing_run
+from plimsoll.run.directory import RunDirectory, existing_run
+from plimsoll.run.ending import read_end
 from plimsoll.run.files import write_whole
 from plimsoll.run.leaks import find_leaks
 from plimsoll.run.ledger import LedgerRow, is_node, read_ledger
@@ -34,7 +36,11 @@ def report_run(path: Path) -> str:
     Raises ConfigError where there is no run or no ledger, PlimsollError for a broken line.
     """
     run = existing_run(path)
-    rows = read_ledger(run.ledger_path)
+    failure = _failure(run)
+    try:
+        rows = read_ledger(run.ledger_path)
+    except ConfigError as error:
+        raise ConfigError("\n".join([str(error), *failure])) from error
     shown = without_lone_nodes(rows)
     every = compare(shown)
     comparisons = fullest_of_kinds(every)
@@ -42,7 +48,16 @@ def report_run(path: Path) -> str:
     remarks += [f"Leak: {leak.text}." for leak in find_leaks(rows)]
     seen = [whole(one) for one in watched([path])]
     write_whole(run.report_path, page(str(path), frozen(seen, remarks), RUNS))
-    return "\n".join([table_text(comparisons), "", *remarks, f"Written to {run.report_path}."])
+    written = f"Written to {run.report_path}."
+    return "\n".join([*failure, table_text(comparisons), "", *remarks, written])
+
+
+def _failure(run: RunDirectory) -> list[str]:
+    """Return what is said of a run that failed; nothing of others."""
+    end = read_end(run.end_path)
+    if end is None or end.how != "failed":
+        return []
+    return [f"The run {end}", f"Its log, with the traceback: {run.log_path}"]
 
 
 def table_text(comparisons: Iterable[Comparison]) -> str:

@@ -73,7 +73,7 @@ class VerifiersAgent:
         said = f" took longer than call_seconds, which is {self.seconds:g}"
         if await episode.end_if_deaf():
             said += "; nothing moved in its process, which was ended"
-        return EnvironmentFailed(Failed(said))
+        return EnvironmentFailed(Failed(said, unanswered=True))
 
 
 async def _answer(episode: Episode, session: Session, message: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ export function drawProgress(box, runs) {
 function card(run) {
   const about = [run.job ? `plimsoll ${run.job}` : "config.yaml is not there or does not name its job", run.model ? `of ${run.model}` : ""];
   return element("section", { class: "run", "aria-label": run.name },
-    element("h1", {}, run.name, element("span", { class: `state ${run.state.split(" ")[0]}` }, run.state)),
+    element("h1", {}, run.name, element("span", { class: `state ${run.state.split(/[ :]/)[0]}` }, run.state)),
     element("div", { class: "quiet" }, about.filter(Boolean).join(" ")),
     run.problem ? element("p", { class: "problem", role: "alert" }, run.problem) : null,
     element("progress", { max: run.steps || 1, value: Math.min(run.step, run.steps || 1), "aria-label": "steps done" }),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import struct
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_origin, get_type_hints
 
 from plimsoll.config.base import OptionValue
 from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import Failed, Outcome, number, numbers, raised
+from plimsoll.reward.outcome import Outcome, TimeLimit, number, numbers, raised
 
 LENGTH = struct.Struct(">Q")
 
@@ -91,17 +91,6 @@ async def in_thread(function: Callable[[], _T]) -> _T:
     return await done
 
 
-async def within(
-    seconds: float, work: Awaitable[Sequence[Outcome]], wanted: int
-) -> Sequence[Outcome]:
-    """What the work gives, or failures where it takes longer."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await work
-    except TimeoutError:
-        return [Failed(f" took longer than its time_limit of {seconds:g} s")] * wanted
-
-
 def takes_many(function: partial[Any]) -> bool:
     """Whether its first parameter is annotated as a list or another sequence."""
     return get_origin(_first_annotation(function.func)) in (list, tuple, Sequence)
@@ -129,19 +118,28 @@ _MANY = ("list[", "tuple[", "Sequence[", "collections.abc.Sequence[")
 
 @dataclass(frozen=True)
 class Here:
-    """Calls a function, no more often at the same time than `places` has room. batch: it takes a
-    list. coroutine: it is an `async def`. time_limit: seconds for a call, from its begin."""
+    """Calls a function in this process.
+
+    Attributes:
+        function: the function.
+        batch: whether it takes a list.
+        coroutine: whether it is an `async def`.
+        limit: how long a call may take.
+    """
 
     function: Function
     batch: bool
     coroutine: bool
-    time_limit: float
-    places: asyncio.Semaphore
+    limit: TimeLimit
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
-        async with self.places:
-            if self.coroutine:
-                work = awaited(self.function, trajectories, self.batch)
-            else:
-                work = in_thread(partial(called, self.function, trajectories, self.batch))
-            return await within(self.time_limit, work, len(trajectories))
+        if self.coroutine:
+            work, left = awaited(self.function, trajectories, self.batch), ""
+        else:
+            work = in_thread(partial(called, self.function, trajectories, self.batch))
+            left = "; its thread goes on, as nothing can end it (process: true makes it a process)"
+        try:
+            async with asyncio.timeout(self.limit.seconds):
+                return await work
+        except TimeoutError:
+            return [self.limit.exceeded(after=left)] * len(trajectories)

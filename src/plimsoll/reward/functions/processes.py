@@ -8,17 +8,22 @@ from dataclasses import replace
 from plimsoll.records import Trajectory
 from plimsoll.reward.functions.calls import Setup
 from plimsoll.reward.functions.children import ChildEnded, Children
-from plimsoll.reward.outcome import Failed, Outcome
+from plimsoll.reward.outcome import Failed, Outcome, TimeLimit
 
 
 class ProcessPool:
-    """Processes that each call a function for one list of trajectories at a time; `size` of them
-    at most. time_limit: seconds for a call."""
+    """Processes that each call a function for one list of trajectories at a time.
 
-    def __init__(self, setup: Setup, time_limit: float, size: int) -> None:
+    Args:
+        setup: what each process is told first.
+        limit: how long a call may take.
+        size: the number of processes, at most.
+    """
+
+    def __init__(self, setup: Setup, limit: TimeLimit, size: int) -> None:
         what = f"reward function {setup.name}"
         self._children = Children("plimsoll.reward.functions.worker", what, setup, size)
-        self._time_limit = time_limit
+        self._limit = limit
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
         """What the function gives, or failures where its process did not answer.
@@ -28,10 +33,9 @@ class ProcessPool:
         wanted, sent = len(trajectories), [replace(t, transcript=None) for t in trajectories]
         async with self._children.one() as child:
             try:
-                found: list[Outcome] = await child.ask(sent, self._time_limit)
+                found: list[Outcome] = await child.ask(sent, self._limit.seconds)
             except TimeoutError:
-                said = f" took longer than its time_limit of {self._time_limit:g} s; its process "
-                return [Failed(f"{said}was ended")] * wanted
+                return [self._limit.exceeded(after="; its process was ended")] * wanted
             except ChildEnded as ended:
                 return [Failed(f"'s process {ended}")] * wanted
         return found

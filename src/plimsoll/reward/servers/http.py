@@ -9,7 +9,7 @@ import httpx
 
 from plimsoll.config.reward import HttpReward
 from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import Broken, Failed, Outcome
+from plimsoll.reward.outcome import Broken, Failed, Outcome, TimeLimit
 from plimsoll.reward.servers.formats import (
     Ask,
     Tokens,
@@ -35,9 +35,9 @@ class Servers:
     read: Read = outcomes
 
     @classmethod
-    def of(cls, http: HttpReward, client: httpx.AsyncClient) -> Servers:
-        """Those of a config."""
-        replicas = Replicas.of(client, http.urls, http.time_limit, http.at_once)
+    def of(cls, http: HttpReward, client: httpx.AsyncClient, limit: TimeLimit) -> Servers:
+        """Return the servers of a config. limit: how long one request may take."""
+        replicas = Replicas.of(client, http.urls, limit)
         if http.format == "plimsoll":
             return cls(replicas, plimsoll_request)
         if http.format == "vllm":

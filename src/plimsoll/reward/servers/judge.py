@@ -17,7 +17,7 @@ import httpx
 from plimsoll.config.reward import JudgeReward
 from plimsoll.errors import ConfigError
 from plimsoll.records import Trajectory
-from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, shown
+from plimsoll.reward.outcome import Broken, Failed, Given, Outcome, TimeLimit, shown
 from plimsoll.reward.references import missing_key
 from plimsoll.reward.servers.replicas import Replicas
 
@@ -30,17 +30,14 @@ class Judge:
     endpoint: Replicas
 
     @classmethod
-    def of(cls, settings: JudgeReward, client: httpx.AsyncClient) -> Judge:
-        """That of a config.
+    def of(cls, settings: JudgeReward, client: httpx.AsyncClient, limit: TimeLimit) -> Judge:
+        """Return the judge of a config. limit: how long one request may take.
 
         Raises ConfigError where the variable that holds its key is not set.
         """
         url = f"{settings.url.rstrip('/')}/chat/completions"
         headers = {} if settings.api_key is None else {"Authorization": f"Bearer {_key(settings)}"}
-        return cls(
-            settings,
-            Replicas.of(client, [url], settings.time_limit, settings.at_once, headers),
-        )
+        return cls(settings, Replicas.of(client, [url], limit, headers))
 
     async def __call__(self, trajectories: Sequence[Trajectory]) -> Sequence[Outcome]:
         return [await self._judged(trajectory) for trajectory in trajectories]

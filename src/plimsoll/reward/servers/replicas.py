@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from plimsoll.reward.outcome import Broken, Failed, shown
+from plimsoll.reward.outcome import Broken, Failed, TimeLimit, shown
 
 _REST_SECONDS = 5.0
 """How long a server that did not answer is left alone, where there is another."""
@@ -29,12 +29,18 @@ class _Server:
 
 @dataclass(frozen=True)
 class Replicas:
-    """places: how many requests are on their way at the same time, to all of them."""
+    """Servers of which each can answer any request.
+
+    Attributes:
+        client: what sends the requests.
+        servers: the servers.
+        limit: how long one request may take.
+        headers: headers of each request.
+    """
 
     client: httpx.AsyncClient
     servers: tuple[_Server, ...]
-    time_limit: float
-    places: asyncio.Semaphore
+    limit: TimeLimit
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -42,36 +48,33 @@ class Replicas:
         cls,
         client: httpx.AsyncClient,
         urls: Sequence[str],
-        time_limit: float,
-        at_once: int,
+        limit: TimeLimit,
         headers: Mapping[str, str] | None = None,
     ) -> Replicas:
-        """at_once: requests to one server."""
-        servers = tuple(map(_Server, urls))
-        places = asyncio.Semaphore(at_once * len(servers))
-        return cls(client, servers, time_limit, places, headers or {})
+        """Make them from their addresses."""
+        return cls(client, tuple(map(_Server, urls)), limit, headers or {})
 
     async def post(self, body: Mapping[str, Any]) -> object | Failed | Broken:
         """What one of them answers, as JSON. Failed: none, or that it cannot answer now; Broken:
         something else, or that it will never answer this."""
         content = json.dumps(body, default=str).encode()
-        async with self.places, self._least_busy() as server:
+        async with self._least_busy() as server:
             try:
-                async with asyncio.timeout(self.time_limit):
+                async with asyncio.timeout(self.limit.seconds):
                     response = await self.client.post(
                         server.url,
                         content=content,
                         headers={"Content-Type": "application/json", **self.headers},
                     )
             except TimeoutError:
-                said = f" took longer than its time_limit of {self.time_limit:g} s"
-                return self._resting(server, f": {server.url}{said}")
+                return self._resting(server, self.limit.exceeded(f": {server.url}"))
             except httpx.RequestError as error:
                 what = str(error) or type(error).__name__
-                return self._resting(server, f": {server.url} cannot be reached: {what}")
+                said = f": {server.url} cannot be reached: {what}"
+                return self._resting(server, Failed(said, unanswered=True))
             answered = f": {server.url} answered {response.status_code}: {shown(response.text)}"
             if response.status_code >= 500 or response.status_code in _BUSY:
-                return self._resting(server, answered)
+                return self._resting(server, Failed(answered))
             if not response.is_success:
                 return Broken(answered)
             try:
@@ -90,6 +93,7 @@ class Replicas:
         finally:
             server.asked -= 1
 
-    def _resting(self, server: _Server, said: str) -> Failed:
+    def _resting(self, server: _Server, failed: Failed) -> Failed:
+        """Leave the server alone for a while, and return its failure."""
         server.rests_until = time.monotonic() + _REST_SECONDS
-        return Failed(said)
+        return failed

@@ -1,0 +1,106 @@
+"""How a run ended, written down for who looks later; and what a failed one says of going on."""
+
+from __future__ import annotations
+
+import json
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from plimsoll.errors import Interrupted, PlimsollError
+from plimsoll.run.directory import RunDirectory
+from plimsoll.run.files import write_whole
+from plimsoll.run.log import RunLog
+from plimsoll.run.output import tell
+
+RESUME = "run the same command with --run.resume auto"
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended. A process that was killed leaves none.
+
+    Attributes:
+        how: it is done, was asked to stop, or failed.
+        why: the first line of the error; "" where it is done.
+        at: when, in seconds since 1970.
+    """
+
+    how: Literal["done", "stopped", "failed"]
+    why: str = ""
+    at: float = field(default_factory=time.time)
+
+    def __str__(self) -> str:
+        return f"failed: {self.why}" if self.how == "failed" else self.how
+
+
+def read_end(path: Path) -> End | None:
+    """Return how the run ended; None where that is not known, or not of this version."""
+    try:
+        return End(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+@contextmanager
+def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
+    """Write down how the block ends: in `end.json`, and a failure with its traceback in the log.
+
+    An error that passes gets notes (PEP 678) on how to go on, and where its traceback is.
+    """
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted"
+        log.add(why)
+        _write(run.end_path, End("stopped", _first_line(why)))
+        raise
+    except BaseException as error:
+        if advice := how_to_go_on(run):
+            error.add_note(f"  {advice}")
+        log.add("".join(traceback.format_exception(error)))
+        if _needs_traceback(error) and run.log_path.is_file():
+            error.add_note(f"  Log, with the traceback: {run.log_path}")
+        kind = "" if isinstance(error, PlimsollError) else f"unexpected {type(error).__name__}: "
+        text = f"{kind}{error}"
+        _write(run.end_path, End("failed", _first_line(text)))
+        raise
+    _write(run.end_path, End("done"))
+
+
+def how_to_go_on(run: RunDirectory) -> str:
+    """Return what to do after a failure; "" for a run that got nowhere, so that the same command
+    begins it."""
+    latest = run.latest_checkpoint()
+    if latest is not None:
+        step, path = latest
+        return f"Saved: {path}. To go on after step {step}: {RESUME}"
+    if run.holds_run():
+        return f"No checkpoint was saved (run.save_every). To begin anew: {RESUME}"
+    return ""
+
+
+def _needs_traceback(error: BaseException) -> bool:
+    """Return whether more than the message may be wanted; not where a setting is wrong."""
+    return not isinstance(error, PlimsollError) or error.exit_code == PlimsollError.exit_code
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """Return the notes that were added to an error."""
+    return [*getattr(error, "__notes__", ())]
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()), "")
+
+
+def _write(path: Path, end: End) -> None:
+    """Write the file. The end itself is the news: a disk that is full does not hide it."""
+    try:
+        write_whole(path, json.dumps(asdict(end)) + "\n")
+    except PlimsollError as error:
+        tell(str(error))

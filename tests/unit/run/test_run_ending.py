@@ -1,0 +1,130 @@
+"""How a run ended, as it is written down, and what a failure says of going on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from plimsoll.cli.command import _show_unexpected, _told
+from plimsoll.config.run import RunConfig
+from plimsoll.errors import ConfigError, Interrupted, PlimsollError, WorkerDied
+from plimsoll.run.directory import RunDirectory, open_run
+from plimsoll.run.ending import End, how_to_go_on, notes_of, read_end, recording_end
+from plimsoll.run.json_lines import append_row
+from plimsoll.run.log import RunLog
+
+RUN_AGAIN = "run the same command with --run.resume auto"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path)
+
+
+def end_of(run: RunDirectory, error: BaseException | None) -> End:
+    """End the run with an error, or without one."""
+
+    def work() -> None:
+        if error is not None:
+            raise error
+
+    log = RunLog(run.log_path)
+    if error is None:
+        with recording_end(run, log):
+            work()
+    else:
+        with pytest.raises(type(error)) as passed, recording_end(run, log):
+            work()
+        assert passed.value is error
+    found = read_end(run.end_path)
+    assert found is not None
+    return found
+
+
+def test_a_run_that_ends_well_is_done(run: RunDirectory) -> None:
+    end = end_of(run, None)
+    assert (end.how, end.why, str(end)) == ("done", "", "done")
+    assert not run.log_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (Interrupted("stopped after step 3, as asked"), "stopped after step 3, as asked"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+)
+def test_a_run_that_was_asked_to_stop_is_stopped(
+    run: RunDirectory, error: BaseException, why: str
+) -> None:
+    end = end_of(run, error)
+    assert (end.how, end.why, str(end)) == ("stopped", why, "stopped")
+    assert run.log_path.read_text().endswith(f" {why}\n") and notes_of(error) == []
+
+
+def test_a_failure_names_the_checkpoint_and_the_log_has_the_traceback(run: RunDirectory) -> None:
+    append_row(run.metrics_path, {"step": 11})
+    for step in (5, 10):
+        run.checkpoint_path(step).mkdir(parents=True)
+    error = WorkerDied("training rank 1 died\n  Why: it was killed")
+    end = end_of(run, error)
+    assert str(end) == "failed: training rank 1 died"
+    saved = f"  Saved: {run.path}/checkpoints/step-000010. To go on after step 10: {RUN_AGAIN}"
+    assert _told(error) == (
+        "error: training rank 1 died\n  Why: it was killed\n"
+        f"{saved}\n  Log, with the traceback: {run.path}/run.log",
+        1,
+    )
+    log = run.log_path.read_text()
+    assert "Traceback (most recent call last):" in log and ", in work\n" in log
+    assert log.endswith(f"{saved}\n")
+
+
+def test_nothing_saved_is_said_only_where_the_directory_would_be_refused(
+    run: RunDirectory,
+) -> None:
+    assert how_to_go_on(run) == ""
+    append_row(run.metrics_path, {"step": 1})
+    assert how_to_go_on(run) == (
+        f"No checkpoint was saved (run.save_every). To begin anew: {RUN_AGAIN}"
+    )
+
+
+def test_a_wrong_setting_needs_no_traceback(run: RunDirectory) -> None:
+    error = ConfigError("data.train has no rows")
+    assert str(end_of(run, error)) == "failed: data.train has no rows"
+    assert notes_of(error) == []
+
+
+def test_what_nobody_foresaw_points_to_its_traceback(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = KeyError("reward")
+    assert str(end_of(run, error)) == "failed: unexpected KeyError: 'reward'"
+    _show_unexpected(type(error), error, error.__traceback__)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: unexpected KeyError: 'reward' at ")
+    assert second == f"  Log, with the traceback: {run.path}/run.log"
+
+
+def test_an_end_that_cannot_be_written_does_not_hide_the_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    gone = RunDirectory(tmp_path / "file" / "run")
+    error = PlimsollError("why")
+    with pytest.raises(PlimsollError, match="why"), recording_end(gone, RunLog(gone.log_path)):
+        raise error
+    assert notes_of(error) == []  # there is no log to look at
+    assert "Cannot write" in capfd.readouterr().err
+
+
+def test_an_end_is_of_the_last_part_alone(run: RunDirectory) -> None:
+    assert read_end(run.end_path) is None
+    end_of(run, PlimsollError("why"))
+    with open_run(RunConfig(directory=str(run.path), steps=3, resume="auto")):
+        assert read_end(run.end_path) is None
+        assert "why" in run.log_path.read_text()
+    run.end_path.write_text('{"how": "do')
+    assert read_end(run.end_path) is None
