@@ -33,10 +33,10 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (model / "tokenizer.json").write_text("{}")
     (model / "chat_template.jinja").write_text("{{ messages }}")
     save_file({"w": np.zeros((2, 3), dtype=np.float32)}, model / "model.safetensors")
-    (tmp_path / "rows.jsonl").write_text('{"q": "x", "a": "y", "good": true}\n')
+    (tmp_path / "rows.jsonl").write_text('{"q": "x", "a": "y", "b": "z", "good": true}\n')
     (tmp_path / "kto.yaml").write_text(KTO)
     pairs = KTO.replace("# kto", "# dpo").replace("sequences: 4", "pairs: 2")
-    pairs = pairs.replace("response: a, label: good", "chosen: a, rejected: good")
+    pairs = pairs.replace("response: a, label: good", "chosen: a, rejected: b")
     (tmp_path / "dpo.yaml").write_text(pairs)
     return tmp_path
 

@@ -20,6 +20,7 @@ data: {train: {path: rows.jsonl.gz, chosen: a, rejected: b}, max_tokens: 32}
 batch: {pairs: 4, micro_batch_tokens: 64}
 actor: {model: {path: model}}
 """
+ROW = b'{"a": "\\n\\nHuman: x\\n\\nAssistant: y", "b": "\\n\\nHuman: x\\n\\nAssistant: z"}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (model / "tokenizer.json").write_text("{}")
         (model / "chat_template.jinja").write_text("{{ messages }}")
         save_file({"w": np.zeros((2, 3), dtype=np.float32)}, model / "model.safetensors")
-    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"a": "x", "b": "y"}\n'))
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(ROW))
     (tmp_path / "dpo.yaml").write_text(CONFIG)
     (tmp_path / "free_of_reference.py").write_text("def mine(inputs): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
