@@ -200,8 +200,9 @@ def _placement(state: State) -> str | None:
 
 
 def _trimmed(search: Search, state: State) -> State:
-    """Without the changes that it does as well without: of all roles together, or of one."""
-    singles = in_order(state.changes)
+    """Return the state without the changes that it does as well without, of all roles together or
+    of one. Changes with the least effect go first: what the search is for stays."""
+    singles = sorted(in_order(state.changes), key=lambda one: EFFECTS.index(effect_of([one])))
     alike = {part_of(change): set[Change]() for change in singles}
     for change in singles:
         alike[part_of(change)].add(change)

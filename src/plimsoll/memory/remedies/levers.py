@@ -10,7 +10,7 @@ from typing import Any
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.remedies.changes import Move, Value, changes_between
-from plimsoll.rollout.price import keeps_weights
+from plimsoll.rollout.price import keeps_weights, narrow_weights
 from plimsoll.spec.dtypes import fast_dtype
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -40,6 +40,13 @@ def sleep(rollout: RolloutConfig) -> Move:
     host and back in each step, only to be overwritten. Level 1 is for weights that no sync brings.
     """
     return {"rollout.sleep_level": 1 if keeps_weights(rollout) else 2}
+
+
+def narrow_engines(rollout: RolloutConfig, capability: tuple[int, int] | None) -> Move:
+    """Return what gives vLLM's engines weights of 8 bits; nothing where they are quantised."""
+    if "quantization" in rollout.vllm or rollout.dtype == "float32":
+        return {}
+    return {"rollout.vllm.quantization": narrow_weights(capability)}
 
 
 def with_adapter(role: TrainedRole) -> Move:

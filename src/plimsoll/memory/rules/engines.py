@@ -12,7 +12,12 @@ from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
 from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.engines import smaller_shares
-from plimsoll.rollout.price import KEPT_ASLEEP, has_dropped_draft, unpriced
+from plimsoll.rollout.price import (
+    KEPT_ASLEEP,
+    against_quantization,
+    has_dropped_draft,
+    unpriced,
+)
 from plimsoll.rollout.speculation import proposer
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
@@ -100,6 +105,16 @@ def not_counted(job: Job) -> Iterator[Problem]:
         why = "the plan counts what vLLM would hold without it"
         fix = "leave room for it, and compare with the ledger (`plimsoll report`) after a few steps"
         yield Problem("vllm-not-in-plan", "warning", what, why, fix)
+
+
+def quantised(job: Job) -> Iterator[Problem]:
+    """Engines whose weights vLLM quantises, where it would not start."""
+    vllm = job.spec.vllm
+    found = None if vllm is None else against_quantization(vllm, job.device, job.capability)
+    if vllm is not None and found is not None:
+        why, fix = found
+        what = f"rollout.vllm.quantization is {vllm.vllm['quantization']}"
+        yield Problem("vllm-argument", "error", what, why, fix)
 
 
 def speculation(job: Job) -> Iterator[Problem]:
