@@ -4,6 +4,7 @@ transformers holds.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from plimsoll.config.model import ELEMENT_BYTES
@@ -38,6 +39,19 @@ _HOLDING = frozenset(
     }
 )
 """Arguments of vLLM's that change what it holds."""
+_PER_CHANNEL, _PER_TENSOR = "fp8_per_channel", "fp8_per_tensor"
+_ON_CPU = _PER_CHANNEL
+FP8_UNITS = (8, 9)
+"""The compute capability from which on cards multiply fp8 (vLLM 0.32: quantization/online/fp8.py,
+`Fp8PtpcOnlineLinearMethod`). Older ones unpack it, by the Marlin kernel."""
+QUANTIZED: Mapping[str, float] = {
+    **dict.fromkeys((_PER_TENSOR, _PER_CHANNEL, "fp8_per_block", "fp8"), 1.0),
+    "mxfp8": 1 + 1 / 32,
+    "mxfp4": 1 / 2 + 1 / 32,
+}
+"""Bytes of a linear layer's weight by vLLM's `quantization`, where vLLM rounds a model of 16 bits
+itself (vLLM 0.32: config/quantization.py, `_ONLINE_SHORTHANDS`; `fp8` is its older name of
+fp8_per_tensor). A scale of a byte for each 32 weights counts; those of whole channels are few."""
 
 
 def has_dropped_draft(rollout: RolloutConfig) -> bool:
@@ -52,6 +66,43 @@ def keeps_weights(rollout: RolloutConfig) -> bool:
     return rollout.sync.adapter == "separate" or has_dropped_draft(rollout)
 
 
+def quantized_bytes(rollout: RolloutConfig) -> float | None:
+    """Return the bytes of a weight that vLLM quantises as it loads it; None for an engine whose
+    weights keep `rollout.dtype`."""
+    return QUANTIZED.get(str(rollout.vllm.get("quantization")))
+
+
+def against_quantization(
+    rollout: RolloutConfig, device: str, capability: tuple[int, int] | None
+) -> tuple[str, str] | None:
+    """Return why vLLM 0.32 would not start with its `quantization`, and what to write instead; None
+    where it does, or where that cannot be told.
+
+    Args:
+        capability: the compute capability of the run's oldest card; None: unknown.
+    """
+    name = rollout.vllm.get("quantization")
+    if name not in QUANTIZED:
+        return None
+    key = "rollout.vllm.quantization"
+    if rollout.dtype == "float32":
+        why = "vLLM quantises models of 16 bits, and rollout.dtype is float32"
+        return why, "rollout.dtype: bfloat16, or leave it out"
+    if device == "cpu" and name != _ON_CPU:
+        why = "on the CPU vLLM has kernels for few layers of this kind"
+        return why, f"{key}: {_ON_CPU}, or leave it out"
+    if name == _PER_CHANNEL and device == "cuda" and (capability or FP8_UNITS) < FP8_UNITS:
+        why = "its kernels need units for fp8, which cards have from compute capability 8.9 on"
+        return why, f"{key}: {_PER_TENSOR}, or leave it out"
+    return None
+
+
+def narrow_weights(capability: tuple[int, int] | None) -> str:
+    """Return the `quantization` of vLLM's with which an engine on such a card has weights of 8
+    bits, as exact as its kernels allow."""
+    return _PER_CHANNEL if (capability or FP8_UNITS) >= FP8_UNITS else _PER_TENSOR
+
+
 def unpriced(rollout: RolloutConfig) -> tuple[str, ...]:
     """What under `rollout.vllm` changes what vLLM holds and is not counted by the plan: arguments,
     and what of its speculative decoding, as `key: value`."""
@@ -60,7 +111,7 @@ def unpriced(rollout: RolloutConfig) -> tuple[str, ...]:
     counted = {
         "kv_cache_dtype": cache is None or cache == "auto" or cache in CACHE_BYTES,
         "max_num_batched_tokens": batch is None or isinstance(batch, int),
-        "quantization": vllm.get("quantization") in (None, "fp8"),
+        "quantization": vllm.get("quantization") in (None, *QUANTIZED),
     }
     names = (name for name in vllm if name in _HOLDING and not counted.get(name, False))
     return (*names, *unpriced_speculation(rollout))
@@ -105,18 +156,19 @@ class Sampler:
 
     @property
     def weights(self) -> int:
-        """Bytes of the weights on each of the engine's cards; norms are on all of them. Of fp8
-        (vLLM's `quantization`), the model's linear layers take a byte a weight; embeddings and
-        heads do not, and a draft model is what it is."""
+        """Bytes of the weights on each of the engine's cards; norms are on all of them. vLLM's
+        `quantization` is of the model's linear layers: embeddings and heads keep the dtype, and a
+        draft model is what it is."""
         model, *draft = self.models
-        narrow = self.rollout.vllm.get("quantization") == "fp8"
-        return self._weights(model, narrow) + sum(self._weights(one, False) for one in draft)
+        narrow = quantized_bytes(self.rollout)
+        return self._weights(model, narrow) + sum(self._weights(one, None) for one in draft)
 
-    def _weights(self, shape: ModelShape, narrow: bool) -> int:
+    def _weights(self, shape: ModelShape, narrow: float | None) -> int:
         whole = shape.other_parameters
         divided = self.element * (shape.parameters - whole)
-        if narrow:
-            divided -= (self.element - 1) * shape.linear_parameters
+        if narrow is not None:
+            matrices = sum(one.count * one.inputs * one.outputs for one in shape.linears)
+            divided -= int((self.element - narrow) * matrices)
         return -(-divided // self.rollout.tensor_parallel) + self.element * whole
 
     @property

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from plimsoll.model.price.layer import GATES, QUERIES, UPS
-from plimsoll.rollout.price import Sampler
+from plimsoll.rollout.price import Sampler, quantized_bytes
 from plimsoll.run.counting import counted
-from plimsoll.shapes.shape import Linear, ModelShape, Tensors, parameter_tensors
+from plimsoll.shapes.shape import Linear, ModelShape, parameter_tensors
 from plimsoll.spec.run_spec import Phase
 from plimsoll.timeline.items import Allocation, Item, Level, Moment, Where
 from plimsoll.timeline.tensors import pinned_block
@@ -174,6 +174,8 @@ def _weights_words(sampler: Sampler) -> str:
     parameters = " + ".join(f"{shape.parameters:,}" for shape in sampler.models)
     parallel = sampler.rollout.tensor_parallel
     words = f"{sampler.element} bytes x {parameters} parameters / tensor parallel {parallel}"
+    if (narrow := quantized_bytes(sampler.rollout)) is not None:
+        words += f", linear layers in {narrow:g} bytes a weight"
     return words + f", in a stage of {sampler.held.layers} layers" * _staged(sampler)
 
 
@@ -271,21 +273,30 @@ def _cache(where: Where, size: int, formula: str) -> Item:
 
 def pinned_copy(sampler: Sampler) -> int:
     """Bytes of all pinned blocks."""
-    tensors = [one for shape in sampler.models for one in _tensors(shape, sampler)]
+    model, *drafts = sampler.models
+    tensors = list(_tensors(model, sampler, quantized_bytes(sampler.rollout)))
+    tensors += [one for draft in drafts for one in _tensors(draft, sampler, None)]
     small = sum(size * number for size, number in tensors if size <= _MIB)
     return _whole(small, _STEP) + sum(_blocks(*one) for one in tensors if one[0] > _MIB)
 
 
-def _tensors(shape: ModelShape, sampler: Sampler) -> Iterator[tuple[int, int]]:
-    """(bytes, number) of a model's on each card."""
+def _tensors(
+    shape: ModelShape, sampler: Sampler, narrow: float | None
+) -> Iterator[tuple[int, int]]:
+    """Yield (bytes, number) of a model's tensors on each card.
+
+    Args:
+        narrow: bytes of a linear layer's weight, where vLLM quantises it.
+    """
     parallel = sampler.rollout.tensor_parallel
     merged = replace(shape, linears=tuple(_merged(shape.linears)), other_tensors=())
-    divided = (
-        Tensors(-(-one.elements // parallel), -(-one.parameters // parallel))
-        for one in parameter_tensors(merged)
-        if one.elements  # of a stage without a table
-    )
-    for one in (*divided, *shape.other_tensors):
+    matrices = {one.inputs * one.outputs * one.stacked for one in merged.linears}
+    for one in parameter_tensors(merged):
+        if one.elements:  # 0 in a stage without a table
+            is_wide = narrow is None or one.elements not in matrices
+            element = sampler.element if is_wide else narrow
+            yield int(element * -(-one.elements // parallel)), one.parameters // one.elements
+    for one in shape.other_tensors:
         yield one.elements * sampler.element, one.parameters // one.elements
 
 

@@ -23,6 +23,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 _TRAINED = ("actor.", "critic.")
 _ROUNDING = ("zero.state_dtype", "zero.gradient_dtype", "optimizer.kind")
+_OF_ENGINES = ("rollout.vllm.quantization",)
 _METHOD = ("adapter.rank", "model.quantization")
 _LENGTHS = (".max_tokens", ".max_new_tokens")
 _PLACES: Mapping[str, Effect] = {"cluster.ranks": "cards", "cluster.nodes": "machines"}
@@ -74,7 +75,7 @@ def _effect(change: Change) -> Effect:
     learns = change.key.startswith(_TRAINED)
     if (learns and change.key.endswith(_METHOD)) or change.key.endswith(_LENGTHS):
         return "method"
-    if learns and change.key.endswith(_ROUNDING):
+    if (learns and change.key.endswith(_ROUNDING)) or change.key in _OF_ENGINES:
         return "rounding"
     if change.key in _PLACES and _grows(change):
         return _PLACES[change.key]

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.advise.states import with_room
+from plimsoll.memory.contents.contents import make_job
 from plimsoll.memory.contents.stores import Store, likely_worst, verdict_of
 from plimsoll.memory.plan.plan import Plan
-from plimsoll.memory.remedies.changes import Move
+from plimsoll.memory.remedies import levers
+from plimsoll.memory.remedies.changes import Move, changed, changes_between
 from plimsoll.memory.remedies.engines import largest_share, least_cache
-from plimsoll.memory.remedies.levers import sleep
 from plimsoll.memory.rules.engines import against_parallel
 from plimsoll.rollout.price import keeps_weights
 from plimsoll.rollout.vllm_price import least_share
@@ -37,6 +38,22 @@ def engine_forms(plan: Plan) -> Iterator[Move]:
         yield with_room(spec, {"rollout.placement": other}, plan.job.hardware)
 
 
+def narrow_engines(plan: Plan) -> Iterator[Move]:
+    """Yield weights of 8 bits for vLLM on cards: alone, and with the share of a card that such an
+    engine needs where it is."""
+    spec = plan.job.spec
+    move = levers.narrow_engines(spec.vllm, plan.job.capability) if spec.vllm else {}
+    narrow = changed(spec, changes_between(spec, move))
+    if not move or narrow is None or plan.job.device == "cpu":
+        return
+    yield move
+    job = make_job(narrow, plan.job.hardware, plan.job.constants)
+    where = ("rollout.placement", "rollout.tensor_parallel")
+    for form in engine_forms(replace(plan, job=job)):
+        if not changes_between(spec, {key: form[key] for key in where}):
+            yield {**form, **move}
+
+
 def smaller_engines(plan: Plan) -> Iterator[Move]:
     """Of engines that take no share of a card, and of those on a host that is too small."""
     spec = plan.job.spec
@@ -49,7 +66,7 @@ def smaller_engines(plan: Plan) -> Iterator[Move]:
         yield from _other_cache(rollout, plan)
     if any(verdict_of(host, plan.band) != "fits" for host in plan.hosts):
         if rollout.sleep_level == 1 and not keeps_weights(rollout):
-            yield sleep(rollout)
+            yield levers.sleep(rollout)
         yield {"rollout.engines": max(1, rollout.engines // 2)}
         yield {"rollout.sync.bucket_bytes": min(_BUCKET, rollout.sync.bucket_bytes)}
 

@@ -4,13 +4,13 @@ Remedies name them, and a search for what fits tries them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from plimsoll.config.engine import TrainedRole
 from plimsoll.config.rollout import RolloutConfig
 from plimsoll.memory.remedies.changes import Move, Value, changes_between
-from plimsoll.rollout.price import keeps_weights
+from plimsoll.rollout.price import keeps_weights, narrow_weights
 from plimsoll.spec.dtypes import fast_dtype
 from plimsoll.spec.roles import RoleName
 from plimsoll.spec.run_spec import RunSpec
@@ -40,6 +40,21 @@ def sleep(rollout: RolloutConfig) -> Move:
     host and back in each step, only to be overwritten. Level 1 is for weights that no sync brings.
     """
     return {"rollout.sleep_level": 1 if keeps_weights(rollout) else 2}
+
+
+def smaller_micro_batches(spec: RunSpec[Any]) -> Iterator[Move]:
+    """Yield half the budget and so on, down to the longest sequence (or pair)."""
+    tokens, least = spec.workload.budget, spec.workload.least_budget
+    while tokens > least:
+        tokens = max(tokens // 2, least)
+        yield {"batch.micro_batch_tokens": tokens}
+
+
+def narrow_engines(rollout: RolloutConfig, capability: tuple[int, int] | None) -> Move:
+    """Return what gives vLLM's engines weights of 8 bits; nothing where they are quantised."""
+    if "quantization" in rollout.vllm or rollout.dtype == "float32":
+        return {}
+    return {"rollout.vllm.quantization": narrow_weights(capability)}
 
 
 def with_adapter(role: TrainedRole) -> Move:

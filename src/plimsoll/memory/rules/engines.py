@@ -10,9 +10,14 @@ from plimsoll.environment.price import episodes_at_once
 from plimsoll.machine.hardware import BFLOAT16_UNITS
 from plimsoll.memory.contents.contents import Job
 from plimsoll.memory.contents.stores import Band, Store
-from plimsoll.memory.remedies.changes import one_of
 from plimsoll.memory.remedies.engines import smaller_shares
-from plimsoll.rollout.price import KEPT_ASLEEP, has_dropped_draft, unpriced
+from plimsoll.memory.rules.ways_out import Shortage
+from plimsoll.rollout.price import (
+    KEPT_ASLEEP,
+    against_quantization,
+    has_dropped_draft,
+    unpriced,
+)
 from plimsoll.rollout.speculation import proposer
 from plimsoll.run.counting import counted, gigabytes
 from plimsoll.shapes.shape import ModelShape
@@ -102,6 +107,16 @@ def not_counted(job: Job) -> Iterator[Problem]:
         yield Problem("vllm-not-in-plan", "warning", what, why, fix)
 
 
+def quantised(job: Job) -> Iterator[Problem]:
+    """Engines whose weights vLLM quantises, where it would not start."""
+    vllm = job.spec.vllm
+    found = None if vllm is None else against_quantization(vllm, job.device, job.capability)
+    if vllm is not None and found is not None:
+        why, fix = found
+        what = f"rollout.vllm.quantization is {vllm.vllm['quantization']}"
+        yield Problem("vllm-argument", "error", what, why, fix)
+
+
 def speculation(job: Job) -> Iterator[Problem]:
     """Speculative decoding, where vLLM 0.32 would not sample what it should."""
     vllm = job.spec.vllm
@@ -177,8 +192,8 @@ def free_share(job: Job, free_bytes: Sequence[int]) -> Iterator[Problem]:
             yield Problem("vllm-share-not-free", "error", what, why, fix)
 
 
-def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
-    """The problem of an overfull card on which vLLM's share and the ranks are too much together;
+def beside_training(job: Job, store: Store, band: Band) -> Shortage | None:
+    """The error of an overfull card on which vLLM's share and the ranks are too much together;
     None where it is another.
     """
     sampler = job.sampler
@@ -191,7 +206,7 @@ def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
         return None
     peak = store.peak
     beside = sum(item.bytes for item in peak.items if item.role != "rollout")
-    return Problem(
+    problem = Problem(
         "vllm-share-beside-training",
         "error",
         f"{store.name} would hold {gigabytes(peak.bytes)} GB in {peak.moment}, "
@@ -200,5 +215,5 @@ def beside_training(job: Job, store: Store, band: Band) -> Problem | None:
         f"{gigabytes(peak.bytes - beside)} GB (rollout.memory_share {rollout.memory_share:g})",
         "it breaks on the rollout engines: without them the rest fits. vLLM takes its share of the "
         "whole card, whatever the ranks hold there",
-        one_of(smaller_shares(job, ranks, band)),
     )
+    return Shortage(problem, tuple(smaller_shares(job, ranks, band)))

@@ -16,15 +16,9 @@ PLAN_RULES = (
     *(models.positions, models.other_parts, models.vocabularies, models.adapter_targets),
     *(models.varlen, engines.divided, engines.one_node, engines.engine_dtype, engines.cpu_heads),
     engines.episodes_in_cache,
-    *(engines.not_counted, engines.speculation, ranks.bfloat16_cards, ranks.own_kernels),
-    *(
-        ranks.offload,
-        ranks.idle_ranks,
-        ranks.idle_cards,
-        ranks.nodes,
-        ranks.lost_updates,
-        ranks.zero_plus_plus,
-    ),
+    *(engines.not_counted, engines.quantised, engines.speculation),
+    *(ranks.bfloat16_cards, ranks.own_kernels, ranks.offload),
+    *(ranks.idle_ranks, ranks.idle_cards, ranks.nodes, ranks.lost_updates, ranks.zero_plus_plus),
 )
 
 
