@@ -177,14 +177,14 @@ def test_a_whole_conversation_is_learned_with_its_template(
 def test_a_whole_conversation_needs_no_assistant_and_no_stable_turns(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    """A template that drops what earlier turns thought hides turns; none is looked for."""
-    jinja = "{{ messages[-1].content }}{{ messages | length }}"
+    """A template that writes earlier turns anew hides their borders; none is looked for."""
+    jinja = "{{ messages | map(attribute='content') | join }}{{ messages | length }}"
     samples = load_whole(
         write(tmp_path, {"messages": TURNS[:1]}, {"messages": TURNS}),
         tokenizer,
         chat_template=jinja,
     )
-    assert [tokenizer.decode(s.tokens) for s in samples] == ["hi1", "bye3"]
+    assert [tokenizer.decode(s.tokens) for s in samples] == ["hi1", "hiyobye3"]
 
 
 def test_a_whole_plain_conversation_ends_once(base_tokenizer: Tokenizer, tmp_path: Path) -> None:
