@@ -18,7 +18,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME
 
-from plimsoll.config.model import ModelConfig
+from plimsoll.config.model import DecidedDtype, ModelConfig
 from plimsoll.data.template import make_template
 from plimsoll.model.adapter_files import load_adapter, read_adapter_config
 from plimsoll.model.adapters import plain_weight
@@ -37,21 +37,30 @@ from plimsoll.model.value import ValueModel
 from plimsoll.spec.model_files import has_tokenizer
 
 
-def merge_adapter(adapter: Path, out: Path, base: str | None, **reading: Any) -> bool:
-    """Write the merged model as a Hugging Face directory; gives whether it is one that scores.
+def merge_adapter(
+    adapter: Path,
+    out: Path,
+    base: str | None,
+    *,
+    dtype: DecidedDtype = "bfloat16",
+    **reading: Any,
+) -> bool:
+    """Write the merged model as a Hugging Face directory; return whether it is one that scores.
 
-    base: the path or name of the model to merge into; default: what the adapter's config names.
-    reading: how it is read: keys of `ModelConfig`, such as dtype, which is the merged model's too.
+    Args:
+        base: the path or name of the model to merge into; default: what the adapter's config names.
+        dtype: of the merged model's files.
+        reading: how the base is read: keys of `ModelConfig`.
 
     Raises:
         ConfigError: the adapter or the base cannot be read, or do not fit one another.
     """
     config = read_adapter_config(adapter)
-    model = ModelConfig(path=base or config.base_model_name_or_path, **reading)
+    model = ModelConfig(path=base or config.base_model_name_or_path, dtype=dtype, **reading)
     module = load_plain(model, is_value=config.task_type == "SEQ_CLS")
     load_adapter(module, config, adapter)
     beside = _companions(module, adapter, model)
-    write_plain(module, getattr(torch, model.dtype), beside, out)
+    write_plain(module, getattr(torch, dtype), beside, out)
     return isinstance(module, ValueModel)
 
 
