@@ -54,10 +54,13 @@ def recording_end(run: RunDirectory, log: RunLog) -> Iterator[None]:
     """
     try:
         yield
-    except (Interrupted, KeyboardInterrupt) as error:
-        why = str(error) or "interrupted"
-        log.add(why)
-        _write(run.end_path, End("stopped", _first_line(why)))
+    except Interrupted as error:
+        log.add(str(error))
+        _write(run.end_path, End("stopped", _first_line(str(error))))
+        raise
+    except KeyboardInterrupt as error:
+        log.add("".join(traceback.format_exception(error)))  # what was waited for
+        _write(run.end_path, End("stopped", "interrupted"))
         raise
     except BaseException as error:
         if advice := how_to_go_on(run):

@@ -48,19 +48,19 @@ def test_a_run_that_ends_well_is_done(run: RunDirectory) -> None:
     assert not run.log_path.exists()
 
 
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        (Interrupted("stopped after step 3, as asked"), "stopped after step 3, as asked"),
-        (KeyboardInterrupt(), "interrupted"),
-    ],
-)
-def test_a_run_that_was_asked_to_stop_is_stopped(
-    run: RunDirectory, error: BaseException, why: str
-) -> None:
+def test_a_run_that_was_asked_to_stop_is_stopped(run: RunDirectory) -> None:
+    error = Interrupted("stopped after step 3, as asked")
     end = end_of(run, error)
-    assert (end.how, end.why, str(end)) == ("stopped", why, "stopped")
-    assert run.log_path.read_text().endswith(f" {why}\n") and notes_of(error) == []
+    assert (end.how, end.why, str(end)) == ("stopped", str(error), "stopped")
+    assert run.log_path.read_text()[20:] == f"{error}\n" and notes_of(error) == []
+
+
+def test_a_run_that_is_stopped_at_once_shows_what_it_waited_for(run: RunDirectory) -> None:
+    error = KeyboardInterrupt()
+    end = end_of(run, error)
+    assert (end.how, end.why) == ("stopped", "interrupted")
+    log = run.log_path.read_text()
+    assert ", in work\n" in log and log.endswith(" KeyboardInterrupt\n") and notes_of(error) == []
 
 
 def test_a_failure_names_the_checkpoint_and_the_log_has_the_traceback(run: RunDirectory) -> None:
